@@ -1,0 +1,58 @@
+"""strati: stratigraphy for neural networks.
+
+What each layer is (``scan``, ``spectrum``, ``compare``), whether the network needs it (``study``,
+``audit``), how much of it is degenerate (``degeneracy``, ``llc``, ``interaction_basis``), and where it
+belongs (``reassemble``). Names are imported when first used, so ``import strati`` costs nothing and
+torch is loaded only by the functions that need it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from strati._version import __version__
+
+_HOME = {
+    # a checkpoint
+    "open": "strati.network.open",
+    "Network": "strati.network.open",
+    "Layer": "strati.network.layers",
+    # spectra
+    "spectrum": "strati.spectra.spectrum",
+    "Spectrum": "strati.spectra.spectrum",
+    "scan": "strati.spectra.scan",
+    "compare": "strati.spectra.compare",
+    # interventions (torch)
+    "study": "strati.intervene.study",
+    "audit": "strati.intervene.audit",
+    # degeneracy (torch)
+    "llc": "strati.landscape.llc",
+    "learning_coefficient": "strati.landscape.llc",
+    "effective_parameters": "strati.landscape.scales",
+    "degeneracy": "strati.landscape.count",
+    "interaction_basis": "strati.landscape.basis",
+    "interaction_graph": "strati.landscape.graph",
+    "modules": "strati.landscape.modules",
+    "sparsify": "strati.landscape.sparsify",
+    # reassembly
+    "reassemble": "strati.reassembly.solve",
+    # errors
+    "StratiError": "strati.errors",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'strati' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from strati.errors import StratiError

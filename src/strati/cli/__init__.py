@@ -1,0 +1,1 @@
+"""The command line: one thin module per verb; numbers are computed elsewhere."""

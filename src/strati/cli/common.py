@@ -1,0 +1,79 @@
+"""What every verb shares: output options, and showing, saving and drawing a result."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from strati.run.files import check_writable, write_atomic
+from strati.types import Result
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a result goes."""
+
+    json: str | None = None
+    html: str | None = None
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse output paths that cannot be written, before any work is done."""
+        for path in (self.json, self.html):
+            if path is not None and path != "-":
+                check_writable(path)
+
+
+def output_options(function: F) -> F:
+    """Add ``--json``, ``--html``, ``--quiet`` and ``--debug``; the verb receives one ``output``."""
+
+    @click.option("--json", "json_", metavar="FILE", help="Write the result as JSON ('-' for stdout).")
+    @click.option("--html", metavar="FILE", help="Write one self-contained interactive page.")
+    @click.option("--quiet", "-q", is_flag=True, help="No summary, no progress.")
+    @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, json_: str | None, html: str | None, quiet: bool, **options: Any) -> Any:
+        output = Output(json_, html, quiet)
+        output.check()
+        return function(*args, output=output, **options)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def seed_option(function: F) -> F:
+    """Add ``--seed``."""
+    return click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all chance.")(
+        function
+    )
+
+
+def emit(result: Result, output: Output) -> None:
+    """Show the summary, write the JSON, draw the page, as asked."""
+    if output.json == "-":
+        print(result.to_json())
+    elif output.json is not None:
+        result.to_json(output.json)
+    if output.html is not None:
+        from strati.report.page import build_page
+
+        write_atomic(output.html, build_page([result.to_dict()]))
+    if not output.quiet and output.json != "-":
+        show(result.summary())
+        for path in (output.json, output.html):
+            if path is not None:
+                show(f"wrote {path}", markup=False)
+
+
+def show(renderable: Any, *, markup: bool = True) -> None:
+    """Print to standard output; full width when it is not a terminal, so that nothing is cut."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 160
+    Console(width=width, highlight=False, markup=markup, soft_wrap=True).print(renderable)

@@ -1,0 +1,120 @@
+"""``strati``: the verbs, loaded when called, and the one place where errors become exit codes.
+
+0 done; 2 bad usage or bad input, one line; 1 a fault of strati itself; 130 on Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from strati._version import __version__
+from strati.errors import StoppedError, StratiError
+from strati.text import printable
+
+VERBS = {
+    "inspect": "The layers of a network, their roles and shapes; no maths.",
+    "scan": "The spectral survey of every weight matrix.",
+    "compare": "The same layers of two or more networks side by side.",
+    "study": "An intervention study: re-initialise and re-randomise every layer.",
+    "audit": "What the metrics of a study are worth.",
+    "degeneracy": "How many parameters a network really uses on given data.",
+    "basis": "Interaction basis, interaction graph and modules.",
+    "reassemble": "The order of the unlabelled layers of a residual network.",
+    "report": "One self-contained interactive page from JSON results.",
+    "reproduce": "A paper's table or figure, the paper's number beside ours.",
+    "demo": "The whole tour on an embedded network, ending in a report.",
+}
+
+
+class Verbs(click.Group):
+    """A group that imports a verb's module only when the verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs in the order of a first visit."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Import the verb's module."""
+        if name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"strati.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="strati %(version)s")
+def strati() -> None:
+    """Stratigraphy for neural networks.
+
+    What each layer is (spectra), whether the network needs it (interventions), how much of it is
+    degenerate (loss landscape), where it belongs (reassembly), and how far each number may be trusted.
+
+    \b
+    Example:
+      strati scan model.safetensors
+      strati scan model.safetensors --html page.html
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
+    sys.exit(_run(words, debug))
+
+
+def _run(words: list[str], debug: bool) -> int:
+    try:
+        strati.main(words, prog_name="strati", standalone_mode=False)
+        sys.stdout.flush()
+    except StoppedError as error:
+        _say(f"strati: {error.what}; {error.why}")
+        return 130
+    except StratiError as error:
+        if debug:
+            raise
+        _say(f"strati: error: {error.what}: {error.why}")
+        return 2
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        _say("strati: stopped")
+        return 130
+    except click.ClickException as error:
+        return _usage(error)
+    except BrokenPipeError:
+        # The reader of a pipe went away (`strati ... | head -1`): nothing is wrong, nobody listens.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        kind = type(error).__name__
+        _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
+        return 1
+    return 0
+
+
+def _usage(error: click.ClickException) -> int:
+    context = getattr(error, "ctx", None)
+    what = " ".join(context.command_path.split()[1:]) if context is not None else ""
+    hint = f"; see: strati {what} --help" if what else "; see: strati --help"
+    _say(f"strati: error: {what or 'usage'}: {printable(error.format_message(), 400).rstrip('.')}{hint}")
+    return 2
+
+
+def _say(line: str) -> None:
+    print(line.replace("\n", " "), file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

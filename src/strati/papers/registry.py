@@ -1,0 +1,113 @@
+"""The reproductions by name. Each is a function in a module of its own, imported when called.
+
+A reproduction takes ``(quick, seed, folder, tick)`` and returns a :class:`Reproduction`: rows that put the
+paper's number beside ours with a note on any difference. ``folder`` is where it may keep figures and
+resumable work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.errors import BadInputError
+from strati.types import Flag, Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that can be reproduced: where its function is, and what it is about."""
+
+    function: str
+    paper: str
+    summary: str
+
+
+ENTRIES: dict[str, Entry] = {}
+"""Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a paper and ours. ``paper`` is ``None`` where the paper gives none."""
+
+    what: str
+    paper: float | str | None
+    ours: float | str | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Reproduction(Result):
+    """A paper's table or figure redone."""
+
+    verb: ClassVar[str] = "reproduce"
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    figures: tuple[str, ...] = ()
+    warnings: tuple[Flag, ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """Name, title, rows, and the files of the figures drawn."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "rows": self.rows,
+            "figures": self.figures,
+            "warnings": self.warnings,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One line per number."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(row) for row in self.rows], columns=["what", "paper", "ours", "note"])
+
+    def summary(self) -> RenderableType:
+        """A table, the paper's number beside ours."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=self.title, title_justify="left")
+        for column in ("what", "paper", "ours", "note"):
+            table.add_column(column, justify="right" if column in ("paper", "ours") else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(_cell(value)) for value in (row.what, row.paper, row.ours, row.note)))
+        return table
+
+
+def reproduce(
+    name: str, *, quick: bool = False, seed: int = 0, folder: str | Path = "out", tick: Tick = silent
+) -> Reproduction:
+    """Run one reproduction.
+
+    Args:
+        name: One of :data:`ENTRIES`.
+        quick: Fewer networks or draws, minutes instead of an hour.
+        seed: Seed of all chance.
+        folder: Where figures and resumable work are kept; created on demand.
+        tick: Called after each unit of work.
+
+    Raises:
+        BadInputError: There is no such reproduction.
+    """
+    if name not in ENTRIES:
+        raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
+    module, _, function = ENTRIES[name].function.partition(":")
+    body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
+    return body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
+
+
+def _cell(value: float | str | None) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.6g}"

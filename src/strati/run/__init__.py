@@ -1,0 +1,1 @@
+"""Where and how long work runs: files, progress, the store of finished units, the engines that run them."""

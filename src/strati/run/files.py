@@ -1,0 +1,71 @@
+"""Writing files whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from strati.errors import BadInputError, require
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_atomic(path: str | Path, data: bytes | str) -> None:
+    """Write ``data`` beside ``path``, flush it to disk, and rename it into place.
+
+    Raises:
+        BadInputError: The folder is missing or read-only, or the disk is full; nothing is left behind.
+    """
+    target = Path(path)
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:40]}.", dir=target.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
+    except OSError as error:
+        raise BadInputError(target, f"cannot be written ({error.strerror or error}); choose another place") from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse an output path that cannot be written before any work is done.
+
+    Raises:
+        BadInputError: It is a directory, or its folder is missing or read-only.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise BadInputError(target, "is a directory; give the name of a file to write")
+    if not target.parent.is_dir():
+        raise BadInputError(target, f"its folder {target.parent} does not exist; create it first")
+    if not os.access(target.parent, os.W_OK):
+        raise BadInputError(target, f"its folder {target.parent} cannot be written to; choose another place")
+
+
+def export_table(table: pd.DataFrame, path: str | Path) -> None:
+    """Write a table as ``.csv`` or ``.parquet``, by the ending of the name.
+
+    Raises:
+        BadInputError: Another ending, or the file cannot be written.
+    """
+    target = Path(path)
+    ending = target.suffix.lower()
+    if ending == ".csv":
+        write_atomic(target, table.to_csv(index=False, lineterminator="\n"))
+    elif ending == ".parquet":
+        require("pyarrow", "parquet", "writing Parquet")
+        write_atomic(target, table.to_parquet(index=False))
+    else:
+        raise BadInputError(target, "a table is written as .csv or .parquet; give one of these endings")
