@@ -1,0 +1,32 @@
+"""Fixtures shared by all tests: real data beside the project, threads kept in check."""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data that lies beside the project; the test skips where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the real data beside the project (../shared/data) are absent")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def dropped_net(shared_data: Path) -> Path:
+    """The public puzzle of dropped-neural-net."""
+    folder = shared_data / "dropped-net"
+    if not folder.is_dir():
+        pytest.skip("the puzzle data (../shared/data/dropped-net) are absent")
+    return folder
