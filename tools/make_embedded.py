@@ -9,6 +9,7 @@ default initialisation, Adam 1e-3, batches of 64, 60 epochs. Run from the projec
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def build() -> torch.nn.Sequential:
     """The untrained network."""
     torch.manual_seed(SEED)
     layers: list[torch.nn.Module] = []
-    for i, (inputs, outputs) in enumerate(zip(WIDTHS[:-1], WIDTHS[1:], strict=True)):
+    for i, (inputs, outputs) in enumerate(pairwise(WIDTHS)):
         layers += [torch.nn.Linear(inputs, outputs)] + ([torch.nn.ReLU()] if i < len(WIDTHS) - 2 else [])
     return torch.nn.Sequential(*layers)
 
@@ -56,8 +57,17 @@ def main() -> None:
             optimiser.step()
     with torch.no_grad():
         train = float((model(inputs).argmax(1) == targets).double().mean())
-        test = float((model(torch.from_numpy(x[:TEST])).argmax(1) == torch.from_numpy(y[:TEST])).double().mean())
-    save(model, "digits-mlp.safetensors", state="trained", seed=SEED, epochs=EPOCHS, test_accuracy=round(test, 4))
+        test = float(
+            (model(torch.from_numpy(x[:TEST])).argmax(1) == torch.from_numpy(y[:TEST])).double().mean()
+        )
+    save(
+        model,
+        "digits-mlp.safetensors",
+        state="trained",
+        seed=SEED,
+        epochs=EPOCHS,
+        test_accuracy=round(test, 4),
+    )
     print(json.dumps({"train_accuracy": train, "test_accuracy": test}))
 
 

@@ -79,7 +79,9 @@ class Reproduction(Result):
 
         table = Table(title=self.title, title_justify="left")
         for column in ("what", "paper", "ours", "note"):
-            table.add_column(column, justify="right" if column in ("paper", "ours") else "left", overflow="fold")
+            table.add_column(
+                column, justify="right" if column in ("paper", "ours") else "left", overflow="fold"
+            )
         for row in self.rows:
             table.add_row(*(Text(_cell(value)) for value in (row.what, row.paper, row.ours, row.note)))
         return table
