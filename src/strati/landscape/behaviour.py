@@ -1,0 +1,443 @@
+"""A module seen as a function of one flat vector of parameters, and the losses on it.
+
+Here live the flat view (:class:`FlatModel`), the behavioural loss of section 2.2.1 of
+degeneracy-in-the-loss-landscape (mean squared distance or KL divergence to the network as it is), the
+training loss, and their exact second derivatives on networks small enough. Sampling is in ``hmc``
+and ``sgld``, what follows from the second derivatives in closed form is in ``gauss_newton``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+from torch.nn import functional
+
+from strati.errors import BadInputError, UnsupportedError
+
+Potential = Callable[[Tensor], Tensor]
+"""A differentiable function of a flat tensor with a scalar value."""
+
+Inputs = Tensor | Mapping[str, Tensor]
+"""What a model is called with: one tensor, or keyword arguments by name."""
+
+
+class LossName(StrEnum):
+    """Losses known by name."""
+
+    MSE = "mse"
+    CROSS_ENTROPY = "cross_entropy"
+    BEHAVIOURAL_MSE = "behavioural-mse"
+    BEHAVIOURAL_KL = "behavioural-kl"
+
+    @property
+    def behavioural(self) -> bool:
+        """Whether the network's own outputs are the targets."""
+        return self in (LossName.BEHAVIOURAL_MSE, LossName.BEHAVIOURAL_KL)
+
+
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+"""A :class:`LossName`, or a function of (output, target) giving the mean over the data."""
+
+
+class FlatModel:
+    """A module as a function of a flat vector holding all its parameters, or those of some layers.
+
+    The module itself is never written to. Parameters that are tied are counted once. In training mode
+    (dropout, running statistics) a copy in evaluation mode is used instead.
+
+    Args:
+        model: Any module.
+        layers: Names of parameters or modules (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``); the rest
+            stays fixed. ``None`` means all that require gradients.
+        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own.
+
+    Attributes:
+        theta: The module's own parameters, flat.
+        names: The parameters' names in the order of ``theta``.
+        shapes: Their shapes.
+
+    Raises:
+        BadInputError: A name matches nothing, there is nothing to vary, or a weight is not finite.
+
+    Example:
+        >>> flat = FlatModel(nn.Linear(2, 3), layers=["bias"])
+        >>> flat.size, tuple(flat(torch.zeros(3), torch.ones(5, 2)).shape)
+        (3, (5, 3))
+    """
+
+    def __init__(
+        self, model: nn.Module, *, layers: Sequence[str] | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        self.module = copy.deepcopy(model).eval() if model.training else model
+        own = dict(self.module.named_parameters())
+        chosen = _choose(own, layers)
+        self.names = tuple(chosen)
+        self.shapes = tuple(tuple(p.shape) for p in chosen.values())
+        self.sizes = tuple(p.numel() for p in chosen.values())
+        self.dtype = dtype or next(iter(chosen.values())).dtype
+        with torch.no_grad():
+            self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
+            rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
+            self._fixed = {k: self._cast(v.detach()) for k, v in rest.items()}
+        if not bool(torch.isfinite(self.theta).all()):
+            raise BadInputError("model", "has weights that are not finite; repair the checkpoint first")
+
+    @property
+    def size(self) -> int:
+        """Number of parameters that vary."""
+        return int(self.theta.numel())
+
+    def split(self, theta: Tensor) -> dict[str, Tensor]:
+        """The named parameters held in a flat vector, as views."""
+        parts = torch.split(theta, list(self.sizes))
+        return {n: p.reshape(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
+
+    def __call__(self, theta: Tensor, x: Inputs) -> Tensor:
+        """The network's output at parameters ``theta``; differentiable, and batched by ``torch.func.vmap``."""
+        weights = self._fixed | self.split(theta)
+        if isinstance(x, Mapping):
+            return _tensor(functional_call(self.module, weights, (), dict(x)))
+        return _tensor(functional_call(self.module, weights, (x,)))
+
+    def inputs(self, x: Any) -> Inputs:
+        """Inputs as tensors of this model's type; integers (tokens) stay integers."""
+        if isinstance(x, Mapping):
+            return {str(k): self._cast(torch.as_tensor(v)) for k, v in x.items()}
+        return self._cast(as_tensor(x, "x"))
+
+    def _cast(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss over data as a function of the flat parameters.
+
+    Attributes:
+        flat: The network.
+        x: Inputs.
+        target: Labels, or the network's own outputs for a behavioural loss.
+        loss: Of (output, target), the mean over the data.
+        count: Number of data (of labels, for sequences).
+        name: Which of the known losses, ``None`` for a function of the caller's.
+    """
+
+    flat: FlatModel
+    x: Inputs
+    target: Tensor
+    loss: Callable[[Tensor, Tensor], Tensor]
+    count: int
+    name: LossName | None
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """The loss at ``theta`` over all data."""
+        return self.loss(self.flat(theta, self.x), self.target)
+
+    def batch(self, rows: Tensor) -> Potential:
+        """The loss over some of the data only."""
+        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, Mapping) else self.x[rows]
+        target = self.target[rows]
+        return lambda theta: self.loss(self.flat(theta, x), target)
+
+    @property
+    def rows(self) -> int:
+        """Number of inputs."""
+        return _rows(self.x)
+
+
+def objective(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    layers: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Objective:
+    """A module, a loss and data as one function of the flat parameters.
+
+    The named losses: ``mse`` is the mean over data of the squared norm of the error (no 1/2, no division
+    by the number of outputs), ``cross_entropy`` is in nats per label, ``behavioural-mse`` is eq. 6,
+    ``mean_x ||f_theta(x) - f_theta*(x)||^2``, and ``behavioural-kl`` is ``mean_x KL(p_theta*(x) || p_theta(x))``.
+
+    Args:
+        model: Any module.
+        loss: A name, or a function of (output, target) giving the mean over the data.
+        data: ``(x, y)``, ``x`` alone for a behavioural loss, or an iterable of such batches (a DataLoader).
+        layers: Vary only these (see :class:`FlatModel`).
+        dtype: Compute in this type.
+
+    Raises:
+        BadInputError: The data do not fit the model or the loss, or the loss is not finite as things are.
+
+    Example:
+        >>> value = objective(nn.Linear(2, 1), "behavioural-mse", torch.ones(4, 2))
+        >>> float(value(value.flat.theta)), value.count
+        (0.0, 4)
+    """
+    name = _loss_name(loss)
+    flat = FlatModel(model, layers=layers, dtype=dtype)
+    x, y = collect(data)
+    x = flat.inputs(x)
+    with torch.no_grad():
+        output = run(flat, flat.theta, x)
+    if name is not None and name.behavioural:
+        target, count = output, _rows(x)
+    elif y is None:
+        raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
+    else:
+        target = as_tensor(y, "y")
+        target = target.to(flat.dtype) if target.is_floating_point() else target
+        if target.shape[:1] != torch.Size([_rows(x)]):
+            raise BadInputError(
+                "data", f"{_rows(x)} inputs but {tuple(target.shape)[:1]} targets; make them as many"
+            )
+        if name is LossName.MSE and target.shape != output.shape:
+            if target.numel() != output.numel():
+                raise BadInputError(
+                    "data", f"targets {tuple(target.shape)} do not fit outputs {tuple(output.shape)}"
+                )
+            target = target.reshape(output.shape).to(flat.dtype)
+        count = (
+            target.numel() if name is LossName.CROSS_ENTROPY and not target.is_floating_point() else _rows(x)
+        )
+    function = _LOSSES[name] if name is not None else cast("Callable[[Tensor, Tensor], Tensor]", loss)
+    result = Objective(flat, x, target, function, count, name)
+    check_finite(result, flat.theta, "loss")
+    return result
+
+
+def behavioural_loss(model: nn.Module, x: Any, *, kind: str = "mse") -> Objective:
+    """The behavioural loss of eq. 6 (``kind="mse"``) or its KL form (``kind="kl"``).
+
+    Example:
+        >>> loss = behavioural_loss(nn.Linear(1, 1, bias=False), torch.tensor([[1.0], [2.0]]))
+        >>> round(float(loss(loss.flat.theta + 1)), 6)  # mean of 1 and 4
+        2.5
+    """
+    return objective(model, f"behavioural-{kind}", x)
+
+
+def check_finite(potential: Potential, theta: Tensor, what: str) -> float:
+    """The value at ``theta``, or an error if it is not a finite scalar.
+
+    Raises:
+        BadInputError: The value is not a scalar or not finite.
+    """
+    with torch.no_grad():
+        try:
+            value = potential(theta)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise BadInputError(what, f"cannot be computed at the given parameters ({reason})") from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise BadInputError(what, "must be a scalar tensor: the mean over the data")
+    if not bool(torch.isfinite(value).all()):
+        raise BadInputError(what, "is not finite at the given parameters; there is no minimum to look around")
+    return float(value)
+
+
+def run(flat: FlatModel, theta: Tensor, x: Inputs) -> Tensor:
+    """Call the network, turning a misfit of data and model into one clear line.
+
+    Raises:
+        BadInputError: The model cannot be called with these inputs.
+    """
+    try:
+        return flat(theta, x)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = {k: tuple(v.shape) for k, v in x.items()} if isinstance(x, Mapping) else tuple(x.shape)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInputError("data", f"inputs of shape {shape} do not fit the model ({reason})") from error
+
+
+def exact_hessian(potential: Potential, theta: Tensor) -> Tensor:
+    """The Hessian by exact automatic differentiation, ``(d, d)``; for thousands of parameters at most.
+
+    Example:
+        >>> exact_hessian(lambda w: (w**2).sum() + w[0] * w[1], torch.zeros(2)).tolist()
+        [[2.0, 1.0], [1.0, 2.0]]
+    """
+    # Reverse over reverse: forward mode would script torch's decompositions, slowly and with a warning.
+    slope = grad(lambda t: potential(t).reshape(()))
+    matrix = jacrev(slope, chunk_size=256)(theta.detach()).detach()
+    return (matrix + matrix.T) / 2
+
+
+def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Tensor | None = None) -> Tensor:
+    """The Hessian of the behavioural loss at its minimum, without second derivatives.
+
+    ``2/n sum_x J^T J`` for the squared error (eq. 10 with the factor 2 it lost), and
+    ``1/n sum_x J^T (diag(p) - p p^T) J`` for the KL divergence, ``J`` the Jacobian of the output.
+
+    Args:
+        flat: The network.
+        x: Inputs.
+        kind: ``"mse"`` or ``"kl"`` (also right for the cross-entropy of a network that fits its labels).
+        theta: Where; the network's own parameters by default.
+
+    Returns:
+        A symmetric ``(d, d)`` matrix.
+
+    Example:
+        >>> flat = FlatModel(nn.Linear(1, 1, bias=False))
+        >>> gauss_newton_matrix(flat, torch.tensor([[1.0], [2.0]])).tolist()  # 2 mean(x^2)
+        [[5.0]]
+    """
+    if kind not in ("mse", "kl"):
+        raise UnsupportedError(kind, "no such behavioural loss; there are: mse, kl")
+    where = flat.theta if theta is None else theta
+    inputs = flat.inputs(x)
+    total = torch.zeros(flat.size, flat.size, dtype=where.dtype)
+    rows = _rows(inputs)
+    with torch.no_grad():
+        run(flat, where, inputs)
+    chunk = max(1, 20_000_000 // max(1, flat.size * 16))
+    samples = 0
+    for start in range(0, rows, chunk):
+        part = slice(start, start + chunk)
+        piece = {k: v[part] for k, v in inputs.items()} if isinstance(inputs, Mapping) else inputs[part]
+        square, positions = _gram(flat, where, piece, kind)
+        total += square
+        samples += positions
+    scale = 2.0 / rows if kind == "mse" else 1.0 / samples
+    return scale * (total + total.T) / 2
+
+
+def collect(data: Any) -> tuple[Any, Any]:
+    """Inputs and targets out of ``(x, y)``, ``x`` alone, or an iterable of batches (read whole).
+
+    Raises:
+        BadInputError: There are no data.
+    """
+    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list):
+        return data[0], data[1]
+    if isinstance(data, Tensor | np.ndarray | Mapping):
+        return data, None
+    if isinstance(data, tuple) and len(data) == 1:
+        return data[0], None
+    if not isinstance(data, Iterable):
+        raise BadInputError("data", "give (x, y), x, or an iterable of batches")
+    batches = [collect(tuple(b) if isinstance(b, list) else b) for b in data]
+    if not batches:
+        raise BadInputError("data", "is empty; give at least one batch")
+    xs = [b[0] for b in batches]
+    joined = (
+        {k: torch.cat([torch.as_tensor(x[k]) for x in xs]) for k in xs[0]}
+        if isinstance(xs[0], Mapping)
+        else None
+    )
+    x = joined if joined is not None else torch.cat([torch.as_tensor(v) for v in xs])
+    return x, None if batches[0][1] is None else torch.cat([torch.as_tensor(b[1]) for b in batches])
+
+
+def as_tensor(value: Any, what: str) -> Tensor:
+    """An array as a tensor.
+
+    Raises:
+        BadInputError: It is empty, has no rows, or holds values that are not finite.
+    """
+    try:
+        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise BadInputError(what, f"is not an array of numbers ({error})") from error
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        raise BadInputError(what, f"has shape {tuple(tensor.shape)}; give at least one row of data")
+    if not bool(torch.isfinite(tensor).all()):
+        raise BadInputError(what, "holds values that are not finite; remove those rows first")
+    return tensor
+
+
+def _gram(flat: FlatModel, theta: Tensor, x: Inputs, kind: str) -> tuple[Tensor, int]:
+    """Sum over data of ``J^T J`` in the output's metric, and how many distributions it holds."""
+
+    def single(t: Tensor, row: Any) -> Tensor:
+        lifted = {k: v[None] for k, v in row.items()} if isinstance(row, dict) else row[None]
+        out = flat(t, lifted)[0]
+        return out.reshape(-1, out.shape[-1]) if out.ndim else out.reshape(1, 1)
+
+    plain = dict(x) if isinstance(x, Mapping) else x
+    jacobian = vmap(jacrev(single), in_dims=(None, 0))(theta, plain)  # (rows, positions, outputs, d)
+    rows, positions, outputs, size = jacobian.shape
+    if kind == "kl":
+        p = torch.softmax(vmap(single, in_dims=(None, 0))(theta, plain), dim=-1)[..., None]
+        jacobian = (jacobian - (p * jacobian).sum(dim=2, keepdim=True)) * p.sqrt()
+    flatter = jacobian.reshape(rows * positions * outputs, size)
+    return flatter.T @ flatter, rows * positions
+
+
+def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:
+    usable = {k: p for k, p in own.items() if p.is_floating_point()}
+    if layers is None:
+        chosen = {k: p for k, p in usable.items() if p.requires_grad} or usable
+    else:
+        wanted = (layers,) if isinstance(layers, str) else tuple(layers)
+        for name in wanted:
+            if not any(k == name or k.startswith(f"{name}.") for k in usable):
+                raise BadInputError(name, f"no such layer or parameter; there are: {', '.join(usable)}")
+        chosen = {k: p for k, p in usable.items() if any(k == w or k.startswith(f"{w}.") for w in wanted)}
+    if not chosen:
+        raise BadInputError("model", "has no parameters to vary")
+    return chosen
+
+
+def _tensor(output: Any) -> Tensor:
+    """The tensor in a module's output: itself, ``.logits``, or the first of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    inner = getattr(output, "logits", None)
+    if inner is None and isinstance(output, tuple | list) and output:
+        inner = output[0]
+    if isinstance(inner, Tensor):
+        return inner
+    raise UnsupportedError(
+        "model", f"its output is a {type(output).__name__}; wrap it so that it returns a tensor"
+    )
+
+
+def _rows(x: Inputs) -> int:
+    first = next(iter(x.values())) if isinstance(x, Mapping) else x
+    return int(first.shape[0])
+
+
+def _loss_name(loss: Loss) -> LossName | None:
+    if not isinstance(loss, str):
+        if not callable(loss):
+            raise BadInputError("loss", f"must be callable or one of: {', '.join(LossName)}")
+        return None
+    key = loss.replace("_", "-").replace("behavioral", "behavioural")
+    key = {"cross-entropy": "cross_entropy", "behavioural": "behavioural-mse"}.get(key, key)
+    if key not in set(LossName):
+        raise BadInputError(loss, f"no such loss; there are: {', '.join(LossName)}")
+    return LossName(key)
+
+
+def _squared(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target) ** 2).sum() / output.shape[0]
+
+
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    if target.is_floating_point():
+        return functional.cross_entropy(output, target)
+    return functional.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1).long())
+
+
+def _divergence(output: Tensor, target: Tensor) -> Tensor:
+    """Mean over distributions of ``KL(softmax(target) || softmax(output))``."""
+    p, q = torch.log_softmax(target, dim=-1), torch.log_softmax(output, dim=-1)
+    return (p.exp() * (p - q)).sum(dim=-1).mean()
+
+
+_LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {
+    LossName.MSE: _squared,
+    LossName.BEHAVIOURAL_MSE: _squared,
+    LossName.CROSS_ENTROPY: _cross_entropy,
+    LossName.BEHAVIOURAL_KL: _divergence,
+}
