@@ -82,7 +82,7 @@ CATALOGUE: dict[str, Item] = {
             "0.0~git20200523.55506a9-1",
             "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         ),
-        {n: f"usr/share/dataset-fashion-mnist/{n}-idx{3 if 'images' in n else 1}-ubyte" for n in _IDX},
+        {n: f"usr/share/datasets/fashion-mnist/{n}-idx{3 if 'images' in n else 1}-ubyte.gz" for n in _IDX},
         "fashion-mnist.npz",
         "Fashion-MNIST, 60000 + 10000 images of 28x28",
         convert="fashion_mnist",

@@ -105,7 +105,8 @@ class Tokenizer:
             length = int.from_bytes(raw[position + 4 : position + 8], "little")
             self.pieces.append(raw[position + 8 : position + 8 + length])
             position += 8 + length
-        self.number = {piece: i for i, piece in reversed(list(enumerate(self.pieces)))}
+        # a character may stand twice, as a raw byte (numbers 3 to 258) and as a piece: the piece, later, is meant
+        self.number = {piece: i for i, piece in enumerate(self.pieces)}
 
     def encode(self, text: str) -> list[int]:
         """Token numbers of a text, the beginning-of-sequence token first."""

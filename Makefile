@@ -1,0 +1,72 @@
+# Everything a fresh machine needs: `make demo` and `make test`. No other step.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+PINNED := -c constraints.txt
+# A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
+TORCH  := torch==2.13.0
+
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles screenshots clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/strati demo --out out/demo
+
+test: $(VENV)/test.stamp chromium check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: $(VENV)/test.stamp docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/test.stamp
+	$(BIN)/python -m mkdocs build --strict --quiet
+
+slow: $(VENV)/test.stamp
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+bench: $(VENV)/test.stamp oracles
+	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+reproduce: $(VENV)/test.stamp
+	$(BIN)/python tools/reproduce_all.py
+
+fuzz: $(VENV)/test.stamp
+	$(PIP) install atheris
+	$(BIN)/python tests/fuzz/fuzz_open.py -max_total_time=120
+
+screenshots: $(VENV)/test.stamp chromium
+	$(BIN)/python tools/screenshots.py
+
+# weightwatcher and devinterp, which the benchmarks measure against, pull much: they get an environment of their own.
+oracles: .venv-oracles/ready.stamp
+
+.venv-oracles/ready.stamp:
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/python -m pip -q install $(TORCH)
+	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==1.3.2
+	touch $@
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install $(PINNED) $(TORCH)
+	$(PIP) install $(PINNED) -e '.[torch,plot]'
+	touch $@
+
+$(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install $(PINNED) $(TORCH)
+	$(PIP) install $(PINNED) -e '.[dev]'
+	touch $@ $(VENV)/demo.stamp
+
+# The page is tested in a real browser where one can be had; without one those tests skip and say so.
+chromium:
+	@command -v chromium >/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
+	    && apt-get update -q >/dev/null && apt-get install -qy chromium >/dev/null \
+	    || echo "chromium is not installed and cannot be installed here: the browser tests will skip"; }
+
+clean:
+	rm -rf out site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
