@@ -1,0 +1,169 @@
+"""Two versions of one matrix: how far it moved, what the update itself looks like, what became of its directions.
+
+Between a matrix ``A`` and its later self ``B`` of the same shape stand four numbers: the distance of the spectra, the
+relative size of ``B - A``, the rank and spectrum of ``B - A``, and how well the leading singular subspaces still align.
+The distance of the spectra is also defined for matrices of different shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.types import FloatArray
+
+    Matrix = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What happened between two versions of a matrix.
+
+    Attributes:
+        relative_change: ``||B - A||_F / ||A||_F``; ``None`` when ``A`` is zero.
+        stable_rank: Of ``B - A``; ``None`` when nothing moved.
+        hard_rank: Of ``B - A``, counted at the rounding of the weights' own dtype.
+        subspace_overlap: Mean squared cosine of the principal angles between the ``directions`` leading left (and
+            right) singular vectors of ``A`` and of ``B``: 1 the same subspace, ``directions / size`` by chance.
+        directions: How many leading directions were compared.
+        overlap_by_chance: What two random subspaces of that dimension would give.
+        eigenvalues: Of ``(B - A)^T (B - A)``, ascending.
+    """
+
+    relative_change: float | None
+    stable_rank: float | None
+    hard_rank: int
+    subspace_overlap: float | None
+    directions: int
+    overlap_by_chance: float | None
+    eigenvalues: FloatArray
+
+
+def update_between(before: Matrix, after: Matrix) -> Update:
+    """Describe the step from one version of a matrix to another.
+
+    The leading subspace has as many directions as the stable rank of ``A`` (rounded up): those that carry its weight.
+
+    Args:
+        before: ``A``, a matrix.
+        after: ``B``, of the same shape.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> A = rng.standard_normal((40, 30))
+        >>> u = update_between(A, A + 0.1 * np.outer(rng.standard_normal(40), rng.standard_normal(30)))
+        >>> u.hard_rank, round(u.stable_rank, 6)
+        (1, 1.0)
+    """
+    a, b = _tall(before), _tall(after)
+    norm = float(np.linalg.norm(a))
+    step = b - a
+    singular = _singular_values(step)
+    top = float(singular[-1]) if singular.size else 0.0
+    # Rounding B to its dtype alone is a noise matrix of about eps * rms(A) per entry: below that nothing moved.
+    rounding = max(_eps(before), _eps(after)) * norm / np.sqrt(max(a.size, 1)) * np.sqrt(a.shape).sum()
+    tolerance = max(rounding, max(a.shape) * float(np.finfo(np.float64).eps) * top)
+    moved = top > tolerance
+    eigenvalues = np.square(singular)
+    overlap, directions, chance = _overlap(a, b)
+    return Update(
+        relative_change=float(np.linalg.norm(step)) / norm if norm > 0 else None,
+        stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if moved else None,
+        hard_rank=int(np.count_nonzero(singular > tolerance)),
+        subspace_overlap=overlap,
+        directions=directions,
+        overlap_by_chance=chance,
+        eigenvalues=eigenvalues,
+    )
+
+
+def spectral_distance(first: FloatArray, second: FloatArray) -> float | None:
+    """Wasserstein-1 distance between two spectra on a natural-log scale.
+
+    ``W_1 = int_0^1 |F^-1(q) - G^-1(q)| dq`` over ``ln(lambda)``: 0.69 says that eigenvalues sit a factor of two apart
+    on average. Eigenvalues that are zero at double precision have no logarithm and are left out.
+
+    Args:
+        first: Eigenvalues of one matrix.
+        second: Eigenvalues of the other; their numbers may differ.
+
+    Returns:
+        The distance, ``None`` when either has no positive eigenvalue.
+
+    Example:
+        >>> round(spectral_distance(np.array([1.0, 2.0, 4.0]), np.array([2.0, 4.0, 8.0])), 6)
+        0.693147
+    """
+    logs = [_logs(values) for values in (first, second)]
+    if logs[0].size == 0 or logs[1].size == 0:
+        return None
+    return _wasserstein(*logs)
+
+
+def _logs(values: FloatArray) -> FloatArray:
+    finite = values[np.isfinite(values)]
+    positive = finite[finite > finite.max(initial=0.0) * np.finfo(np.float64).eps]
+    return np.asarray(np.sort(np.log(positive)), dtype=np.float64)
+
+
+def _wasserstein(a: FloatArray, b: FloatArray) -> float:
+    grid = np.union1d(np.arange(1, a.size + 1) / a.size, np.arange(1, b.size + 1) / b.size)
+    widths = np.diff(grid, prepend=0.0)
+    middle = grid - widths / 2
+    gaps = np.abs(a[(middle * a.size).astype(np.int64)] - b[(middle * b.size).astype(np.int64)])
+    return float((gaps * widths).sum())
+
+
+def _overlap(a: FloatArray, b: FloatArray) -> tuple[float | None, int, float | None]:
+    """Overlap of the leading subspaces, averaged over both sides of the matrix."""
+    columns = a.shape[1]
+    gram = a.T @ a
+    total, top = float(np.trace(gram)), _largest(gram)
+    if columns == 0 or total <= 0 or top <= 0 or not np.any(b):
+        return None, 0, None
+    directions = int(np.clip(np.ceil(total / top - 1e-9), 1, max(1, columns // 2)))
+    sides = []
+    right = [_leading(matrix.T @ matrix, directions) for matrix in (a, b)]
+    left = [np.linalg.qr(matrix @ basis)[0] for matrix, basis in zip((a, b), right, strict=True)]
+    for first, second in (right, left):
+        sides.append(float(np.square(first.T @ second).sum()) / directions)
+    chance = (directions / a.shape[0] + directions / columns) / 2
+    return float(np.clip(np.mean(sides), 0.0, 1.0)), directions, chance
+
+
+def _leading(gram: FloatArray, count: int) -> FloatArray:
+    size = gram.shape[0]
+    _, vectors = scipy.linalg.eigh(gram, subset_by_index=(size - count, size - 1))
+    return np.asarray(vectors, dtype=np.float64)
+
+
+def _largest(gram: FloatArray) -> float:
+    size = gram.shape[0]
+    if size == 0:
+        return 0.0
+    return float(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=(size - 1, size - 1))[0])
+
+
+def _singular_values(matrix: FloatArray) -> FloatArray:
+    """Ascending; by way of the triangular factor, which keeps the small ones that a Gram matrix would lose."""
+    if matrix.size == 0:
+        return np.zeros(0)
+    small = np.linalg.qr(matrix, mode="r") if matrix.shape[0] > 2 * matrix.shape[1] else matrix
+    return np.asarray(scipy.linalg.svdvals(small)[::-1], dtype=np.float64)
+
+
+def _tall(matrix: Matrix) -> FloatArray:
+    wide = np.asarray(matrix, dtype=np.float64)
+    return wide if wide.shape[0] >= wide.shape[1] else wide.T
+
+
+def _eps(matrix: Matrix) -> float:
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(matrix.dtype).eps) if matrix.dtype.kind in "fV" else 0.0  # type: ignore[no-untyped-call]
