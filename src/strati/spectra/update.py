@@ -73,7 +73,7 @@ def update_between(before: Matrix, after: Matrix) -> Update:
     eigenvalues = np.square(singular)
     overlap, directions, chance = _overlap(a, b)
     return Update(
-        relative_change=float(np.linalg.norm(step)) / norm if norm > 0 else None,
+        relative_change=relative_change(before, after),
         stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if moved else None,
         hard_rank=int(np.count_nonzero(singular > tolerance)),
         subspace_overlap=overlap,
@@ -81,6 +81,20 @@ def update_between(before: Matrix, after: Matrix) -> Update:
         overlap_by_chance=chance,
         eigenvalues=eigenvalues,
     )
+
+
+def relative_change(before: Matrix, after: Matrix) -> float | None:
+    """``||B - A||_F / ||A||_F``; ``None`` where the shapes differ or ``A`` is zero.
+
+    Example:
+        >>> relative_change(np.ones((2, 2)), np.full((2, 2), 1.5))
+        0.5
+    """
+    if before.shape != after.shape:
+        return None
+    start = before.astype(np.float64)
+    norm = float(np.linalg.norm(start))
+    return float(np.linalg.norm(after.astype(np.float64) - start)) / norm if norm > 0 else None
 
 
 def spectral_distance(first: FloatArray, second: FloatArray) -> float | None:
