@@ -59,8 +59,8 @@ def match(networks: Sequence[Sequence[Named]]) -> Matching:
     """Find corresponding layers.
 
     Names decide when at least half of the layers of the smaller network have a namesake in every other one; prefixes
-    that one network has and another has not (``model.``, ``module.``, ``bert.``) are looked through. Networks of different
-    numbers of blocks are matched by depth even where names agree: block 11 of 12 is not block 11 of 36.
+    that one network has and another has not (``model.``, ``module.``, ``bert.``) are looked through. Networks of
+    different numbers of blocks are matched by depth even where names agree: block 11 of 12 is not block 11 of 36.
 
     Args:
         networks: The layers of each network, in network order.
