@@ -1,0 +1,148 @@
+"""What every format yields: tensors by name, how to read one, and what must be said about the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from strati.types import Flag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ANALYSED = frozenset({"float16", "bfloat16", "float32", "float64"})
+"""The dtypes that are analysed; tensors of others are listed as skipped."""
+
+MAX_DIMENSIONS = 32
+MAX_TENSORS = 200_000
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One array of a checkpoint, not yet read.
+
+    Attributes:
+        name: Its name in the file.
+        shape: Its shape as stored.
+        dtype: numpy's name of its type (``bfloat16`` and ``float8_*`` as in ml_dtypes), or the
+            quantisation's name (``q4_1``).
+        nbytes: Bytes it occupies in the file.
+        quantised: Stored as a lossy code; reading it gives float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    quantised: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether its entries are real numbers that can be analysed."""
+        return self.quantised or self.dtype in ANALYSED
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A tensor that is not analysed, and why."""
+
+    name: str
+    reason: str
+
+
+Kind = Literal["linear", "conv", "depthwise", "embedding", "lstm", "gru", "rnn", "stack"]
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a format knows about a tensor beyond its name and shape.
+
+    Attributes:
+        kind: What it does, ``None`` if the format does not say.
+        transposed: Stored inputs first: ``(in, out)``, or height, width, in, out for kernels.
+        label: A better name than its own for telling the role, such as the graph node's.
+    """
+
+    kind: Kind | None = None
+    transposed: bool = False
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The checked header of a checkpoint.
+
+    Attributes:
+        format: The format's name.
+        tensors: What can be read, in the network's order as far as the format keeps it.
+        read: Reads one tensor by name.
+        unread: Tensors that the file names but that cannot be read, with the reason.
+        ties: Tensors that share their bytes with an earlier one: name -> the earlier name.
+        hints: What the format knows about a tensor.
+        shared: Tensors that are parts of one storage: name -> (storage, its number of entries).
+        config: ``config.json`` of a Hugging Face directory, or the format's own hyperparameters.
+        warnings: What a user must know about the file.
+    """
+
+    format: str
+    tensors: tuple[Tensor, ...]
+    read: Callable[[str], NDArray[Any]]
+    unread: tuple[Skipped, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, Hint] = field(default_factory=dict)
+    shared: Mapping[str, tuple[object, int]] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    warnings: tuple[Flag, ...] = ()
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name, ml_dtypes' included.
+
+    Example:
+        >>> numpy_dtype("bfloat16").itemsize, numpy_dtype("float32").itemsize
+        (2, 4)
+    """
+    if name.startswith(("bfloat", "float8_", "float4_", "float6_")):
+        import ml_dtypes
+
+        small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return small
+    return np.dtype(name)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key that puts ``h.2`` before ``h.10``.
+
+    Example:
+        >>> sorted(["h.10.w", "h.2.w", "b"], key=natural)
+        ['b', 'h.2.w', 'h.10.w']
+    """
+    key: list[tuple[int, int, str]] = []
+    digits, text = "", ""
+    for character in name:
+        if character in "0123456789":
+            if text:
+                key.append((1, 0, text))
+                text = ""
+            digits += character
+        else:
+            if digits:
+                key.append((0, len(digits.lstrip("0")), digits.lstrip("0")))
+                digits = ""
+            text += character
+    if digits:
+        key.append((0, len(digits.lstrip("0")), digits.lstrip("0")))
+    if text:
+        key.append((1, 0, text))
+    return tuple(key)

@@ -1,0 +1,190 @@
+"""A Hugging Face directory: ``config.json``, and weights in one file or in shards with an index.
+
+Every shard must be a plain file name inside the folder; links that lead out of it are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strati.errors import BadInputError, UnsupportedError
+from strati.network.contents import Contents, natural
+from strati.network.formats.safetensors import strict_json
+from strati.network.source import Source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_JSON = 25_000_000
+MAX_SHARDS = 10_000
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SINGLES = ("model.safetensors", "pytorch_model.bin", "model.gguf", "model.onnx", "adapter_model.safetensors")
+ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5")
+
+_SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
+
+
+def contents(folder: Path) -> Contents:
+    """Check a directory's weights, shard by shard; nothing but headers is read.
+
+    Raises:
+        BadInputError: A shard is missing, lies outside the folder, or is listed twice; there are no weights, or
+            several that do not belong together.
+    """
+    config = _config(folder)
+    index = next((folder / name for name in INDEXES if (folder / name).exists()), None)
+    files = _indexed(folder, index) if index is not None else _found(folder)
+    return _merge(folder, files, config)
+
+
+def _config(folder: Path) -> Mapping[str, Any] | None:
+    path = folder / "config.json"
+    if not path.exists():
+        return None
+    config = _json(path)
+    if not isinstance(config, dict):
+        raise BadInputError(path, "is not a JSON table; download it again")
+    return config
+
+
+def _json(path: Path) -> Any:
+    source = Source(path)
+    if source.size > MAX_JSON:
+        raise BadInputError(path, f"has {source.size:,} bytes; more than {MAX_JSON:,} is not believed")
+    return strict_json(source, source.head(source.size), "it")
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, set[str]]:
+    """The shards of an index, each with the tensors it should hold."""
+    table = _json(index)
+    weights = table.get("weight_map") if isinstance(table, dict) else None
+    if not isinstance(weights, dict) or not weights:
+        raise BadInputError(index, "has no weight_map; download it again")
+    files: dict[str, set[str]] = {}
+    for tensor, shard in weights.items():
+        if not isinstance(shard, str):
+            raise BadInputError(index, f"gives {tensor} no file name; download it again")
+        files.setdefault(shard, set()).add(tensor)
+    if len(files) > MAX_SHARDS:
+        raise BadInputError(index, f"lists {len(files):,} shards; not believed")
+    for shard in files:
+        _inside(folder, shard, index)
+    return dict(sorted(files.items()))
+
+
+def _inside(folder: Path, shard: str, index: Path) -> None:
+    if Path(shard).is_absolute() or len(Path(shard).parts) != 1 or "\0" in shard or shard in ("", ".", ".."):
+        raise BadInputError(
+            index, f"lists the shard {shard}, which is not a plain file name in this folder; refused"
+        )
+    path = folder / shard
+    if not path.is_symlink() and not path.exists():
+        raise BadInputError(index, f"lists the shard {shard}, which is missing; download it again")
+    leads_to(folder, path)
+
+
+def leads_to(folder: Path, path: Path) -> Path:
+    """The real file behind a path, which must lie inside the folder (or in the cache that a hub snapshot links to).
+
+    Raises:
+        BadInputError: Links loop, or lead out of the folder.
+    """
+    try:
+        real = path.resolve(strict=True)
+        root = folder.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise BadInputError(path, "is a link that leads nowhere or in a circle; download it again") from None
+    if real.is_relative_to(root):
+        return real
+    # A hub cache: <model>/snapshots/<revision>/file -> <model>/blobs/<hash>.
+    if root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs":
+        return real
+    raise BadInputError(path, "is a link that leads out of the folder; refused")
+
+
+def _found(folder: Path) -> dict[str, set[str] | None]:
+    """The weights of a directory without index."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise BadInputError(folder, f"cannot be listed ({error.strerror}); check its permissions") from None
+    for single in SINGLES:
+        if single in names:
+            leads_to(folder, folder / single)
+            return {single: None}
+    weights = [
+        n for n in names if n.lower().endswith(ENDINGS) and n not in ("training_args.bin", "optimizer.pt")
+    ]
+    shards = [n for n in weights if _SHARD.fullmatch(n)]
+    if shards:
+        return _counted(folder, shards)
+    if len(weights) == 1:
+        leads_to(folder, folder / weights[0])
+        return {weights[0]: None}
+    if not weights:
+        if "saved_model.pb" in names:
+            raise UnsupportedError(
+                folder, "is a TensorFlow SavedModel; save its weights as .h5 or .safetensors"
+            )
+        raise BadInputError(
+            folder, "is a directory without weights; give a model file or a Hugging Face directory"
+        )
+    listed = ", ".join(weights[:5]) + (", ..." if len(weights) > 5 else "")
+    raise BadInputError(folder, f"holds several models ({listed}); give the path of one")
+
+
+def _counted(folder: Path, shards: list[str]) -> dict[str, set[str] | None]:
+    """Shards named ``x-00001-of-00003`` without an index: all of them, of one set."""
+    parts = [_SHARD.fullmatch(name) for name in shards]
+    sets = {(m[1], m[3], m[4]) for m in parts if m}
+    if len(sets) > 1:
+        raise BadInputError(folder, f"holds shards of {len(sets)} models; give a folder with one")
+    _, total, _ = next(iter(sets))
+    if len(shards) != int(total):
+        raise BadInputError(folder, f"holds {len(shards)} of {int(total)} shards; download the missing ones")
+    for name in shards:
+        leads_to(folder, folder / name)
+    return dict.fromkeys(shards)
+
+
+def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[str, Any] | None) -> Contents:
+    from strati.network.open import file_contents
+
+    parts: dict[str, Contents] = {}
+    owner: dict[str, str] = {}
+    for name, expected in files.items():
+        part = file_contents(folder / name)
+        here = {tensor.name for tensor in part.tensors}
+        missing = sorted(expected - here - {s.name for s in part.unread}) if expected is not None else []
+        if missing:
+            raise BadInputError(
+                folder / name, f"lacks {missing[0]}, which the index says it holds; download it again"
+            )
+        for tensor in here:
+            if tensor in owner:
+                raise BadInputError(folder, f"has {tensor} in both {owner[tensor]} and {name}; remove one")
+            owner[tensor] = name
+        parts[name] = part
+    if len(parts) == 1:
+        only = next(iter(parts.values()))
+        return Contents(**(vars(only) | {"config": config if config is not None else only.config}))
+
+    def read(name: str) -> NDArray[Any]:
+        return parts[owner[name]].read(name)
+
+    tensors = sorted((t for part in parts.values() for t in part.tensors), key=lambda t: natural(t.name))
+    return Contents(
+        format=next(iter(parts.values())).format,
+        tensors=tuple(tensors),
+        read=read,
+        unread=tuple(s for part in parts.values() for s in part.unread),
+        ties={k: v for part in parts.values() for k, v in part.ties.items()},
+        hints={k: v for part in parts.values() for k, v in part.hints.items()},
+        shared={k: ((name, v[0]), v[1]) for name, part in parts.items() for k, v in part.shared.items()},
+        config=config,
+        warnings=tuple(w for part in parts.values() for w in part.warnings),
+    )

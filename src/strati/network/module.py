@@ -1,0 +1,251 @@
+"""A checkpoint as a runnable ``nn.Module``.
+
+Two kinds can be rebuilt from what a file holds: a plain multilayer perceptron, whose architecture follows
+from the shapes of its tensors (only the nonlinearity must be told), and a transformer in a local Hugging
+Face directory, whose ``config.json`` names the class. Nothing is downloaded, no code from the checkpoint
+runs, pickled weights are not taken for transformers. Other networks: build the module and use the Python API.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from strati.errors import BadInputError, UnsupportedError, require
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from strati.network.open import Network
+
+ActivationName = Literal["relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity"]
+_CLASSES = {
+    "relu": "ReLU",
+    "leaky_relu": "LeakyReLU",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "gelu": "GELU",
+    "silu": "SiLU",
+    "identity": "Identity",
+}
+_ADVICE = "build the nn.Module yourself and use the Python API"
+_TOO_MANY_ORDERS = 12
+
+
+def as_module(source: str | Path | Network, *, activation: ActivationName = "relu") -> nn.Module:
+    """Rebuild the network of a checkpoint, in evaluation mode.
+
+    Args:
+        source: A checkpoint of a multilayer perceptron in any format strati opens, or a local Hugging Face
+            directory with safetensors weights.
+        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it.
+
+    Returns:
+        An ``nn.Sequential`` named as the checkpoint's layers are, or the transformers model.
+
+    Raises:
+        UnsupportedError: The tensors are not those of a multilayer perceptron, or the transformer is of a
+            kind transformers does not know by itself.
+        BadInputError: The file or directory is broken.
+
+    Example:
+        >>> from strati import embedded
+        >>> [type(layer).__name__ for layer in as_module(embedded.path("digits-mlp.safetensors"))]
+        ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']
+    """
+    require("torch", "torch", "running a network")
+    if activation not in get_args(ActivationName):
+        raise BadInputError(
+            activation, f"no such activation; there are: {', '.join(get_args(ActivationName))}"
+        )
+    from strati.network.open import Network, open
+
+    network = source if isinstance(source, Network) else open(source)
+    folder = Path(network.path)
+    if folder.is_dir() and (folder / "config.json").is_file():
+        return _transformer(folder, network)
+    return _perceptron(network, activation)
+
+
+def _perceptron(network: Network, activation: str) -> nn.Module:
+    from torch import nn, no_grad, tensor
+
+    layers = _line_up(network)
+    container = nn.Sequential()
+    for index, (name, weight, bias) in enumerate(layers):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        with no_grad():
+            linear.weight.copy_(tensor(weight))
+            if bias is not None:
+                linear.bias.copy_(tensor(bias))
+        linear.__dict__["checkpoint_name"] = name  # modules cannot be named with dots; reports use this
+        double = weight.dtype == np.float64
+        container.add_module(name.replace(".", "_"), linear.double() if double else linear)
+        if index + 1 < len(layers) and activation != "identity":
+            container.add_module(f"{activation}{index}", getattr(nn, _CLASSES[activation])())
+    return container.eval()
+
+
+def _line_up(network: Network) -> list[tuple[str, NDArray[Any], NDArray[Any] | None]]:
+    """Name, weight (out, in) and bias of each layer, in the order the data pass through them."""
+    where = network.path
+    tensors = {t.name: t for t in network.tensors}
+    weights = [t for t in tensors.values() if len(t.shape) == 2]
+    vectors = {t.name: t for t in tensors.values() if len(t.shape) == 1}
+    for other in tensors.values():
+        if len(other.shape) not in (1, 2) and other.size > 1:
+            raise UnsupportedError(
+                other.name, f"has shape {other.shape}, which is not of a multilayer perceptron; {_ADVICE}"
+            )
+    if not weights:
+        raise BadInputError(where, "holds no linear layer; there is nothing to count")
+    for one in weights:
+        if not one.floating:
+            raise UnsupportedError(one.name, f"holds {one.dtype}, not real weights; {_ADVICE}")
+    order, transposed = _order([(t.name, (t.shape[0], t.shape[1])) for t in weights], where)
+    layers: list[tuple[str, NDArray[Any], NDArray[Any] | None]] = []
+    for name in order:
+        weight = _real(network.read(name))
+        weight = np.ascontiguousarray(weight.T) if transposed else weight
+        bias = _bias(name, weight.shape[0], vectors)
+        values = None if bias is None else _real(network.read(vectors.pop(bias).name)).astype(weight.dtype)
+        if not (np.isfinite(weight).all() and (values is None or np.isfinite(values).all())):
+            raise BadInputError(name, "holds values that are not finite; repair the checkpoint first")
+        layers.append((_stem(name) or f"layer{len(layers)}", weight, values))
+    if vectors:
+        left = next(iter(vectors))
+        raise UnsupportedError(left, f"belongs to no linear layer (a normalisation?); {_ADVICE}")
+    return layers
+
+
+def _real(values: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
+
+
+def _order(shapes: list[tuple[str, tuple[int, int]]], where: object) -> tuple[list[str], bool]:
+    """The order in which the matrices fit one behind the other, and whether they are stored (in, out)."""
+    natural = sorted(
+        shapes, key=lambda item: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", item[0])]
+    )
+    kernels = all(name.rsplit("/")[-1].split(".")[-1].startswith("kernel") for name, _ in shapes)
+    for transposed in (True, False) if kernels else (False, True):
+        for candidate in (natural, shapes):
+            if _fits([shape for _, shape in candidate], transposed):
+                return [name for name, _ in candidate], transposed
+    for transposed in (True, False) if kernels else (False, True):
+        found = _search(natural, transposed)
+        if found is not None:
+            return found, transposed
+    raise UnsupportedError(
+        where,
+        f"its matrices do not fit one behind the other, so it is not a multilayer perceptron; {_ADVICE}",
+    )
+
+
+def _fits(shapes: list[tuple[int, int]], transposed: bool) -> bool:
+    if transposed:
+        return all(a[1] == b[0] for a, b in pairwise(shapes))
+    return all(a[0] == b[1] for a, b in pairwise(shapes))
+
+
+def _search(shapes: list[tuple[str, tuple[int, int]]], transposed: bool) -> list[str] | None:
+    """The one order that fits, if names do not give it; ``None`` if there is none or more than one."""
+    if len(shapes) > _TOO_MANY_ORDERS:
+        return None
+    found: list[list[str]] = []
+
+    def extend(taken: list[str], width: int | None) -> None:
+        if len(taken) == len(shapes):
+            found.append(taken)
+            return
+        for name, (rows, cols) in shapes:
+            first, last = (rows, cols) if transposed else (cols, rows)
+            if name not in taken and width in (None, first) and len(found) < 2:
+                extend([*taken, name], last)
+
+    extend([], None)
+    return found[0] if len(found) == 1 else None
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[._/]?(weight|kernel|w)(:0)?$", "", name, flags=re.IGNORECASE)
+
+
+def _bias(weight: str, outputs: int, vectors: dict[str, Any]) -> str | None:
+    """The bias of a weight: the same name with another last word, as every framework spells it."""
+    pairs = (("weight", "bias"), ("kernel", "bias"), ("Weight", "Bias"), ("W", "b"), ("w", "b"))
+    for mine, theirs in pairs:
+        head, found, tail = weight.rpartition(mine)
+        name = f"{head}{theirs}{tail}"
+        if found and name in vectors:
+            if vectors[name].shape != (outputs,):
+                raise BadInputError(
+                    name, f"has {vectors[name].shape[0]} values for {outputs} outputs; broken file"
+                )
+            return name
+    return None
+
+
+def _transformer(folder: Path, network: Network) -> nn.Module:
+    """The transformers model of a local directory; everything it could do beyond reading it is switched off."""
+    if not any(folder.glob("*.safetensors")):
+        raise UnsupportedError(
+            folder, "holds no safetensors weights; convert it first: pickled weights are not taken"
+        )
+    transformers = require("transformers", "transformers", "running a Hugging Face model")
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            folder / "config.json", f"is not readable JSON ({type(error).__name__})"
+        ) from None
+    names = config.get("architectures") if isinstance(config, dict) else None
+    wanted = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "AutoModel"
+    kind = getattr(transformers, wanted, None)
+    if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
+        raise UnsupportedError(
+            wanted, f"is not a model class of transformers, and code beside it is not run; {_ADVICE}"
+        )
+    with _quiet(transformers):
+        try:
+            model, report = kind.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadInputError(folder, f"transformers cannot load it ({reason})") from error
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        raise BadInputError(
+            folder, f"lacks {len(missing)} weights of {wanted}, first {missing[0]}; the files do not fit"
+        )
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers without bars and warnings, its settings put back afterwards."""
+    log = transformers.utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()

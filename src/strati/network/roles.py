@@ -1,0 +1,183 @@
+"""What a layer does and which block it belongs to, told from its name.
+
+The names are those of GPT-2, BERT and MiniLM, Llama (Hugging Face, Meta's own, GGUF), T5, ViT (Hugging Face,
+timm, torchvision), Whisper, ResNet and MobileNet (timm, torchvision), and torch's own transformer layers.
+A name that says nothing is ``linear``: no guess is made from shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from itertools import pairwise
+
+
+class Role(StrEnum):
+    """What a weight matrix does in the network."""
+
+    QUERY = "attention.q"
+    KEY = "attention.k"
+    VALUE = "attention.v"
+    QKV = "attention.qkv"
+    ATTENTION_OUT = "attention.out"
+    MLP_IN = "mlp.in"
+    MLP_GATE = "mlp.gate"
+    MLP_OUT = "mlp.out"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    CONV = "conv"
+    LINEAR = "linear"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Names that mean one thing wherever they stand.
+_ANYWHERE: dict[Role, frozenset[str]] = {
+    Role.QUERY: _words(
+        "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries q"
+    ),
+    Role.KEY: _words("k_proj key k_lin wk to_k attn_k key_proj linear_k keys k"),
+    Role.VALUE: _words("v_proj value v_lin wv to_v attn_v value_proj linear_v values v"),
+    Role.QKV: _words(
+        "qkv qkv_proj c_attn query_key_value wqkv attn_qkv to_qkv to_kv kv w_pack in_proj_qkv"
+        " kv_a_proj_with_mqa kv_b_proj kv_proj"
+    ),
+    Role.ATTENTION_OUT: _words("o_proj to_out attn_output out_lin attn_out"),
+    Role.EMBEDDING: _words(
+        "wte wpe shared embed emb embed_in token_types relative_attention_bias relative_position_bias_table"
+    ),
+    Role.HEAD: _words("lm_head classifier score logits embed_out vocab_projector qa_outputs head"),
+}
+# Names that mean this inside an attention.
+_IN_ATTENTION = _words("out_proj c_proj proj dense out o wo projection output linear_out")
+# Names that mean this inside a block or an MLP.
+_IN_BLOCK: dict[Role, frozenset[str]] = {
+    Role.MLP_IN: _words(
+        "fc1 c_fc up_proj w3 lin1 linear1 linear_1 dense_h_to_4h fc_in ffn_up wi wi_1 gate_up_proj w12 ffn_up_exps"
+    ),
+    Role.MLP_GATE: _words("gate_proj w1 ffn_gate wi_0 ffn_gate_exps fc1_g"),
+    Role.MLP_OUT: _words(
+        "fc2 c_proj down_proj w2 lin2 linear2 linear_2 dense_4h_to_h fc_out ffn_down wo ffn_down_exps"
+    ),
+}
+_SUFFIXES = _words("weight kernel w recurrent_kernel depthwise_kernel pointwise_kernel matmul gemm")
+_MLP = re.compile(r"mlp|ffn|feed_?forward|densereludense|intermediate|experts?")
+_ATTENTION = re.compile(r"attn|attention")
+_STAGED = re.compile(
+    r"(?:^|[./])(?:(?:layer|stages?[._/]?)([0-9]{1,8})[./](?:[a-z]+[./])?|blocks[./]([0-9]{1,8})[./])([0-9]{1,8})[./]"
+)
+_NUMBERED = re.compile(r"(?:layer|block|blk|h|resblock)s?_([0-9]{1,8})$")
+
+
+def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -> Role:
+    """The role that a tensor's name gives it.
+
+    Args:
+        name: The tensor's name.
+        block: The block it belongs to, if any: ``fc1`` means an MLP's input only inside a block.
+        siblings: Last words of the names beside it: Meta's ``w1`` is a gate only where there is a ``w3``.
+
+    Example:
+        >>> role_of("h.0.attn.c_proj.weight", 0), role_of("h.0.mlp.c_proj.weight", 0), role_of("fc1.weight")
+        (<Role.ATTENTION_OUT: 'attention.out'>, <Role.MLP_OUT: 'mlp.out'>, <Role.LINEAR: 'linear'>)
+    """
+    words = modules(name)
+    if not words:
+        return Role.LINEAR
+    index = None
+    if _counts(words[-1]) and len(words) > 1:
+        index = int(words[-1])
+        words = words[:-1]
+    last, parents = words[-1], words[:-1]
+    attention = any(_ATTENTION.search(word) for word in parents)
+    if attention and last in _IN_ATTENTION:
+        return Role.ATTENTION_OUT
+    if attention and last == "in_proj":
+        return Role.QKV
+    for role, known in _ANYWHERE.items():
+        if last in known:
+            return role
+    if last.endswith(
+        ("embedding", "embeddings", "_emb", "_embed", "embd", "embed_tokens", "embed_positions")
+    ):
+        return Role.EMBEDDING
+    if last == "decoder" and parents and parents[-1] in ("predictions", "lm_head"):
+        return Role.HEAD
+    if last == "output" and block is None:
+        return Role.HEAD
+    return _mlp(last, parents, index, block, siblings)
+
+
+def _mlp(
+    last: str, parents: list[str], index: int | None, block: int | None, siblings: Iterable[str]
+) -> Role:
+    if last == "dense" and parents and block is not None:
+        if parents[-1] == "intermediate":
+            return Role.MLP_IN
+        if parents[-1] == "output":
+            return Role.MLP_OUT
+    if block is None and not any(_MLP.search(word) for word in parents):
+        return Role.LINEAR
+    if (
+        last == "mlp" and index is not None and block is not None
+    ):  # nn.Sequential(Linear, activation, [dropout,] Linear)
+        return Role.MLP_IN if index == 0 else Role.MLP_OUT
+    if last == "w1" and "w3" not in siblings:
+        return Role.MLP_IN
+    for role, known in _IN_BLOCK.items():
+        if last in known:
+            return role
+    return Role.LINEAR
+
+
+def modules(name: str) -> list[str]:
+    """The words of a name, its last one being the module's.
+
+    Example:
+        >>> modules("encoder.layers.0.self_attn.in_proj_weight"), modules("dense_1/dense_1/kernel:0")
+        (['encoder', 'layers', '0', 'self_attn', 'in_proj'], ['dense_1', 'dense_1'])
+    """
+    words = [word for word in re.split(r"[./]", name.lower().split(":")[0]) if word]
+    if len(words) > 1 and words[-1] in _SUFFIXES:
+        words.pop()
+    if words and words[-1].endswith("_weight"):
+        words[-1] = words[-1].removesuffix("_weight")
+    return words
+
+
+def blocks(names: Iterable[str]) -> dict[str, int | None]:
+    """The block number of each tensor: the number in its name that stands before a module.
+
+    Where blocks are numbered within stages (ResNet's ``layer2.0.conv1``), they are counted through.
+
+    Example:
+        >>> blocks(["h.3.attn.c_attn.weight", "layer1.1.conv1.weight", "layer2.0.conv1.weight", "fc.weight"])
+        {'h.3.attn.c_attn.weight': 3, 'layer1.1.conv1.weight': 0, 'layer2.0.conv1.weight': 1, 'fc.weight': None}
+    """
+    staged: dict[str, tuple[int, int]] = {}
+    numbers: dict[str, int | None] = {}
+    for name in names:
+        found = _STAGED.search(name.lower())
+        if found:
+            staged[name] = (int(found[1] or found[2]), int(found[3]))
+        numbers[name] = None if found else _number(name)
+    order = {place: position for position, place in enumerate(sorted(set(staged.values())))}
+    for name, place in staged.items():
+        numbers[name] = order[place]
+    return numbers
+
+
+def _number(name: str) -> int | None:
+    words = modules(name)
+    for word, following in pairwise(words):
+        found = _NUMBERED.search(word)
+        if _counts(word) or (found and not _counts(following)):
+            return int(found[1] if found else word)
+    return None
+
+
+def _counts(word: str) -> bool:
+    return word.isascii() and word.isdigit() and len(word) < 9

@@ -1,0 +1,158 @@
+"""Which matrices of a tensor are looked at: transposed, sliced, cut into gates, experts or kernel positions.
+
+A view is a few array steps and a sentence that names them; it makes no copy where numpy needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Step = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class View:
+    """A way to see a tensor as matrices of one shape.
+
+    Attributes:
+        text: Says which matrix of the tensor this is.
+        rows: Rows of one matrix (outputs, where the tensor maps inputs to outputs).
+        cols: Columns of one matrix.
+        steps: What is done to the array: ``transpose`` (axes), ``reshape`` (shape), ``take`` (index on the first
+            axis), ``rows`` (start, stop), ``heads`` (number of heads, parts per head, which part).
+        count: How many matrices there are.
+    """
+
+    text: str
+    rows: int
+    cols: int
+    steps: tuple[Step, ...] = ()
+    count: int = 1
+
+    def matrices(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The matrices, one at a time."""
+        for step, numbers in self.steps:
+            array = _apply(array, step, numbers)
+        for place in np.ndindex(*array.shape[:-2]):
+            yield array[place]
+
+
+def _apply(array: NDArray[Any], step: str, numbers: tuple[int, ...]) -> NDArray[Any]:
+    if step == "transpose":
+        return array.transpose(numbers)
+    if step == "reshape":
+        return array.reshape(numbers)
+    if step == "take":
+        taken: NDArray[Any] = array[numbers[0]]
+        return taken
+    if step == "rows":
+        return array[numbers[0] : numbers[1]]
+    if step == "heads":
+        # Rows ordered head by head, each head holding q, k and v: gathering one of them is a copy.
+        heads, parts, which = numbers
+        cut = array.reshape(heads, parts, array.shape[0] // (heads * parts), array.shape[1])
+        return cut[:, which].reshape(-1, array.shape[1])
+    raise AssertionError(step)
+
+
+def as_stored(shape: tuple[int, ...]) -> View:
+    """The matrix as it is; leading axes of length 1 are dropped and named."""
+    rows, cols = shape[-2:]
+    if len(shape) == 2:
+        return View("as stored", rows, cols)
+    return View(f"the {rows}x{cols} matrix inside {_by(shape)}", rows, cols, (("reshape", (rows, cols)),))
+
+
+def transposed(shape: tuple[int, ...]) -> View:
+    """Stored inputs first, seen outputs first."""
+    cols, rows = shape
+    return View("transposed (stored inputs x outputs)", rows, cols, (("transpose", (1, 0)),))
+
+
+def kernel(shape: tuple[int, ...], *, inputs_first: bool, flatten: bool) -> View:
+    """A convolution's kernel: its slices, one per position, or one flattened matrix.
+
+    A kernel with a single input channel (depthwise, or a first layer on grey images) is one matrix either
+    way: its slices would have a single singular value each.
+
+    Args:
+        shape: ``(out, in, *positions)``, or ``(*positions, in, out)`` with ``inputs_first``.
+        inputs_first: Keras' order.
+        flatten: One matrix, outputs by inputs x positions.
+    """
+    if inputs_first:
+        (*positions, inputs, outputs) = shape
+    else:
+        (outputs, inputs, *positions) = shape
+    many = prod(positions)
+    if flatten or inputs == 1:
+        wide = inputs * many
+        why = "one input channel, " if inputs == 1 else ""
+        text = f"{why}kernel flattened: outputs x (inputs x {_by(positions)} positions)"
+        if inputs_first:
+            steps: tuple[Step, ...] = (("reshape", (wide, outputs)), ("transpose", (1, 0)))
+        else:
+            steps = (("reshape", (outputs, wide)),)
+        return View(text, outputs, wide, steps)
+    text = f"{_by(positions)} kernel slices of outputs x inputs, pooled"
+    k = len(positions)
+    axes = (*range(k), k + 1, k) if inputs_first else (*range(2, k + 2), 0, 1)
+    return View(text, outputs, inputs, (("transpose", axes),), many)
+
+
+def depthwise(shape: tuple[int, ...], *, inputs_first: bool) -> View:
+    """One filter per channel: channels by positions."""
+    if inputs_first:
+        (*positions, inputs, multiplier) = shape
+        rows, cols = inputs * multiplier, prod(positions)
+        steps: tuple[Step, ...] = (("reshape", (cols, rows)), ("transpose", (1, 0)))
+    else:
+        rows, cols = shape[0], prod(shape[1:])
+        steps = (("reshape", (rows, cols)),)
+    return View("depthwise kernel: channels x positions", rows, cols, steps)
+
+
+def part_of_stack(shape: tuple[int, ...], index: int, what: str) -> View:
+    """One matrix out of a stack of them."""
+    rows, cols = shape[-2:]
+    many = prod(shape[:-2])
+    steps = (("reshape", (many, rows, cols)), ("take", (index,)))
+    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps)
+
+
+def gates(shape: tuple[int, ...], count: int, *, inputs_first: bool) -> View:
+    """The gates of a recurrent layer, stacked as stored."""
+    text = f"{count} gates stacked" if count > 1 else "as stored"
+    if inputs_first:
+        return View(
+            f"{text}, transposed (stored inputs x outputs)", shape[1], shape[0], (("transpose", (1, 0)),)
+        )
+    return View(text, shape[0], shape[1])
+
+
+def part_of_qkv(whole: View, which: int, sizes: tuple[int, int, int]) -> View:
+    """The query, key or value rows of a fused matrix (seen outputs first)."""
+    start = sum(sizes[:which])
+    letter = "qkv"[which]
+    text = f"{letter}: rows {start} to {start + sizes[which] - 1} of the fused matrix"
+    if whole.steps:
+        text += f", {whole.text}"
+    return View(text, sizes[which], whole.cols, (*whole.steps, ("rows", (start, start + sizes[which]))))
+
+
+def part_of_heads(whole: View, which: int, heads: int) -> View:
+    """The query, key or value rows of a fused matrix that is ordered head by head."""
+    text = f"{'qkv'[which]}: gathered from {heads} heads of the fused matrix"
+    return View(text, whole.rows // 3, whole.cols, (*whole.steps, ("heads", (heads, 3, which))))
+
+
+def _by(shape: tuple[int, ...] | list[int]) -> str:
+    return "x".join(str(side) for side in shape)
