@@ -30,7 +30,29 @@ class Entry:
     summary: str
 
 
-ENTRIES: dict[str, Entry] = {}
+_TOP_DOWN = "top-down-eigenspectra"
+
+ENTRIES: dict[str, Entry] = {
+    "quasi-null": Entry(
+        "spectra_real:quasi_null", _TOP_DOWN, "share of quasi-null eigenvalues in real transformers"
+    ),
+    "roles": Entry("spectra_real:roles", _TOP_DOWN, "attention against MLP, figure 4 with a test"),
+    "fine-tuning": Entry("spectra_real:fine_tuning", _TOP_DOWN, "MiniLM against its fine-tuned descendant"),
+    "five-trainings": Entry("spectra_real:five_trainings", _TOP_DOWN, "how much of each metric is chance"),
+    "vision-and-language": Entry(
+        "spectra_real:vision_and_language", _TOP_DOWN, "vision against language networks"
+    ),
+    "rank-collapse": Entry(
+        "spectra_experiments:rank_collapse", _TOP_DOWN, "strong regularisation: does a layer collapse?"
+    ),
+    "same-token": Entry("spectra_experiments:same_token", _TOP_DOWN, "a language model taught one word"),
+    "remove-quasi-null": Entry(
+        "spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
+    ),
+    "training-series": Entry(
+        "spectra_experiments:training_series", _TOP_DOWN, "spectra over training, three batch sizes"
+    ),
+}
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
 
