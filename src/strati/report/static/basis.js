@@ -1,0 +1,120 @@
+// The interaction graph: a column per layer, a node per direction, edges by strength, modules by colour.
+
+import { empty, h, picker, s, section, slider } from "./dom.js";
+import { isNumber, number, percent, plural, shorten } from "./format.js";
+import { figure, frame, legend, line } from "./chart.js";
+import { OKABE, padded, viridis } from "./scale.js";
+import { dataTable } from "./table.js";
+
+const MOST_NODES = 64;
+const MOST_EDGES = 1500;
+
+export function basisSection(result, id) {
+  const layers = result.layers || [];
+  const edges = (result.edges || []).filter((e) => isNumber(e.strength));
+  const modules = result.modules || [];
+  const kind = result.kind ? `${result.kind} basis` : "Basis";
+  const body = section(id, "Interaction graph", `${kind}: ${plural(layers.length, "layer")}, ${plural(edges.length, "edge")}, ${plural(modules.length, "module")}. Directions that interact are joined; what interacts most with itself is a module.`);
+  if (!layers.length) {
+    body.append(empty("This basis has no layer."));
+    return body;
+  }
+  const member = new Map();
+  modules.forEach((m, k) => (m.members || []).forEach(([l, d]) => member.set(`${l}:${d}`, { index: k, id: m.id ?? k })));
+  body.append(edges.length ? graph(layers, edges, modules, member) : empty("No edge in this result."));
+  const parts = [];
+  if (layers.some((l) => l.eigenvalues && l.eigenvalues.length)) parts.push(spectra(layers));
+  if ((result.ablation || []).length) parts.push(ablation(result.ablation));
+  if (parts.length) body.append(h("div", { class: "grid2" }, parts));
+  if (modules.length) body.append(moduleTable(layers, edges, modules, member, result.modularity));
+  return body;
+}
+
+function graph(layers, edges, modules, member) {
+  const order = edges.map((e) => Math.abs(e.strength)).sort((a, b) => b - a);
+  const strongest = order[0] || 1;
+  const start = Math.min(edges.length, Math.max(60, layers.length * 40));
+  const state = { keep: start, module: "" };
+  const colour = (l, d) => {
+    const at = member.get(`${l}:${d}`);
+    return at ? OKABE[at.index % OKABE.length] : null;
+  };
+  const picture = figure({ title: "Directions and their interactions", wide: true, draw: (width) => {
+    const count = layers.map((l, i) => Math.max(directionsOf(l), ...edges.filter((e) => e.layer === i).map((e) => e.source + 1), ...edges.filter((e) => e.layer === i - 1).map((e) => e.target + 1), 1));
+    const rows = Math.min(MOST_NODES, Math.max(...count));
+    const height = Math.max(260, Math.min(720, rows * 15)) + 60;
+    const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": "Interaction graph" });
+    const x = (l) => 34 + (layers.length > 1 ? (l / (layers.length - 1)) * (width - 68) : (width - 68) / 2);
+    const y = (l, d) => 40 + ((d + 0.5) / Math.min(count[l], MOST_NODES)) * (height - 60);
+    const kept = [...edges].sort((a, b) => Math.abs(b.strength) - Math.abs(a.strength)).slice(0, Math.min(state.keep, MOST_EDGES))
+      .filter((e) => e.source < MOST_NODES && e.target < MOST_NODES && e.layer + 1 < layers.length).reverse();
+    const alive = (l, d) => state.module === "" || String((member.get(`${l}:${d}`) || {}).index) === state.module;
+    const touched = new Set();
+    for (const e of kept) {
+      const on = alive(e.layer, e.source) && alive(e.layer + 1, e.target);
+      const same = colour(e.layer, e.source) && colour(e.layer, e.source) === colour(e.layer + 1, e.target);
+      const share = Math.sqrt(Math.abs(e.strength) / strongest);
+      if (on) touched.add(`${e.layer}:${e.source}`).add(`${e.layer + 1}:${e.target}`);
+      const [x1, y1, x2, y2] = [x(e.layer), y(e.layer, e.source), x(e.layer + 1), y(e.layer + 1, e.target)];
+      const middle = (x1 + x2) / 2;
+      svg.append(s("path", { class: "edge", d: `M${x1.toFixed(1)} ${y1.toFixed(1)}C${middle.toFixed(1)} ${y1.toFixed(1)} ${middle.toFixed(1)} ${y2.toFixed(1)} ${x2.toFixed(1)} ${y2.toFixed(1)}`, stroke: same ? colour(e.layer, e.source) : "var(--soft)", "stroke-width": (0.4 + 3.6 * share).toFixed(2), "stroke-opacity": on ? (0.16 + 0.6 * share).toFixed(2) : 0.03, tip: `${e.source} → ${e.target}: ${number(e.strength, 3)}` }));
+    }
+    layers.forEach((layer, l) => {
+      const anchor = l === 0 ? "start" : l === layers.length - 1 ? "end" : "middle";
+      svg.append(s("text", { class: "name", x: l === 0 ? 6 : l === layers.length - 1 ? width - 6 : x(l), y: 18, "text-anchor": anchor, tip: layer.name }, shorten(layer.name, Math.max(7, Math.floor(width / layers.length / 8)))));
+      for (let d = 0; d < Math.min(count[l], MOST_NODES); d += 1) {
+        const on = alive(l, d);
+        svg.append(s("circle", { class: "node", cx: x(l), cy: y(l, d), r: touched.has(`${l}:${d}`) ? 4.6 : 2.6, fill: colour(l, d) || "var(--soft)", opacity: on ? 1 : 0.15, tip: `${layer.name}\ndirection ${d}${member.has(`${l}:${d}`) ? `\nmodule ${member.get(`${l}:${d}`).id}` : ""}` }));
+      }
+      if (count[l] > MOST_NODES) svg.append(s("text", { class: "minor", x: x(l), y: height - 4, "text-anchor": anchor }, `+${count[l] - MOST_NODES} more`));
+    });
+    return svg;
+  }, controls: h("div", { class: "controls small" },
+    slider("Edges shown", { min: 1, max: Math.min(edges.length, MOST_EDGES), step: 1, value: start, show: (k) => `${k} of ${edges.length}` }, (k) => { state.keep = k; picture.redraw(); }),
+    modules.length ? picker("Module", [["", "all"], ...modules.map((m, k) => [String(k), `module ${m.id ?? k}`])], "", (v) => { state.module = v; picture.redraw(); }) : null),
+  caption: "Directions from strongest (top) to weakest; line width is the strength of the interaction. Coloured lines stay inside a module." });
+  if (modules.length) picture.insertBefore(legend(modules.slice(0, 16).map((m, k) => [`module ${m.id ?? k}`, OKABE[k % OKABE.length]])), picture.lastChild);
+  return picture;
+}
+
+function directionsOf(layer) {
+  if (isNumber(layer.directions)) return layer.directions;
+  return Array.isArray(layer.directions) ? layer.directions.length : (layer.eigenvalues || []).length;
+}
+
+function spectra(layers) {
+  const shown = layers.filter((l) => l.eigenvalues && l.eigenvalues.length);
+  const picture = figure({ title: "Importance of directions", wide: true, draw: (width) => {
+    const values = shown.map((l) => Array.from(l.eigenvalues).filter((v) => v > 0).sort((a, b) => b - a));
+    const top = Math.max(...values.map((v) => v[0] || 0), 1e-300);
+    const domain = padded(values.flat().filter((v) => v > top * 1e-16), 0.05, true);
+    const chart = frame({ width, height: 280, label: "Eigenvalues of each layer's basis", x: { domain: [1, Math.max(2, ...values.map((v) => v.length))], log: true, label: "direction" }, y: { domain, log: true, label: "eigenvalue" } });
+    values.forEach((list, i) => line(chart, list.map((v, k) => [k + 1, v]), { stroke: viridis((0.9 * i) / Math.max(1, shown.length - 1)), tip: shown[i].name }));
+    return chart.svg;
+  } });
+  picture.append(legend(shown.slice(0, 12).map((l, i) => [shorten(l.name, 26), viridis((0.9 * i) / Math.max(1, shown.length - 1)), l.name, "stroke"])));
+  return picture;
+}
+
+function ablation(rows) {
+  const key = ["accuracy", "loss", "performance", "value", "mse"].find((k) => rows.some((r) => isNumber(r[k]))) || Object.keys(rows[0]).find((k) => k !== "kept" && isNumber(rows[0][k]));
+  const groups = [...new Set(rows.map((r) => r.kind ?? r.basis ?? r.layer ?? ""))];
+  return figure({ title: "Keeping only the strongest", wide: true, draw: (width) => {
+    const chart = frame({ width, height: 280, label: "Performance when only some are kept", x: { domain: padded(rows.map((r) => r.kept)), label: "kept" }, y: { domain: padded(rows.map((r) => r[key])), label: key } });
+    groups.forEach((g, i) => line(chart, rows.filter((r) => (r.kind ?? r.basis ?? r.layer ?? "") === g).map((r) => [r.kept, r[key] ?? NaN]), { stroke: OKABE[i % OKABE.length], tip: String(g) }));
+    return chart.svg;
+  } });
+}
+
+function moduleTable(layers, edges, modules, member, modularity) {
+  const rows = modules.map((m, k) => {
+    const inside = edges.filter((e) => [member.get(`${e.layer}:${e.source}`), member.get(`${e.layer + 1}:${e.target}`)].every((v) => v && v.index === k));
+    const touching = edges.filter((e) => [member.get(`${e.layer}:${e.source}`), member.get(`${e.layer + 1}:${e.target}`)].some((v) => v && v.index === k));
+    const sum = (list) => list.reduce((total, e) => total + Math.abs(e.strength), 0);
+    return { id: m.id ?? k, colour: OKABE[k % OKABE.length], size: (m.members || []).length, spans: new Set((m.members || []).map(([l]) => l)).size, inside: sum(touching) ? sum(inside) / sum(touching) : null };
+  });
+  const note = modularity ? h("p", { class: "caption" }, `ε ${number(modularity.epsilon, 3)}, interaction between modules ${number(modularity.objective, 4)}, balance ${number(modularity.balance, 3)}.`) : null;
+  return h("div", {}, dataTable({ title: "Modules", rows, columns: [
+    { label: "module", left: true, value: (r) => r.id, show: (r) => [h("i", { class: "swatch", style: { "--c": r.colour } }), ` ${r.id}`] }, { label: "directions", value: (r) => r.size }, { label: "layers", value: (r) => r.spans },
+    { label: "interaction kept inside", value: (r) => r.inside, show: (r) => percent(r.inside) }] }), note);
+}

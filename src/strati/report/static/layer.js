@@ -1,0 +1,178 @@
+// One layer: its eigenvalue density with both fits, sliders that refit, scree, and every number with its meaning.
+
+import { choice, h, replace, s, slider } from "./dom.js";
+import { isNumber, number, plural } from "./format.js";
+import { figure, frame, legend, line, verticalRule } from "./chart.js";
+import { METRICS, trust } from "./meanings.js";
+import { bulkDensity, fitBulk, fitTail, histogram, tailDensity } from "./refit.js";
+import { padded } from "./scale.js";
+import { dataTable } from "./table.js";
+
+const BULK = "var(--blue)";
+const TAIL = "var(--orange)";
+const SPIKE = "var(--red)";
+const NULLS = "var(--purple)";
+
+export function layerView(layer, context) {
+  const title = h("header", { class: "layer-head" }, h("p", { class: "eyebrow" }, layer.role, layer.block !== null && layer.block !== undefined ? ` · block ${layer.block}` : ""),
+    h("h3", { class: "layer-name" }, layer.name),
+    h("p", { class: "caption" }, `${layer.rows} × ${layer.cols} · ${plural(layer.parameters || 0, "parameter")}${layer.view ? ` · ${layer.view}` : ""}`),
+    layer.phase ? h("p", {}, h("b", {}, layer.phase), layer.phase_evidence ? `: ${evidence(layer.phase_evidence)}` : "") : null,
+    (layer.warnings || []).map((w) => h("p", { class: "note" }, h("b", {}, w.code), " ", w.text)));
+  const eigenvalues = layer.eigenvalues;
+  const pictures = eigenvalues && eigenvalues.length > 1
+    ? spectrumView(layer, Float64Array.from(eigenvalues).sort())
+    : h("p", { class: "empty" }, "No eigenvalues in this result. Scan with --eigenvalues (or --html) to see the density, the fits and the scree here.");
+  return [title, pictures, numbers(layer, context)];
+}
+
+function evidence(value) {
+  if (typeof value === "string") return value;
+  if (Array.isArray(value)) return value.join("; ");
+  return Object.entries(value).map(([k, v]) => `${k.replaceAll("_", " ")} ${typeof v === "number" ? number(v, 3) : v}`).join(", ");
+}
+
+function spectrumView(layer, values) {
+  const positive = values.filter((v) => v > 0);
+  if (positive.length < 2) return h("p", { class: "empty" }, "All eigenvalues but one are zero: there is no density to draw.");
+  const state = { logX: positive[positive.length - 1] / positive[Math.floor(positive.length / 4)] > 20, logY: false, xmin: layer.xmin, sigma: layer.mp_sigma };
+  const hasTail = isNumber(layer.xmin) && layer.xmin > 0;
+  const hasBulk = isNumber(layer.mp_sigma) && layer.mp_sigma > 0;
+  const readout = h("dl", { class: "readout", "aria-live": "polite" });
+  const fits = () => ({ tail: hasTail ? fitTail(values, state.xmin) : null, bulk: hasBulk ? fitBulk(values, layer.rows, layer.cols, state.sigma) : null });
+  const moved = () => (hasTail && state.xmin !== layer.xmin) || (hasBulk && state.sigma !== layer.mp_sigma);
+  const density = figure({ title: "Eigenvalue density", draw: (width) => drawDensity(width, layer, values, state, fits(), moved()),
+    controls: h("div", { class: "controls small" },
+      choice("Horizontal axis", [["linear", "x linear"], ["log", "x log"]], state.logX ? "log" : "linear", (v) => { state.logX = v === "log"; update(); }),
+      choice("Vertical axis", [["linear", "y linear"], ["log", "y log"]], "linear", (v) => { state.logY = v === "log"; update(); })) });
+  const scree = figure({ title: "Scree", draw: (width) => drawScree(width, values, state, fits()), caption: "Eigenvalues by rank, largest first." });
+
+  function update() {
+    density.redraw();
+    scree.redraw();
+    const { tail, bulk } = fits();
+    replace(readout, ...(tail ? [pair("α", tail.alpha, tail.stderr), pair("KS", tail.ks), pair("tail", tail.size), pair("xmin", tail.xmin)] : []),
+      ...(bulk ? [pair("σ", bulk.sigma), pair("λ₋", bulk.minus), pair("λ₊", bulk.plus), pair("beyond edge", moved() || !isNumber(layer.spikes) ? bulk.above : layer.spikes), pair("soft rank", bulk.softRank)] : []));
+  }
+
+  const sliders = h("div", { class: "controls refit" });
+  if (hasTail) {
+    // One step of the slider is one eigenvalue: every xmin the fit could have chosen.
+    const last = positive.length - 3;
+    const nearest = (x) => positive.findIndex((v) => v >= x * (1 - 1e-6));
+    const control = slider("xmin", { min: 0, max: Math.max(1, last), step: 1, value: Math.max(0, nearest(layer.xmin)), show: (i) => number(positive[Math.min(i, positive.length - 1)], 3) }, (i) => { state.xmin = positive[i]; update(); });
+    control.querySelector("input").setAttribute("data-refit", "xmin");
+    sliders.append(control);
+    sliders.resetXmin = () => control.set(Math.max(0, nearest(layer.xmin)));
+  }
+  if (hasBulk) {
+    const control = slider("σ", { min: -100, max: 100, step: 1, value: 0, show: (i) => number(layer.mp_sigma * 2 ** (i / 100), 3) }, (i) => { state.sigma = layer.mp_sigma * 2 ** (i / 100); update(); });
+    control.querySelector("input").setAttribute("data-refit", "sigma");
+    sliders.append(control);
+    sliders.resetSigma = () => control.set(0);
+  }
+  if (hasTail || hasBulk) {
+    sliders.append(h("button", { type: "button", class: "plain", on: { click: () => {
+      state.xmin = layer.xmin;
+      state.sigma = layer.mp_sigma;
+      if (sliders.resetXmin) sliders.resetXmin();
+      if (sliders.resetSigma) sliders.resetSigma();
+      update();
+    } } }, "Back to the fit"));
+  }
+  update();
+  const items = [["eigenvalues", "var(--bar)"]];
+  if (hasBulk) items.push(["random bulk", BULK, "Marchenko-Pastur law", "stroke"]);
+  if (hasTail) items.push(["power-law tail", TAIL, "maximum likelihood above xmin", "stroke"]);
+  if (layer.spikes) items.push([plural(layer.spikes, "spike"), SPIKE, "beyond the Tracy-Widom edge", "rug"]);
+  if (layer.quasi_null) items.push([`${layer.quasi_null} quasi-null`, NULLS, "significantly below the bulk", "rug"]);
+  density.insertBefore(legend(items), density.lastChild);
+  density.append(sliders, readout);
+  return h("div", { class: "spectrum" }, density, scree);
+}
+
+function pair(name, value, error) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, number(value), isNumber(error) ? h("small", {}, ` ± ${number(error, 2)}`) : null));
+}
+
+function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
+  const positive = values.filter((v) => v > 0);
+  const top = positive[positive.length - 1];
+  const domain = state.logX ? padded(positive, 0.03, true) : [0, top * 1.03];
+  const bins = Math.max(24, Math.min(90, Math.round(width / 8), Math.round(3 * Math.sqrt(values.length) + 8)));
+  const bars = histogram(values, domain, bins, state.logX);
+  // Densities are per unit of the axis: on a logarithmic axis, per decade.
+  const jacobian = (x) => (state.logX ? x * Math.LN10 : 1);
+  const overlay = (from, to, f) => {
+    const points = [];
+    for (let i = 0; i <= 160; i += 1) {
+      const x = state.logX ? from * (to / from) ** (i / 160) : from + (to - from) * (i / 160);
+      points.push([x, f(x) * jacobian(x)]);
+    }
+    return points;
+  };
+  const spikes = moved && bulk ? bulk.above : layer.spikes || 0;
+  const nulls = layer.quasi_null || 0;
+  const share = bulk ? Math.max(0, values.length - spikes - nulls) / values.length : 0;
+  const bulkCurve = bulk ? overlay(Math.max(bulk.minus, state.logX ? domain[0] : top * 1e-6), bulk.plus, (x) => share * bulkDensity(bulk, x)) : [];
+  const tailCurve = tail && tail.alpha ? overlay(tail.xmin, top, (x) => tailDensity(tail, values.length, x)) : [];
+  const peak = Math.max(...bars.map((b) => b.density));
+  const least = Math.min(...bars.filter((b) => b.density > 0).map((b) => b.density));
+  const curves = Math.max(0, ...bulkCurve.map((p) => p[1]).filter(Number.isFinite), ...tailCurve.map((p) => p[1]));
+  const yDomain = state.logY ? [least / 2, Math.max(peak, Math.min(curves, 3 * peak)) * 1.6] : [0, Math.max(peak, Math.min(curves, 1.6 * peak)) * 1.12];
+  const chart = frame({ width, height: Math.max(250, Math.min(330, width * 0.52)), label: `Eigenvalue density of ${layer.name}`,
+    x: { domain, log: state.logX, label: "eigenvalue λ" }, y: { domain: yDomain, log: state.logY, label: state.logX ? "density per decade" : "density" } });
+  for (const b of bars) {
+    if (!b.count) continue;
+    const x = chart.x(b.from);
+    const y = chart.y(b.density);
+    chart.marks.append(s("rect", { class: "bar", x: x + 0.4, y, width: Math.max(0.6, chart.x(b.to) - x - 0.8), height: Math.max(0, chart.bottom - y), tip: `${number(b.from, 3)} to ${number(b.to, 3)}: ${b.count}` }));
+  }
+  if (bulk) {
+    line(chart, bulkCurve, { stroke: BULK });
+    verticalRule(chart, bulk.minus, "λ₋", { stroke: BULK });
+    verticalRule(chart, bulk.plus, "λ₊", { stroke: BULK });
+  }
+  if (tail && tail.alpha) {
+    line(chart, tailCurve, { stroke: TAIL });
+    verticalRule(chart, tail.xmin, "xmin", { stroke: TAIL }, 1);
+  }
+  rug(chart, spikes ? values.slice(-spikes) : [], SPIKE);
+  rug(chart, positive.slice(0, Math.max(0, nulls - (values.length - positive.length))), NULLS);
+  const zeros = values.length - positive.length;
+  if (state.logX && zeros) chart.over.append(s("text", { class: "rule-text", x: chart.left + 4, y: chart.bottom - 8 }, `${zeros} at zero, not on this axis`));
+  return chart.svg;
+}
+
+function rug(chart, values, stroke) {
+  if (!values.length) return;
+  let d = "";
+  for (const v of values) d += `M${chart.x(v).toFixed(1)} ${chart.bottom + 1}v-11`;
+  chart.over.append(s("path", { d, stroke, class: "rug" }));
+}
+
+function drawScree(width, values, state, { tail, bulk }) {
+  const positive = values.filter((v) => v > 0).reverse();
+  const chart = frame({ width, height: 220, label: "Scree", x: { domain: [1, positive.length], log: positive.length > 40, label: "rank" }, y: { domain: padded(positive, 0.05, true), log: true, label: "λ" } });
+  if (bulk) {
+    const band = [Math.min(chart.bottom, chart.y(Math.max(bulk.minus, chart.y.domain[0]))), Math.max(chart.top, chart.y(bulk.plus))];
+    chart.marks.prepend(s("rect", { class: "band", x: chart.left, width: chart.right - chart.left, y: band[1], height: Math.max(0, band[0] - band[1]), fill: BULK, tip: "between the edges of the random bulk" }));
+  }
+  line(chart, Array.from(positive, (v, i) => [i + 1, v]), { stroke: "var(--ink)" });
+  if (tail) {
+    const points = Array.from(positive.slice(0, tail.size), (v, i) => [i + 1, v]);
+    line(chart, points, { stroke: TAIL });
+  }
+  return chart.svg;
+}
+
+function numbers(layer, context) {
+  const rows = METRICS.filter((m) => isNumber(layer[m.key])).map((m) => ({ ...m, value: layer[m.key], trust: trust(m, layer, context.verdicts) }));
+  const level = { yes: "held up", no: "do not rely", low: "loose", known: "" };
+  return h("div", { class: "numbers" },
+    dataTable({ title: `Numbers of ${layer.name}`, rows, columns: [
+      { label: "number", left: true, value: (r) => r.key, show: (r) => [h("b", {}, r.name), h("small", { class: "meaning" }, r.meaning)] },
+      { label: "value", value: (r) => r.value },
+      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}` }, level[r.trust.level] ? h("b", { class: "chip" }, r.trust.audit ? `audit: ${level[r.trust.level]}` : level[r.trust.level]) : null, " ", r.trust.text) }] }),
+    context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and its audit's verdict on each metric appears here."));
+}

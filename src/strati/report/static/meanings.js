@@ -1,0 +1,48 @@
+// What each number of a layer means, in one line, and what the literature or the mathematics says about trusting it.
+
+export const METRICS = [
+  { key: "alpha", label: "α", name: "tail exponent", tail: true, meaning: "Exponent of the power-law tail: the smaller, the heavier the tail.", trust: "The literature reads 2 to 6 as well trained. That is a claim, not a fact: it does not survive intervention." },
+  { key: "alpha_stderr", label: "α error", name: "standard error of α", tail: true, meaning: "Statistical error of the exponent, (α − 1)/√n.", trust: "Covers chance in the tail only, not the choice of xmin." },
+  { key: "xmin", label: "xmin", name: "start of the tail", tail: true, meaning: "Eigenvalue from which the tail is fitted.", trust: "Chosen by least KS distance; move the slider to see how much hangs on it." },
+  { key: "ks_distance", label: "KS", name: "KS distance of the tail", tail: true, meaning: "Largest gap between the tail and its power law.", trust: "Small means a good description, not that a power law is the reason." },
+  { key: "tail_size", label: "tail n", name: "eigenvalues in the tail", tail: true, meaning: "How many eigenvalues the exponent rests on.", trust: "Below about 50 the exponent is loose." },
+  { key: "tail_pvalue", label: "tail p", name: "p-value of the tail", tail: true, meaning: "Share of synthetic power laws that fit worse than this one.", trust: "Small speaks against a power law." },
+  { key: "alpha_weighted", label: "α̂", name: "weighted α", tail: true, meaning: "α · log₁₀ λmax: exponent and scale in one.", trust: "Depends on the units of the weights." },
+  { key: "log_alpha_norm", label: "log α-norm", name: "log α-norm", tail: true, meaning: "log₁₀ Σ λ^α.", trust: "Dominated by the largest eigenvalues and by scale." },
+  { key: "mu", label: "μ", name: "tail exponent of the entries", tail: true, meaning: "Exponent of the entries' distribution that such a spectrum would come from.", trust: "Finite-size corrections are large for 2 < μ < 4." },
+  { key: "hard_rank", label: "rank", name: "hard rank", meaning: "Singular values that differ from zero at the precision of the weights.", trust: "Exact up to the stated precision." },
+  { key: "stable_rank", label: "stable rank", name: "stable rank", meaning: "Σλ / λmax: how many directions share the energy.", trust: "Robust to noise; blind to where the directions point." },
+  { key: "entropy", label: "entropy", name: "matrix entropy", meaning: "Evenness of the spectrum: 1 is flat, 0 is one direction.", trust: "Close to 1 for anything with a wide bulk." },
+  { key: "frobenius_norm", label: "‖W‖F", name: "Frobenius norm", meaning: "Root of the sum of squared weights.", trust: "Exact; depends on the scale of the layer." },
+  { key: "spectral_norm", label: "‖W‖₂", name: "spectral norm", meaning: "Largest stretch the matrix gives any vector.", trust: "Exact; depends on the scale of the layer." },
+  { key: "mp_sigma", label: "σ", name: "bulk σ", meaning: "Standard deviation of the entries of the random part.", trust: "Meaningful where a bulk exists; see its KS distance." },
+  { key: "mp_lambda_minus", label: "λ₋", name: "lower edge", meaning: "Where the random bulk begins.", trust: "Zero for square matrices." },
+  { key: "mp_lambda_plus", label: "λ₊", name: "upper edge", meaning: "Where the random bulk ends.", trust: "Blurred by Tracy-Widom fluctuations at finite size." },
+  { key: "mp_soft_rank", label: "soft rank", name: "MP soft rank", meaning: "λ₊ / λmax: 1 is pure noise, near 0 is strong signal.", trust: "As good as the bulk fit." },
+  { key: "mp_ks_distance", label: "bulk KS", name: "KS distance of the bulk", meaning: "Largest gap between the bulk and the random law.", trust: "Large means that there is no random bulk to speak of." },
+  { key: "spikes", label: "spikes", name: "spikes", meaning: "Eigenvalues beyond the random edge: candidates for learned directions.", trust: "A few per cent of random matrices show one." },
+  { key: "quasi_null", label: "quasi-null", name: "quasi-null", meaning: "Eigenvalues significantly below the bulk: directions hardly used.", trust: "By a documented rule; for square matrices the edge is zero and the rule is a log gap." },
+  { key: "aspect", label: "Q", name: "aspect ratio", meaning: "Longer side over shorter side.", trust: "Exact." },
+  { key: "parameters", label: "parameters", name: "parameters", meaning: "Weights in this layer.", trust: "Exact." },
+];
+
+export const metricOf = (key) => METRICS.find((m) => m.key === key);
+
+// How far one number of one layer may be trusted: the layer's own flags first, then the audit, then what is known.
+export function trust(metric, layer, verdicts) {
+  const codes = new Set((layer.warnings || []).map((w) => w.code));
+  if (metric.tail && codes.has("noise-like")) return { level: "no", text: "The random bulk explains this spectrum: the tail means nothing here." };
+  const verdict = verdicts.get(metric.key);
+  if (verdict) return { level: verdict.predicts_performance ? "yes" : "no", text: verdict.text || "", audit: true };
+  if (metric.tail && (codes.has("short-tail") || codes.has("few-eigenvalues"))) return { level: "low", text: "Rests on few eigenvalues. " + metric.trust };
+  if (codes.has("quantised")) return { level: "low", text: "Quantised weights: rounding adds its own noise. " + metric.trust };
+  return { level: "known", text: metric.trust };
+}
+
+// Lithology: each family of roles has a texture of its own, so that colour is free for the metric.
+export function texture(role) {
+  const family = String(role || "").split(".")[0];
+  return ["attention", "mlp", "embedding", "head", "conv"].includes(family) ? family : "linear";
+}
+
+export const TEXTURES = [["attention", "attention"], ["mlp", "mlp"], ["embedding", "embedding"], ["head", "head"], ["conv", "convolution"], ["linear", "linear"]];

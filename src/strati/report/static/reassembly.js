@@ -1,0 +1,132 @@
+// Pieces put in order: the score matrix before and after matching, and the order as it emerges, playable.
+
+import { choice, empty, h, player, s, section, slider, stat } from "./dom.js";
+import { isNumber, number, plural } from "./format.js";
+import { figure, frame, line, rampKey, verticalRule } from "./chart.js";
+import { colourScale, padded, viridis } from "./scale.js";
+import { dataTable } from "./table.js";
+
+export function reassemblySection(result, id) {
+  const pairing = result.pairing || {};
+  const lead = `${result.exact ? "Exact: the order reproduces the data." : "Not exact: this is the best order found."} Mean squared error ${number(result.mse)}.`
+    + (pairing.separated === false ? " The matched scores do not stand out from the unmatched ones, so the pairing cannot be trusted." : "");
+  const body = section(id, "Reassembly", lead);
+  body.append(h("div", { class: "stats" },
+    stat("mean squared error", number(result.mse)), stat("lowest matched score", number(pairing.matched_min)), stat("highest unmatched score", number(pairing.unmatched_max)), stat("pairs stand apart", pairing.separated ? "yes" : "no"),
+    result.seconds ? stat("seconds to solve", number(result.seconds.solve, 3)) : null));
+  const parts = [];
+  if ((result.score_matrix || []).length) parts.push(scores(result));
+  const stages = (result.progression || []).filter((p) => Array.isArray(p.order));
+  if (stages.length) parts.push(progression(stages));
+  body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds neither the score matrix nor the order's progression; reassemble again with this version of strati to see them."));
+  body.append(rounds(result));
+  if ((result.permutation || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "The permutation"), h("p", { class: "permutation" }, result.permutation.join(", "))));
+  return body;
+}
+
+// Rows and columns in the order of the solution put every matched pair on the diagonal.
+function matched(result) {
+  const permutation = result.permutation || [];
+  const rows = [];
+  const columns = [];
+  for (let i = 0; i + 1 < permutation.length; i += 2) {
+    const r = (result.in_pieces || []).indexOf(permutation[i]);
+    const c = (result.out_pieces || []).indexOf(permutation[i + 1]);
+    if (r >= 0 && c >= 0) {
+      rows.push(r);
+      columns.push(c);
+    }
+  }
+  return { rows, columns };
+}
+
+function scores(result) {
+  const matrix = result.score_matrix;
+  const after = matched(result);
+  const plain = { rows: matrix.map((_, i) => i), columns: (matrix[0] || []).map((_, i) => i) };
+  const state = { view: after.rows.length ? "after" : "before" };
+  const colour = colourScale(matrix.flat(), viridis);
+  const nameOf = (list, i) => (list && list[i] !== undefined ? list[i] : i);
+  const picture = figure({ title: "Pairing scores", wide: true, draw: (width) => {
+    const order = state.view === "after" ? after : plain;
+    const size = Math.min(width - 30, 460);
+    const cell = size / Math.max(order.rows.length, order.columns.length, 1);
+    const canvas = h("canvas", { width: order.columns.length, height: order.rows.length });
+    const pen = canvas.getContext("2d");
+    order.rows.forEach((r, i) => order.columns.forEach((c, j) => {
+      pen.fillStyle = colour(matrix[r][c]) || "#888888";
+      pen.fillRect(j, i, 1, 1);
+    }));
+    const svg = s("svg", { viewBox: `0 0 ${width} ${size + 40}`, class: "chart", role: "img", "aria-label": "Score of every pair of pieces" });
+    svg.append(s("image", { class: "pixels", href: canvas.toDataURL("image/png"), x: 26, y: 4, width: cell * order.columns.length, height: cell * order.rows.length, preserveAspectRatio: "none" }),
+      s("text", { class: "label", x: 26 + size / 2, y: size + 24, "text-anchor": "middle" }, "second matrices (out)"), s("text", { class: "label", transform: `translate(14 ${size / 2}) rotate(-90)`, "text-anchor": "middle" }, "first matrices (in)"));
+    const hit = s("rect", { x: 26, y: 4, width: cell * order.columns.length, height: cell * order.rows.length, fill: "transparent", tip: " " });
+    hit.addEventListener("pointermove", (event) => {
+      const box = hit.getBoundingClientRect();
+      const j = Math.min(order.columns.length - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * order.columns.length)));
+      const i = Math.min(order.rows.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * order.rows.length)));
+      hit.dataset.tip = `in ${nameOf(result.in_pieces, order.rows[i])}, out ${nameOf(result.out_pieces, order.columns[j])}: ${number(matrix[order.rows[i]][order.columns[j]])}`;
+    });
+    svg.append(hit);
+    return svg;
+  }, controls: h("div", { class: "controls small" }, choice("Order of rows and columns", [["before", "as given"], ["after", "matched and ordered"]], state.view, (v) => { state.view = v; picture.redraw(); })),
+  caption: "In the right order the bright cells are the diagonal: each first matrix with its own second one." });
+  picture.insertBefore(rampKey(colour, "score", (v) => number(v, 3)), picture.lastChild);
+  return picture;
+}
+
+function progression(stages) {
+  const size = Math.max(...stages.map((p) => p.order.length));
+  const state = { at: stages.length - 1 };
+  const now = h("p", { class: "caption now", "aria-live": "polite" });
+  const picture = figure({ title: "The order as it emerges", wide: true, draw: (width) => drawStages(width, stages, size, state.at), caption: "Each column is a stage, each band a block, coloured by its final place: in the end the colours run smoothly from top to bottom." });
+  const errors = figure({ title: "Error by stage", wide: true, draw: (width) => {
+    const positive = stages.map((p) => p.mse).filter((v) => isNumber(v) && v > 0);
+    const chart = frame({ width, height: 180, label: "Mean squared error by stage", x: { domain: [0, Math.max(1, stages.length - 1)], ticks: [...new Set([0, stages.length - 1])], text: (t) => String(stages[t].stage), label: "stage" }, y: { domain: padded(positive, 0.08, true), log: true, label: "MSE" } });
+    line(chart, stages.map((p, i) => [i, p.mse ?? NaN]), { stroke: "var(--blue)" });
+    verticalRule(chart, state.at, null, {});
+    return chart.svg;
+  } });
+  const steps = player(stages.length, Math.max(120, Math.min(900, 9000 / stages.length)), (i) => { control.set(i); go(i); });
+  const control = slider("Stage", { min: 0, max: stages.length - 1, step: 1, value: state.at, show: (i) => String(stages[i].stage) }, (i) => { steps.stop(); steps.at(i); go(i); });
+  control.querySelector("input").setAttribute("data-stage", "1");
+  function go(i) {
+    state.at = i;
+    picture.redraw();
+    errors.redraw();
+    const placed = stages[i].order.filter((place, k) => place === k).length;
+    now.textContent = `${stages[i].stage}: ${plural(placed, "block")} of ${stages[i].order.length} in place, MSE ${number(stages[i].mse)}`;
+  }
+  picture.insertBefore(h("div", { class: "controls small time" }, steps.button, control), picture.querySelector(".figure-body"));
+  picture.append(now);
+  go(state.at);
+  return h("div", { class: "stack" }, picture, errors);
+}
+
+// All stages small on the left, the present one large on the right.
+function drawStages(width, stages, size, at) {
+  const height = Math.max(240, Math.min(460, size * 9));
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": "Order of the blocks at each stage" });
+  const wide = Math.min(150, width * 0.34);
+  const small = (width - wide - 24) / stages.length;
+  const band = height / size;
+  const colour = (place) => viridis(size > 1 ? place / (size - 1) : 0.5);
+  stages.forEach((stage, k) => stage.order.forEach((place, i) => {
+    svg.append(s("rect", { x: k * small, y: i * band, width: Math.max(0.5, small - (small > 8 ? 3 : 0)), height: band + 0.3, fill: colour(place), opacity: k <= at ? 1 : 0.22 }));
+  }));
+  svg.append(s("rect", { class: "here", x: at * small - 1, y: 0.5, width: Math.max(2, small - 1), height: height - 1 }));
+  const left = width - wide;
+  stages[at].order.forEach((place, i) => {
+    svg.append(s("rect", { x: left, y: i * band, width: wide, height: Math.max(0.5, band - 0.8), fill: colour(place), tip: `position ${i}: block that belongs at ${place}` }));
+    if (band > 11) svg.append(s("text", { class: "cell", x: left + 8, y: (i + 0.5) * band, dy: "0.34em", fill: place / size > 0.6 ? "#1d2025" : "#ffffff" }, place));
+  });
+  return svg;
+}
+
+function rounds(result) {
+  const rows = result.rounds || [];
+  const seed = result.seed_order || {};
+  if (!rows.length && !seed.method) return h("span", {});
+  return dataTable({ title: "Rounds of repair", rows: [...(seed.method ? [{ round: `seed: ${seed.method}`, swaps: null, mse: seed.mse }] : []), ...rows], columns: [
+    { label: "round", left: true, value: (r) => r.round }, { label: "swaps", value: (r) => r.swaps }, { label: "MSE", value: (r) => r.mse }] });
+}
