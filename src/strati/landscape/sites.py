@@ -1,0 +1,160 @@
+"""Where in a network activations are read: the residual stream, MLP hidden layers, or modules by name.
+
+Only finds and names the places; reading activations and Jacobians there is ``basis_probes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from strati.errors import BadInputError, UnsupportedError
+
+RESIDUAL, MLP = "residual", "mlp"
+_DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "w2", "lin2", "wo", "output.dense")
+_ELEMENTWISE = (
+    nn.ReLU, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Softplus, nn.Identity, nn.Dropout,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module, and whether what goes in or what comes out of it is read; ``module=""`` is the network."""
+
+    module: str
+    side: str = "output"
+
+    @property
+    def name(self) -> str:
+        """The name shown."""
+        if self.module == "":
+            return self.side
+        return self.module if self.side == "output" else f"{self.module}:input"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a network that is not a plain chain is read.
+
+    Args:
+        sites: ``"residual"`` (the stream between blocks), ``"mlp"`` (each block's MLP hidden layer), or names
+            of modules, ``"NAME"`` for what comes out and ``"NAME:input"`` for what goes in. ``None`` takes
+            the children of a sequential network, else the residual stream.
+        probes: Random probes per datum where the exact Jacobian would take more backward passes.
+        batch: Data per forward pass.
+    """
+
+    sites: str | Sequence[str] | None = None
+    probes: int = 32
+    batch: int = 64
+
+
+def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: bool) -> tuple[Site, ...]:
+    """The sites of a model in order, the output last.
+
+    Args:
+        model: The network.
+        sites: As in :class:`Reading`.
+        tokens: The inputs are token numbers, so that site 0 is what enters the first block.
+
+    Raises:
+        BadInputError: A name is not a module's.
+        UnsupportedError: No blocks are recognised.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> [site.name for site in find_sites(net, None, tokens=False)]
+        ['input', '1', 'output']
+    """
+    last = Site("", "output")
+    first = [] if tokens else [Site("", "input")]
+    if isinstance(sites, str) and sites not in (RESIDUAL, MLP):
+        sites = [sites]
+    if sites is None and isinstance(model, nn.Sequential) and not tokens:
+        return (*first, *_children(model)[:-1], last)
+    if sites is None or isinstance(sites, str):
+        blocks = _blocks(model)
+        start = [Site(blocks[0], "input")] if tokens else first
+        if sites == MLP:
+            return (*start, *(_hidden(model, block) for block in blocks), last)
+        return (*start, *(Site(block) for block in blocks), last)
+    known = dict(model.named_modules())
+    named = [Site(*name.split(":", 1)) if name.endswith(":input") else Site(name) for name in sites]
+    for site in named:
+        if site.module not in known or site.module == "":
+            raise BadInputError(
+                site.module, "no module of the network has this name; see model.named_modules()"
+            )
+    return (*first, *named, last)
+
+
+def first_tensor(value: object) -> torch.Tensor:
+    """The tensor in what a module takes or gives: itself, the logits, or the first of several."""
+    if isinstance(value, torch.Tensor):
+        return value
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(found := getattr(value, name, None), torch.Tensor):
+            return found
+    if isinstance(value, tuple | list) and value:
+        return first_tensor(value[0])
+    raise UnsupportedError(
+        "network", f"gives a {type(value).__name__}, not a tensor; wrap it in a module that does"
+    )
+
+
+def _children(model: nn.Sequential) -> list[Site]:
+    """The children of a sequential network, an elementwise one counted to the module before it."""
+    flat: list[tuple[str, nn.Module]] = []
+
+    def walk(prefix: str, module: nn.Sequential) -> None:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Sequential):
+                walk(f"{prefix}{name}.", child)
+            else:
+                flat.append((f"{prefix}{name}", child))
+
+    walk("", model)
+    sites: list[Site] = []
+    for name, child in flat:
+        if isinstance(child, (*_ELEMENTWISE, nn.Flatten)) and sites:
+            sites.pop()
+        sites.append(Site(name))
+    return sites
+
+
+def _blocks(model: nn.Module) -> list[str]:
+    """The longest run of composite modules of one class: the blocks of a residual network or transformer."""
+    best: list[str] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        kinds: dict[type[nn.Module], list[str]] = {}
+        for child, block in module.named_children():
+            if next(block.children(), None) is not None and next(block.parameters(), None) is not None:
+                kinds.setdefault(type(block), []).append(f"{name}.{child}" if name else child)
+        best = max([best, *kinds.values()], key=len)
+    if not best:
+        raise UnsupportedError(
+            type(model).__name__,
+            "neither a chain of linear layers nor a list of blocks; name the modules to read with sites=[...]",
+        )
+    return best
+
+
+def _hidden(model: nn.Module, block: str) -> Site:
+    """The hidden layer of a block's MLP: what enters its last projection."""
+    inside = [name for name, _ in model.get_submodule(block).named_modules() if name]
+    candidates = [name for name in inside if "attn" not in name and "attention" not in name]
+    for down in _DOWN:
+        for name in candidates:
+            if name == down or name.endswith(f".{down}"):
+                return Site(f"{block}.{name}", "input")
+    linears = [n for n in candidates if isinstance(model.get_submodule(f"{block}.{n}"), nn.Linear)]
+    if len(linears) >= 2:
+        return Site(f"{block}.{linears[-1]}", "input")
+    raise UnsupportedError(
+        block, "has no MLP that is recognised; name its projection with sites=['NAME:input']"
+    )

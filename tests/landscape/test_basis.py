@@ -1,0 +1,408 @@
+"""The interaction basis against exact Jacobians, its invariances, and what it must say about bad input."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import strati
+from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.sites import Reading
+
+KINDS = ("interaction", "local")
+
+
+def mlp(widths, *, seed=0, bias=True, activation=nn.ReLU):
+    torch.manual_seed(seed)
+    layers = []
+    for k in range(len(widths) - 1):
+        layers.append(nn.Linear(widths[k], widths[k + 1], bias=bias))
+        if k + 2 < len(widths) and activation is not None:
+            layers.append(activation())
+    return nn.Sequential(*layers).double()
+
+
+def normal(n, d, *, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, d)))
+
+
+def conditioned(d, condition, *, seed):
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2))
+    return torch.from_numpy(left * np.geomspace(1, 1 / condition, d) @ right)
+
+
+def activations(net, x):
+    """Input, each hidden layer after its nonlinearity, output."""
+    found, f = [x], x
+    children = list(net)
+    for k, layer in enumerate(children):
+        f = layer(f)
+        if k + 1 == len(children) or isinstance(children[k + 1], nn.Linear):
+            found.append(f)
+    return [f.detach().numpy() for f in found]
+
+
+def tails(net):
+    """The map from each site (but the last) to the output, and to the next site."""
+    children = list(net)
+    starts = [k for k, c in enumerate(children) if isinstance(c, nn.Linear)]
+    ends = [*starts[1:], len(children)]
+    return [
+        (nn.Sequential(*children[s:]), nn.Sequential(*children[s:e]))
+        for s, e in zip(starts, ends, strict=True)
+    ]
+
+
+def same_up_to_signs(a, b):
+    signs = np.sign((a * b).sum(axis=0))
+    return float(np.abs(a - b * signs).max() / np.abs(a).max())
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.GELU])
+@pytest.mark.parametrize("kind", KINDS)
+def test_definition_by_exact_jacobians(kind, activation):
+    net, x = mlp([5, 7, 6, 3], activation=activation), normal(40, 5)
+    basis = strati.interaction_basis(net, x, kind)
+    F = activations(net, x)
+    for site, (to_output, to_next) in enumerate(tails(net)):
+        layer, following = basis.layers[site], basis.layers[site + 1]
+        function = to_output if kind == "interaction" else to_next
+        J = torch.func.vmap(torch.func.jacrev(function))(torch.from_numpy(F[site])).detach().numpy()
+        if kind == "local":
+            J = following.matrix @ J
+        M = np.einsum("nki,nkj->ij", J, J) / len(x)
+        G = np.cov(F[site].T, bias=True)
+        assert np.allclose(layer.inverse.T @ M @ layer.inverse, np.eye(layer.directions), atol=1e-9)
+        assert np.allclose(layer.matrix @ G @ layer.matrix.T, np.diag(layer.eigenvalues), atol=1e-9)
+        values = np.sort(np.linalg.eigvals(G @ M).real)[::-1][: layer.directions]
+        assert np.allclose(layer.eigenvalues, values, rtol=1e-6, atol=1e-10 * values[0])
+
+
+def test_last_layer_is_pca_and_eigenvalues_descend():
+    net, x = mlp([6, 8, 4]), normal(100, 6)
+    for kind in (*KINDS, "pca"):
+        last = strati.interaction_basis(net, x, kind).layers[-1]
+        assert np.allclose(last.matrix @ last.matrix.T, np.eye(4), atol=1e-12)
+        cov = np.cov(net(x).detach().numpy().T, bias=True)
+        assert np.allclose(last.eigenvalues, np.sort(np.linalg.eigvalsh(cov))[::-1])
+    for layer in strati.interaction_basis(net, x).layers:
+        assert (np.diff(layer.eigenvalues) <= 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), log_condition=st.floats(0, 3))
+def test_invariance_at_the_input(kind, seed, log_condition):
+    net, x = mlp([6, 9, 7, 4], seed=seed), normal(400, 6, seed=seed)
+    R = conditioned(6, 10**log_condition, seed=seed)
+    other = mlp([6, 9, 7, 4], seed=seed)
+    other[0].weight.data = net[0].weight.data @ torch.linalg.inv(R)
+    one, two = strati.interaction_basis(net, x, kind), strati.interaction_basis(other, x @ R.T, kind)
+    assert [a.directions for a in one.layers] == [b.directions for b in two.layers]
+    plain, mixed = one.layers[0].forward(x.numpy()), two.layers[0].forward((x @ R.T).numpy())
+    assert same_up_to_signs(plain, mixed) < 1e-6
+    assert np.allclose(one.layers[1].eigenvalues, two.layers[1].eigenvalues, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_invariance_in_a_hidden_layer(kind):
+    net, x = mlp([6, 9, 7, 4], seed=3), normal(500, 6)
+    R = conditioned(9, 1e3, seed=1)
+    change = nn.Linear(9, 9, bias=False).double()
+    change.weight.data = R
+    third = nn.Linear(9, 7).double()
+    third.weight.data, third.bias.data = net[2].weight.data @ torch.linalg.inv(R), net[2].bias.data
+    other = nn.Sequential(net[0], net[1], change, third, net[3], net[4])
+    one, two = strati.interaction_basis(net, x, kind), strati.interaction_basis(other, x, kind)
+    F = activations(net, x)
+    plain, mixed = one.layers[1].forward(F[1]), two.layers[2].forward(F[1] @ R.numpy().T)
+    assert plain.shape == mixed.shape
+    assert same_up_to_signs(plain, mixed) < 1e-6
+    assert same_up_to_signs(one.layers[0].forward(F[0]), two.layers[0].forward(F[0])) < 1e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_deep_linear_networks_are_diagonal(kind, bias):
+    net, x = mlp([8, 10, 9, 5], activation=None, bias=bias), normal(300, 8) + 2.0
+    basis = strati.interaction_basis(net, x, kind)
+    coordinates = [layer.forward(f) for layer, f in zip(basis.layers, activations(net, x), strict=True)]
+    for here, there in pairwise(coordinates):
+        assert same_up_to_signs(here, there) < 1e-9
+    whole = net[2].weight @ net[1].weight @ net[0].weight
+    whole = whole.detach().numpy()
+    G = np.cov(x.numpy().T, bias=True)
+    singular = np.linalg.svd(whole @ np.linalg.cholesky(G), compute_uv=False)
+    for layer in basis.layers:
+        assert np.allclose(layer.eigenvalues, singular**2, rtol=1e-9)
+    for edges in strati.interaction_graph(basis).edges:
+        assert np.abs(edges - np.eye(5)).max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_of_rank_four(kind):
+    x = normal(300, 4) @ normal(4, 12, seed=1)
+    free = mlp([12, 10, 11, 8], activation=None, bias=False)
+    biased = mlp([12, 10, 11, 8], activation=None, bias=True)
+    counts = lambda net, **o: [a.directions for a in strati.interaction_basis(net, x, kind, **o).layers]  # noqa: E731
+    assert counts(free) == counts(biased) == [4] * 4
+    assert counts(free, centre=False) == [4] * 4
+    assert counts(biased, centre=False)[1:] == [5] * 3
+    single = [a.directions for a in strati.interaction_basis(biased.float(), x.float(), kind).layers]
+    assert single == [4] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_null_directions_are_gone_and_outputs_stay(kind):
+    net, x = mlp([6, 10, 8, 3], seed=5), normal(300, 6)
+    with torch.no_grad():
+        net[0].weight[1], net[0].bias[1] = 2 * net[0].weight[0], 2 * net[0].bias[0]  # parallel neurons
+        net[0].bias[2] = -100.0  # a dead neuron
+        net[2].weight[:, 3] = 0.0  # a neuron nobody reads
+        net[0].weight[:, 5] = 0.0  # an input nobody reads
+    basis = strati.interaction_basis(net, x, kind)
+    assert basis.layers[0].directions == 5
+    assert basis.layers[1].directions <= 7
+    assert basis.layers[2].directions == 3
+    F = activations(net, x)
+    for site, (to_output, _) in enumerate(tails(net)):
+        layer = basis.layers[site]
+        assert layer.matrix.shape == (layer.directions, F[site].shape[1]) == layer.inverse.T.shape
+        assert np.allclose(layer.matrix @ layer.inverse, np.eye(layer.directions), atol=1e-8)
+        back = torch.from_numpy(layer.backward(layer.forward(F[site])))
+        assert np.allclose(to_output(back).detach().numpy(), F[-1], atol=1e-8)
+        assert layer.round_trip < 1e-15
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([1e-6, 1.0, 1e6]), centre=st.booleans())
+def test_there_and_back_for_any_kind(seed, scale, centre):
+    rng = np.random.default_rng(seed)
+    widths = [int(k) for k in rng.integers(2, 7, size=4)]
+    net, x = mlp(widths, seed=seed), normal(60, widths[0], seed=seed) * scale + scale
+    F = activations(net, x)
+    for kind in ("interaction", "local", "pca", "neuron"):
+        basis = strati.interaction_basis(net, x, kind, centre=centre)
+        rows = basis.layers[0].backward(basis.layers[0].forward(F[0]))
+        assert np.allclose(
+            net(torch.from_numpy(rows)).detach().numpy(), F[-1], rtol=1e-6, atol=1e-5 * np.abs(F[-1]).max()
+        )
+
+
+def test_epsilon_cuts_what_matters_less():
+    net, x = mlp([10, 20, 20, 5]), normal(400, 10)
+    full = strati.interaction_basis(net, x)
+    epsilon = float(np.median(full.layers[1].eigenvalues))
+    cut = strati.interaction_basis(net, x, epsilon=epsilon)
+    for a, b in zip(full.layers, cut.layers, strict=True):
+        assert b.directions == int((a.eigenvalues > epsilon).sum())
+    assert any(flag.code == "round-trip" for flag in cut.warnings)
+
+
+def test_repeated_eigenvalues_are_an_ambiguous_subspace():
+    net = nn.Sequential(nn.Linear(3, 3, bias=False)).double()
+    net[0].weight.data = torch.eye(3, dtype=torch.float64)
+    corners = torch.tensor(
+        [[a, b, 3 * c] for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)], dtype=torch.float64
+    )
+    basis = strati.interaction_basis(net, corners)
+    assert basis.layers[0].ambiguous == ((1, 2),)
+    assert any(flag.code == "ambiguous" for flag in basis.warnings)
+
+
+def test_many_outputs_by_probes_state_their_error(monkeypatch):
+    from strati.landscape import basis_chain
+
+    net, x = mlp([6, 12, 12, 12, 30]), normal(400, 6)
+    exact = strati.interaction_basis(net, x)
+    monkeypatch.setattr(basis_chain, "EXACT_OUTPUTS", 4)
+    probed = strati.interaction_basis(net, x)
+    assert 0 < probed.layers[0].error < 0.2
+    assert probed.layers[0].eigenvalues[0] == pytest.approx(
+        exact.layers[0].eigenvalues[0], rel=5 * probed.layers[0].error
+    )
+
+
+def test_chunks_do_not_matter(monkeypatch):
+    from strati.landscape import basis_chain
+
+    net, x = mlp([5, 8, 8, 3]), normal(300, 5)
+    whole = strati.interaction_basis(net, x)
+    monkeypatch.setattr(basis_chain, "ROWS", 37)
+    monkeypatch.setattr(basis_chain, "_ELEMENTS", 500)
+    parts = strati.interaction_basis(net, x)
+    for a, b in zip(whole.layers, parts.layers, strict=True):
+        assert np.allclose(a.eigenvalues, b.eigenvalues, rtol=1e-10)
+        assert np.allclose(a.matrix, b.matrix, rtol=1e-6, atol=1e-8)
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        return x + self.fc2(torch.relu(self.up(x)))
+
+
+def residual(depth=3, width=5, *, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(Block(width) for _ in range(depth)), nn.Linear(width, 2)).double()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_residual_network_against_exact_jacobians(kind):
+    net, x = residual(), normal(30, 5)
+    basis = strati.interaction_basis(net, x, kind)
+    assert [layer.name for layer in basis.layers] == ["input", "0", "1", "2", "output"]
+    f = x
+    for site in range(4):
+        function = net[site:] if kind == "interaction" else net[site : site + 1]
+        J = torch.func.vmap(torch.func.jacrev(function))(f).detach().numpy()
+        if kind == "local":
+            J = basis.layers[site + 1].matrix @ J
+        M = np.einsum("nki,nkj->ij", J, J) / len(x)
+        layer = basis.layers[site]
+        assert layer.error == 0
+        assert np.allclose(layer.inverse.T @ M @ layer.inverse, np.eye(layer.directions), atol=1e-8)
+        f = net[site](f).detach()
+
+
+def test_probes_agree_with_exact_within_their_error():
+    net, x = residual(), normal(600, 5)
+    exact = strati.interaction_basis(net, x, reading=Reading(probes=8))
+    probed = strati.interaction_basis(net, x, reading=Reading(probes=1, batch=20))
+    for a, b in zip(exact.layers[:-1], probed.layers[:-1], strict=True):
+        assert a.error == 0 < b.error < 0.2
+        assert b.eigenvalues.sum() == pytest.approx(a.eigenvalues.sum(), rel=4 * b.error)
+
+
+def test_mlp_hidden_layers_and_named_sites():
+    net, x = residual(), normal(50, 5)
+    hidden = strati.interaction_basis(net, x, reading=Reading("mlp"))
+    assert [layer.name for layer in hidden.layers] == [
+        "input", "0.fc2:input", "1.fc2:input", "2.fc2:input", "output",
+    ]  # fmt: skip
+    assert hidden.layers[1].width == 10
+    named = strati.interaction_basis(net, x, "local", reading=Reading(["0.up", "2"]))
+    assert [layer.name for layer in named.layers] == ["input", "0.up", "2", "output"]
+
+
+@pytest.fixture(scope="module")
+def tiny_transformer():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    config = GPT2Config(
+        attn_implementation="eager", n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=12
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.mark.parametrize("where", ["residual", "mlp"])
+def test_transformer(tiny_transformer, where):
+    tokens = torch.randint(0, 40, (60, 6), generator=torch.Generator().manual_seed(0))
+    for kind in KINDS:
+        basis = strati.interaction_basis(
+            tiny_transformer, tokens, kind, reading=Reading(where, probes=8, batch=10)
+        )
+        widths = [layer.width for layer in basis.layers]
+        assert widths == ([16, 16, 16, 40] if where == "residual" else [16, 64, 64, 40])
+        assert all(layer.round_trip < 1e-6 for layer in basis.layers)
+        assert all(0 < layer.error < 0.3 for layer in basis.layers[:-1])
+    graph = strati.interaction_graph(basis)
+    assert [e.shape for e in graph.edges] == [(b.directions, a.directions) for a, b in pairwise(basis.layers)]
+
+
+def test_transformer_moments_against_exact_jacobians(tiny_transformer):
+    tokens = torch.randint(0, 40, (40, 4), generator=torch.Generator().manual_seed(1))
+    basis = strati.interaction_basis(tiny_transformer, tokens, reading=Reading(probes=64, batch=10))
+    model = __import__("copy").deepcopy(tiny_transformer).double()
+    stream = model(tokens, output_hidden_states=True).hidden_states[1].detach()
+
+    def rest(h):
+        return model.lm_head(model.transformer.ln_f(model.transformer.h[1](h[None])))[0]
+
+    M = np.zeros((16, 16))
+    for h in stream:
+        J = torch.func.jacrev(rest)(h).detach().numpy()  # (position, logit, position, width)
+        M += np.einsum("akti,aktj->ij", J, J)
+    M /= stream.shape[0] * stream.shape[1]
+    layer = basis.layers[1]
+    found = layer.inverse.T @ M @ layer.inverse
+    assert np.allclose(np.diag(found)[:4], 1.0, atol=0.15)
+
+
+def test_wide_output_is_read_in_the_range_of_the_head(monkeypatch):
+    from strati.landscape import basis_probes
+
+    net, x = residual(), normal(200, 5)
+    wide = nn.Sequential(*list(net)[:-1], nn.Linear(5, 50)).double()
+    exact = strati.interaction_basis(wide, x, reading=Reading(probes=64))
+    monkeypatch.setattr(basis_probes, "WIDEST_OUTPUT", 20)
+    framed = strati.interaction_basis(wide, x, reading=Reading(probes=64))
+    for a, b in zip(exact.layers, framed.layers, strict=True):
+        assert np.allclose(a.eigenvalues, b.eigenvalues, rtol=1e-8)
+        assert a.matrix.shape == b.matrix.shape
+    outputs = wide(x).detach().numpy()
+    assert np.allclose(framed.layers[-1].backward(framed.layers[-1].forward(outputs)), outputs, atol=1e-9)
+    for a, b in zip(
+        strati.interaction_graph(exact).edges, strati.interaction_graph(framed).edges, strict=True
+    ):
+        assert np.allclose(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_the_model_is_left_alone():
+    net, x = residual().float().train(), normal(30, 5).float()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    strati.interaction_basis(net, x)
+    assert net.training
+    assert all(torch.equal(v, before[k]) and v.dtype == torch.float32 for k, v in net.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.zeros((0, 5)), "fewer than two rows"),
+        (np.ones((3, 4)), "4 inputs a row"),
+        (np.array([[np.nan] * 5] * 3), "not finite"),
+        (np.array([["a"] * 5] * 3), "not numbers"),
+        (np.ones((3, 5), dtype=complex), "type"),
+        ([[1.0], [1.0, 2.0]], "not numbers"),
+    ],
+)
+def test_bad_data(x, words):
+    with pytest.raises(BadInputError, match=words):
+        strati.interaction_basis(mlp([5, 4, 2]), x)
+
+
+def test_bad_calls():
+    net, x = mlp([5, 4, 2]), normal(20, 5)
+    for options in ({"kind": "svd"}, {"epsilon": -1.0}, {"tolerance": 0.0}, {"tolerance": float("nan")}):
+        with pytest.raises(BadInputError):
+            strati.interaction_basis(net, x, **options)
+    with pytest.raises(BadInputError, match="no module"):
+        strati.interaction_basis(net, x, reading=Reading(["nothing"]))
+    with pytest.raises(UnsupportedError):
+        strati.interaction_basis(nn.Bilinear(5, 5, 2), x)
+    with pytest.raises(BadInputError):
+        strati.interaction_basis([1, 2], x)
+    net[0].weight.data[0, 0] = float("inf")
+    with pytest.raises(BadInputError, match="not finite"):
+        strati.interaction_basis(net, x)
+
+
+def test_constant_data_have_no_directions():
+    basis = strati.interaction_basis(mlp([5, 4, 2]), np.ones((10, 5)) * 0.3)
+    assert [layer.directions for layer in basis.layers] == [0, 0, 0]
+    assert {flag.code for flag in basis.warnings} == {"no-directions"}
+    graph = strati.interaction_graph(basis)
+    assert strati.modules(graph).modules == ()
