@@ -91,11 +91,12 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The main table, for notebooks; text from files is escaped."""
-        from strati.text import as_html
+        from strati.text import printable
 
-        table = self.frame().rename(columns=as_html)
-        cells = {c: as_html for c in table.columns if table[c].dtype == object}
-        return table.to_html(escape=False, index=False, formatters=cells, max_rows=60)  # type: ignore[call-overload, no-any-return]
+        def safe(value: Any) -> Any:
+            return printable(value, limit=400) if isinstance(value, str) else value
+
+        return self.frame().map(safe).rename(columns=safe).to_html(escape=True, index=False, max_rows=60)
 
 
 def jsonable(value: Any) -> Any:

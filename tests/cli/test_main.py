@@ -1,0 +1,165 @@
+"""The command line as a whole: help, exit codes, one line for every error, silence where it is asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strati import embedded
+from strati.cli.main import VERBS
+
+MODEL = str(embedded.path("digits-mlp.safetensors"))
+
+
+def strati(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "strati.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_version() -> None:
+    done = strati("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"strati \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_help_names_every_verb_and_takes_under_half_a_second_of_processor_time() -> None:
+    strati("--help")  # bytecode is compiled once
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = strati("--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0
+    assert all(verb in done.stdout for verb in VERBS)
+    assert "strati scan model.safetensors" in done.stdout
+    assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 0.5
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    done = strati(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Example:" in done.stdout
+    assert f"strati {verb}" in done.stdout
+    if verb != "report":
+        assert "--json" in done.stdout
+        assert "--html" in done.stdout
+    assert "--quiet" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["no-such-verb"],
+        ["scan"],
+        ["scan", "no-such-file"],
+        ["scan", MODEL, "--no-such-option"],
+        ["scan", MODEL, "--json", "no/such/folder/a.json"],
+        ["inspect", "no-such-file\x1b[31m"],
+        ["compare", MODEL],
+        ["compare", MODEL, "no-such-file"],
+        ["audit", "no-such-folder"],
+        ["study", "no-such-spec", "--out", "x"],
+        ["degeneracy", MODEL, "--data", "no-such-file"],
+        ["basis", MODEL, "--data", "no-such-file"],
+        ["reassemble", "no-such-folder", "no-such-file"],
+        ["report", "no-such.json", "-o", "x.html"],
+        ["reproduce", "no-such-thing"],
+    ],
+)
+def test_bad_usage_and_bad_input_give_one_line_and_exit_2(words: list[str], tmp_path: Path) -> None:
+    done = strati(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("strati: error: ")
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_on_stdout_is_alone_there() -> None:
+    import json
+
+    done = strati("inspect", MODEL, "--json", "-")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["schema"] == "strati.inspect/1"
+
+
+def test_quiet_says_nothing() -> None:
+    done = strati("inspect", MODEL, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    done = subprocess.run(
+        f'"{sys.executable}" -m strati.cli.main inspect "{MODEL}" | head -1; echo "${{PIPESTATUS[0]}}"',
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("words", [["scan", MODEL], ["inspect", MODEL], ["compare", MODEL, MODEL]])
+def test_spectra_never_import_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from strati.cli.main import strati\n"
+        f"strati.main({words!r} + ['--quiet'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_is_light() -> None:
+    code = "import sys, strati; print([m for m in ('numpy', 'torch', 'pandas') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_fault_of_strati_is_exit_1_and_says_how_to_see_more(monkeypatch, capsys) -> None:
+    import strati.network.open as home
+    from strati.cli.main import main
+
+    def broken(path: object) -> None:
+        raise RuntimeError("something\nunforeseen")
+
+    monkeypatch.setattr(home, "open", broken)
+    monkeypatch.delenv("STRATI_DEBUG", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["inspect", MODEL])
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--debug" in said
+    with pytest.raises(RuntimeError):
+        main(["inspect", MODEL, "--debug"])
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import strati as package
+
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError):
+        _ = package.no_such_name
+
+
+def test_environment_is_not_needed(tmp_path: Path) -> None:
+    done = strati("inspect", MODEL, cwd=tmp_path, env={"PATH": os.environ["PATH"]})
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == []
