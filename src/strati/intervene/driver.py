@@ -1,0 +1,135 @@
+"""Running a study's units into its store, so that it can be stopped anywhere and resumed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from strati.errors import BadInputError, StoppedError
+from strati.run.engine import Body, Engine, Outcome, Unit, run_here
+from strati.run.store import Finished, Store
+from strati.types import Tick, silent
+
+STORE = "study.sqlite"
+
+
+def unknown_data(name: str) -> Path:
+    """The data sets strati knows without being told more: none but those it carries itself."""
+    raise BadInputError(name, "no such data set; 'digits' is built in, others need data.path (or Run.find)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How and where a study runs.
+
+    Args:
+        engine: ``local`` or ``ray``.
+        workers: Processes; with one, ``local`` works in this process.
+        address: The Ray cluster; ``None`` starts one here.
+        retry: Try again the units that failed in an earlier run.
+        resume: What to do to go on after a stop, as the user would type it.
+        find: Gives the file of a data set named in a spec, e.g. ``strati.papers.zoo.path``.
+        tick: Called after each unit.
+    """
+
+    engine: str = "local"
+    workers: int = 1
+    address: str | None = None
+    retry: bool = False
+    resume: str = "the same call and folder"
+    find: Callable[[str], Path] = unknown_data
+    tick: Tick = silent
+
+    def make_engine(self) -> Engine:
+        """The function that runs units.
+
+        Raises:
+            BadInputError: No such engine, or options that do not go together.
+        """
+        if self.workers < 1:
+            raise BadInputError("workers", "at least one is needed")
+        if self.engine == "ray":
+            from strati.run.engine_ray import run_ray
+
+            return partial(run_ray, address=self.address, workers=self.workers if self.address is None else None)
+        if self.engine != "local":
+            raise BadInputError(self.engine, "no such engine; there are local and ray")
+        if self.address is not None:
+            raise BadInputError("address", "is the address of a Ray cluster; add --engine ray")
+        if self.workers == 1:
+            return run_here
+        from strati.run.engine_processes import run_processes
+
+        return partial(run_processes, workers=self.workers)
+
+
+Keep = Callable[[Outcome], Finished]
+"""Turns an outcome into what the store keeps; may write files first."""
+
+
+def drive(store: Store, body: Body, todo: Sequence[Unit], keep: Keep, run: Run) -> None:
+    """Run units and keep each outcome as it comes; what another run finishes in the meantime is left out."""
+    for outcome in run.make_engine()(body, _unless_done(todo, store, run)):
+        store.put(keep(outcome))
+        run.tick(outcome.unit.name)
+
+
+def _unless_done(todo: Sequence[Unit], store: Store, run: Run) -> Iterator[Unit]:
+    before = store.keys()
+    for unit in todo:
+        if unit.key in before or unit.key not in store.keys():
+            yield unit
+        else:
+            run.tick(unit.name)
+
+
+@contextmanager
+def stoppable(count: Callable[[], int], run: Run) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence that says how far it got and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise StoppedError(f"stopped, {count()} done", f"resume with {run.resume}") from None
+
+
+@contextmanager
+def shared_folder(folder: Path) -> Iterator[bool]:
+    """Make the folder; yields whether this process is the only one at work in it.
+
+    Raises:
+        BadInputError: The folder cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise BadInputError(folder, f"cannot be written to ({error.strerror or error}); choose another folder") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+    finally:
+        os.close(handle)
+
+
+def open_store(folder: Path, identity: str, about: dict[str, Any]) -> Store:
+    """Open or create the store of a study.
+
+    Raises:
+        BadInputError: The folder holds another study.
+    """
+    store = Store(folder / STORE, about=about | {"identity": identity})
+    if store.about().get("identity") != identity:
+        store.close()
+        why = "holds another study (its spec, seed or data differ); choose another folder, or delete this one"
+        raise BadInputError(folder, why)
+    return store

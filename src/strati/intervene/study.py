@@ -1,0 +1,249 @@
+"""The intervention study: every layer re-initialised and re-randomised, performance and metrics recorded.
+
+:func:`study` runs one, from a spec or on modules in memory; :class:`Study` is its rows. What the rows say of the
+metrics is ``audit``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.errors import BadInputError, require
+from strati.intervene.driver import STORE, Keep, Run, drive, open_store, shared_folder, stoppable
+from strati.intervene.spec import Spec, read_spec
+from strati.run.engine import Outcome, Unit
+from strati.run.files import write_atomic
+from strati.run.store import Finished, Store
+from strati.types import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+    from torch import nn
+
+    from strati.intervene.points import Evaluate, Plan
+
+FIRST_COLUMNS = (
+    *("network", "layer", "intervention", "draw", "type", "status", "reason", "initialiser"),
+    *("performance", "intact_performance"),
+)
+
+
+@dataclass(frozen=True)
+class Study(Result):
+    """The rows of a study: one per (network, layer, intervention, draw)."""
+
+    verb: ClassVar[str] = "study"
+
+    name: str
+    performance: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    units: int
+    store: str | None = None
+
+    @property
+    def done(self) -> int:
+        """How many points are measured."""
+        return sum(row["status"] == "done" for row in self.rows)
+
+    @property
+    def failed(self) -> int:
+        """How many points failed."""
+        return sum(row["status"] == "failed" for row in self.rows)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics recorded."""
+        found = dict.fromkeys(name for row in self.rows for name in row)
+        return tuple(name for name in found if name not in FIRST_COLUMNS)
+
+    def payload(self) -> dict[str, Any]:
+        """Counts, the store, the measure of performance, and why points failed."""
+        reasons: dict[str, int] = {}
+        for row in self.rows:
+            if row["status"] == "failed":
+                reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+        return {
+            "name": self.name,
+            "units": self.units,
+            "done": self.done,
+            "failed": self.failed,
+            "store": self.store,
+            "performance": self.performance,
+            "failures": [{"reason": reason, "count": n} for reason, n in sorted(reasons.items())[:50]],
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, sorted by (network, layer, intervention, draw)."""
+        import pandas as pd
+
+        ordered = sorted(self.rows, key=row_key)
+        return pd.DataFrame(list(ordered), columns=[*FIRST_COLUMNS, *self.metrics])
+
+    def summary(self) -> RenderableType:
+        """Performance of each layer under each intervention."""
+        from strati.intervene.show import study_summary
+
+        return study_summary(self)
+
+    def plot(self, *, metric: str = "alpha", **options: Any) -> Any:
+        """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
+        from strati.report.plots.study import scatter
+
+        return scatter(self, metric, **options)
+
+
+def study(
+    source: str | Path | Mapping[str, Any] | Spec | nn.Module,
+    *,
+    out: str | Path | None = None,
+    evaluate: Evaluate | None = None,
+    data: Any = None,
+    plan: Plan | None = None,
+    run: Run | None = None,
+) -> Study:
+    """Change every layer of a network, one at a time, and record what happens.
+
+    Args:
+        source: A spec (a TOML file, a built-in name, a mapping), or a module, or modules by name.
+        out: The folder of the store: a study stopped there goes on where it was. Without it nothing is kept.
+        evaluate: For modules: a function of the network that returns its performance.
+        data: For modules, instead of ``evaluate``: ``(x, y)``; performance is then the accuracy on them, everything
+            before the changed layer is computed once, and the metrics that need data are recorded too.
+        plan: Interventions, draws, layers, metrics and seed; of a spec's plan only the user's metrics count.
+        run: Engine, workers, what to do about earlier failures.
+
+    Returns:
+        The rows.
+
+    Raises:
+        BadInputError: A spec with an unknown key, data that do not fit, a folder that holds another study.
+        StoppedError: Ctrl-C.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(64, 4)
+        >>> y = net(x).argmax(1)  # by its own labels the network is perfect
+        >>> found = study(net, data=(x, y))
+        >>> found.units, found.done, found.frame()["performance"].max()
+        (4, 4, 1.0)
+    """
+    require("torch", "torch", "an intervention study")
+    from strati.intervene.points import Plan
+    from strati.intervene.sources import model_job, spec_job
+
+    run = run or Run()
+    if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):
+        if evaluate is not None or data is not None:
+            raise BadInputError("study", "evaluate and data are for modules; a spec names its own")
+        spec = source if isinstance(source, Spec) else read_spec(source)
+        return _run(spec_job(spec, plan.plugins if plan else {}, run.find), out, run)
+    return _run(model_job(source, evaluate, data, plan or Plan()), out, run)
+
+
+def load_study(folder: str | Path) -> Study:
+    """The study kept in a folder, as far as it got.
+
+    Raises:
+        BadInputError: There is no study, or its store is damaged.
+    """
+    path = Path(folder) / STORE
+    if not Path(folder).is_dir():
+        raise BadInputError(folder, "no such folder; give the --out folder of a study")
+    with Store(path) as store:
+        about = store.about()
+        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
+
+
+def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    """What rows are sorted by."""
+    return row["network"], row["layer"], row["intervention"], row["draw"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A study ready to run: what it is, its units in stages, and what to do with each."""
+
+    name: str
+    identity: str
+    about: Mapping[str, Any]
+    body: Callable[..., Any]
+    prepare: Callable[[Path], None]
+    train: Callable[[Path], list[Unit]]
+    layers: Callable[[Path, Store], list[Unit]]
+    fail: Callable[[Unit, str], list[dict[str, Any]]]
+
+
+def _run(job: Job, out: str | Path | None, run: Run) -> Study:
+    with ExitStack() as stack:
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        alone = stack.enter_context(shared_folder(folder))
+        store = stack.enter_context(open_store(folder, job.identity, dict(job.about)))
+        stack.enter_context(stoppable(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
+        list(store.units())  # a damaged row is found now, not after hours
+        job.prepare(folder)
+        drive(store, job.body, _untrained(folder, store, job.train(folder)), _keep_networks(folder), run)
+        done = store.keys(failed=not run.retry)
+        layers = [unit for unit in job.layers(folder, store) if unit.key not in done]
+        drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
+        return Study(job.name, job.about["performance"], _rows(store), job.about["units"],
+                     None if out is None else str(folder / STORE))
+
+
+def _rows(store: Store) -> tuple[dict[str, Any], ...]:
+    return tuple(sorted((row for unit in store.units() for row in unit.value.get("rows", ())), key=row_key))
+
+
+def _keep_networks(folder: Path) -> Keep:
+    def keep(outcome: Outcome) -> Finished:
+        from strati.intervene.units import digest_of
+
+        unit = outcome.unit
+        if outcome.reason is not None:
+            return Finished(unit.key, unit.name, {"networks": {}}, outcome.reason)
+        digests = {}
+        for name, raw in outcome.value.items():
+            write_atomic(folder / "networks" / f"{name}.npz", raw)
+            digests[name] = digest_of(raw)
+        return Finished(unit.key, unit.name, {"networks": digests})
+
+    return keep
+
+
+def _keep_rows(job: Job) -> Keep:
+    def keep(outcome: Outcome) -> Finished:
+        unit = outcome.unit
+        rows = outcome.value if outcome.reason is None else job.fail(unit, outcome.reason)
+        return Finished(unit.key, unit.name, {"rows": rows}, outcome.reason)
+
+    return keep
+
+
+def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
+    """The trainings that are not done, or whose networks are no longer on disk as they were written."""
+    from strati.intervene.units import digest_of
+
+    if not units:
+        return []
+    kept = {found.key: found.value["networks"] for found in store.units() if found.reason is None and "networks" in found.value}
+
+    def there(name: str, digest: str) -> bool:
+        path = folder / "networks" / f"{name}.npz"
+        return path.is_file() and digest_of(path.read_bytes()) == digest
+
+    return [u for u in units if u.key not in kept or not all(there(n, d) for n, d in kept[u.key].items())]
+
+
+def _modules(source: Any) -> bool:
+    from torch import nn
+
+    return isinstance(source, nn.Module) or (
+        isinstance(source, Mapping) and bool(source) and all(isinstance(v, nn.Module) for v in source.values())
+    )
