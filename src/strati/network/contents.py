@@ -71,11 +71,13 @@ class Hint:
         kind: What it does, ``None`` if the format does not say.
         transposed: Stored inputs first: ``(in, out)``, or height, width, in, out for kernels.
         label: A better name than its own for telling the role, such as the graph node's.
+        merge: Inputs and outputs of the matrix that the axes come to when merged (Keras' attention kernels).
     """
 
     kind: Kind | None = None
     transposed: bool = False
     label: str | None = None
+    merge: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

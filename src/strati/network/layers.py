@@ -174,6 +174,8 @@ def _whole(names: _Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[st
         return {4: "lstm", 3: "gru", 1: "rnn"}[gates], views.gates(shape, gates, inputs_first=hint.transposed)
     if gates:
         return {4: "lstm", 3: "gru", 1: "rnn"}[gates], views.part_of_stack(shape, 0, "direction")
+    if hint.merge is not None:
+        return "linear", views.merged(shape, *hint.merge)
     if kind == "depthwise":
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
     if len(shape) == 2:

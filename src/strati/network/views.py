@@ -77,6 +77,12 @@ def transposed(shape: tuple[int, ...]) -> View:
     return View("transposed (stored inputs x outputs)", rows, cols, (("transpose", (1, 0)),))
 
 
+def merged(shape: tuple[int, ...], inputs: int, outputs: int) -> View:
+    """Axes that belong together (heads and their width) merged, seen outputs first."""
+    text = f"transposed (stored inputs x outputs), from the merged axes of {_by(shape)}"
+    return View(text, outputs, inputs, (("reshape", (inputs, outputs)), ("transpose", (1, 0))))
+
+
 def kernel(shape: tuple[int, ...], *, inputs_first: bool, flatten: bool) -> View:
     """A convolution's kernel: its slices, one per position, or one flattened matrix.
 
@@ -102,7 +108,11 @@ def kernel(shape: tuple[int, ...], *, inputs_first: bool, flatten: bool) -> View
         else:
             steps = (("reshape", (outputs, wide)),)
         return View(text, outputs, wide, steps)
-    text = f"{_by(positions)} kernel slices of outputs x inputs, pooled"
+    text = (
+        f"{_by(positions)} kernel slices of outputs x inputs, pooled"
+        if many > 1
+        else "kernel of one position"
+    )
     k = len(positions)
     axes = (*range(k), k + 1, k) if inputs_first else (*range(2, k + 2), 0, 1)
     return View(text, outputs, inputs, (("transpose", axes),), many)

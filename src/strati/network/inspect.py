@@ -1,0 +1,149 @@
+"""What a network is made of, without the maths: the result behind ``strati inspect``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.network.contents import Skipped
+from strati.network.open import Conv, Network
+from strati.network.open import open as open_network
+from strati.text import printable
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.network.layers import Layer
+
+
+@dataclass(frozen=True)
+class Inspection(Result):
+    """The layers of a network, and the tensors that are none.
+
+    Attributes:
+        network: Path, format, number of parameters (ties once) and of tensors.
+        layers: One row per layer, as in ``scan`` without the numbers.
+        skipped: Every other tensor with its reason.
+        warnings: What a user must know about the file.
+    """
+
+    verb: ClassVar[str] = "inspect"
+
+    network: dict[str, Any]
+    layers: tuple[dict[str, Any], ...]
+    skipped: tuple[Skipped, ...]
+    warnings: tuple[Flag, ...] = ()
+
+    def payload(self) -> dict[str, Any]:
+        """Network, layers, skipped, warnings."""
+        return {
+            "network": self.network,
+            "layers": self.layers,
+            "skipped": self.skipped,
+            "warnings": self.warnings,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One row per layer."""
+        import pandas as pd
+
+        columns = ["name", "role", "block", "kind", "rows", "cols", "aspect", "parameters", "dtype", "view"]
+        table = pd.DataFrame(list(self.layers), columns=columns)
+        return table.assign(block=table["block"].astype("Int64"))
+
+    def summary(self) -> RenderableType:
+        """A table of the layers, then the skipped tensors by reason."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=Text(self._headline()), title_justify="left", title_style="bold")
+        for column in ("layer", "role", "block", "shape", "dtype", "parameters", "view"):
+            right = column in ("block", "shape", "parameters")
+            table.add_column(column, justify="right" if right else "left", overflow="fold")
+        for row in self.layers:
+            times = f"{row['matrices']} x " if row["matrices"] > 1 else ""
+            cells = (
+                printable(row["name"], 60),
+                str(row["role"]),
+                "" if row["block"] is None else str(row["block"]),
+                f"{times}{row['rows']}x{row['cols']}",
+                row["dtype"],
+                f"{row['parameters']:,}",
+                row["view"],
+            )
+            table.add_row(*(Text(cell) for cell in cells))
+        lines = [Text(f"warning: {printable(flag.text, 300)}", style="yellow") for flag in self.warnings]
+        return Group(*lines, table, *(Text(line) for line in self._skipped_lines()))
+
+    def _headline(self) -> str:
+        net = self.network
+        head = f"{printable(Path(str(net['path'])).name)}: {net['format']}, {net['tensors']:,} tensors"
+        return f"{head}, {net['parameters']:,} parameters, {len(self.layers):,} layers"
+
+    def _skipped_lines(self) -> list[str]:
+        groups: dict[str, list[str]] = {}
+        for item in self.skipped:
+            groups.setdefault(printable(item.reason, 200), []).append(printable(item.name, 60))
+        return [
+            f"skipped {len(names):,}: {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            for reason, names in sorted(groups.items(), key=lambda group: -len(group[1]))
+        ]
+
+
+def inspect(network: Network | str | Path, *, split_qkv: bool = False, conv: Conv = "pool") -> Inspection:
+    """List the layers of a network and what would be skipped; no weight is analysed.
+
+    Args:
+        network: A network, or the path of one.
+        split_qkv: Fused query-key-value matrices as three layers.
+        conv: ``"pool"`` or ``"flatten"``, as in :meth:`Network.layers`.
+
+    Returns:
+        The layers as rows, and the skipped tensors with their reasons.
+
+    Example:
+        >>> import tempfile, numpy as np
+        >>> file = Path(tempfile.mkdtemp()) / "net.npz"
+        >>> np.savez(file, **{"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)})
+        >>> row = inspect(file).layers[0]
+        >>> row["role"], row["rows"], row["cols"], row["view"]
+        ('attention.qkv', 12, 4, 'transposed (stored inputs x outputs)')
+    """
+    net = network if isinstance(network, Network) else open_network(network)
+    layers = net.layers(split_qkv=split_qkv, conv=conv)
+    return Inspection(
+        summary_of(net), tuple(map(_row, layers)), net.skipped(split_qkv=split_qkv, conv=conv), net.warnings
+    )
+
+
+def summary_of(network: Network) -> dict[str, Any]:
+    """The ``network`` part of a result's JSON: path, format, parameters, tensors."""
+    return {
+        "path": str(network.path),
+        "format": network.format,
+        "parameters": network.parameters,
+        "tensors": len(network.tensors) + len(network.contents.unread),
+    }
+
+
+def _row(layer: Layer) -> dict[str, Any]:
+    rows, cols = layer.shape
+    flags = [Flag("quantised", f"stored as {layer.dtype}; the values are what is left of the original")]
+    return {
+        "name": layer.name,
+        "role": layer.role.value,
+        "block": layer.block,
+        "kind": layer.kind,
+        "rows": rows,
+        "cols": cols,
+        "aspect": max(rows, cols) / min(rows, cols),
+        "parameters": layer.parameters,
+        "matrices": layer.count,
+        "dtype": layer.dtype,
+        "view": layer.view,
+        "warnings": flags if layer.quantised else [],
+    }
