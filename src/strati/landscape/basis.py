@@ -88,8 +88,10 @@ def interaction_basis(
     moments = machine.moments(centre=centre)
     whites = [whitening(moment, cut) for moment in moments]
     layers = _layers(kind, machine, moments, whites, (cut, epsilon))
-    if kind in ("interaction", "local") or epsilon > 0:
-        layers = [_with_round_trip(machine, number, layer) for number, layer in enumerate(layers)]
+    layers = [
+        layer if layer.round_trip is not None else _with_round_trip(machine, number, layer)
+        for number, layer in enumerate(layers)
+    ]
     layers[-1] = _in_frame(layers[-1], machine.frame)
     return InteractionBasis(
         kind, tuple(layers), centre, cut, epsilon, machine.count, seed, _warnings(layers), machine
@@ -148,22 +150,19 @@ def _layers(
     if kind == "pca":
         before = [_principal(machine.names[k], moments[k], whites[k], cuts[1]) for k in range(last)]
         return [*before, final]
-    if kind == "interaction":
-        grams = machine.to_output([white.colour for white in whites[:-1]])
-        parts = zip(machine.names, moments, whites, grams, strict=False)
-        return [*(_joint(*part, cuts) for part in parts), final]
     layers = [final]
+    grams = machine.to_output([white.colour for white in whites[:-1]]) if kind == "interaction" else None
     for site in range(last - 1, -1, -1):
-        gram = machine.to_next(site, whites[site].colour, layers[0].matrix)
-        layers.insert(0, _joint(machine.names[site], moments[site], whites[site], gram, cuts))
+        gram = grams[site] if grams else machine.to_next(site, whites[site].colour, layers[0].matrix)
+        layers.insert(0, _joint(machine, site, moments[site], whites[site], gram, cuts))
     return layers
 
 
 def _joint(
-    name: str, moment: Moments, white: Whitening, gram: Estimate, cuts: tuple[float, float]
+    machine: Machine, site: int, moment: Moments, white: Whitening, gram: Estimate, cuts: tuple[float, float]
 ) -> BasisLayer:
     """``C = Lambda^(1/2) V D^(-1/2) U`` and its inverse."""
-    values, rows = diagonalise(gram.value, cuts[0])
+    values, rows, null = diagonalise(gram.value, cuts[0])
     keep = values > cuts[1] if cuts[1] > 0 else np.ones(values.size, dtype=bool)
     values, rows = values[keep], rows[keep]
     root = np.sqrt(values)
@@ -171,9 +170,37 @@ def _joint(
     inverse = white.colour @ rows.T / root
     flip = np.where(fix_signs(matrix), -1.0, 1.0)
     groups = repeated(values)
-    return BasisLayer(
-        name, matrix * flip[:, None], inverse * flip, values, moment.mean, white.rank, groups, gram.error
+    plain = BasisLayer(
+        machine.names[site],
+        matrix * flip[:, None],
+        inverse * flip,
+        values,
+        *_means(moment, matrix, inverse),
+        white.rank,
+        groups,
+        gram.error,
     )
+    plain = _with_round_trip(machine, site, plain)
+    quiet = _quiet(plain.inverse, white.colour @ null.T, machine.silent(site))
+    if quiet is None or plain.round_trip is None or plain.round_trip < 1e-20:
+        return plain
+    mean, offset = _means(moment, plain.matrix, quiet)
+    other = _with_round_trip(machine, site, replace(plain, inverse=quiet, mean=mean, offset=offset))
+    return min(plain, other, key=lambda layer: layer.round_trip or 0.0)
+
+
+def _quiet(inverse: FloatArray, null: FloatArray, silent: FloatArray) -> FloatArray | None:
+    """Another right inverse, one that leaves silent neurons silent; ``None`` where there is none.
+
+    A dropped direction has no effect at any datum, yet leaving it out moves the activations by a finite step,
+    which could wake a neuron that never fires. Adding dropped directions so that silent neurons see no
+    coordinate at all keeps them at their mean, below zero; no Jacobian at a datum changes.
+    """
+    if silent.size == 0 or null.size == 0:
+        return None
+    step, *_ = np.linalg.lstsq(silent @ null, -silent @ inverse, rcond=1e-8)
+    other: FloatArray = inverse + null @ step
+    return other
 
 
 def _principal(name: str, moment: Moments, white: Whitening, epsilon: float) -> BasisLayer:
@@ -181,13 +208,28 @@ def _principal(name: str, moment: Moments, white: Whitening, epsilon: float) -> 
     values = white.values[keep]
     rows = white.whiten[keep] * np.sqrt(values)[:, None]
     rows = np.where(fix_signs(rows), -1.0, 1.0)[:, None] * rows
-    return BasisLayer(name, rows, rows.T.copy(), values, moment.mean, white.rank, repeated(values))
+    return BasisLayer(
+        name, rows, rows.T.copy(), values, *_means(moment, rows, rows.T), white.rank, repeated(values)
+    )
 
 
 def _neurons(name: str, moment: Moments, white: Whitening) -> BasisLayer:
     variances = (moment.factor**2).sum(axis=0)
     identity = np.eye(len(moment.mean))
-    return BasisLayer(name, identity, identity.copy(), variances, moment.mean, white.rank)
+    return BasisLayer(
+        name, identity, identity.copy(), variances, *_means(moment, identity, identity), white.rank
+    )
+
+
+def _means(moment: Moments, matrix: FloatArray, inverse: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What is subtracted going there, and what is added coming back.
+
+    Without centring nothing is subtracted, but the dropped directions still come back at their mean: at zero
+    they could wake neurons that never fire on the data.
+    """
+    if moment.centred:
+        return moment.mean, moment.mean
+    return np.zeros_like(moment.mean), moment.mean - inverse @ (matrix @ moment.mean)
 
 
 def _with_round_trip(machine: Machine, site: int, layer: BasisLayer) -> BasisLayer:
@@ -222,7 +264,11 @@ def _in_frame(layer: BasisLayer, frame: FloatArray | None) -> BasisLayer:
     if frame is None:
         return layer
     return replace(
-        layer, matrix=layer.matrix @ frame.T, inverse=frame @ layer.inverse, mean=frame @ layer.mean
+        layer,
+        matrix=layer.matrix @ frame.T,
+        inverse=frame @ layer.inverse,
+        mean=frame @ layer.mean,
+        offset=frame @ layer.offset,
     )
 
 

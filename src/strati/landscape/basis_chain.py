@@ -101,6 +101,11 @@ class ChainMachine:
         value, error = masked_edges(following, into, self._gate(site))
         return Estimate(value, error)
 
+    def silent(self, site: int) -> FloatArray:
+        """Weights of the next layer's neurons that never fire on the data."""
+        rows: FloatArray = self._weight(site)
+        return rows[:0] if _linear(self.stages[site]) else rows[np.diag(self._gate(site)) == 0]
+
     def activations(self, site: int) -> Iterator[FloatArray]:
         """The activations of a site, chunk by chunk."""
         for rows in torch.split(self._x, ROWS):

@@ -114,6 +114,10 @@ class ProbeMachine:
             return Estimate(total / self.count)
         return Estimate(total / self.count, _spread(halves[0], halves[1], total))
 
+    def silent(self, site: int) -> FloatArray:
+        """No neurons are known to be silent in a network of any kind."""
+        return np.zeros((0, self.widths[site]))
+
     def activations(self, site: int) -> Iterator[FloatArray]:
         """The activations of a site, batch by batch, as they lie (data, positions, width)."""
         for start in self._starts():

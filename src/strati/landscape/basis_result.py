@@ -44,6 +44,9 @@ class Machine(Protocol):
     def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> Estimate:
         """Squared edges from a site's directions to the next one's."""
 
+    def silent(self, site: int) -> FloatArray:
+        """Weights into neurons of the next site that never fire on the data."""
+
     def activations(self, site: int) -> Iterator[FloatArray]:
         """A site's activations, batch by batch."""
 
@@ -58,10 +61,11 @@ class BasisLayer:
     Attributes:
         name: The layer.
         matrix: ``C`` (directions x width), ``f_hat = C (f - mean)``, strongest direction first.
-        inverse: Its right inverse (width x directions): ``f = mean + inverse @ f_hat`` on the data.
+        inverse: Its right inverse (width x directions): ``f = offset + inverse @ f_hat`` up to what was dropped.
         eigenvalues: ``Lambda``: how much, to first order and in mean square, the output (local basis: the
             next layer's coordinates) changes with the direction. Variances for PCA and neurons.
         mean: What was subtracted; zero without centring.
+        offset: What is added coming back: the mean, or without centring its part in the dropped directions.
         activation_rank: Directions the activations span.
         ambiguous: Groups of directions with one repeated eigenvalue: only their span is defined.
         error: Relative standard error of the Jacobian moments; 0 where they are exact.
@@ -73,6 +77,7 @@ class BasisLayer:
     inverse: FloatArray
     eigenvalues: FloatArray
     mean: FloatArray
+    offset: FloatArray
     activation_rank: int
     ambiguous: tuple[tuple[int, ...], ...] = ()
     error: float = 0.0
@@ -95,7 +100,7 @@ class BasisLayer:
 
     def backward(self, coordinates: FloatArray) -> FloatArray:
         """Activations with the given coordinates."""
-        result: FloatArray = coordinates @ self.inverse.T + self.mean
+        result: FloatArray = coordinates @ self.inverse.T + self.offset
         return result
 
 

@@ -23,12 +23,13 @@ REPEATED = 1e-6
 class Moments:
     """Mean and second moment of a layer's activations.
 
-    ``factor`` is the triangular ``R`` with ``R^T R = G`` (the covariance if centred).
+    ``factor`` is the triangular ``R`` with ``R^T R = G``; ``centred`` says whether around the mean.
     """
 
     mean: FloatArray
     factor: FloatArray
     count: int
+    centred: bool = True
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ class MomentStream:
         self._centre = centre
         self._factor: FloatArray | None = None
         self._count = 0
+        self._sum: FloatArray | float = 0.0
 
     def add(self, rows: FloatArray) -> None:
         """Take in more rows of activations."""
         rows = np.asarray(rows, dtype=np.float64)
         self._count += len(rows)
+        self._sum = self._sum + rows.sum(axis=0)
         if self._centre:
             rows = np.concatenate([np.ones((len(rows), 1)), rows], axis=1)
         stacked = rows if self._factor is None else np.concatenate([self._factor, rows])
@@ -85,7 +88,7 @@ class MomentStream:
             raise ValueError("no data")
         factor, root = self._factor, np.sqrt(self._count)
         if not self._centre:
-            return Moments(np.zeros(factor.shape[1]), factor / root, self._count)
+            return Moments(np.asarray(self._sum / self._count), factor / root, self._count, centred=False)
         return Moments(factor[0, 1:] / factor[0, 0], factor[1:, 1:] / root, self._count)
 
 
@@ -105,26 +108,27 @@ def whitening(moment: Moments, tolerance: float) -> Whitening:
         return Whitening(np.zeros(0), empty, empty.T)
     _, singular, right = np.linalg.svd(factor, full_matrices=False)
     values = singular**2
-    floor = tolerance * max(values[0], 1e-4 * float(moment.mean @ moment.mean))
+    offset = float(moment.mean @ moment.mean) if moment.centred else 0.0
+    floor = tolerance * max(values[0], 1e-4 * offset)
     keep = values > floor
     values, right, singular = values[keep], right[keep], singular[keep]
     return Whitening(values, right.T * singular, right / singular[:, None])
 
 
-def diagonalise(gram: FloatArray, tolerance: float) -> tuple[FloatArray, FloatArray]:
-    """Eigenvalues, descending, and eigenvectors as rows of a symmetric positive matrix, zeros dropped.
+def diagonalise(gram: FloatArray, tolerance: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Non-zero eigenvalues, descending, their eigenvectors as rows, and those of the zero eigenvalues.
 
     Example:
-        >>> values, rows = diagonalise(np.diag([0.0, 3.0, 5.0]), 1e-12)
-        >>> values.tolist()
-        [5.0, 3.0]
+        >>> values, rows, null = diagonalise(np.diag([0.0, 3.0, 5.0]), 1e-12)
+        >>> values.tolist(), np.abs(null).tolist()
+        ([5.0, 3.0], [[1.0, 0.0, 0.0]])
     """
     if gram.shape[0] == 0:
-        return np.zeros(0), np.zeros((0, 0))
+        return np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0))
     values, columns = np.linalg.eigh((gram + gram.T) / 2)
     values, rows = values[::-1], columns.T[::-1]
     keep = values > tolerance * max(values[0], 0.0)
-    return values[keep], rows[keep]
+    return values[keep], rows[keep], rows[~keep]
 
 
 def fix_signs(rows: FloatArray) -> BoolArray:
