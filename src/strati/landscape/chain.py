@@ -196,7 +196,8 @@ def as_chain(model: nn.Module) -> Chain:
                 )
             seen.add(id(linear.weight))
             bias = None if linear.bias is None else linear.bias.detach()
-            stages.append(Stage(str(node.target), linear.weight.detach(), bias))
+            name = getattr(linear, "checkpoint_name", str(node.target))
+            stages.append(Stage(name, linear.weight.detach(), bias))
         else:
             activation = _activation(node, modules)
             if activation is not None:

@@ -1,0 +1,249 @@
+"""How many parameters a network really uses on given data: ``strati.degeneracy``.
+
+The verb's result and the choice of method live here. Chains (``chain``) are surveyed in one pass
+(``survey``) and counted by their structure (``structure``); other modules are watched at their linear
+layers (``hooked``); networks small enough are also counted exactly (``exact``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from strati.errors import BadInputError, UnsupportedError
+from strati.landscape import exact as exactly
+from strati.landscape.behaviour import as_tensor
+from strati.landscape.chain import Chain, as_chain
+from strati.landscape.structure import LayerCount, count_layers
+from strati.landscape.survey import survey
+from strati.types import Flag, Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+Method = Literal["exact", "structural"]
+MOST_EXACT = 20_000
+
+
+@dataclass(frozen=True)
+class Degeneracy(Result):
+    """Ranks, synchrony and free directions of every layer, and what they leave of the parameters.
+
+    Attributes:
+        layers: One count per linear layer, in the network's order.
+        parameters: Number of parameters of the network.
+        free: Directions in which the behaviour on the data does not change to first order; nothing twice.
+        method: ``exact``: ``free`` is ``N - rank(H)``, ``H`` the Hessian of the behavioural loss.
+            ``structural``: it is what activations, Jacobians, firing and synchrony account for, a lower bound.
+        structural_free: The structural count, also where the exact one is known.
+        data: Number of data.
+        epsilon: The loss scale asked for, if any.
+        effective_at_epsilon: Parameters used at that loss scale.
+        skipped: Parameters that belong to no linear layer, with the reason they are not analysed.
+        warnings: What a reader must know.
+        llc: Local learning coefficient, if asked for.
+        scales: The effective number of parameters over loss scales, if asked for.
+    """
+
+    verb: ClassVar[str] = "degeneracy"
+
+    layers: tuple[LayerCount, ...]
+    parameters: int
+    free: int
+    method: Method
+    structural_free: int
+    data: int
+    epsilon: float | None = None
+    effective_at_epsilon: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[Flag, ...] = ()
+    llc: Any = None
+    scales: Any = None
+
+    @property
+    def effective(self) -> int:
+        """Parameters that are used: all less the free ones."""
+        return self.parameters - self.free
+
+    @property
+    def sentence(self) -> str:
+        """The answer in plain words."""
+        words = f"of {self.parameters:,} parameters at most {self.effective:,} are used on these data"
+        if self.effective_at_epsilon is not None:
+            words += f"; at a loss scale of {self.epsilon:g} about {self.effective_at_epsilon:,}"
+        return words
+
+    def payload(self) -> dict[str, Any]:
+        """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
+        payload: dict[str, Any] = {
+            "layers": [asdict(layer) for layer in self.layers],
+            "parameters": self.parameters,
+            "free": self.free,
+            "effective": self.effective,
+            "sentence": self.sentence,
+            "method": self.method,
+            "structural_free": self.structural_free,
+            "data": self.data,
+            "epsilon": self.epsilon,
+            "effective_at_epsilon": self.effective_at_epsilon,
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+            "warnings": self.warnings,
+        }
+        if self.llc is not None:
+            payload["llc"] = self.llc.payload()
+        if self.scales is not None:
+            payload["scales"] = self.scales.payload()["scales"]
+        return payload
+
+    def frame(self) -> pd.DataFrame:
+        """One row per layer."""
+        import pandas as pd
+
+        rows = [
+            {k: v for k, v in asdict(c).items() if k not in ("blocks", "at_epsilon")} for c in self.layers
+        ]
+        for row, layer in zip(rows, self.layers, strict=True):
+            if layer.at_epsilon is not None:
+                row |= {f"{k}_at_epsilon": v for k, v in asdict(layer.at_epsilon).items()}
+        return pd.DataFrame(rows)
+
+    def summary(self) -> RenderableType:
+        """The table per layer, totals, and the sentence."""
+        from strati.landscape.show import degeneracy_summary
+
+        return degeneracy_summary(self)
+
+    def plot(self, **options: Any) -> Any:
+        """Bars per layer: what is used, and what each kind of degeneracy leaves free."""
+        from strati.report.plots.degeneracy import plot_degeneracy
+
+        return plot_degeneracy(self, **options)
+
+
+def degeneracy(
+    model: nn.Module,
+    x: Any,
+    *,
+    epsilon: float | None = None,
+    exact: bool | None = None,
+    seed: int = 0,
+    tick: Tick = silent,
+) -> Degeneracy:
+    """Count the free directions in a network's parameters on given data.
+
+    A direction is free if the outputs on the data do not change along it to first order, that is, if
+    it is in the null space of the Hessian of the behavioural loss (eq. 6 and 10 of
+    degeneracy-in-the-loss-landscape). Per layer with ``d_in`` inputs (the constant of the bias among
+    them) and ``d_out`` outputs, activations of rank ``rG`` and Jacobians of rank ``rK`` leave
+    ``d_in d_out - rG rK`` free, and neurons that fire together ``sum_a s_a t_a`` more.
+
+    Args:
+        model: Any module with linear layers; plain feed-forward ones are understood best.
+        x: Data, rows first; token ids for a language model.
+        epsilon: Also count at this loss scale: activations and Jacobians whose mean square is below it, and
+            directions whose unit change costs less.
+        exact: Also compute ``N - rank(H)``. ``None``: where it takes seconds. ``True``: up to 20,000 parameters
+            or values, minutes and gigabytes. ``False``: never.
+        seed: Of random probes, which networks with many outputs need.
+        tick: Called after each batch.
+
+    Raises:
+        BadInputError: The data do not fit, there is no linear layer, or outputs are not finite.
+        UnsupportedError: The network holds trained layers of a kind that is not understood.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> result = degeneracy(model, torch.randn(100, 3))
+        >>> result.free, result.method, result.sentence  # each neuron's scale is free
+        (4, 'exact', 'of 26 parameters at most 22 are used on these data')
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInputError(
+            "model", f"is a {type(model).__name__}; give an nn.Module (see strati.network.module)"
+        )
+    if epsilon is not None and not (0 < epsilon < float("inf")):
+        raise BadInputError("epsilon", f"is {epsilon}; a loss scale is a positive number")
+    data = as_tensor(x, "data")
+    try:
+        chain = as_chain(model).to(torch.float64)
+    except UnsupportedError as refusal:
+        from strati.landscape.hooked import count_module
+
+        return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+    return _count_chain(chain, chain.rows(data), epsilon, exact, seed, tick)
+
+
+def _count_chain(
+    chain: Chain, x: Tensor, epsilon: float | None, exact: bool | None, seed: int, tick: Tick
+) -> Degeneracy:
+    found = survey(chain, x, seed=seed, asynchrony=epsilon is not None, tick=tick)
+    layers = count_layers(found, epsilon=epsilon)
+    sizes = [layer.parameters for layer in layers]
+    values = found.data * chain.widths[-1]
+    warnings = []
+    if not found.exact_jacobians:
+        warnings.append(Flag("probes", "Jacobian ranks are from random probes of the many outputs"))
+    if sum(sizes) > values:
+        warnings.append(
+            Flag(
+                "few-data",
+                f"{found.data:,} data give {values:,} values for {sum(sizes):,} parameters: more data may use more",
+            )
+        )
+    ranks = None
+    if wanted(exact, sum(sizes), values):
+        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
+    return assemble(layers, sum(sizes), found.data, ranks, epsilon=epsilon, warnings=warnings)
+
+
+def wanted(exact: bool | None, parameters: int, values: int) -> bool:
+    """Whether to compute the exact rank.
+
+    Raises:
+        BadInputError: It is asked for and cannot be had.
+    """
+    if exact is None:
+        return exactly.affordable(parameters, values)
+    if exact and min(parameters, values) > MOST_EXACT:
+        raise BadInputError(
+            "exact",
+            f"{min(parameters, values):,} dimensions are too many for the exact rank (limit {MOST_EXACT:,})",
+        )
+    return exact
+
+
+def assemble(
+    layers: Sequence[LayerCount],
+    parameters: int,
+    data: int,
+    ranks: exactly.ExactRanks | None,
+    *,
+    epsilon: float | None,
+    warnings: Sequence[Flag] = (),
+    skipped: Sequence[tuple[str, str]] = (),
+) -> Degeneracy:
+    """The result from structural counts and, where known, exact ranks (then one more than layers: the rest)."""
+    structural = sum(layer.free for layer in layers)
+    sizes = [layer.parameters for layer in layers]
+    effective = None
+    if epsilon is not None:
+        effective = parameters - sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None)
+    if ranks is None:
+        return Degeneracy(
+            tuple(layers), parameters, structural, "structural", structural, data,
+            epsilon, effective, tuple(skipped), tuple(warnings),
+        )  # fmt: skip
+    rest = [parameters - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
+    free = ranks.free(sizes + rest)
+    if epsilon is not None:
+        effective = int((ranks.eigenvalues > epsilon).sum())
+    return Degeneracy(
+        tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)), parameters, sum(free), "exact",
+        structural, data, epsilon, effective, tuple(skipped), tuple(warnings),
+    )  # fmt: skip
