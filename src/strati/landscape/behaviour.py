@@ -267,7 +267,7 @@ def exact_hessian(potential: Potential, theta: Tensor) -> Tensor:
     """
     # Reverse over reverse: forward mode would script torch's decompositions, slowly and with a warning.
     slope = grad(lambda t: potential(t).reshape(()))
-    matrix = jacrev(slope, chunk_size=256)(theta.detach()).detach()
+    matrix: Tensor = jacrev(slope, chunk_size=256)(theta.detach()).detach()
     return (matrix + matrix.T) / 2
 
 
@@ -389,10 +389,10 @@ def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[
 
 
 def _tensor(output: Any) -> Tensor:
-    """The tensor in a module's output: itself, ``.logits``, or the first of a tuple."""
+    """The tensor in a module's output: itself, ``.logits``, ``.last_hidden_state``, or the first of a tuple."""
     if isinstance(output, Tensor):
         return output
-    inner = getattr(output, "logits", None)
+    inner = getattr(output, "logits", getattr(output, "last_hidden_state", None))
     if inner is None and isinstance(output, tuple | list) and output:
         inner = output[0]
     if isinstance(inner, Tensor):

@@ -208,6 +208,8 @@ def as_chain(model: nn.Module) -> Chain:
 
 
 def _trace(model: nn.Module) -> tuple[fx.Graph, dict[str, Any]]:
+    if hasattr(model, "save_pretrained"):  # tracing would run all of its code on stand-ins, in vain
+        raise UnsupportedError(type(model).__name__, "is a transformers model, not a plain chain")
     try:
         graph = fx.Tracer().trace(model)
     except Exception as error:  # tracing runs the module's own code, which may raise anything

@@ -7,7 +7,8 @@ layers (``hooked``); networks small enough are also counted exactly (``exact``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Method = Literal["exact", "structural"]
 MOST_EXACT = 20_000
+NARROW = 160
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,20 @@ def degeneracy(
         from strati.landscape.hooked import count_module
 
         return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
-    return _count_chain(chain, chain.rows(data), epsilon, exact, seed, tick)
+    with _threads_for(chain):
+        return _count_chain(chain, chain.rows(data), epsilon, exact, seed, tick)
+
+
+@contextmanager
+def _threads_for(chain: Chain) -> Iterator[None]:
+    """One thread for narrow networks: hundreds of small matrices gain nothing from two, and wait on a busy machine."""
+    before = torch.get_num_threads()
+    if max(chain.widths) <= NARROW:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _count_chain(

@@ -21,15 +21,15 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
     table = Table(title="Free directions of each layer's weights and bias", title_justify="left")
     table.add_column("layer", overflow="fold")
     for heading in (
-        "matrix", "activation\nrank", "Jacobian\nrank", "dead\nneurons", "synchronised\nblocks",
-        "free from\nactivations", "free from\nJacobians", "free from\nfiring", "free from\nsynchrony", "free\n(once)",
+        "matrix", "rank\nact.", "rank\nJac.", "dead", "sync.\nblocks",
+        "free:\nact.", "free:\nJac.", "free:\nfiring", "free:\nsync.", "free\nonce",
     ):  # fmt: skip
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     if result.epsilon is not None:
-        table.add_column(f"free at\n{result.epsilon:g}", justify="right")
+        table.add_column(f"free at\n{result.epsilon:g}", justify="right", no_wrap=True)
     for c in result.layers:
         cells = [
-            printable(c.name, 48), f"{c.outputs} x {c.inputs}", str(c.activation_rank), str(c.jacobian_rank),
+            printable(c.name, 48), f"{c.outputs}x{c.inputs}", str(c.activation_rank), str(c.jacobian_rank),
             str(c.dead), str(c.synchronised_blocks), f"{c.free_from_activations:,}", f"{c.free_from_jacobians:,}",
             f"{c.free_from_firing:,}", f"{c.free_from_synchrony:,}", f"{c.free:,}",
         ]  # fmt: skip

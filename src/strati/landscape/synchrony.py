@@ -105,17 +105,17 @@ def approximate_blocks(asynchrony: Tensor, epsilon: float) -> list[list[int]]:
         >>> approximate_blocks(torch.tensor([[0.0, 0.1, 9.0], [0.1, 0.0, 9.0], [9.0, 9.0, 0.0]]), 0.5)
         [[0, 1], [2]]
     """
-    price = asynchrony + asynchrony.T
+    price = (asynchrony + asynchrony.T).double().numpy()
+    size = price.shape[0]
     blocks: list[list[int]] = []
-    spent: list[float] = []
-    for neuron in range(price.shape[0]):
-        for index, block in enumerate(blocks):
-            more = float(price[neuron, block].sum())
-            if spent[index] + more <= epsilon:
-                block.append(neuron)
-                spent[index] += more
-                break
-        else:
-            blocks.append([neuron])
-            spent.append(0.0)
+    spent = np.zeros(size)
+    joining = np.zeros((size, size))  # entry (block, neuron): what the neuron would add to the block
+    for neuron in range(size):
+        fits = np.flatnonzero(spent[: len(blocks)] + joining[: len(blocks), neuron] <= epsilon)
+        place = int(fits[0]) if fits.size else len(blocks)
+        if place == len(blocks):
+            blocks.append([])
+        blocks[place].append(neuron)
+        spent[place] += joining[place, neuron]
+        joining[place] += price[neuron]
     return blocks
