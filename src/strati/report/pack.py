@@ -3,8 +3,8 @@
 The layout, undone by ``static/unpack.js``: four bytes with the length of the JSON, the JSON, then the words
 of all spectra. A spectrum in the JSON is ``{"$spectrum": [start, kept, size, scale]}``: from word ``start``
 on, ``kept`` differences of the bits of ``eigenvalue / scale`` as float32, and, unless all were kept, ``kept``
-differences of their ranks. Bits of positive float32 grow with the value, so the differences are small, and
-the bytes are stored by significance, which deflates best.
+differences of their ranks; those in between follow in equal ratios. Bits of positive float32 grow with the
+value, so the differences are small, and the bytes are stored by significance, which deflates best.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ _WHOLE = 16
 
 
 def pack(document: Mapping[str, Any]) -> str:
-    """A JSON document as text that the page unpacks; any list named ``eigenvalues`` becomes a spectrum.
+    """A JSON document as text that the page unpacks; any list named ``...eigenvalues`` becomes a spectrum.
 
     Floats are rounded to seven significant digits: a page shows four.
 
@@ -52,8 +53,8 @@ def kept_ranks(values: FloatArray, most: int, marks: Sequence[float] = ()) -> In
     """Ranks of the eigenvalues that stand for all of them: quantiles that keep edges, spikes and tails.
 
     An eighth of the budget goes to the largest, a sixteenth to the smallest and as much around each mark
-    (an edge, ``xmin``); the rest is spread evenly over the ranks, half of it, and over the logarithm of the
-    eigenvalue, the other half, so that neither the bulk nor a sparse tail is thinned out.
+    (an edge, ``xmin``). The rest is spread evenly over the ranks between one mark and the next, the same
+    number for each stretch, so that a tail of few eigenvalues is not thinned like a bulk of many.
 
     Args:
         values: Ascending.
@@ -69,15 +70,15 @@ def kept_ranks(values: FloatArray, most: int, marks: Sequence[float] = ()) -> In
         return np.arange(size)
     near = max(2, most // 16)
     chosen = [np.arange(near), np.arange(size - 2 * near, size)]
-    for mark in sorted(marks)[:4]:
-        at = int(np.searchsorted(values, mark))
-        chosen.append(np.arange(max(0, at - near // 2), min(size, at + near // 2)))
-    must = np.unique(np.concatenate(chosen))
-    room = most - len(must)
-    positive = np.log(np.maximum(values, values[-1] * 1e-12)) if values[-1] > 0 else np.zeros(size)
-    even = np.linspace(0, size - 1, max(2, room - room // 2)).round().astype(np.int64)
-    spaced = np.searchsorted(positive, np.linspace(positive[0], positive[-1], max(2, room // 2)))
-    return np.unique(np.concatenate([must, even, np.minimum(spaced, size - 1)]))
+    places = [int(np.searchsorted(values, mark)) for mark in sorted(marks)[:4]]
+    chosen += [np.arange(max(0, at - near // 2), min(size, at + near // 2)) for at in places]
+    stretches = [(low, high) for low, high in pairwise(sorted({0, *places, size})) if high > low]
+    room = most - len(np.unique(np.concatenate(chosen)))
+    for place, (low, high) in enumerate(sorted(stretches, key=lambda s: s[1] - s[0])):
+        share = min(room // (len(stretches) - place), high - low)
+        chosen.append(np.linspace(low, high - 1, share).round().astype(np.int64))
+        room -= share
+    return np.unique(np.concatenate(chosen))
 
 
 def _slim(value: Any, name: str | None, owner: Mapping[str, Any], words: list[IntArray], budget: int) -> Any:
@@ -87,7 +88,7 @@ def _slim(value: Any, name: str | None, owner: Mapping[str, Any], words: list[In
         return {key: _slim(item, key, value, words, budget) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         return value
-    if name == "eigenvalues" and _is_spectrum(value):
+    if name is not None and name.endswith("eigenvalues") and _is_spectrum(value):
         marks = [owner.get(key) for key in ("mp_lambda_minus", "mp_lambda_plus", "xmin")]
         return _pack_spectrum(value, [m for m in marks if isinstance(m, int | float)], words, budget)
     return [_slim(item, name, owner, words, budget) for item in value]
@@ -116,9 +117,9 @@ def _count_spectra(value: Any) -> int:
         own = sum(
             1 if _is_spectrum(v) else sum(isinstance(w, list | tuple) for w in v)
             for k, v in value.items()
-            if k == "eigenvalues" and isinstance(v, list | tuple)
+            if k.endswith("eigenvalues") and isinstance(v, list | tuple)
         )
-        return own + sum(_count_spectra(v) for k, v in value.items() if k != "eigenvalues")
+        return own + sum(_count_spectra(v) for k, v in value.items() if not k.endswith("eigenvalues"))
     if isinstance(value, list | tuple):
         return sum(_count_spectra(v) for v in value if isinstance(v, Mapping | list | tuple))
     return 0

@@ -86,10 +86,8 @@ def _check_rows(rows: Any, field: str, what: object) -> None:
 
 def _check_leaf(path: tuple[str, ...], value: Any, what: object) -> None:
     name = path[-1] if path else ""
-    if name == "eigenvalues" and value is not None and not isinstance(value, int | float):
-        raise BadInputError(
-            what, "'eigenvalues' holds what is not a number; the file is damaged"
-        )
+    if name.endswith("eigenvalues") and value is not None and not isinstance(value, int | float):
+        raise BadInputError(what, f"{name!r} holds what is not a number; the file is damaged")
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise BadInputError(what, f"{name!r} is out of range; the file is damaged")
     if isinstance(value, float) and not math.isfinite(value):

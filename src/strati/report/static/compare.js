@@ -42,6 +42,7 @@ export function compareSection(result, id) {
   if (spectra.length) body.append(overlay(spectra, names));
   if (result.series && (result.series.layers || []).length) body.append(series(result.series));
   body.append(table(layers, names, metrics, moved));
+  if ((result.role_differences || []).length) body.append(roleDifferences(result.role_differences));
   return body;
 }
 
@@ -110,4 +111,12 @@ function table(layers, names, metrics, moved) {
   fill(metrics.includes("alpha") ? "alpha" : metrics[0]);
   return h("details", { class: "fold" }, h("summary", {}, "The numbers compared"),
     h("div", { class: "controls" }, picker("Metric", metrics.map((m) => [m, (metricOf(m) || { name: m.replaceAll("_", " ") }).name]), metrics.includes("alpha") ? "alpha" : metrics[0], fill)), holder);
+}
+
+function roleDifferences(rows) {
+  const list = (v) => (Array.isArray(v) ? v.map((x) => number(x, 3)).join(", ") : number(v));
+  return h("details", { class: "fold" }, h("summary", {}, "Do roles differ? Rank tests"), dataTable({ title: "Differences between roles", filter: true, rows, columns: [
+    { label: "comparison", left: true, value: (r) => r.comparison }, { label: "metric", left: true, value: (r) => r.metric, show: (r) => (metricOf(r.metric) || { name: String(r.metric).replaceAll("_", " ") }).name },
+    { label: "layers", value: (r) => (r.n || [])[0], csv: (r) => r.n, show: (r) => list(r.n) }, { label: "medians", value: (r) => (r.medians || [])[0], csv: (r) => r.medians, show: (r) => list(r.medians) },
+    { label: "effect", tip: "Cliff's delta, −1 to 1", value: (r) => r.effect }, { label: "p", tip: "Mann-Whitney, Holm-corrected", value: (r) => r.pvalue }] }));
 }

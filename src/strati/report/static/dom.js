@@ -54,7 +54,7 @@ export function picker(label, options, value, onChange) {
       const [key, text] = Array.isArray(o) ? o : [o, o];
       return h("option", { value: key, selected: key === value }, text);
     }));
-  return h("label", { class: "control", for: id }, h("span", {}, label), select);
+  return h("div", { class: "control" }, h("label", { for: id }, label), select);
 }
 
 // A row of buttons of which one is pressed.
@@ -79,7 +79,7 @@ export function slider(label, { min, max, step, value, show }, onInput) {
     output.textContent = visible(show(Number(input.value)));
     onInput(Number(input.value));
   });
-  const node = h("label", { class: "control slider", for: id }, h("span", {}, label, " ", output), input);
+  const node = h("div", { class: "control slider" }, h("span", {}, h("label", { for: id }, label), " ", output), input);
   node.set = (v) => {
     input.value = v;
     output.textContent = visible(show(Number(input.value)));

@@ -39,6 +39,13 @@ function attempt(title, id, make) {
   }
 }
 
+// What a reader must know about a whole result stands right below its heading.
+function flagged(body, result) {
+  const notes = (result.warnings || []).map((w) => h("p", { class: "note" }, h("b", {}, w.code), " ", w.text));
+  if (body.firstElementChild) body.firstElementChild.append(...notes);
+  return body;
+}
+
 function rolesOf(results) {
   const scans = results.filter((r) => verbOf(r) === "scan").map((r) => ({ name: basename((r.network || {}).path), layers: r.layers || [] }));
   if (scans.length) return scans;
@@ -58,7 +65,7 @@ function layout(results) {
     }
     results.filter((r) => verbOf(r) === verb).forEach((result, i) => {
       const id = i ? `${verb}-${i + 1}` : verb;
-      sections.push(attempt(verb, id, () => (verb === "scan" ? scanSection(result, id, verdicts) : DRAW[verb](result, id))));
+      sections.push(attempt(verb, id, () => flagged(verb === "scan" ? scanSection(result, id, verdicts) : DRAW[verb](result, id), result)));
     });
   }
   return sections;

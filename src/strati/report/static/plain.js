@@ -25,6 +25,5 @@ export function reproduceSection(result, id) {
     dataTable({ title: result.title || "Reproduction", rows: result.rows || [], columns: [
       { label: "what", left: true, value: (r) => r.what }, { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
       { label: "difference", value: off, show: (r) => (off(r) === null ? "–" : `${off(r) > 0 ? "+" : ""}${number(100 * off(r), 2)} %`) },
-      { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }),
-    (result.warnings || []).map((w) => h("p", { class: "note" }, h("b", {}, w.code), " ", w.text)));
+      { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }));
 }

@@ -1,12 +1,20 @@
 // The two fits of a spectrum, redone in the page: power-law tail for a given xmin, random bulk for a given sigma.
 // Eigenvalues are ascending and of W^T W, unnormalised, as in the JSON.
 
-// Tracy-Widom (beta = 1) 0.99 quantile: an eigenvalue beyond it is a spike.
-const TRACY_WIDOM = 2.0234;
+// Tracy-Widom (beta = 1): what the largest eigenvalue of 1, 3, 9, 27, 81, 243 pooled random matrices stays below
+// with probability 0.99. What lies beyond it is a spike.
+const TRACY_WIDOM = [2.0234, 2.6436, 3.217, 3.7542, 4.2625, 4.7472];
 
-// Continuous maximum likelihood: alpha = 1 + n / sum ln(x / xmin); D is the largest gap between data and fit.
+function tracyWidom(matrices) {
+  const at = Math.min(TRACY_WIDOM.length - 1.001, Math.log(matrices) / Math.log(3));
+  const i = Math.floor(at);
+  return TRACY_WIDOM[i] + (TRACY_WIDOM[i + 1] - TRACY_WIDOM[i]) * (at - i);
+}
+
+// Continuous maximum likelihood: alpha = 1 + n / sum ln(x / xmin); D the largest gap, by left limits.
 export function fitTail(eigenvalues, xmin) {
-  const start = lowerBound(eigenvalues, xmin * (1 - 1e-9));
+  // Stored as float32: the xmin of the JSON may lie a hair above the eigenvalue it is.
+  const start = lowerBound(eigenvalues, xmin * (1 - 1e-6));
   const n = eigenvalues.length - start;
   let sum = 0;
   for (let i = start; i < eigenvalues.length; i += 1) sum += Math.log(eigenvalues[i] / xmin);
@@ -15,7 +23,7 @@ export function fitTail(eigenvalues, xmin) {
   let ks = 0;
   for (let i = 0; i < n; i += 1) {
     const model = 1 - (eigenvalues[start + i] / xmin) ** (1 - alpha);
-    ks = Math.max(ks, Math.abs(model - i / n), Math.abs(model - (i + 1) / n));
+    ks = Math.max(ks, Math.abs(model - i / n));
   }
   return { alpha, stderr: (alpha - 1) / Math.sqrt(n), ks, size: n, xmin };
 }
@@ -28,25 +36,28 @@ export function tailDensity(fit, total, x) {
 export function fitBulk(eigenvalues, rows, cols, sigma) {
   const n = Math.max(rows, cols);
   const m = Math.min(rows, cols);
+  const matrices = Math.max(1, Math.round(eigenvalues.length / m));
   const root = Math.sqrt(m / n);
   const minus = n * (sigma * (1 - root)) ** 2;
   const plus = n * (sigma * (1 + root)) ** 2;
   const a = Math.sqrt(Math.max(n - 0.5, 0));
   const b = Math.sqrt(Math.max(m - 0.5, 0));
-  const edge = sigma ** 2 * ((a + b) ** 2 + TRACY_WIDOM * (a + b) * (1 / a + 1 / b) ** (1 / 3));
-  const above = eigenvalues.length - lowerBound(eigenvalues, edge);
-  const first = lowerBound(eigenvalues, minus);
+  const edge = sigma ** 2 * ((a + b) ** 2 + tracyWidom(matrices) * (a + b) * (1 / a + 1 / b) ** (1 / 3));
   const last = lowerBound(eigenvalues, edge);
+  const above = eigenvalues.length - last;
+  // Spikes take a direction on both sides of each pooled matrix; what is left is held against the law.
+  const share = above / matrices;
+  const [tall, wide] = [n - share, Math.max(1, m - share)];
   let ks = null;
-  if (last - first > 1) {
+  if (last > 1) {
     ks = 0;
-    for (let i = first; i < last; i += 1) {
-      const model = bulkShare(eigenvalues[i] / (n * sigma ** 2), m / n);
-      ks = Math.max(ks, Math.abs(model - (i - first) / (last - first)), Math.abs(model - (i + 1 - first) / (last - first)));
+    for (let i = 0; i < last; i += 1) {
+      const model = bulkShare(eigenvalues[i] / (tall * sigma ** 2), Math.min(1, wide / tall));
+      ks = Math.max(ks, Math.abs(model - i / last), Math.abs(model - (i + 1) / last));
     }
   }
   const top = eigenvalues[eigenvalues.length - 1];
-  return { sigma, n, m, minus, plus, edge, above, below: first, ks, softRank: top > 0 ? plus / top : null };
+  return { sigma, n, m, minus, plus, edge, above, ks, softRank: top > 0 ? plus / top : null };
 }
 
 export function bulkDensity(bulk, x) {

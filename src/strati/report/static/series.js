@@ -5,7 +5,7 @@ import { isNumber, number, shorten } from "./format.js";
 import { figure, frame, legend, line, rowName, verticalRule } from "./chart.js";
 import { PHASES, padded, phaseColour, viridis } from "./scale.js";
 
-const COURSES = [["alpha", "tail exponent α"], ["stable_rank", "stable rank"], ["hard_rank", "hard rank"], ["quasi_null", "quasi-null"]];
+const COURSES = [["alpha", "tail exponent α"], ["stable_rank", "stable rank"], ["hard_rank", "hard rank"], ["quasi_null", "quasi-null"], ["spikes", "spikes"], ["entropy", "entropy"], ["mp_sigma", "bulk σ"], ["relative_change", "relative change"]];
 
 export function series(run) {
   const labels = (run.labels || []).map(String);

@@ -31,7 +31,7 @@ function revive(value, words) {
   return value;
 }
 
-// Kept eigenvalues as differences of the bits of float32 ratios to `scale`; between kept ranks, straight lines.
+// Kept eigenvalues as differences of the bits of float32 ratios to `scale`; between kept ranks, equal ratios.
 function spectrum([start, kept, size, scale], words) {
   const bits = new Uint32Array(kept);
   let sum = 0;
@@ -47,7 +47,8 @@ function spectrum([start, kept, size, scale], words) {
     const step = words[start + kept + i];
     const target = rank + step;
     all[target] = ratios[i] * scale;
-    for (let k = rank + 1; k < target; k += 1) all[k] = all[rank] + ((all[target] - all[rank]) * (k - rank)) / step;
+    const [a, b] = [all[rank], all[target]];
+    for (let k = rank + 1; k < target; k += 1) all[k] = a > 0 ? a * (b / a) ** ((k - rank) / step) : (b * (k - rank)) / step;
     rank = target;
   }
   return all;

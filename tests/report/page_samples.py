@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from strati.spectra.marchenko_pastur import ppf
+
 ROLES = ("attention.q", "attention.k", "attention.v", "attention.out", "mlp.in", "mlp.out")
 PHASES = ("random-like", "bleeding-out", "bulk+spikes", "bulk-decay", "heavy-tailed", "rank-collapse")
 
@@ -18,16 +20,18 @@ def head(verb: str) -> dict[str, Any]:
 
 
 def spectrum(rng: np.random.Generator, rows: int, cols: int, heavy: float) -> np.ndarray:
-    """Eigenvalues of a random matrix with a few strong directions; ``heavy`` sets how many and how strong."""
-    w = rng.normal(0, 0.02, (rows, cols))
-    k = int(heavy * cols / 8)
-    if k:
-        left, right = rng.normal(size=(rows, k)), rng.normal(size=(k, cols))
-        w += 0.02 * (left * (1 + rng.pareto(2.0, k))) @ right / np.sqrt(max(rows, cols))
-    return np.linalg.svd(w, compute_uv=False)[::-1] ** 2
+    """A random bulk and, by ``heavy``, a share of eigenvalues beyond it; drawn from the law, no matrix needed."""
+    m, n = min(rows, cols), max(rows, cols)
+    bulk = n * 0.02**2 * ppf((np.arange(m) + rng.random(m)) / m, n / m)
+    tail = int(heavy * m / 8)
+    if tail:
+        bulk[-tail:] = bulk[-1] * (1 + rng.pareto(2.0, tail))
+    return np.sort(bulk)
 
 
-def layer(name: str, role: str, rows: int, cols: int, eigenvalues: np.ndarray, **extra: Any) -> dict[str, Any]:
+def layer(
+    name: str, role: str, rows: int, cols: int, eigenvalues: np.ndarray, **extra: Any
+) -> dict[str, Any]:
     """One layer of a scan, its numbers computed plainly from its eigenvalues."""
     m, n = min(rows, cols), max(rows, cols)
     sigma = float(np.sqrt(np.median(eigenvalues) / n))
@@ -69,7 +73,12 @@ def scan(layers: int = 24, size: int = 96, *, exact: int = 24) -> dict[str, Any]
         name = f"encoder.layer.{i // 6}.{role}.weight"
         made.append(layer(name, role, rows, cols, values, block=i // 6))
     parameters = sum(item["parameters"] for item in made)
-    network = {"path": "models/sample.safetensors", "format": "safetensors", "parameters": parameters, "tensors": 2 * layers}
+    network = {
+        "path": "models/sample.safetensors",
+        "format": "safetensors",
+        "parameters": parameters,
+        "tensors": 2 * layers,
+    }
     skipped = [{"name": "encoder.layer.0.norm.weight", "reason": "one-dimensional"}]
     return head("scan") | {"network": network, "layers": made, "skipped": skipped}
 
@@ -77,40 +86,107 @@ def scan(layers: int = 24, size: int = 96, *, exact: int = 24) -> dict[str, Any]
 def hostile(text: str) -> list[dict[str, Any]]:
     """Every verb's result with ``text`` wherever a name from a file can stand."""
     rng = np.random.default_rng(0)
-    one = layer(text, text, 32, 32, spectrum(rng, 32, 32, 0.5), phase=text, view=text, kind=text, phase_evidence=text)
+    one = layer(
+        text, text, 32, 32, spectrum(rng, 32, 32, 0.5), phase=text, view=text, kind=text, phase_evidence=text
+    )
     one["warnings"] = [{"code": text, "text": text}]
     two = layer(text + "2", "linear", 32, 32, spectrum(rng, 32, 32, 0.5))
     network = {"path": text, "format": text, "parameters": 2048, "tensors": 2}
-    point = {"network": text, "layer": text, "intervention": text, "draw": 0, "performance": 0.5, "metrics": {text: 1.0}}
+    point = {
+        "network": text,
+        "layer": text,
+        "intervention": text,
+        "draw": 0,
+        "performance": 0.5,
+        "metrics": {text: 1.0},
+    }
     course = {"name": text, "role": text, "phase": [text, text], "alpha": [2.0, 3.0], "leaves_random_like": 1}
     correlation = {"metric": text, "layer": None, "spearman": 0.1, "spearman_ci": [-0.2, 0.4], "kendall": 0.1,
                    "kendall_ci": [-0.2, 0.3], "rmse": 0.2, "rmse_ci": [0.1, 0.3], "n": 9}  # fmt: skip
     return [
-        head("scan") | {"network": network, "layers": [one, two], "skipped": [{"name": text, "reason": text}]},
+        head("scan")
+        | {"network": network, "layers": [one, two], "skipped": [{"name": text, "reason": text}]},
         head("inspect") | {"network": network, "layers": [one], "skipped": []},
-        head("compare") | {
-            "networks": [{"path": text}, {"path": text + "b"}], "summary_text": text, "roles": [],
-            "layers": [{"name": text, "role": text, "metrics": {"alpha": [2.0, 3.0], text: [1.0, 2.0]}, "relative_change": 0.1}],
-            "series": {"labels": [text, text], "layers": [course]}},
-        head("audit") | {
-            "metrics": [correlation], "failed": 0, "points": [point, point | {"performance": 0.7}],
-            "layers": [{"layer": text, "intervention": text, "performance_mean": 0.5, "performance_sem": 0.1, "class": text}],
+        head("compare")
+        | {
+            "networks": [{"path": text}, {"path": text + "b"}],
+            "summary_text": text,
+            "roles": [],
+            "layers": [
+                {
+                    "name": text,
+                    "role": text,
+                    "metrics": {"alpha": [2.0, 3.0], text: [1.0, 2.0]},
+                    "relative_change": 0.1,
+                }
+            ],
+            "series": {"labels": [text, text], "layers": [course]},
+        },
+        head("audit")
+        | {
+            "metrics": [correlation],
+            "failed": 0,
+            "points": [point, point | {"performance": 0.7}],
+            "layers": [
+                {
+                    "layer": text,
+                    "intervention": text,
+                    "performance_mean": 0.5,
+                    "performance_sem": 0.1,
+                    "class": text,
+                }
+            ],
             "performance": {"name": text, "intact": 0.9, "chance": 0.1, "higher_is_better": True},
-            "verdicts": [{"metric": "alpha", "invariant": True, "separates_robust_from_critical": False,
-                          "predicts_performance": False, "tells_reinitialised_from_rerandomised": False, "text": text}]},
+            "verdicts": [
+                {
+                    "metric": "alpha",
+                    "invariant": True,
+                    "separates_robust_from_critical": False,
+                    "predicts_performance": False,
+                    "tells_reinitialised_from_rerandomised": False,
+                    "text": text,
+                }
+            ],
+        },
         head("study") | {"units": 4, "done": 4, "failed": 0, "store": text},
-        head("degeneracy") | {
+        head("degeneracy")
+        | {
             "layers": [{"name": text, "inputs": 3, "outputs": 4, "free": 2, "free_from_activations": 1}],
-            "parameters": 12, "free": 2, "effective": 10, "sentence": text,
+            "parameters": 12,
+            "free": 2,
+            "effective": 10,
+            "sentence": text,
             "llc": {"estimate": None, "reason": text, "traces": [[1.0, 2.0], [2.0, 1.0]]},
-            "scales": [{"epsilon": 0.1, "lambda": 2.0, "stderr": 0.1, "effective": 4.0, "gauss_newton": 4.1}]},
-        head("basis") | {
-            "kind": text, "layers": [{"name": text, "directions": 2, "eigenvalues": [1.0, 0.5]}] * 2,
-            "edges": [{"layer": 0, "source": 0, "target": 1, "strength": 1.0}], "modules": [{"id": text, "members": [[0, 0], [1, 1]]}]},
-        head("reassemble") | {
-            "permutation": [0, 1, 2], "mse": 0.1, "exact": False, "pairing": {"separated": False}, "in_pieces": [0], "out_pieces": [1],
-            "seed_order": {"method": text, "mse": 0.2}, "rounds": [], "score_matrix": [[1.0]],
-            "progression": [{"stage": text, "order": [0], "mse": 0.1}, {"stage": text, "order": [0], "mse": 0.1}]},
-        head("reproduce") | {"name": text, "title": text, "rows": [{"what": text, "paper": text, "ours": 1.0, "note": text}],
-                             "warnings": [{"code": text, "text": text}]},
-    ]  # fmt: skip
+            "scales": [{"epsilon": 0.1, "lambda": 2.0, "stderr": 0.1, "effective": 4.0, "gauss_newton": 4.1}],
+        },
+        head("basis")
+        | {
+            "kind": text,
+            "layers": [{"name": text, "directions": 2, "eigenvalues": [1.0, 0.5]}] * 2,
+            "edges": [{"layer": 0, "source": 0, "target": 1, "strength": 1.0}],
+            "modules": [{"id": text, "members": [[0, 0], [1, 1]]}],
+        },
+        head("reassemble")
+        | {
+            "permutation": [0, 1, 2],
+            "mse": 0.1,
+            "exact": False,
+            "pairing": {"separated": False},
+            "in_pieces": [0],
+            "out_pieces": [1],
+            "seed_order": {"method": text, "mse": 0.2},
+            "rounds": [],
+            "score_matrix": [[1.0]],
+            "progression": [
+                {"stage": text, "order": [0], "mse": 0.1},
+                {"stage": text, "order": [0], "mse": 0.1},
+            ],
+        },
+        head("reproduce")
+        | {
+            "name": text,
+            "title": text,
+            "rows": [{"what": text, "paper": text, "ours": 1.0, "note": text}],
+            "warnings": [{"code": text, "text": text}],
+        },
+    ]
