@@ -83,7 +83,7 @@ class Degeneracy(Result):
     def payload(self) -> dict[str, Any]:
         """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
         payload: dict[str, Any] = {
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [asdict(layer) | {"parameters": layer.parameters} for layer in self.layers],
             "parameters": self.parameters,
             "free": self.free,
             "effective": self.effective,

@@ -260,8 +260,9 @@ def _count(watched: Watched, attention: list[Attention], data: int, epsilon: flo
     size = watched.inputs * watched.outputs
     return LayerCount(
         name=watched.name,
-        inputs=watched.inputs,
+        inputs=watched.inputs - _bias(watched.module),
         outputs=watched.outputs,
+        bias=bool(_bias(watched.module)),
         activation_rank=seen,
         jacobian_rank=slopes,
         hidden_jacobian_rank=None,

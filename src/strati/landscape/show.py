@@ -19,22 +19,12 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
     from rich.text import Text
 
     table = Table(title="Free directions of each layer's weights and bias", title_justify="left")
-    table.add_column("layer", overflow="fold")
-    for heading in (
-        "matrix", "rank\nact.", "rank\nJac.", "dead", "sync.\nblocks",
-        "free:\nact.", "free:\nJac.", "free:\nfiring", "free:\nsync.", "free\nonce",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    if result.epsilon is not None:
-        table.add_column(f"free at\n{result.epsilon:g}", justify="right", no_wrap=True)
-    for c in result.layers:
-        cells = [
-            printable(c.name, 48), f"{c.outputs}x{c.inputs}", str(c.activation_rank), str(c.jacobian_rank),
-            str(c.dead), str(c.synchronised_blocks), f"{c.free_from_activations:,}", f"{c.free_from_jacobians:,}",
-            f"{c.free_from_firing:,}", f"{c.free_from_synchrony:,}", f"{c.free:,}",
-        ]  # fmt: skip
-        if c.at_epsilon is not None:
-            cells.append(f"{c.at_epsilon.free:,}")
+    table.add_column("layer", overflow="fold", min_width=12)
+    columns = _columns(result)
+    for heading in columns:
+        table.add_column(heading, justify="right", overflow="fold")
+    for index, layer in enumerate(result.layers):
+        cells = [printable(layer.name, 48), *(values[index] for values in columns.values())]
         table.add_row(*(Text(cell) for cell in cells))
     lines = [
         f"{result.parameters:,} parameters, {result.free:,} free ({_how(result)}), {result.data:,} data",
@@ -49,6 +39,32 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
         if more is not None:
             parts.append(more.summary())
     return Group(*parts)
+
+
+def _columns(result: Degeneracy) -> dict[str, list[str]]:
+    """Headings and cells; columns that are zero in all layers are left out, so that the table stays narrow."""
+    layers = result.layers
+    columns = {
+        "matrix": [f"{c.outputs}x{c.inputs}{'+b' if c.bias else ''}" for c in layers],
+        "rank\nact.": [f"{c.activation_rank:,}" for c in layers],
+        "rank\nJac.": [f"{c.jacobian_rank:,}" for c in layers],
+    }
+    optional = {
+        "dead": [c.dead for c in layers],
+        "sync.\nblocks": [c.synchronised_blocks for c in layers],
+        "free:\nact.": [c.free_from_activations for c in layers],
+        "free:\nJac.": [c.free_from_jacobians for c in layers],
+        "free:\nfiring": [c.free_from_firing for c in layers],
+        "free:\nsync.": [c.free_from_synchrony for c in layers],
+    }
+    for heading, values in optional.items():
+        if any(values):
+            columns[heading] = [f"{v:,}" for v in values]
+    columns["free\nonce"] = [f"{c.free:,}" for c in layers]
+    if result.epsilon is not None:
+        there = [c.at_epsilon.free for c in layers if c.at_epsilon is not None]
+        columns[f"free at\n{result.epsilon:g}"] = [f"{v:,}" for v in there]
+    return columns
 
 
 def _how(result: Degeneracy) -> str:

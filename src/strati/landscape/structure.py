@@ -55,9 +55,10 @@ class LayerCount:
 
     Attributes:
         name: The layer.
-        inputs: Columns of its matrix, with the one of the bias if it has one.
+        inputs: Columns of its matrix; ``d_in`` below is one more if there is a bias, for the constant it acts on.
         outputs: Rows of its matrix.
-        activation_rank: ``rG``, of the inputs over the data.
+        bias: Whether it has one.
+        activation_rank: ``rG``, of the inputs over the data, the constant among them.
         jacobian_rank: ``rK``, of the Jacobians to the output.
         hidden_jacobian_rank: Rank of the Jacobians to the next layer's preactivations; ``None`` for the last.
         dead: Neurons without slope on all the data.
@@ -74,6 +75,7 @@ class LayerCount:
     name: str
     inputs: int
     outputs: int
+    bias: bool
     activation_rank: int
     jacobian_rank: int
     hidden_jacobian_rank: int | None
@@ -89,8 +91,8 @@ class LayerCount:
 
     @property
     def parameters(self) -> int:
-        """Entries of the matrix, bias included."""
-        return self.inputs * self.outputs
+        """Entries of the matrix and of the bias."""
+        return (self.inputs + self.bias) * self.outputs
 
 
 def count_layers(found: Survey, *, epsilon: float | None = None) -> list[LayerCount]:
@@ -136,8 +138,9 @@ def _count(
     together = tuple(tuple(b) for b in alive if len(b) > 1)
     return LayerCount(
         name=layer.stage.name,
-        inputs=inputs,
+        inputs=layer.stage.inputs,
         outputs=outputs,
+        bias=layer.stage.bias is not None,
         activation_rank=activations.rank,
         jacobian_rank=jacobians.rank,
         hidden_jacobian_rank=None if following is None else _hidden_rank(layer, following),
