@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,11 @@ class Source:
     Args:
         path: The file.
 
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        data: All of them, mapped read-only.
+
     Raises:
         BadInputError: It is missing, unreadable, empty, a directory, or not a regular file.
     """
@@ -40,16 +44,13 @@ class Source:
             raise BadInputError(self.path, _why(error)) from None
         except ValueError:  # a NUL in the path
             raise BadInputError(self.path, "is not a path; give the path of a model") from None
-        self._file = os.fdopen(handle, "rb", buffering=0) if _regular(handle, self.path) else None
-        self.size = os.fstat(handle).st_size
-        if self.size == 0:
-            raise BadInputError(self.path, "is empty (0 bytes); the download or copy did not finish")
-
-    @cached_property
-    def data(self) -> NDArray[np.uint8]:
-        """All bytes, mapped read-only."""
-        assert self._file is not None
-        return np.memmap(self._file, dtype=np.uint8, mode="r")
+        with os.fdopen(handle, "rb", buffering=0) as file:
+            _regular(handle, self.path)
+            self.size = os.fstat(handle).st_size
+            if self.size == 0:
+                raise BadInputError(self.path, "is empty (0 bytes); the download or copy did not finish")
+            # Mapping reads nothing, and outlives the closed file.
+            self.data: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")
 
     def read(self, offset: int, count: int) -> bytes:
         """Copy ``count`` bytes; for headers.
@@ -86,11 +87,10 @@ class Source:
         return BadInputError(self.path, why)
 
 
-def _regular(handle: int, path: Path) -> bool:
+def _regular(handle: int, path: Path) -> None:
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
-        return True
-    os.close(handle)
+        return
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     kind = next((name for test, name in kinds if test(mode)), "a device")
     raise BadInputError(path, f"is {kind}, not a regular file; give a file or a Hugging Face directory")
