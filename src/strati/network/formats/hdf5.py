@@ -82,11 +82,15 @@ def values(source: Source, item: Found) -> NDArray[Any]:
     return np.frombuffer(raw, dtype).reshape(item.shape)
 
 
-def _child(source: Source, words: list[str], memory: int) -> bytes:
-    command = [sys.executable, "-I", "-c", _START, str(memory), str(source.path), *words]
+def _child(source: Source, words: list[str], needed: int = 0) -> bytes:
+    # The child is given the parent's paths, so that it finds the same strati and h5py.
+    start = f"import sys; sys.path[:] = {sys.path!r}; from strati.network.formats import hdf5; hdf5.main(sys.argv[1:])"
+    memory, seconds = MEMORY + 3 * needed, SECONDS + needed // 20_000_000
+    place = str(source.path.absolute())
+    command = [sys.executable, "-I", "-c", start, str(memory), str(seconds), place, *words]
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL, check=False
+            command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired:
         raise source.bad("its HDF5 structure leads in circles; damaged, save it again") from None
