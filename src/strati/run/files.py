@@ -33,7 +33,9 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
         Path(temporary).chmod(0o666 & ~umask)
         Path(temporary).replace(target)
     except OSError as error:
-        raise BadInputError(target, f"cannot be written ({error.strerror or error}); choose another place") from None
+        raise BadInputError(
+            target, f"cannot be written ({error.strerror or error}); choose another place"
+        ) from None
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
@@ -54,18 +56,27 @@ def check_writable(path: str | Path) -> None:
         raise BadInputError(target, f"its folder {target.parent} cannot be written to; choose another place")
 
 
+def check_table(path: str | Path) -> None:
+    """Refuse a table's path that cannot be written or has no ending we know, before any work is done.
+
+    Raises:
+        BadInputError: Another ending than ``.csv`` or ``.parquet``, or nothing can be written there.
+    """
+    check_writable(path)
+    if Path(path).suffix.lower() not in (".csv", ".parquet"):
+        raise BadInputError(path, "a table is written as .csv or .parquet; give one of these endings")
+
+
 def export_table(table: pd.DataFrame, path: str | Path) -> None:
     """Write a table as ``.csv`` or ``.parquet``, by the ending of the name.
 
     Raises:
         BadInputError: Another ending, or the file cannot be written.
     """
+    check_table(path)
     target = Path(path)
-    ending = target.suffix.lower()
-    if ending == ".csv":
+    if target.suffix.lower() == ".csv":
         write_atomic(target, table.to_csv(index=False, lineterminator="\n"))
-    elif ending == ".parquet":
+    else:
         require("pyarrow", "parquet", "writing Parquet")
         write_atomic(target, table.to_parquet(index=False))
-    else:
-        raise BadInputError(target, "a table is written as .csv or .parquet; give one of these endings")

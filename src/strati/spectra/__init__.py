@@ -1,1 +1,1 @@
-"""TODO."""
+"""One matrix and what its eigenvalues say; every matrix of a network (scan); networks side by side (compare)."""

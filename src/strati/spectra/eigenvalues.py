@@ -1,0 +1,187 @@
+r"""The eigenvalues of :math:`W^T W` of one matrix, or of several of one shape pooled.
+
+They come from the Gram matrix of the smaller side in float64, formed strip by strip so that a long
+matrix in half precision is never held in double. The Gram route squares the condition number: an
+eigenvalue below about ``1e-16`` of the largest is lost. For weights stored in float32 or coarser that is
+far below what their rounding leaves defined; for float64 weights the singular values are computed directly
+when, and only when, an eigenvalue that small turns up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.types import FloatArray
+
+    Look = Callable[[NDArray[Any]], None]
+
+_STRIP = 4096
+_GRAM_FLOOR = 1e-9  # share of lambda_max below which a Gram eigenvalue has fewer than seven digits
+
+
+@dataclass(frozen=True)
+class Eigenvalues:
+    """Pooled eigenvalues and what is needed to judge them.
+
+    Attributes:
+        values: Ascending, float64, none negative; empty if the weights are not finite or out of range.
+        rows: The longer side ``N`` of each matrix.
+        columns: The shorter side ``M``.
+        matrices: How many matrices were pooled.
+        epsilon: Spacing of the dtype that the weights came in.
+        problem: Empty, ``"not-finite"``, ``"out-of-range"`` or ``"constant"`` (the last with values).
+        parts: The eigenvalues of each matrix.
+    """
+
+    values: FloatArray
+    rows: int
+    columns: int
+    matrices: int
+    epsilon: float
+    problem: str = ""
+    parts: tuple[FloatArray, ...] = ()
+
+    @property
+    def aspect(self) -> float:
+        """``Q = N/M``, at least 1."""
+        return self.rows / self.columns if self.columns else float("nan")
+
+    @property
+    def tolerance(self) -> float:
+        r"""Singular values up to this are zero: :math:`\max(N, M)\,\epsilon\,s_\max`."""
+        largest = float(self.values[-1]) if self.values.size else 0.0
+        return self.rows * self.epsilon * float(np.sqrt(largest))
+
+
+def eigenvalues(
+    matrices: NDArray[Any] | Iterable[NDArray[Any]], dtype: Any = None, *, look: Look | None = None
+) -> Eigenvalues:
+    """Eigenvalues of ``W.T @ W``, pooled over the matrices given.
+
+    Args:
+        matrices: One 2-D array, or an iterable of 2-D arrays of one shape (either way up), which is read
+            one at a time.
+        dtype: The dtype that the weights came in, if the array has been converted since.
+        look: Called with each matrix of finite weights while it is at hand.
+
+    Returns:
+        The eigenvalues, ``min(shape)`` for each matrix.
+
+    Raises:
+        BadInputError: An array is not a matrix of real floating-point or integer numbers, or shapes differ.
+
+    Example:
+        >>> eigenvalues(np.diag([3.0, 2.0, 1.0])).values.round(12).tolist()
+        [1.0, 4.0, 9.0]
+    """
+    pool: list[FloatArray] = []
+    shape: tuple[int, int] | None = None
+    problem = ""
+    constant = True
+    epsilon = 0.0
+    first: Any = None
+    for matrix in [matrices] if isinstance(matrices, np.ndarray) else matrices:
+        matrix = _as_matrix(matrix)
+        sides = (max(matrix.shape), min(matrix.shape))
+        if shape is not None and sides != shape:
+            raise BadInputError(
+                "matrices", f"shapes differ ({shape} and {sides}); pool matrices of one shape"
+            )
+        shape = sides
+        epsilon = spacing(dtype if dtype is not None else matrix.dtype)
+        if matrix.size:
+            first = matrix.flat[0] if first is None else first
+            constant = constant and _is_constant(matrix, first)
+        values, trouble = _of_one(matrix, exact=epsilon < 1e-12)
+        problem = problem or trouble
+        pool.append(values)
+        if look is not None and not trouble:
+            look(matrix)
+    if shape is None:
+        raise BadInputError("matrices", "none given; give at least one")
+    values = np.sort(np.concatenate(pool)) if len(pool) > 1 else pool[0]
+    if problem:
+        values = np.empty(0)
+    elif constant:
+        problem = "constant"
+    return Eigenvalues(values, shape[0], shape[1], len(pool), epsilon, problem, tuple(pool))
+
+
+def spacing(dtype: Any) -> float:
+    """Machine epsilon of a dtype or its name; integers are exact, so float64's.
+
+    Example:
+        >>> spacing("bfloat16"), spacing(np.float32) == 2.0**-23
+        (0.0078125, True)
+    """
+    import ml_dtypes
+
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
+    if kind.kind in "iub":
+        kind = np.dtype(np.float64)
+    return float(ml_dtypes.finfo(kind).eps)  # type: ignore[no-untyped-call]
+
+
+def gram(matrix: NDArray[Any]) -> FloatArray:
+    """``W.T @ W`` of the smaller side in float64, converted strip by strip."""
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    rows, columns = tall.shape
+    strip = max(_STRIP, columns)
+    if rows <= strip:
+        whole = _double(tall)
+        product: FloatArray = whole.T @ whole
+        return product
+    total = np.zeros((columns, columns))
+    for start in range(0, rows, strip):
+        part = _double(tall[start : start + strip])
+        total += part.T @ part
+    return total
+
+
+def _of_one(matrix: NDArray[Any], exact: bool) -> tuple[FloatArray, str]:
+    if matrix.size == 0:
+        return np.empty(0), ""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = gram(matrix)
+        trace = float(np.trace(square))
+    if not np.isfinite(trace) or trace < 1e-280:
+        if not np.isfinite(_double(matrix)).all():
+            return np.empty(0), "not-finite"
+        # Finite weights whose squares leave float64's range (only float64 weights can do that).
+        if not np.isfinite(trace) or np.any(matrix):
+            return np.empty(0), "out-of-range"
+    values = np.linalg.eigvalsh(square)
+    del square
+    if exact and values[0] < _GRAM_FLOOR * values[-1]:
+        values = np.linalg.svd(_double(matrix), compute_uv=False)[::-1] ** 2
+    return np.maximum(values, 0.0), ""
+
+
+def _as_matrix(given: Any) -> NDArray[Any]:
+    matrix: NDArray[Any] = np.asarray(given)
+    if matrix.ndim != 2:
+        raise BadInputError(
+            "matrix", f"has {matrix.ndim} dimensions; a spectrum is of a matrix, two dimensions"
+        )
+    if matrix.dtype.kind in "cOSUMmV" and matrix.dtype.name not in ("bfloat16",):
+        raise BadInputError("matrix", f"has dtype {matrix.dtype.name}; a spectrum is of real numbers")
+    return matrix
+
+
+def _is_constant(matrix: NDArray[Any], value: Any) -> bool:
+    if matrix.shape[0] and not (matrix[0] == value).all():  # the common case, without touching the rest
+        return False
+    return bool((matrix == value).all())
+
+
+def _double(matrix: NDArray[Any]) -> FloatArray:
+    return matrix if matrix.dtype == np.float64 else matrix.astype(np.float64)

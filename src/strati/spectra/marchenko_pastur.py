@@ -1,0 +1,103 @@
+r"""The Marchenko-Pastur law: the spectrum of a matrix of independent entries.
+
+For an ``N x M`` matrix of i.i.d. entries of variance :math:`\sigma^2`, ``Q = N/M >= 1``, the eigenvalues of
+:math:`W^T W / N` have, as the matrix grows, the density
+
+.. math:: \rho(x) = \frac{Q}{2\pi\sigma^2}\,\frac{\sqrt{(x_+ - x)(x - x_-)}}{x},
+          \qquad x_\pm = \sigma^2 (1 \pm 1/\sqrt Q)^2 .
+
+Here live the law's density, distribution, quantiles and edges, all for :math:`W^T W / N`. Fitting it to a
+spectrum lives in :mod:`strati.spectra.bulk`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from strati.types import FloatArray
+
+_GRID = 2049
+
+
+def edges(q: float, sigma: float = 1.0) -> tuple[float, float]:
+    """The ends ``x_minus, x_plus`` of the law's support.
+
+    Example:
+        >>> edges(4.0)
+        (0.25, 2.25)
+    """
+    root = 1 / np.sqrt(q)
+    return float((sigma * (1 - root)) ** 2), float((sigma * (1 + root)) ** 2)
+
+
+def pdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
+    """The law's density at ``x``; zero outside its support.
+
+    Example:
+        >>> pdf([0.1, 1.0, 3.0], 4.0).round(4).tolist()
+        [0.0, 0.6164, 0.0]
+    """
+    x = np.asarray(x, dtype=np.float64)
+    low, high = edges(q, sigma)
+    inside = (x > low) & (x < high)
+    safe = np.where(inside, x, high)
+    density = q / (2 * np.pi * sigma**2) * np.sqrt(np.maximum((high - safe) * (safe - low), 0)) / safe
+    return np.where(inside, density, 0.0)
+
+
+def cdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
+    """The share of eigenvalues below ``x``, in closed form.
+
+    Example:
+        >>> cdf([0.25, 1.0, 2.25], 4.0).round(4).tolist()
+        [0.0, 0.5534, 1.0]
+    """
+    c = 1 / q
+    low, high = edges(q)
+    x = np.clip(np.asarray(x, dtype=np.float64) / sigma**2, low, high)
+    width = high - low
+    # Primitive of sqrt((b - x)(x - a))/x: three terms, with (a + b)/2 = 1 + c and sqrt(ab) = 1 - c.
+    first = np.sqrt(np.maximum((high - x) * (x - low), 0))
+    second = (1 + c) * (np.arcsin(np.clip((2 * x - low - high) / width, -1, 1)) + np.pi / 2)
+    third = np.zeros_like(x)
+    if low > 0:
+        inner = ((low + high) * x - 2 * low * high) / (x * width)
+        third = (1 - c) * (np.arcsin(np.clip(inner, -1, 1)) + np.pi / 2)
+    share: FloatArray = np.clip((first + second - third) / (2 * np.pi * c), 0, 1)
+    return share
+
+
+def ppf(p: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
+    """The quantile of share ``p``: the inverse of :func:`cdf`.
+
+    Example:
+        >>> ppf([0.0, 0.5, 1.0], 4.0).round(4).tolist()
+        [0.25, 0.916, 2.25]
+    """
+    p = np.clip(np.asarray(p, dtype=np.float64), 0, 1)
+    angles, shares = _table(q)
+    angle = np.interp(p, shares, angles)
+    low, high = edges(q)
+    # Newton steps in the angle, where the law is smooth up to both edges.
+    for _ in range(2):
+        x = 1 + 1 / q - (high - low) / 2 * np.cos(angle)
+        slope = pdf(x, q) * (high - low) / 2 * np.sin(angle)
+        step = np.where(slope > 0, (cdf(x, q) - p) / np.where(slope > 0, slope, 1.0), 0.0)
+        angle = np.clip(angle - np.clip(step, -0.1, 0.1), 0, np.pi)
+    quantile: FloatArray = np.clip(1 + 1 / q - (high - low) / 2 * np.cos(angle), low, high) * sigma**2
+    return quantile
+
+
+@lru_cache(maxsize=64)
+def _table(q: float) -> tuple[FloatArray, FloatArray]:
+    """Angles from 0 to pi across the support, and the law's distribution at them."""
+    low, high = edges(q)
+    angles = np.linspace(0, np.pi, _GRID)
+    shares = cdf(1 + 1 / q - (high - low) / 2 * np.cos(angles), q)
+    return angles, np.maximum.accumulate(shares)

@@ -1,0 +1,130 @@
+"""The 5+1 phases of training, read off one layer's spectrum, with the evidence that decided.
+
+========================  ====================================================================
+random-like               nothing beyond the Tracy-Widom edge
+bleeding-out              a few eigenvalues beyond it, still next to the bulk
+bulk+spikes               a good Marchenko-Pastur bulk and eigenvalues set apart from it
+bulk-decay                a bulk that decays into a tail (entries with ``mu`` just above 4)
+heavy-tailed              no bulk edge, a power-law tail (entries with ``mu`` below 4)
+rank-collapse             a gap of many decades with a sizeable share of directions below it
+========================  ====================================================================
+
+The order of questions: has the rank collapsed; do the entries themselves have a power-law tail; does the
+Marchenko-Pastur law explain the bulk; how far beyond its edge do eigenvalues lie. Confusion matrix on
+draws of generative models: ``strati reproduce phases``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from strati.spectra.bulk import noise_limit
+
+if TYPE_CHECKING:
+    from strati.spectra.bulk import Bulk
+    from strati.spectra.entries import EntryTail
+    from strati.spectra.ranks import Gap
+    from strati.spectra.tail import Tail
+
+SET_APART = 1.4
+"""A spike is set apart from the bulk beyond this multiple of the bulk's upper edge."""
+
+_LARGEST_MU = 5.2  # pure power laws with a larger exponent leave no trace in spectra of these sizes
+_TAIL_SHARE, _TAIL_REACH, _TAIL_ALPHA = 0.03, 2.0, 6.0
+
+
+class Phase(StrEnum):
+    """Phases in the order in which training runs through them; rank collapse stands apart."""
+
+    RANDOM_LIKE = "random-like"
+    BLEEDING_OUT = "bleeding-out"
+    BULK_SPIKES = "bulk+spikes"
+    BULK_DECAY = "bulk-decay"
+    HEAVY_TAILED = "heavy-tailed"
+    RANK_COLLAPSE = "rank-collapse"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A phase and why.
+
+    Attributes:
+        phase: The phase.
+        reason: One sentence.
+        noise: The Marchenko-Pastur law alone explains the spectrum.
+    """
+
+    phase: Phase
+    reason: str
+    noise: bool = False
+
+
+def collapsed(gap: Gap) -> Verdict:
+    """The verdict on a spectrum with a gap of many decades."""
+    share = gap.below / (gap.below + gap.above)
+    return Verdict(
+        Phase.RANK_COLLAPSE, f"{share:.0%} of the directions lie below a gap of {gap.decades:.1f} decades"
+    )
+
+
+def decide(
+    bulk: Bulk, largest: float, *, entries: EntryTail, tail: Tail | None = None, matrices: int = 1
+) -> Verdict:
+    """Decide the phase of a spectrum whose rank has not collapsed.
+
+    Args:
+        bulk: The fitted bulk.
+        largest: The largest eigenvalue.
+        entries: The tail of the entries.
+        tail: The tail of the spectrum, if one was fitted.
+        matrices: How many matrices were pooled.
+    """
+    if entries.heavy and entries.mu < 4:
+        return Verdict(
+            Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
+        )
+    if entries.heavy and (entries.mu < _LARGEST_MU or not entries.pure):
+        return Verdict(
+            Phase.BULK_DECAY, f"the entries have a power-law tail with mu = {entries.mu:.2f}, above 4"
+        )
+    limit = noise_limit(bulk.size, matrices)
+    fits = bulk.ks_distance <= limit
+    reach = largest / bulk.lambda_plus
+    if bulk.spikes == 0:
+        how = "and the Marchenko-Pastur law fits the bulk" if fits else "but the bulk is not Marchenko-Pastur"
+        return Verdict(
+            Phase.RANDOM_LIKE, f"no eigenvalue lies beyond the Tracy-Widom edge, {how}", noise=fits
+        )
+    if fits and reach <= SET_APART:
+        return Verdict(
+            Phase.BLEEDING_OUT,
+            f"{bulk.spikes} beyond the Tracy-Widom edge, none further than {reach:.2f} times the bulk's edge",
+        )
+    if fits:
+        return Verdict(
+            Phase.BULK_SPIKES,
+            f"a Marchenko-Pastur bulk and {bulk.spikes} beyond it, the largest at {reach:.3g} times its edge",
+        )
+    why = f"the bulk is not Marchenko-Pastur (KS {bulk.ks_distance:.3f}, noise stays below {limit:.3f})"
+    share = bulk.spikes / (bulk.size + bulk.spikes)
+    if share >= _TAIL_SHARE and reach >= _TAIL_REACH and tail is not None and tail.alpha < _TAIL_ALPHA:
+        return Verdict(
+            Phase.HEAVY_TAILED,
+            f"{why}; {share:.0%} lie beyond its edge, up to {reach:.3g} times, in a tail with alpha {tail.alpha:.2f}",
+        )
+    return Verdict(Phase.BULK_DECAY, f"{why} and decays into a tail of {bulk.spikes} beyond its edge")
+
+
+def universality_exponent(alpha: float) -> float:
+    r"""The exponent :math:`\mu` of the class of heavy-tailed matrices that a tail's ``alpha`` belongs to.
+
+    ``mu = 2 (alpha - 1)`` up to 2; between 2 and 4 the finite-size relation is roughly linear,
+    ``alpha = 3 mu - 4``, by simulation; beyond, 4.
+
+    Example:
+        >>> universality_exponent(1.75), universality_exponent(5.0)
+        (1.5, 3.0)
+    """
+    return 2 * (alpha - 1) if alpha <= 2 else min((alpha + 4) / 3, 4.0)

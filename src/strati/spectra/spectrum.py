@@ -1,0 +1,291 @@
+"""One matrix and everything its eigenvalues say: :func:`spectrum` gives a :class:`Spectrum`.
+
+Here the parts meet: eigenvalues, tail, bulk, ranks, quasi-null directions, phase, and the warnings that
+tell a reader which of these numbers mean something. Nothing is computed here that another module owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.spectra import ranks
+from strati.spectra.bulk import Bulk, fit_random_part, noise_limit
+from strati.spectra.eigenvalues import Eigenvalues
+from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
+from strati.spectra.entries import EntrySizes, EntryTail
+from strati.spectra.phases import Phase, Verdict, collapsed, decide, universality_exponent
+from strati.spectra.quasi_null import quasi_null
+from strati.spectra.tail import FEWEST, Tail, fit_tail
+from strati.types import Flag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.spectra.alternatives import Goodness
+    from strati.types import FloatArray
+
+    Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Callable[[], Iterator[NDArray[Any]]]
+
+_FEW, _SHORT = 50, 20  # eigenvalues, and eigenvalues in the tail, below which a fit is shaky
+_FAR = 0.05  # share of spikes up to which a matrix is mostly noise
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The spectrum of one matrix, or of matrices of one shape pooled.
+
+    Attributes:
+        found: The eigenvalues with shape and dtype.
+        tail: The power-law tail, ``None`` if there was nothing to fit.
+        bulk: The Marchenko-Pastur bulk, ``None`` likewise.
+        verdict: The phase with its reason.
+        gap: The widest gap.
+        entries: The tail of the entries' distribution.
+        quasi_null: Number of quasi-null eigenvalues.
+        warnings: What a reader must know.
+        goodness: The bootstrap's verdict on the tail, if it was asked for.
+    """
+
+    found: Eigenvalues = field(repr=False)
+    tail: Tail | None
+    bulk: Bulk | None
+    verdict: Verdict | None
+    gap: ranks.Gap
+    entries: EntryTail
+    quasi_null: int | None
+    warnings: tuple[Flag, ...]
+    goodness: Goodness | None = None
+
+    @property
+    def eigenvalues(self) -> FloatArray:
+        """Eigenvalues of ``W.T @ W``, ascending; empty if the weights are not finite."""
+        return self.found.values
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of training, ``None`` if there is too little to tell."""
+        return self.verdict.phase if self.verdict is not None else None
+
+    @cached_property
+    def _metrics(self) -> dict[str, Any]:
+        return _measure(self)
+
+    def metrics(self) -> dict[str, Any]:
+        """Every number of a ``scan`` row, under the same name; ``None`` where it is not defined."""
+        return dict(self._metrics)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the eigenvalue density with bulk, tail, edges and spikes, and the scree plot."""
+        from strati.report.plots.spectra import plot_spectrum
+
+        return plot_spectrum(self, **options)
+
+
+def spectrum(
+    W: Matrices, dtype: Any = None, *, level: float = 0.01, bootstrap: int = 0, seed: int = 0
+) -> Spectrum:
+    """The spectrum of a matrix and what it says.
+
+    Args:
+        W: A matrix; several of one shape (their eigenvalues are pooled, as for the slices of a
+            convolution); or a function that yields them one at a time, each time it is called.
+        dtype: The dtype the weights came in, if the array was converted since.
+        level: Chance that the largest eigenvalue of pure noise passes for a spike.
+        bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        The spectrum. Weights that are not finite, constant, or too few give ``None`` and a warning.
+
+    Raises:
+        BadInputError: ``W`` is not a real matrix.
+
+    Example:
+        >>> W = np.random.default_rng(1).normal(size=(300, 200))
+        >>> sp = spectrum(W)
+        >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]
+        ('random-like', 200, ['noise-like'])
+    """
+    source = _source(W)
+    sizes = EntrySizes()
+    found = _eigenvalues(source(), dtype, look=sizes.add)
+    if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
+        return Spectrum(found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, _warn(found))
+    gap = ranks.widest_gap(found)
+    live = found.values[
+        max(int(np.searchsorted(found.values, _floor(found))), gap.below if gap.collapsed else 0) :
+    ]
+    tail = fit_tail(live) if found.problem == "" else None
+    bulk = fit_random_part(found, level=level) if found.problem == "" else None
+    entries = sizes.tail()
+    verdict, nulls = None, None
+    if bulk is not None:
+        if entries.heavy and 0 < bulk.spikes <= _FAR * found.values.size:
+            entries = _without_spikes(source, bulk, entries)
+        nulls = sum(quasi_null(part, found.rows, found.columns, bulk.sigma) for part in found.parts)
+    if gap.collapsed and found.problem == "":
+        verdict, nulls = collapsed(gap), max(nulls or 0, gap.below)
+    elif bulk is not None:
+        largest = float(found.values[-1])
+        verdict = decide(bulk, largest, entries=entries, tail=tail, matrices=found.matrices)
+    goodness = None
+    if bootstrap and tail is not None:
+        from strati.spectra.alternatives import judge_tail
+
+        goodness = judge_tail(live, tail, samples=bootstrap, seed=seed)
+    warnings = _warn(found, live.size, tail, bulk, verdict)
+    return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness)
+
+
+def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
+    if callable(W):
+        return W
+    kept = [np.asarray(W)] if isinstance(W, np.ndarray) or not isinstance(W, Iterable) else None
+    if kept is None:
+        kept = [np.asarray(m) for m in W]
+        if kept and all(m.ndim < 2 for m in kept):  # a matrix given as a list of rows
+            kept = [np.asarray(kept)]
+    return lambda: iter(kept)
+
+
+def _floor(found: Eigenvalues) -> float:
+    """Eigenvalues up to this are zero: the rank's tolerance, and never less than what the Gram route resolves."""
+    working = found.rows * float(np.finfo(np.float64).eps) * float(found.values[-1])
+    return max(found.tolerance**2, working) if found.epsilon < 1e-5 else working
+
+
+def _without_spikes(
+    source: Callable[[], Iterator[NDArray[Any]]], bulk: Bulk, entries: EntryTail
+) -> EntryTail:
+    """Whether the entries' tail outlives the removal of the signal: a strong spike is no heavy-tailed noise."""
+    from strati.spectra.signal import split
+
+    rest = EntrySizes()
+    for matrix in source():
+        rest.add(split(matrix, edge=bulk.edge).noise)
+    tail = rest.tail()
+    return entries if tail.heavy else tail
+
+
+def _warn(
+    found: Eigenvalues,
+    live: int = 0,
+    tail: Tail | None = None,
+    bulk: Bulk | None = None,
+    verdict: Verdict | None = None,
+) -> tuple[Flag, ...]:
+    """The warnings, most serious first."""
+    if found.problem == "not-finite":
+        return (Flag("not-finite", "some weights are NaN or infinite; nothing is computed"),)
+    if found.problem == "out-of-range":
+        return (
+            Flag("out-of-range", "the squares of the weights leave float64's range; rescale the weights"),
+        )
+    if found.values.size == 0:
+        return (Flag("empty", "the matrix has no entries"),)
+    flags = []
+    if found.problem == "constant":
+        flags.append(Flag("constant", "all weights are equal; there is no spectrum to fit"))
+    if found.problem == "" and live < _FEW:
+        what = "no tail is fitted" if live < FEWEST else "fits are rough"
+        flags.append(Flag("few-eigenvalues", f"only {live} eigenvalues are not null: {what}"))
+    if tail is not None and tail.size < _SHORT:
+        flags.append(Flag("short-tail", f"only {tail.size} eigenvalues are in the tail: alpha is unreliable"))
+    if verdict is not None and verdict.noise:
+        flags.append(
+            Flag(
+                "noise-like",
+                "the Marchenko-Pastur law of random entries explains the spectrum: alpha means nothing",
+            )
+        )
+    if bulk is not None and bulk.ks_distance > 3 * noise_limit(bulk.size, found.matrices):
+        flags.append(
+            Flag(
+                "no-bulk",
+                f"no Marchenko-Pastur bulk (KS {bulk.ks_distance:.2f}): mp_sigma and the edges are rough",
+            )
+        )
+    if found.rows * found.epsilon > 0.01:
+        flags.append(
+            Flag(
+                "coarse-dtype",
+                f"the weights' dtype resolves singular values down to {found.rows * found.epsilon:.2g} of the "
+                "largest at worst: hard_rank counts only those above",
+            )
+        )
+    return tuple(flags)
+
+
+def _measure(sp: Spectrum) -> dict[str, Any]:
+    found, tail, bulk = sp.found, sp.tail, sp.bulk
+    values = found.values
+    largest = float(values[-1]) if values.size else 0.0
+    known, live = values.size > 0, values.size > 0 and largest > 0
+    alpha = tail.alpha if tail is not None else None
+    coarse = found.rows * found.epsilon >= 1
+    numbers: dict[str, Any] = {
+        "hard_rank": (ranks.hard_rank(found) if not (coarse and live) else None) if known else None,
+        "stable_rank": ranks.stable_rank(values) if live else None,
+        "entropy": ranks.entropy(found) if live else None,
+        "frobenius_norm": float(np.sqrt(values.sum())) if known else None,
+        "spectral_norm": float(np.sqrt(largest)) if known else None,
+        "alpha": alpha,
+        "alpha_stderr": tail.stderr if tail is not None else None,
+        "xmin": tail.xmin if tail is not None else None,
+        "ks_distance": tail.ks_distance if tail is not None else None,
+        "tail_size": tail.size if tail is not None else None,
+        "alpha_weighted": alpha * float(np.log10(largest)) if alpha is not None else None,
+        "log_alpha_norm": _log_alpha_norm(values, alpha) if alpha is not None else None,
+        "mu": _mu(sp),
+    }
+    if sp.goodness is not None:
+        numbers["tail_pvalue"] = sp.goodness.pvalue
+        numbers["tail_alternatives"] = sp.goodness.alternatives
+    numbers |= {
+        "mp_sigma": bulk.sigma if bulk is not None else None,
+        "mp_lambda_minus": bulk.lambda_minus if bulk is not None else None,
+        "mp_lambda_plus": bulk.lambda_plus if bulk is not None else None,
+        "mp_soft_rank": bulk.lambda_plus / largest if bulk is not None else None,
+        "mp_ks_distance": bulk.ks_distance if bulk is not None else None,
+        "spikes": bulk.spikes if bulk is not None else None,
+        "quasi_null": sp.quasi_null,
+        "phase": str(sp.phase) if sp.phase is not None else None,
+        "phase_evidence": _evidence(sp, largest),
+    }
+    return numbers
+
+
+def _log_alpha_norm(values: FloatArray, alpha: float) -> float:
+    """``log10(sum(lambda^alpha))``, the powers taken relative to the largest so that none overflows."""
+    logs = alpha * np.log10(values[values > 0])
+    top = float(logs.max())
+    return top + float(np.log10(np.sum(10.0 ** (logs - top))))
+
+
+def _mu(sp: Spectrum) -> float | None:
+    if sp.entries.heavy and sp.phase in (Phase.HEAVY_TAILED, Phase.BULK_DECAY):
+        return sp.entries.mu
+    if sp.tail is not None and sp.phase in (Phase.HEAVY_TAILED, Phase.BULK_DECAY):
+        return universality_exponent(sp.tail.alpha)
+    return None
+
+
+def _evidence(sp: Spectrum, largest: float) -> dict[str, Any] | None:
+    bulk, verdict = sp.bulk, sp.verdict
+    if verdict is None:
+        return None
+    return {
+        "reason": verdict.reason,
+        "largest_over_edge": largest / bulk.lambda_plus if bulk is not None else None,
+        "tracy_widom_edge": bulk.edge if bulk is not None else None,
+        "level": bulk.level if bulk is not None else None,
+        "bulk_ks_noise_limit": noise_limit(bulk.size, sp.found.matrices) if bulk is not None else None,
+        "gap_decades": sp.gap.decades,
+        "share_below_gap": sp.gap.below / max(sp.found.values.size, 1),
+        "entries_mu": sp.entries.mu if sp.entries.heavy else None,
+    }
