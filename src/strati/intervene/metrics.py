@@ -112,7 +112,7 @@ def degeneracy_metrics(model: torch.nn.Module, target: Target, x: Tensor) -> dic
     from strati.landscape.count import degeneracy
 
     try:
-        layers = degeneracy(model, x).layers
+        layers = degeneracy(model, x, exact=False).layers
     except UnsupportedError:  # counts are defined for feed-forward chains; other networks have no such columns
         return {}
     for layer in layers:

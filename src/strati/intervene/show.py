@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from strati.intervene.audit import Audit
     from strati.intervene.study import Study
 
 
@@ -39,3 +40,35 @@ def _cell(values: Any) -> str:
         return "-"
     mean = f"{values.mean():.4g}"
     return mean if len(values) == 1 else f"{mean} +- {values.sem():.2g} ({len(values)})"
+
+
+def audit_summary(audit: Audit) -> RenderableType:
+    """Classes of the layers, correlations of the metrics, verdicts."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    name = audit.study.performance["name"]
+    layers = Table("layer", "intervention", name, "retained", "n", "class", title="layers", title_justify="left")
+    for row in audit.layers:
+        sem = "" if row.performance_sem is None else f" +- {row.performance_sem:.2g}"
+        share = "-" if row.retained is None else f"{row.retained:.3f}"
+        mean = f"{row.performance_mean:.4g}{sem}"
+        layers.add_row(Text(row.layer), row.intervention, mean, share, str(row.n), row.layer_class)
+    columns = ("metric", "rho pooled", "95 %", "tau pooled", "rho mean of layers", "tau mean of layers")
+    metrics = Table(*columns, title=f"metrics against {name}", title_justify="left")
+    means = {row.metric: row for row in audit.means}
+    for pooled in audit.metrics:
+        if pooled.layer is None:
+            mean = means[pooled.metric]
+            numbers = (pooled.spearman, pooled.spearman_ci, pooled.kendall, mean.spearman, mean.kendall)
+            metrics.add_row(Text(pooled.metric), *(_number(value) for value in numbers))
+    lines: list[Any] = [layers, metrics, *(Text(f"- {verdict.text}") for verdict in audit.verdicts)]
+    lines.append(Text(f"{audit.failed} of {audit.study.units} points failed and are left out"))
+    return Group(*lines)
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"[{value[0]:.2f}, {value[1]:.2f}]".replace("[", "\\[") if isinstance(value, tuple) else f"{value:.3f}"

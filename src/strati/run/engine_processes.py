@@ -7,6 +7,7 @@ that started it, however that one ends.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -153,13 +154,16 @@ class _Crew:
 
 
 def _packed(body: Body) -> bytes:
-    from joblib.externals import cloudpickle
-
+    """The body as bytes; functions defined in a call or a notebook need cloudpickle, which joblib brings."""
     try:
-        packed: bytes = cloudpickle.dumps(body)
-    except (TypeError, pickle.PicklingError) as error:
-        why = f"cannot be sent to other processes ({error}); run with one worker, in this process"
-        raise UnsupportedError("this study", why) from None
+        return pickle.dumps(body)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        first = error
+    try:
+        packed: bytes = importlib.import_module("cloudpickle").dumps(body)
+    except (ImportError, TypeError, AttributeError, pickle.PicklingError):
+        why = f"cannot be sent to other processes ({first}); run it with one worker, in this process"
+        raise UnsupportedError("this work", why) from None
     return packed
 
 

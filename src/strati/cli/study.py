@@ -1,0 +1,85 @@
+"""``strati study``: every layer re-initialised and re-randomised, and what that does."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+
+import click
+
+from strati.cli.common import Output, emit, output_options
+from strati.errors import BadInputError
+from strati.run.files import check_writable, export_table
+from strati.run.progress import progress
+
+
+@click.command("study")
+@click.argument("spec")
+@click.option("--out", "folder", required=True, metavar="DIR", help="Folder of the store; a stopped study resumes there.")
+@click.option("--export", metavar="FILE", help="Write the rows, sorted by key, as .csv or .parquet.")
+@click.option("--seed", type=click.IntRange(0), help="Seed of all chance; default: the spec's.")
+@click.option("--init", "scheme", help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units run.")
+@click.option("--workers", type=click.IntRange(1), help="Processes; default: one per processor core.")
+@click.option("--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here.")
+@click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@output_options
+def command(
+    spec: str,
+    folder: str,
+    export: str | None,
+    seed: int | None,
+    scheme: str | None,
+    engine: str,
+    workers: int | None,
+    address: str | None,
+    retry: bool,
+    output: Output,
+) -> None:
+    """Run the intervention study SPEC: a TOML file, or the name of a built-in one (fcn-digits).
+
+    Each layer is re-initialised and re-randomised, one at a time; performance and every metric are recorded.
+    Stopped in whatever way, the same command goes on where it was.
+
+    \b
+    Example:
+      strati study fcn-digits --out digits
+      strati study fcn-digits --out digits --export rows.csv --workers 2
+    """
+    from strati.errors import require
+    from strati.intervene.driver import Run
+    from strati.intervene.spec import SCHEMES, read_spec
+    from strati.run.engine import cores
+
+    if export is not None:
+        check_writable(export)
+        if not export.lower().endswith((".csv", ".parquet")):
+            raise BadInputError(export, "a table is written as .csv or .parquet; give one of these endings")
+    if scheme is not None and scheme not in SCHEMES:
+        raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
+    wanted = read_spec(spec)
+    if seed is not None:
+        wanted = replace(wanted, seed=seed)
+    if scheme is not None:
+        wanted = replace(wanted, interventions=replace(wanted.interventions, init=scheme))
+    require("torch", "torch", "an intervention study")
+    from strati.intervene.study import study
+    from strati.papers import zoo
+
+    if engine == "local" and address is not None:
+        raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
+    with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
+        run = Run(
+            engine=engine,
+            workers=workers or cores(),
+            address=address,
+            retry=retry,
+            resume=f"strati {shlex.join(sys.argv[1:])}",
+            find=zoo.path,
+            tick=tick,
+        )
+        result = study(wanted, out=folder, run=run)
+    if export is not None:
+        export_table(result.frame(), export)
+    emit(result, output)

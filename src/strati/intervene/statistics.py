@@ -1,0 +1,177 @@
+"""Correlations with bootstrap confidence intervals, all resamples at once.
+
+A resample is a vector of counts, how often each point was drawn; Spearman, Kendall (tau-b), the RMSE of the linear
+fit and the area under the ROC curve are written for points with such weights, so that a thousand resamples are a
+few matrix products. With all counts one they are the usual statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.rng import stream
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from strati.types import FloatArray
+
+_ROWS = 512  # of the matrix of pairs at a time, so that memory does not grow with the square of n
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic and its percentile bootstrap interval; ``None`` where it is not defined."""
+
+    value: float | None
+    interval: tuple[float, float] | None
+
+
+def resamples(clusters: Sequence[Any], count: int, rng: np.random.Generator) -> FloatArray:
+    """How often each point is drawn in ``count`` resamples of whole clusters; (count, n).
+
+    Points of one cluster (all points of one network, say) are not independent and are drawn together.
+
+    Example:
+        >>> drawn = resamples(["a", "a", "b"], 4, np.random.default_rng(0))
+        >>> bool((drawn[:, 0] == drawn[:, 1]).all())
+        True
+    """
+    _, which = np.unique(np.asarray(clusters, object).astype(str), return_inverse=True)
+    size = int(which.max()) + 1 if len(which) else 0
+    drawn = rng.multinomial(size, np.full(size, 1.0 / size), size=count)
+    return drawn[:, which].astype(float)
+
+
+def cluster(points: pd.DataFrame) -> tuple[str, list[str]]:
+    """What is resampled: networks when there are enough, else layers of networks, else single points.
+
+    Points of one network are not independent, and intervals that ignore it are too narrow.
+    """
+    networks = points["network"].astype(str)
+    if networks.nunique() >= 8:
+        return "networks", list(networks)
+    layers = networks + "\x1f" + points["layer"].astype(str)
+    if layers.nunique() >= 8:
+        return "layers", list(layers)
+    return "points", [str(i) for i in range(len(points))]
+
+
+def weights_of(clusters: Sequence[Any], count: int, seed: int, *names: object) -> FloatArray:
+    """The sample itself, then its resamples."""
+    rng = stream(seed, "audit", *names)
+    return np.vstack([np.ones((1, len(clusters))), resamples(clusters, count, rng)])
+
+
+def spearman(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+    """Spearman's rank correlation of every resample; NaN where x or y is constant.
+
+    Example:
+        >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]), np.ones((1, 3))).tolist()
+        [0.5]
+    """
+    return _pearson(_ranks(x, weights), _ranks(y, weights), weights)
+
+
+def kendall(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+    """Kendall's tau-b of every resample; copies of one point are ties.
+
+    Example:
+        >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]), np.ones((1, 3))).round(4).tolist()
+        [0.3333]
+    """
+    w = weights.astype(np.float32)
+    agree, varied_x, varied_y = np.zeros(len(w)), np.zeros(len(w)), np.zeros(len(w))
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        dx, dy = np.sign(x[part, None] - x), np.sign(y[part, None] - y)
+        # sum_ij w_i w_j s_ij, and the numbers of pairs not tied in x, in y
+        agree += _form(w, dx * dy, part)
+        varied_x += _form(w, dx * dx, part)
+        varied_y += _form(w, dy * dy, part)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where((varied_x > 0) & (varied_y > 0), agree / np.sqrt(varied_x * varied_y), np.nan)
+
+
+def linear_rmse(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+    """Root mean square error of the least-squares line ``y ~ a + b x`` of every resample.
+
+    Example:
+        >>> linear_rmse(np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0, 5.0]), np.ones((1, 3))).round(6).tolist()
+        [0.0]
+    """
+    total, mx, my, sxx, syy, sxy = _moments(_broad(x, weights), _broad(y, weights), weights)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        explained = np.where(sxx > _tiny(sxx, mx, total), sxy**2 / sxx, 0.0)
+    return np.sqrt(np.maximum(syy - explained, 0.0) / total)
+
+
+def roc_area(x: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
+    """Chance that a positive point has the larger ``x`` (ties count half); NaN without both kinds.
+
+    Example:
+        >>> roc_area(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 1.0]), np.ones((1, 3))).tolist()
+        [1.0]
+    """
+    ranks = _ranks(x, weights)
+    up = (weights * positive).sum(1)
+    down = (weights * (1.0 - positive)).sum(1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        area = ((weights * positive * ranks).sum(1) - up * (up + 1.0) / 2.0) / (up * down)
+    return np.where((up > 0) & (down > 0), area, np.nan)
+
+
+def estimate(values: FloatArray, level: float = 0.95) -> Estimate:
+    """First entry the estimate, the others its resamples."""
+    value, drawn = float(values[0]), values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(value):
+        return Estimate(None, None)
+    # when most resamples have no value (all points alike), an interval from the rest would mislead
+    if len(drawn) < max(1, (len(values) - 1) // 2):
+        return Estimate(value, None)
+    low, high = np.quantile(drawn, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
+    return Estimate(value, (float(low), float(high)))
+
+
+def _ranks(x: FloatArray, weights: FloatArray) -> FloatArray:
+    """Mid-ranks of each point in each resample, as if every point stood there as often as it was drawn."""
+    _, group = np.unique(x, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.r_[True, np.diff(group[order]) > 0])
+    in_group = np.add.reduceat(weights[:, order], starts, axis=1)
+    upto = np.cumsum(in_group, axis=1)
+    middle = upto - in_group + (in_group + 1.0) / 2.0
+    ranks: FloatArray = middle[:, group]
+    return ranks
+
+
+def _pearson(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+    total, mx, my, sxx, syy, sxy = _moments(x, y, weights)
+    good = (sxx > _tiny(sxx, mx, total)) & (syy > _tiny(syy, my, total))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(good, np.clip(sxy / np.sqrt(sxx * syy), -1.0, 1.0), np.nan)
+
+
+def _moments(x: FloatArray, y: FloatArray, w: FloatArray) -> tuple[FloatArray, ...]:
+    total = w.sum(1)
+    mx, my = (w * x).sum(1) / total, (w * y).sum(1) / total
+    dx, dy = x - mx[:, None], y - my[:, None]
+    return total, mx, my, (w * dx * dx).sum(1), (w * dy * dy).sum(1), (w * dx * dy).sum(1)
+
+
+def _tiny(squares: FloatArray, mean: FloatArray, total: FloatArray) -> FloatArray:
+    """A sum of squares below this is rounding error: the values are all alike."""
+    return total * (1e-13 * np.maximum(np.abs(mean), 1e-300)) ** 2
+
+
+def _broad(x: FloatArray, weights: FloatArray) -> FloatArray:
+    return np.broadcast_to(x, weights.shape)
+
+
+def _form(weights: Any, pairs: FloatArray, part: slice) -> FloatArray:
+    found: FloatArray = np.einsum("bi,bi->b", weights[:, part], weights @ pairs.astype(np.float32).T, dtype=float)
+    return found

@@ -1,0 +1,88 @@
+"""Scatter plots of a study: performance against a metric, as figures 2 to 11 of robust-and-critical-layers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError, require
+from strati.intervene.statistics import kendall, linear_rmse, spearman
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from strati.intervene.study import Study
+
+COLOURS = {"reinitialise": "tab:blue", "rerandomise": "tab:orange"}
+NAMES = {"reinitialise": "re-initialised", "rerandomise": "re-randomised"}
+
+
+def scatter(study: Study, metric: str = "alpha", *, pooled: bool | None = None) -> Any:
+    """Performance against a metric: one panel per layer, or one for all of a network with many layers.
+
+    Args:
+        study: The rows.
+        metric: The metric on the horizontal axis.
+        pooled: One panel for all layers; default: when there are more than eight.
+
+    Raises:
+        BadInputError: The study has no such metric, or no value of it.
+    """
+    require("matplotlib", "plot", "drawing")
+    from matplotlib.figure import Figure
+
+    if metric not in study.metrics:
+        raise BadInputError(metric, f"not a metric of this study; there are {', '.join(study.metrics)}")
+    table = study.frame()
+    table = table[(table["status"] == "done") & (table["intervention"] != "intact") & table[metric].notna()]
+    if len(table) == 0:
+        raise BadInputError(metric, "has no value on any changed layer of this study")
+    layers = list(dict.fromkeys(table["layer"]))
+    if pooled is None:
+        pooled = len(layers) > 8
+    panels = [("all layers", table)] if pooled else [(k, table[table["layer"] == k]) for k in layers]
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
+    for i, (title, part) in enumerate(panels):
+        _panel(figure.add_subplot(rows, columns, i + 1), str(title), part, metric, study.performance["name"])
+    return figure
+
+
+def draw_all(study: Study, folder: Path) -> list[Path]:
+    """Draw every metric of a study into a folder, one file each."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(folder, f"cannot be made ({error.strerror or error}); choose another place") from None
+    drawn = []
+    for metric in study.metrics:
+        if all(row.get(metric) is None for row in study.rows if row["intervention"] != "intact"):
+            continue
+        path = folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', metric)}.png"
+        scatter(study, metric).savefig(path, dpi=110)
+        drawn.append(path)
+    return drawn
+
+
+def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: str) -> None:
+    for kind, points in part.groupby("intervention"):
+        axes.scatter(points[metric], points["performance"], s=9, alpha=0.6, color=COLOURS[str(kind)], label=NAMES[str(kind)])
+    x, y = part[metric].to_numpy(float), part["performance"].to_numpy(float)
+    text = title
+    if len(x) > 2 and np.ptp(x) > 0:
+        ones = np.ones((1, len(x)))
+        rho, tau, rmse = (float(f(x, y, ones)[0]) for f in (spearman, kendall, linear_rmse))
+        slope, height = np.polyfit(x, y, 1)
+        ends = np.array([x.min(), x.max()])
+        axes.plot(ends, height + slope * ends, color="red", linewidth=1)
+        text = f"{title}\nrho {rho:.3f}  RMSE {rmse:.3g}  K-tau {tau:.3f}"
+    axes.set_title(text.replace("$", r"\$"), fontsize=9)
+    axes.set_xlabel(metric.replace("$", r"\$"))
+    axes.set_ylabel(performance)
+    if performance == "perplexity":
+        axes.set_yscale("log")
+    axes.legend(fontsize=7)
