@@ -1,0 +1,361 @@
+"""The local learning coefficient of a network, or of any differentiable function.
+
+``lambda(nbeta) = nbeta (<L> - L*)`` under the posterior localised at the given parameters (WBIC form, Watanabe 2013,
+Lau et al. 2023), with its Monte Carlo error, and its limit for large ``nbeta``. Sampling (``sample``) and
+estimating (``estimate``) are two steps: traces are kept, and an estimate from them takes milliseconds.
+The samplers are in ``hmc`` and ``sgld``, the extrapolation in ``extrapolate``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strati.errors import BadInputError
+from strati.landscape.behaviour import Loss, Objective, Potential, objective
+from strati.landscape.diagnostics import ess, rhat, standard_error
+from strati.landscape.extrapolate import extrapolate
+from strati.landscape.hmc import sample_hmc
+from strati.landscape.samplers import LLCConfig, Sampler, Traces, target
+from strati.landscape.sgld import sample_sgld
+from strati.types import Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+
+__all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
+
+_DOUBLE_LIMIT = 20_000  # parameters up to which computing in double precision costs little
+_FULL_PASS_LIMIT = 2e11  # parameters x data x chains above which "auto" turns to minibatches
+_LEAST_ESS = 30.0
+_TRACE_POINTS = 500
+_HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
+
+
+@dataclass(frozen=True)
+class LearningCoefficient(Result):
+    """A learning coefficient with its error, its limit and what the chains say about themselves.
+
+    Attributes:
+        estimate: ``nbeta (<L> - L*)`` at the stated temperature; ``None`` with a ``reason`` if the chains do not
+            allow one.
+        stderr: Monte Carlo standard error of ``estimate``.
+        nbeta: Inverse temperature.
+        gamma: Localisation.
+        asymptotic: The limit for large ``nbeta``, over the ladder of temperatures.
+        asymptotic_stderr: Its error, with what is not known about the form of the approach.
+        multiplicity: The likeliest multiplicity ``m``.
+        rhat: Rank-normalised split R-hat of the loss.
+        ess: Bulk effective sample size of the loss.
+        chains: Number of chains.
+        draws: Draws per chain.
+        reason: Why a value is ``None``.
+        ladder: ``(nbeta, lambda, stderr)`` for every temperature sampled.
+        traces: All draws.
+    """
+
+    verb: ClassVar[str] = "llc"
+
+    estimate: float | None
+    stderr: float | None
+    nbeta: float
+    gamma: float
+    asymptotic: float | None
+    asymptotic_stderr: float | None
+    multiplicity: int | None
+    rhat: float | None
+    ess: float | None
+    chains: int
+    draws: int
+    reason: str | None
+    ladder: tuple[tuple[float, float, float], ...]
+    traces: Traces = dataclasses.field(repr=False)
+
+    def payload(self) -> dict[str, Any]:
+        """The interface's fields, the multiplicity, and thinned traces of ``nbeta (L - L*)``."""
+        step = -(-self.draws // _TRACE_POINTS)
+        return {
+            "estimate": self.estimate,
+            "stderr": self.stderr,
+            "nbeta": self.nbeta,
+            "gamma": self.gamma,
+            "asymptotic": self.asymptotic,
+            "asymptotic_stderr": self.asymptotic_stderr,
+            "rhat": self.rhat,
+            "ess": self.ess,
+            "chains": self.chains,
+            "draws": self.draws,
+            "reason": self.reason,
+            "multiplicity": self.multiplicity,
+            "ladder": [{"nbeta": n, "lambda": v, "stderr": e} for n, v, e in self.ladder],
+            "traces": np.round(self.traces.lambda_trace()[:, ::step], 6),
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One line per temperature."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.ladder), columns=["nbeta", "lambda", "stderr"])
+
+    def summary(self) -> RenderableType:
+        """Two lines: the value at the stated temperature, and the limit."""
+        from rich.text import Text
+
+        head = f"learning coefficient at nbeta {self.nbeta:.6g}, gamma {self.gamma:g}: "
+        lines = [head + _with_error(self.estimate, self.stderr)]
+        lines.append("limit for large nbeta: " + _with_error(self.asymptotic, self.asymptotic_stderr))
+        r_hat, size = (_number(v, f) for v, f in ((self.rhat, ".3f"), (self.ess, ".0f")))
+        lines.append(
+            f"{self.chains} chains x {self.draws} draws, R-hat {r_hat}, effective sample size {size}"
+        )
+        if self.reason:
+            lines.append(self.reason)
+        return Text("\n".join(lines))
+
+    def plot(self, **options: Any) -> Any:
+        """Traces, and the values over temperature with their limit."""
+        from strati.report.plots.llc import plot_llc
+
+        return plot_llc(self, **options)
+
+
+def llc(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    config: LLCConfig | None = None,
+    layers: Sequence[str] | None = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> LearningCoefficient:
+    """The local learning coefficient of a module's loss at its present parameters.
+
+    Args:
+        model: Any module; it is not changed.
+        loss: ``"behavioural-mse"``, ``"behavioural-kl"``, ``"mse"``, ``"cross_entropy"``, or a function of
+            (output, target) giving the mean over the data.
+        data: ``(x, y)``, ``x`` alone for a behavioural loss, or an iterable of batches.
+        config: All settings.
+        layers: Vary only the parameters of these modules.
+        tick: Called after each stage.
+        **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.
+
+    Returns:
+        The estimate at ``nbeta`` (default ``n / ln n``) and its limit.
+
+    Raises:
+        BadInputError: The data do not fit the model, or the loss is not finite at its parameters.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 50)[:, None]
+        >>> result = llc(nn.Linear(1, 1), "behavioural-mse", x, chains=8, draws=100)  # two parameters
+        >>> abs(result.asymptotic - 1.0) < 0.02
+        True
+    """
+    settings = _settings(config, options)
+    size = sum(p.numel() for p in model.parameters())
+    dtype = torch.float64 if size <= _DOUBLE_LIMIT else None
+    function = objective(model, loss, data, layers=layers, dtype=dtype)
+    return estimate(sample(function, function.flat.theta, settings, tick), settings)
+
+
+def learning_coefficient(
+    potential: Potential,
+    theta: Any,
+    *,
+    config: LLCConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> LearningCoefficient:
+    """The local learning coefficient of a differentiable function at a point.
+
+    Args:
+        potential: Takes a flat tensor, gives a scalar tensor.
+        theta: Where: a flat tensor or array, a minimum of ``potential``.
+        config: All settings.
+        tick: Called after each stage.
+        **options: Fields of :class:`LLCConfig` (``nbeta`` defaults to 1e4, ``gamma`` to 1).
+
+    Raises:
+        BadInputError: The potential is not finite at ``theta``.
+
+    Example:
+        >>> result = learning_coefficient(lambda w: (w**4).sum(), torch.zeros(1), chains=8, draws=100)
+        >>> abs(result.asymptotic - 0.25) < 0.01
+        True
+    """
+    settings = _settings(config, options)
+    point = (
+        theta.detach() if isinstance(theta, Tensor) else torch.as_tensor(np.asarray(theta, dtype=np.float64))
+    )
+    if point.ndim == 0:
+        point = point.reshape(1)
+    if not point.is_floating_point() or not bool(torch.isfinite(point).all()):
+        raise BadInputError("theta", "must hold finite floating-point numbers")
+    point = _doubled(potential, point)
+    return estimate(sample(potential, point, settings, tick), settings)
+
+
+def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = silent) -> Traces:
+    """The expensive step: draws of the localised posterior, kept for any number of estimates.
+
+    Example:
+        >>> settings = LLCConfig(chains=4, draws=20, ladder=False)
+        >>> sample(lambda w: (w**2).sum(), torch.zeros(2), settings).excess.shape[1:]
+        (4, 20)
+    """
+    nbeta = config.nbeta
+    if nbeta is None:
+        nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
+    kind = Sampler(config.sampler)
+    if kind is Sampler.AUTO:
+        rows = potential.rows if isinstance(potential, Objective) else 0
+        work = rows * theta.numel() * config.chains_for(theta.numel())
+        kind = Sampler.SGLD if work > _FULL_PASS_LIMIT else Sampler.HMC
+    if kind is Sampler.HMC:
+        return sample_hmc(target(potential, theta, config.gamma), config, float(nbeta), tick)
+    if not isinstance(potential, Objective):
+        raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
+    return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
+
+
+def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoefficient:
+    """The cheap step: the coefficient, its error and its limit out of traces.
+
+    Example:
+        >>> settings = LLCConfig(chains=8, draws=100)
+        >>> traces = sample(lambda w: (w**2).sum(), torch.zeros(1), settings)
+        >>> estimate(traces).asymptotic == estimate(traces).asymptotic
+        True
+    """
+    settings = config or LLCConfig()
+    main = traces.lambda_trace()
+    ladder = tuple((float(traces.nbeta[k]), *controlled_mean(traces, k)) for k in range(len(traces.nbeta)))
+    _, value, error = ladder[traces.main]
+    refusal = _refusal(traces, value, error, settings)
+    limit, no_limit = None, "one temperature only: no limit for large nbeta"
+    if refusal is None and len(ladder) > 1:
+        usable = [row for k, row in enumerate(ladder) if _usable(traces, k, row, settings)]
+        limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T)
+        no_limit = "too few colder temperatures mixed to extrapolate; more draws would help"
+        if limit is not None and limit.value - 3 * limit.stderr > traces.parameters / 2:
+            limit, no_limit = None, "the values over the ladder do not settle: no limit for large nbeta"
+    return LearningCoefficient(
+        estimate=value if refusal is None else None,
+        stderr=error if refusal is None else None,
+        nbeta=float(traces.nbeta[traces.main]),
+        gamma=traces.gamma,
+        asymptotic=max(limit.value, 0.0) if limit else None,
+        asymptotic_stderr=limit.stderr if limit else None,
+        multiplicity=limit.multiplicity if limit else None,
+        rhat=rhat(main),
+        ess=ess(main),
+        chains=traces.chains,
+        draws=traces.draws,
+        reason=refusal or (None if limit else no_limit),
+        ladder=ladder,
+        traces=traces,
+    )
+
+
+def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
+    """Mean of ``nbeta (L - L*)`` at one temperature with noise taken out, and its standard error.
+
+    The zero-mean controls are fitted to batch means of the chains, so that slow movement counts as what it is;
+    where that does not lower the error the plain mean stands.
+    """
+    trace = traces.lambda_trace(index)
+    if not np.isfinite(trace).all():
+        return math.nan, math.nan
+    plain = float(trace.mean()), standard_error(trace) or math.nan
+    controls = traces.controls[index]
+    batches = max(1, trace.shape[1] // 40)
+    if controls.shape[-1] == 0 or trace.shape[0] * batches < 4 * controls.shape[-1] + 4:
+        return plain
+    keep = trace.shape[1] // batches * batches
+    y = trace[:, :keep].reshape(trace.shape[0] * batches, -1).mean(1)
+    x = controls[:, :keep].reshape(trace.shape[0] * batches, -1, controls.shape[-1]).mean(1)
+    coefficients, *_ = np.linalg.lstsq(x - x.mean(0), y - y.mean(), rcond=1e-8)
+    adjusted = trace - controls @ coefficients
+    error = standard_error(adjusted)
+    if error is None or not error < plain[1]:
+        return plain
+    return float(adjusted.mean()), error
+
+
+def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> str | None:
+    """Why no value is given, or ``None``."""
+    main = traces.lambda_trace()
+    if not np.isfinite(main).all():
+        return "the chains diverged: the loss became infinite; a smaller step or a larger gamma would help"
+    r_hat, size = rhat(main), ess(main)
+    if r_hat is None or size is None:
+        return "too few draws to tell whether the chains mixed"
+    if traces.acceptance[traces.main] < 0.1:
+        share = 100 * float(traces.acceptance[traces.main])
+        return f"the sampler is stuck ({share:.1f} % of its moves accepted); a larger gamma or lower nbeta would help"
+    if r_hat > settings.max_rhat:
+        return (
+            f"the chains have not mixed (R-hat {r_hat:.3g} above {settings.max_rhat:g}); "
+            "more draws, a longer warm-up or a larger gamma would help"
+        )
+    if size < _LEAST_ESS:
+        return f"the chains hold only {size:.0f} independent draws; more draws would help"
+    if value < -3 * error:
+        return (
+            f"lower losses lie nearby (nbeta (<L> - L*) = {value:.4g}): the parameters are not at a minimum; "
+            "train further, or use a behavioural loss"
+        )
+    return None
+
+
+def _usable(traces: Traces, index: int, row: tuple[float, float, float], settings: LLCConfig) -> bool:
+    """Whether a temperature of the ladder may enter the extrapolation."""
+    trace = traces.lambda_trace(index)
+    r_hat = rhat(trace)
+    mixed = r_hat is not None and r_hat <= settings.max_rhat and traces.acceptance[index] >= 0.1
+    cold_enough = traces.nbeta[index] >= min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1])
+    return bool(mixed and cold_enough and math.isfinite(row[1]) and math.isfinite(row[2]))
+
+
+def _settings(config: LLCConfig | None, options: dict[str, Any]) -> LLCConfig:
+    known = {f.name for f in dataclasses.fields(LLCConfig)}
+    for name in options:
+        if name not in known:
+            raise BadInputError(name, f"no such option; there are: {', '.join(sorted(known))}")
+    return dataclasses.replace(config or LLCConfig(), **options)
+
+
+def _wbic(count: int) -> float:
+    """``n / ln n``, the temperature of the widely applicable Bayesian information criterion."""
+    return count / math.log(count) if count > 2 else float(count)
+
+
+def _doubled(potential: Potential, theta: Tensor) -> Tensor:
+    """Double precision where the function takes it: the ladder's cold end needs the digits."""
+    if theta.dtype == torch.float64 or theta.numel() > _DOUBLE_LIMIT:
+        return theta
+    try:
+        with torch.no_grad():
+            potential(theta.double())
+    except (RuntimeError, TypeError):  # it holds tensors of its own in single precision
+        return theta
+    return theta.double()
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    return "none" if value is None else f"{value:.4g} +- {error:.2g}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "undefined" if value is None else format(value, form)

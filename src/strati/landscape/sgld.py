@@ -1,0 +1,198 @@
+"""Stochastic-gradient Langevin dynamics on minibatches, for models whose data do not fit a full pass.
+
+``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi``. There is no Metropolis
+test, so the step heats: in the stationary state ``<delta . F> = d + (step/4) <F . P F>`` with ``F`` the noisy force, and
+``(step/8) <F . P nbeta grad L_b>`` is taken off the average (for a quadratic direction of curvature ``k`` this
+undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The baseline is the loss of each fixed
+minibatch at the given parameters, computed once.
+
+``P`` is 1 (``sgld``) or the inverse root-mean-square gradient (``rmsprop-sgld``, Li et al. 2016) found in the
+warm-up and then held fixed, which makes its drift term zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from strati.landscape.behaviour import Inputs, Objective
+from strati.landscape.samplers import LLCConfig, Sampler, Traces
+from strati.rng import derive
+from strati.types import Tick, silent
+
+_SHARE_OF_STABLE = (
+    0.25  # of the largest stable step, 4/k: inflates the stiffest direction by a third before correction
+)
+_TOGETHER = 50_000  # parameters up to which chains share one batched pass
+
+
+def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tick = silent) -> Traces:
+    """Draw by (RMSprop-)SGLD at one temperature; the kept losses are corrected for the step's heating.
+
+    Args:
+        objective: A network, loss and data.
+        config: ``batch``, ``step``, ``chains``, ``draws``, ``warmup``, ``sampler``, ``seed``.
+        nbeta: Inverse temperature.
+        tick: Called after each group of chains.
+
+    Example:
+        >>> from strati.landscape.behaviour import behavioural_loss
+        >>> loss = behavioural_loss(torch.nn.Linear(2, 1), torch.randn(64, 2))
+        >>> settings = LLCConfig(sampler="sgld", batch=32, chains=2, draws=20)
+        >>> sample_sgld(loss, settings, 20.0).excess.shape
+        (1, 2, 20)
+    """
+    chains, draws = config.chains or 4, config.draws or 500
+    batches = _batches(objective, config)
+    baselines = _baselines(objective, batches)
+    steps = Steps(objective, config, nbeta)
+    group = chains if objective.flat.size <= _TOGETHER else 1
+    parts = []
+    for start in range(0, chains, group):
+        generator = torch.Generator().manual_seed(derive(config.seed, "sgld", start))
+        parts.append(_chain(steps, batches, baselines, draws, min(group, chains - start), generator))
+        tick(f"chains {start + 1} to {min(start + group, chains)}")
+    excess, spread = (np.concatenate([p[i] for p in parts], axis=1) for i in (0, 1))
+    return Traces(
+        nbeta=np.array([nbeta]),
+        main=0,
+        gamma=config.gamma,
+        baseline=float(np.mean(baselines)),
+        excess=excess,
+        spread=spread,
+        controls=np.zeros((*excess.shape, 0)),
+        parameters=objective.flat.size,
+        sampler=config.sampler,
+        acceptance=np.ones(1),
+        gradients=chains * (draws + config.warmup),
+        global_start=False,
+    )
+
+
+class Steps:
+    """One Langevin step for a group of chains, with a calibrated step size and preconditioner."""
+
+    def __init__(self, objective: Objective, config: LLCConfig, nbeta: float) -> None:
+        self.objective, self.config, self.nbeta = objective, config, nbeta
+        self.theta = objective.flat.theta
+        self.precondition = config.sampler == Sampler.RMSPROP
+        self.scale: Tensor | None = None
+        self.step = config.step if config.step is not None else 0.0
+
+    def calibrate(self, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> None:
+        """Set the step to a quarter of the largest stable one, from the stiffest curvature of one batch."""
+        if self.precondition:
+            _, slope = self.gradient((self.theta + self._jolt(generator))[None], batch)
+            root = torch.sqrt(slope[0] ** 2 + (slope[0] ** 2).mean() * 1e-2) + torch.finfo(slope.dtype).tiny
+            self.scale = (root.mean() / root).clamp(max=100.0)
+        if self.config.step is None:
+            stiffest = self.nbeta * self._stiffest(batch, generator) + self.config.gamma
+            self.step = 4 * _SHARE_OF_STABLE / stiffest
+
+    def gradient(self, points: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' parameters."""
+        x, target = batch
+
+        def loss(theta: Tensor) -> Tensor:
+            return self.objective.loss(self.objective.flat(theta, x), target)
+
+        leaf = points.detach().requires_grad_(True)
+        value = loss(leaf[0])[None] if leaf.shape[0] == 1 else vmap(loss)(leaf)
+        (slope,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), slope
+
+    def advance(
+        self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
+        value, force = self.gradient(self.theta + offset, batch)
+        force.mul_(self.nbeta)
+        scaled = force if self.scale is None else force * self.scale
+        # The localisation's own part of the force is left out of the heating: it does not raise the loss.
+        heating = (self.step / (8 * self.nbeta)) * (scaled * force).sum(-1)
+        pull = 1 - 0.5 * self.step * self.config.gamma * (1.0 if self.scale is None else self.scale)
+        noise = torch.randn(offset.shape, generator=generator, dtype=offset.dtype)
+        if self.scale is not None:
+            noise.mul_(self.scale.sqrt())
+        offset.mul_(pull).sub_(scaled, alpha=0.5 * self.step).add_(noise, alpha=math.sqrt(self.step))
+        return value, heating
+
+    def _jolt(self, generator: torch.Generator) -> Tensor:
+        scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
+        return max(scale, 1e-6) * torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
+
+    def _stiffest(self, batch: tuple[Inputs, Tensor], generator: torch.Generator, rounds: int = 12) -> float:
+        """Largest curvature of the preconditioned loss by power iteration on differences of gradients."""
+        root = 1.0 if self.scale is None else self.scale.sqrt()
+        direction = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
+        centre = self.gradient(self.theta[None], batch)[1][0]
+        precision = torch.finfo(self.theta.dtype).eps
+        reach = precision ** (1 / 3) * (1 + float(self.theta.norm()))
+        value = 0.0
+        for _ in range(rounds):
+            direction = direction / direction.norm()
+            ahead = self.gradient((self.theta + reach * root * direction)[None], batch)[1][0]
+            direction = root * (ahead - centre) / reach
+            value = float(direction.norm())
+            if value == 0:
+                break
+        return value
+
+
+def _chain(
+    steps: Steps,
+    batches: list[tuple[Inputs, Tensor]],
+    baselines: list[float],
+    draws: int,
+    chains: int,
+    generator: torch.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Corrected excess loss and squared distance, each ``(1, chains, draws)``; a diverged chain is infinite."""
+    steps.calibrate(batches[0], generator)
+    offset = torch.zeros(chains, steps.theta.numel(), dtype=steps.theta.dtype)
+    order = _order(len(batches), generator)
+    for _ in range(max(steps.config.warmup, draws // 2)):
+        steps.advance(offset, batches[next(order)], generator)
+    excess = torch.empty(draws, chains, dtype=torch.float64)
+    spread = torch.empty(draws, chains, dtype=torch.float64)
+    for i in range(draws):
+        index = next(order)
+        spread[i] = (offset**2).sum(-1)
+        value, heating = steps.advance(offset, batches[index], generator)
+        excess[i] = value - baselines[index] - heating
+    excess = torch.where(torch.isfinite(excess), excess, torch.full_like(excess, math.inf))
+    return excess.T[None].numpy(), spread.T[None].numpy()
+
+
+def _batches(objective: Objective, config: LLCConfig) -> list[tuple[Inputs, Tensor]]:
+    """The data cut once into minibatches of one size, in a random order of the rows."""
+    rows = objective.rows
+    size = min(config.batch, rows)
+    generator = torch.Generator().manual_seed(derive(config.seed, "batches"))
+    order = torch.randperm(rows, generator=generator)
+    cuts = [order[i : i + size] for i in range(0, rows - size + 1, size)]
+
+    def take(index: Tensor) -> tuple[Inputs, Tensor]:
+        x = objective.x
+        part = {k: v[index] for k, v in x.items()} if isinstance(x, Mapping) else x[index]
+        return part, objective.target[index]
+
+    return [take(c) for c in cuts]
+
+
+def _baselines(objective: Objective, batches: list[tuple[Inputs, Tensor]]) -> list[float]:
+    flat = objective.flat
+    loss: Callable[[Tensor, Tensor], Tensor] = objective.loss
+    with torch.no_grad():
+        return [float(loss(flat(flat.theta, x), y)) for x, y in batches]
+
+
+def _order(count: int, generator: torch.Generator) -> Iterator[int]:
+    """Batch numbers, shuffled anew each epoch."""
+    while True:
+        yield from torch.randperm(count, generator=generator).tolist()
