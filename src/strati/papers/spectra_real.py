@@ -72,7 +72,7 @@ def roles(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     rows = []
     for name in LANGUAGE[: 2 if quick else 3]:
         table = survey(zoo.path(name), tick)
-        found = differences(table.to_dict("records"))
+        found = differences([{str(k): v for k, v in row.items()} for row in table.to_dict("records")])
         rows += [_difference_row(name, d) for d in found if d.comparison == "attention against MLP"]
         counts = Counter(zip(table["role"], table["phase"], strict=True))
         phases = ", ".join(f"{role} {phase} {n}" for (role, phase), n in sorted(counts.items()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
 from strati.network.open import Network
@@ -187,16 +188,15 @@ def compare(
         raise BadInputError("compare", "needs two networks or more")
     opened = [n if isinstance(n, Network) else open_network(n) for n in networks]
     scans = [scan(n, jobs=jobs, tick=tick) for n in opened]
-    analysed = [
-        [layer for layer in n.layers() if layer.name in s] for n, s in zip(opened, scans, strict=True)
-    ]
+    analysed = [n.layers() for n in opened]
     matching = match(analysed)
     if not matching.rows:
         raise BadInputError(opened[-1].path, f"none of its layers corresponds to one of {opened[0].path}")
     layers = []
-    for row in matching.rows:
-        versions = [analysed[n][i] for n, i in enumerate(row)]
-        layers.append(_compare_layer(versions, [s[v.name] for s, v in zip(scans, versions, strict=True)]))
+    with threadpool_limits(limits=1):  # threads of BLAS would fight each other, and change the last bits
+        for row in matching.rows:
+            versions = [analysed[n][i] for n, i in enumerate(row)]
+            layers.append(_compare_layer(versions, [s[v.name] for s, v in zip(scans, versions, strict=True)]))
     rows = [[_role_row(layer, s[layer.name]) for layer in ls] for ls, s in zip(analysed, scans, strict=True)]
     flags = _flags(matching.unmatched, layers, [n.path for n in opened] if series else [])
     return Comparison(

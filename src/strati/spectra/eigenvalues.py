@@ -128,7 +128,7 @@ def spacing(dtype: Any) -> float:
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
     if kind.kind in "iub":
         kind = np.dtype(np.float64)
-    return float(ml_dtypes.finfo(kind).eps)  # type: ignore[no-untyped-call]
+    return float(ml_dtypes.finfo(kind).eps)
 
 
 def gram(matrix: NDArray[Any]) -> FloatArray:

@@ -180,4 +180,4 @@ def _tall(matrix: Matrix) -> FloatArray:
 def _eps(matrix: Matrix) -> float:
     import ml_dtypes
 
-    return float(ml_dtypes.finfo(matrix.dtype).eps) if matrix.dtype.kind in "fV" else 0.0  # type: ignore[no-untyped-call]
+    return float(ml_dtypes.finfo(matrix.dtype).eps) if matrix.dtype.kind in "fV" else 0.0

@@ -9,7 +9,8 @@ import numpy as np
 from strati.errors import require
 
 if TYPE_CHECKING:
-    from strati.spectra.compare import Comparison, Series
+    from strati.spectra.compare import Comparison
+    from strati.spectra.series import Series
 
 ROLE_COLOURS = {
     "attention.q": "#0072B2",
