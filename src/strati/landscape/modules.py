@@ -137,7 +137,7 @@ class Modules(Result):
     def _warnings(self) -> tuple[Flag, ...]:
         if not self.modules:
             return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
-        if len(self.modules) > 1 and self.shuffled is not None and self.quality <= 1.5 * self.shuffled:
+        if len(self.modules) > 1 and self.shuffled is not None and self.quality <= 1.25 * self.shuffled:
             text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
             return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
         return ()
@@ -148,7 +148,7 @@ def modules(
     epsilon: float | None = None,
     *,
     number: int | None = None,
-    balance: float = 1.0,
+    balance: float = 0.5,
     seed: int = 0,
 ) -> Modules:
     """The modules of a network: the partition with the least interaction between its parts.
