@@ -34,10 +34,12 @@ class Gap:
     def collapsed(self) -> bool:
         """Whether the rank has collapsed: many decades, and not one or two lone eigenvalues far out.
 
-        The largest eigenvalues of heavy-tailed entries can lie decades apart by chance; that chance falls
-        with the power of their number, so below three a gap must be twice as wide.
+        The largest eigenvalues of heavy-tailed entries, or strong spikes, can lie decades above the rest; the
+        chance of it falls with the power of their number. So the fewer lie above a gap, the wider it must be.
         """
-        return self.decades >= (_COLLAPSED_DECADES if self.above >= 3 else 2 * _COLLAPSED_DECADES)
+        few = self.above < 0.1 * (self.above + self.below)
+        needed = _COLLAPSED_DECADES * (2.0 if self.above < 3 else 1.5 if few else 1.0)
+        return self.decades >= needed
 
 
 def hard_rank(eigenvalues: Eigenvalues) -> int:
