@@ -17,11 +17,9 @@ export function auditSection(result, id) {
   if (failed) body.append(h("p", { class: "note" }, `${number(failed)} units of the study failed and are left out.`));
   if ((result.verdicts || []).length) body.append(verdicts(result.verdicts));
   const points = result.points || [];
-  const parts = [];
-  if (points.length) parts.push(scatter(result, points));
-  if ((result.metrics || []).length) parts.push(forest(result.metrics));
+  const left = [points.length ? scatter(result, points) : null, (result.layers || []).length ? map(result) : null].filter(Boolean);
+  const parts = [left.length ? h("div", { class: "stack" }, left) : null, (result.metrics || []).length ? forest(result.metrics) : null].filter(Boolean);
   if (parts.length) body.append(h("div", { class: "grid2" }, parts));
-  if ((result.layers || []).length) body.append(map(result));
   if ((result.metrics || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "All correlations"), correlations(result.metrics)));
   if (body.children.length === 1) body.append(empty("This audit holds no finished unit yet. Run the study to its end and audit again."));
   return body;
@@ -40,7 +38,7 @@ function verdicts(list) {
 
 function mark(value) {
   if (value === null || value === undefined) return h("span", { class: "mark" }, "–");
-  if (typeof value === "boolean") return h("span", { class: value ? "mark yes" : "mark no" }, value ? "● yes" : "○ no");
+  if (typeof value === "boolean") return h("span", { class: value ? "mark yes" : "mark" }, value ? "● yes" : "○ no");
   return h("span", { class: "mark" }, typeof value === "number" ? number(value, 3) : String(value));
 }
 
@@ -109,7 +107,7 @@ function map(result) {
   const interventions = [...new Set(cells.map((c) => c.intervention))];
   const name = (result.performance || {}).name || "performance";
   const picture = figure({ title: "Robust and critical layers", wide: true, draw: (width) => {
-    const left = Math.min(240, width * 0.34);
+    const left = Math.min(200, width * 0.34, 24 + 7 * Math.max(...layers.map((l) => String(l).length)));
     const step = layers.length > 40 ? 18 : 32;
     const height = layers.length * step + 40;
     const column = (width - left - 8) / interventions.length;
@@ -123,7 +121,7 @@ function map(result) {
         if (!cell) return;
         const said = `${number(cell.performance_mean, 3)}${isNumber(cell.performance_sem) ? ` ± ${number(cell.performance_sem, 2)}` : ""}`;
         svg.append(s("rect", { x: left + column * k + 2, y: y + 2, width: column - 4, height: step - 4, rx: 4, fill: CLASSES[cell.class] || "var(--none)", tip: `${layer} · ${v}\n${cell.class}\n${name} ${said}` }));
-        if (step > 20) svg.append(s("text", { class: "cell", x: left + column * (k + 0.5), y: y + step / 2, dy: "0.34em", "text-anchor": "middle", fill: cell.class === "mixed" ? "#1d2025" : "#ffffff" }, width > 520 ? `${cell.class} · ${said}` : number(cell.performance_mean, 3)));
+        if (step > 20) svg.append(s("text", { class: "cell", x: left + column * (k + 0.5), y: y + step / 2, dy: "0.34em", "text-anchor": "middle", fill: cell.class === "mixed" ? "#1d2025" : "#ffffff" }, column > 150 ? `${cell.class} · ${said}` : number(cell.performance_mean, 3)));
       });
     });
     return svg;

@@ -1,7 +1,7 @@
 // The interaction graph: a column per layer, a node per direction, edges by strength, modules by colour.
 
 import { empty, h, picker, s, section, slider } from "./dom.js";
-import { isNumber, number, percent, plural, shorten } from "./format.js";
+import { isNumber, number, percent, plural, sentence, shorten } from "./format.js";
 import { figure, frame, legend, line } from "./chart.js";
 import { OKABE, padded, viridis } from "./scale.js";
 import { dataTable } from "./table.js";
@@ -13,7 +13,7 @@ export function basisSection(result, id) {
   const layers = result.layers || [];
   const edges = (result.edges || []).filter((e) => isNumber(e.strength));
   const modules = result.modules || [];
-  const kind = result.kind ? `${result.kind} basis` : "Basis";
+  const kind = result.kind ? `${sentence(result.kind)} basis` : "Basis";
   const body = section(id, "Interaction graph", `${kind}: ${plural(layers.length, "layer")}, ${plural(edges.length, "edge")}, ${plural(modules.length, "module")}. Directions that interact are joined; what interacts most with itself is a module.`);
   if (!layers.length) {
     body.append(empty("This basis has no layer."));
@@ -113,7 +113,9 @@ function moduleTable(layers, edges, modules, member, modularity) {
     const sum = (list) => list.reduce((total, e) => total + Math.abs(e.strength), 0);
     return { id: m.id ?? k, colour: OKABE[k % OKABE.length], size: (m.members || []).length, spans: new Set((m.members || []).map(([l]) => l)).size, inside: sum(touching) ? sum(inside) / sum(touching) : null };
   });
-  const note = modularity ? h("p", { class: "caption" }, `ε ${number(modularity.epsilon, 3)}, interaction between modules ${number(modularity.objective, 4)}, balance ${number(modularity.balance, 3)}.`) : null;
+  const facts = modularity ? [["ε", "epsilon"], ["balance", "balance"], ["interaction between modules", "between"], ["of", "total"], ["quality", "quality"], ["with shuffled edges", "shuffled"]]
+    .filter(([, k]) => isNumber(modularity[k])).map(([label, k]) => `${label} ${number(modularity[k], 3)}`) : [];
+  const note = facts.length ? h("p", { class: "caption" }, `${facts.join(", ")}.`) : null;
   return h("div", {}, dataTable({ title: "Modules", rows, columns: [
     { label: "module", left: true, value: (r) => r.id, show: (r) => [h("i", { class: "swatch", style: { "--c": r.colour } }), ` ${r.id}`] }, { label: "directions", value: (r) => r.size }, { label: "layers", value: (r) => r.spans },
     { label: "interaction kept inside", value: (r) => r.inside, show: (r) => percent(r.inside) }] }), note);

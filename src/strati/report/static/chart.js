@@ -1,7 +1,7 @@
 // One frame with axes for every picture, the marks put into it, and the figure that holds, redraws and exports it.
 
 import { h, s, uid } from "./dom.js";
-import { shorten } from "./format.js";
+import { abbreviate } from "./format.js";
 import { linear, logarithmic } from "./scale.js";
 import { savePng, saveSvg } from "./save.js";
 
@@ -93,7 +93,7 @@ export function verticalRule(chart, at, text, attributes, row = 0) {
 // The name of a row to the left of the plot; thin rows name every other one.
 export function rowName(chart, i, name, step = 20) {
   if (step <= 12 && i % 2) return;
-  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, shorten(name, Math.floor(chart.left / 6.9))));
+  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, abbreviate(name, Math.floor(chart.left / 6.9))));
 }
 
 export function errorBar(chart, at, low, high, attributes) {

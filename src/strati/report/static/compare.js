@@ -1,7 +1,7 @@
 // Networks side by side: the same layers of two or more networks, metric by metric.
 
 import { choice, empty, h, picker, replace, s, section } from "./dom.js";
-import { basename, isNumber, number, shorten } from "./format.js";
+import { basename, isNumber, number, sentence, shorten } from "./format.js";
 import { dots, figure, frame, legend, line, rowName } from "./chart.js";
 import { metricOf } from "./meanings.js";
 import { histogram } from "./refit.js";
@@ -19,7 +19,7 @@ const CHANGES = [
 export function compareSection(result, id) {
   const names = labels(result.networks || []);
   const layers = result.layers || [];
-  const body = section(id, "Side by side", result.summary_text || `${names.join(", ")}: the same layers, compared.`);
+  const body = section(id, "Side by side", sentence(result.summary_text) || `${names.join(", ")}: the same layers, compared.`);
   if (!layers.length) {
     body.append(empty("These networks share no layer of the same name and shape; there is nothing to put side by side."));
     return body;

@@ -1,7 +1,7 @@
 // How much is free: parameters used and free per layer, N_eff over scales, and the chains behind the learning coefficient.
 
 import { empty, h, s, section, stat } from "./dom.js";
-import { count, isNumber, number, percent, shorten } from "./format.js";
+import { count, isNumber, number, percent, sentence, shorten } from "./format.js";
 import { dots, errorBar, figure, frame, legend, line, verticalRule } from "./chart.js";
 import { OKABE, padded } from "./scale.js";
 import { dataTable } from "./table.js";
@@ -9,13 +9,14 @@ import { dataTable } from "./table.js";
 const SOURCES = [
   ["free_from_activations", "dead or dependent activations", "#56b4e9"],
   ["free_from_jacobians", "dependent gradients", "#009e73"],
+  ["free_from_firing", "neurons that never switch", "#e69f00"],
   ["free_from_synchrony", "synchronised neurons", "#cc79a7"],
 ];
 
 export function degeneracySection(result, id) {
   const layers = result.layers || [];
   const share = result.parameters ? result.free / result.parameters : null;
-  const body = section(id, "How much is free", result.sentence || `${count(result.effective)} of ${count(result.parameters)} parameters are needed on these data; ${percent(share)} are free.`);
+  const body = section(id, "How much is free", sentence(result.sentence) || `${count(result.effective)} of ${count(result.parameters)} parameters are needed on these data; ${percent(share)} are free.`);
   if (isNumber(result.parameters)) {
     body.append(h("div", { class: "stats" }, stat("parameters", number(result.parameters)), stat("free", number(result.free), percent(share)), stat("effective", number(result.effective)),
       result.llc ? stat("λ̂ (WBIC)", number(result.llc.estimate, 4), isNumber(result.llc.stderr) ? `± ${number(result.llc.stderr, 2)}` : result.llc.reason) : null,
@@ -35,7 +36,7 @@ export function degeneracySection(result, id) {
 function usedAndFree(layers) {
   const total = (l) => (isNumber(l.parameters) ? l.parameters : (isNumber(l.inputs) && isNumber(l.outputs) ? l.inputs * l.outputs : (l.free || 0)));
   const picture = figure({ title: "Used and free, layer by layer", wide: true, draw: (width) => {
-    const step = 52;
+    const step = 54;
     const left = Math.min(190, width * 0.32);
     const chart = frame({ width, height: layers.length * step + 58, margin: { left, top: 8, right: 20 }, label: "Parameters used and free in each layer", x: { domain: [0, Math.max(...layers.map(total), 1)], label: "parameters" }, y: { domain: [layers.length - 0.5, -0.5], none: true } });
     layers.forEach((layer, i) => {
@@ -48,7 +49,7 @@ function usedAndFree(layers) {
         s("rect", { class: "free", x: chart.x(used), y: y - 18, width: Math.max(0, chart.x(used + free) - chart.x(used)), height: 18, tip: `${layer.name}\nfree ${number(free)}` }));
       SOURCES.forEach(([key, label, fill], k) => {
         if (!isNumber(layer[key])) return;
-        chart.marks.append(s("rect", { x: chart.left, y: y + 2 + 5.5 * k, width: Math.max(layer[key] > 0 ? 1 : 0, chart.x(layer[key]) - chart.left), height: 4, fill, tip: `${layer.name}\n${label}: ${number(layer[key])}` }));
+        chart.marks.append(s("rect", { x: chart.left, y: y + 2 + 5 * k, width: Math.max(layer[key] > 0 ? 1 : 0, chart.x(layer[key]) - chart.left), height: 4, fill, tip: `${layer.name}\n${label}: ${number(layer[key])}` }));
       });
     });
     return chart.svg;

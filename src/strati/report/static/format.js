@@ -65,3 +65,18 @@ export function shorten(text, limit) {
   const tail = Math.ceil((limit - 1) * 0.6);
   return `${name.slice(0, limit - 1 - tail)}…${name.slice(-tail)}`;
 }
+
+// A sentence begins with a capital.
+export function sentence(text) {
+  const said = String(text || "");
+  return said.charAt(0).toUpperCase() + said.slice(1);
+}
+
+// Dotted names give up their leading words first: encoder.layer.0.attention.query -> e.l.0.attention.query.
+export function abbreviate(text, limit) {
+  const words = String(text).split(".");
+  for (let i = 0; i < words.length - 2 && words.join(".").length > limit; i += 1) {
+    if (!/^\d+$/.test(words[i])) words[i] = words[i].slice(0, 1);
+  }
+  return shorten(words.join("."), limit);
+}

@@ -29,6 +29,7 @@ export function layerView(layer, context) {
 function evidence(value) {
   if (typeof value === "string") return value;
   if (Array.isArray(value)) return value.join("; ");
+  if (typeof value.reason === "string") return value.reason;
   return Object.entries(value).map(([k, v]) => `${k.replaceAll("_", " ")} ${typeof v === "number" ? number(v, 3) : v}`).join(", ");
 }
 
@@ -38,8 +39,11 @@ function spectrumView(layer, values) {
   const state = { logX: positive[positive.length - 1] / positive[Math.floor(positive.length / 4)] > 20, logY: false, xmin: layer.xmin, sigma: layer.mp_sigma };
   const hasTail = isNumber(layer.xmin) && layer.xmin > 0;
   const hasBulk = isNumber(layer.mp_sigma) && layer.mp_sigma > 0;
+  // The edge for spikes grows with sigma squared; the result's own edge gives the ratio.
+  const edge = layer.phase_evidence && layer.phase_evidence.tracy_widom_edge;
+  const ratio = hasBulk && isNumber(edge) ? edge / layer.mp_sigma ** 2 : null;
   const readout = h("dl", { class: "readout", "aria-live": "polite" });
-  const fits = () => ({ tail: hasTail ? fitTail(values, state.xmin) : null, bulk: hasBulk ? fitBulk(values, layer.rows, layer.cols, state.sigma) : null });
+  const fits = () => ({ tail: hasTail ? fitTail(values, state.xmin) : null, bulk: hasBulk ? fitBulk(values, layer.rows, layer.cols, state.sigma, ratio) : null });
   const moved = () => (hasTail && state.xmin !== layer.xmin) || (hasBulk && state.sigma !== layer.mp_sigma);
   const density = figure({ title: "Eigenvalue density", draw: (width) => drawDensity(width, layer, values, state, fits(), moved()),
     controls: h("div", { class: "controls small" },
@@ -168,11 +172,11 @@ function drawScree(width, values, state, { tail, bulk }) {
 
 function numbers(layer, context) {
   const rows = METRICS.filter((m) => isNumber(layer[m.key])).map((m) => ({ ...m, value: layer[m.key], trust: trust(m, layer, context.verdicts) }));
-  const level = { yes: "held up", no: "do not rely", low: "loose", known: "" };
+  const level = { yes: "held up", no: "do not rely", low: "with care", known: "" };
   return h("div", { class: "numbers" },
     dataTable({ title: `Numbers of ${layer.name}`, rows, columns: [
       { label: "number", left: true, value: (r) => r.key, show: (r) => [h("b", {}, r.name), h("small", { class: "meaning" }, r.meaning)] },
       { label: "value", value: (r) => r.value },
-      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}` }, level[r.trust.level] ? h("b", { class: "chip" }, r.trust.audit ? `audit: ${level[r.trust.level]}` : level[r.trust.level]) : null, " ", r.trust.text) }] }),
+      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}`, tip: r.trust.more ? `(${r.trust.more}` : null }, level[r.trust.level] ? h("b", { class: "chip" }, r.trust.audit ? `audit: ${level[r.trust.level]}` : level[r.trust.level]) : null, " ", r.trust.text) }] }),
     context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and its audit's verdict on each metric appears here."));
 }

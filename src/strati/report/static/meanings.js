@@ -33,7 +33,11 @@ export function trust(metric, layer, verdicts) {
   const codes = new Set((layer.warnings || []).map((w) => w.code));
   if (metric.tail && codes.has("noise-like")) return { level: "no", text: "The random bulk explains this spectrum: the tail means nothing here." };
   const verdict = verdicts.get(metric.key);
-  if (verdict) return { level: verdict.predicts_performance ? "yes" : "no", text: verdict.text || "", audit: true };
+  if (verdict) {
+    const useful = verdict.separates_robust_from_critical || verdict.tells_reinitialised_from_rerandomised;
+    const [said, ...numbers] = String(verdict.text || "").split(" (");
+    return { level: verdict.predicts_performance ? "yes" : useful ? "low" : "no", text: said, more: numbers.join(" ("), audit: true };
+  }
   if (metric.tail && (codes.has("short-tail") || codes.has("few-eigenvalues"))) return { level: "low", text: "Rests on few eigenvalues. " + metric.trust };
   if (codes.has("quantised")) return { level: "low", text: "Quantised weights: rounding adds its own noise. " + metric.trust };
   return { level: "known", text: metric.trust };

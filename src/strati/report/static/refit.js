@@ -33,7 +33,7 @@ export function tailDensity(fit, total, x) {
 }
 
 // The Marchenko-Pastur bulk of an N x M matrix (N >= M) with entries of standard deviation sigma.
-export function fitBulk(eigenvalues, rows, cols, sigma) {
+export function fitBulk(eigenvalues, rows, cols, sigma, ratio = null) {
   const n = Math.max(rows, cols);
   const m = Math.min(rows, cols);
   const matrices = Math.max(1, Math.round(eigenvalues.length / m));
@@ -42,7 +42,7 @@ export function fitBulk(eigenvalues, rows, cols, sigma) {
   const plus = n * (sigma * (1 + root)) ** 2;
   const a = Math.sqrt(Math.max(n - 0.5, 0));
   const b = Math.sqrt(Math.max(m - 0.5, 0));
-  const edge = sigma ** 2 * ((a + b) ** 2 + tracyWidom(matrices) * (a + b) * (1 / a + 1 / b) ** (1 / 3));
+  const edge = sigma ** 2 * (ratio ?? (a + b) ** 2 + tracyWidom(matrices) * (a + b) * (1 / a + 1 / b) ** (1 / 3));
   const last = lowerBound(eigenvalues, edge);
   const above = eigenvalues.length - last;
   // Spikes take a direction on both sides of each pooled matrix; what is left is held against the law.

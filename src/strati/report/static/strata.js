@@ -1,7 +1,7 @@
 // The overview of a scanned network: one stratum per layer, thick by parameters, coloured by a metric.
 
 import { h, picker, replace, s } from "./dom.js";
-import { basename, count, isNumber, number, plural, shorten } from "./format.js";
+import { abbreviate, basename, count, isNumber, number, plural } from "./format.js";
 import { figure, rampKey } from "./chart.js";
 import { METRICS, TEXTURES, metricOf, texture } from "./meanings.js";
 import { PHASES, colourScale, phaseColour } from "./scale.js";
@@ -58,10 +58,10 @@ export function strata(scan, context) {
     const height = thickness(layer, largest);
     return h("div", { class: "row", role: "option", id: `${context.id}-row-${layer.index}`, "aria-selected": String(layer.index === state.chosen), style: { "--h": `${height}px` }, on: { click: () => choose(layer.index) } },
       h("span", { class: `bed t-${texture(layer.role)}`, style: { "background-color": colour(value) || "var(--none)" } }),
-      h("span", { class: "who" }, h("b", { tip: layer.name }, shorten(shortName(layer.name), 28)), h("small", {}, layer.role, " · ", `${layer.rows}×${layer.cols}`)),
+      h("span", { class: "who" }, h("b", { tip: layer.name }, abbreviate(shortName(layer.name), 25)), h("small", {}, layer.role, " · ", `${layer.rows}×${layer.cols}`)),
       h("span", { class: "value" }, number(value)),
       h("span", { class: "phase" }, layer.phase ? h("i", { style: { "--c": phaseColour(layer.phase) || "var(--soft)" } }) : null, layer.phase || "–"),
-      h("span", { class: "flags" }, warnings.length ? h("span", { class: "flag", tip: warnings.map((w) => `${w.code}: ${w.text}`).join("\n") }, "⚑ ", warnings.length === 1 ? warnings[0].code : `${warnings.length} flags`) : null));
+      h("span", { class: "flags" }, warnings.length ? h("span", { class: "flag", tip: warnings.map((w) => `${w.code}: ${w.text}`).join("\n") }, "⚑", warnings.length > 1 ? h("small", {}, warnings.length) : null) : null));
   }
 
   function select() {
@@ -119,7 +119,7 @@ export function strata(scan, context) {
   }
 
   const head = (what, label, classes) => h("span", { role: "columnheader", class: classes, "aria-sort": "none" }, h("button", { type: "button", "data-sort": what, on: { click: () => sortBy(what) } }, label));
-  const heads = h("div", { class: "row heads" }, head("index", "№", "bed"), head("name", "layer", "who"), head("metric", "α", "value"), head("phase", "phase", "phase"), h("span", { class: "flags" }, "flags"));
+  const heads = h("div", { class: "row heads" }, head("index", "№", "bed"), head("name", "layer", "who"), head("metric", "α", "value"), head("phase", "phase", "phase"), h("span", { class: "flags" }));
   const unique = (values) => [...new Set(values.filter(Boolean))].sort();
   const codes = unique(layers.flatMap((l) => (l.warnings || []).map((w) => w.code)));
   const controls = h("div", { class: "controls" },
