@@ -1,0 +1,203 @@
+"""Pairing and order searched together with the data, for networks whose weights do not tell the pairs.
+
+A start is a relaxation (:mod:`strati.reassembly.relaxed`) rounded to whole pairs. From there, ordering by
+regression alternates with exchanging pieces between blocks, both predicted by the adjoint and accepted only
+if the true error falls; single exchanges finish. If that ends short of exact, the next start begins from
+another mixture and order, until the time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.reassembly.assignment import assign, match
+from strati.reassembly.parts import run
+from strati.reassembly.regression import RIDGES, regress_order, ridge
+from strati.reassembly.relaxed import relax, to_polytope, uniform
+from strati.rng import stream
+from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.parts import Floats, Ints, Parts
+
+
+@dataclass(frozen=True)
+class Found:
+    """A chain and its error on the rows searched; ``starts`` counts the starts it took."""
+
+    ins: Ints
+    outs: Ints
+    mse: float
+    starts: int
+
+
+def search(
+    parts: Parts,
+    x: Floats,
+    y: Floats,
+    *,
+    prior: NDArray[np.float64] | None = None,
+    floor: float,
+    seconds: float = 60.0,
+    seed: int = 0,
+    tick: Tick = silent,
+) -> Found:
+    """Search pairing and order together.
+
+    Args:
+        parts: The weights.
+        x: Inputs.
+        y: Outputs to reach.
+        prior: Score of every input with every output projection from the weights, standardised; used to
+            start some of the searches.
+        floor: Mean squared error that counts as exact.
+        seconds: No new start after so long.
+        seed: Seed of the starts after the first two.
+        tick: Called after each start.
+    """
+    began = time.monotonic()
+    best: Found | None = None
+    start = 0
+    while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
+        rng = stream(seed, "reassembly", start)
+        m = len(parts.A)
+        order = np.arange(m) if start < 2 else rng.permutation(m)
+        relaxed = relax(parts, x, y, _start(parts, prior, start, rng), order, steps=6 + 2 * (start % 3))
+        ins, outs = _rounded(parts, relaxed.mixture, relaxed.order)
+        ins, outs, mse = polish(parts, ins, outs, x, y, floor=floor)
+        start += 1
+        tick(f"start {start}")
+        if best is None or mse < best.mse:
+            best = Found(ins, outs, mse, start)
+        else:
+            best = Found(best.ins, best.outs, best.mse, start)
+    return best
+
+
+def polish(
+    parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, floor: float, rounds: int = 30
+) -> tuple[Ints, Ints, float]:
+    """Alternate ordering and exchanging pieces from a given chain until neither lowers the error."""
+    mse = parts.mse(ins, outs, x, y)
+    for _ in range(rounds):
+        before = mse
+        order, mse = regress_order(parts, ins, outs, x, y, steps=4, floor=floor)
+        ins, outs = ins[order], outs[order]
+        if mse < floor:
+            break
+        ins, outs, mse = exchange(parts, ins, outs, x, y)
+        if mse < floor or mse > 0.999 * before:
+            break
+    return ins, outs, mse
+
+
+def exchange(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple[Ints, Ints, float]:
+    """One step of exchanging pieces between blocks: the best of many reassignments and single exchanges.
+
+    The effect of putting piece ``p`` into socket ``s`` is predicted for all sockets and pieces; a ridge
+    regression of the error on these effects proposes reassignments (Hungarian), and the best single
+    exchanges are proposed by their predicted error. Each proposal is judged by a true forward pass.
+    """
+    sockets = _sockets(parts, ins, outs)
+    output, effects = _socket_effects(parts, ins, outs, x)
+    error = (y - output).T.reshape(-1)
+    best, chain = float(np.mean(np.square(error, dtype=np.float64))), sockets
+    size = len(sockets)
+    here = np.zeros((size, size))
+    here[np.arange(size), sockets] = 1
+    proposals = [
+        assign(here + reach * change.reshape(size, size))
+        for change in ridge(_centred(effects).reshape(len(error), -1), error, RIDGES)
+        for reach in (1.0, 2.0, 4.0)
+    ]
+    for s, t in _best_exchanges(effects, sockets, error, count=12):
+        exchanged = sockets.copy()
+        exchanged[[s, t]] = exchanged[[t, s]]
+        proposals.append(exchanged)
+    for proposal in {p.tobytes(): p for p in proposals}.values():
+        mse = parts.mse(*_chain(parts, proposal, ins), x, y)
+        if mse < best:
+            best, chain = mse, proposal
+    return *_chain(parts, chain, ins), best
+
+
+def _start(
+    parts: Parts, prior: NDArray[np.float64] | None, start: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Start 0 knows nothing, start 1 believes the weights, later ones mix belief and chance."""
+    if start == 0 or (prior is None and start == 1):
+        return uniform(parts)
+    belief = np.zeros(uniform(parts).shape) if prior is None else 0.7 * prior
+    if start > 1:
+        belief = rng.uniform(0, 1) * belief + rng.uniform(0, 1) * rng.standard_normal(belief.shape)
+    return to_polytope(np.exp(np.clip(belief, -20, 20)) + 1e-3, parts.shared, rounds=200)
+
+
+def _rounded(parts: Parts, mixture: NDArray[np.float64], order: Ints) -> tuple[Ints, Ints]:
+    """Whole pairs from a mixture, in the order of the relaxation."""
+    if not parts.shared:
+        return order, assign(mixture)[order]
+    ins, outs = match(mixture)
+    place = np.empty(len(order), dtype=np.intp)
+    place[order] = np.arange(len(order))
+    by_place = np.argsort(place[ins])
+    return ins[by_place], outs[by_place]
+
+
+# A socket is a place for a piece: the output side of each block and, where shape does not tell the roles
+# apart, the input side too (sockets n to 2n - 1).
+
+
+def _sockets(parts: Parts, ins: Ints, outs: Ints) -> Ints:
+    return np.concatenate([outs, ins]) if parts.shared else outs.copy()
+
+
+def _chain(parts: Parts, sockets: Ints, ins: Ints) -> tuple[Ints, Ints]:
+    n = len(ins)
+    return (sockets[n:], sockets[:n]) if parts.shared else (ins, sockets)
+
+
+def _socket_effects(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[Floats, Floats]:
+    """The output, and the effect of each piece in each socket: (outputs * rows, sockets, pieces)."""
+    passed = run(parts, ins, outs, x)
+    n, (m, d, h) = len(ins), parts.B.shape
+    rows, outputs = passed.output.shape
+    flat_B = np.ascontiguousarray(parts.B.transpose(1, 0, 2).reshape(d, m * h))
+    flat_A = np.ascontiguousarray(parts.A.reshape(m * h, d).T)
+    effects = np.empty((outputs, rows, 2 * n if parts.shared else n, m), dtype=np.float32)
+    for k in range(n):
+        for q in range(outputs):
+            g = passed.adjoint[k + 1][q]
+            carried = (g @ flat_B).reshape(rows, m, h)
+            effects[q, :, k] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0] + g @ parts.b.T
+        if parts.shared:
+            hidden = parts.act.value(passed.streams[k] @ flat_A + parts.a.reshape(-1)).reshape(rows, m, h)
+            for q in range(outputs):
+                carried = passed.adjoint[k + 1][q] @ parts.B[outs[k]]
+                effects[q, :, n + k] = np.matmul(hidden, carried[:, :, None])[:, :, 0]
+    return passed.output, effects.reshape(outputs * rows, *effects.shape[2:])
+
+
+def _centred(effects: Floats) -> Floats:
+    """Row and column means taken out: a reassignment keeps all sums, so only the rest matters."""
+    sockets = effects.mean(axis=2, keepdims=True)
+    pieces = effects.mean(axis=1, keepdims=True)
+    return np.asarray(effects - sockets - pieces + sockets.mean(axis=1, keepdims=True))
+
+
+def _best_exchanges(effects: Floats, sockets: Ints, error: Floats, count: int) -> list[tuple[int, int]]:
+    """The single exchanges of two sockets' pieces with the least predicted error."""
+    size = len(sockets)
+    moved = effects[:, :, sockets]  # rows, socket s, piece now in socket t
+    own = np.einsum("xss->xs", moved)
+    upper = np.triu_indices(size, 1)
+    change = moved[:, upper[0], upper[1]] + moved[:, upper[1], upper[0]] - own[:, upper[0]] - own[:, upper[1]]
+    predicted = np.einsum("xp,xp->p", change, change) - 2 * (error @ change)
+    chosen = np.argsort(predicted, kind="stable")[:count]
+    return [(int(upper[0][c]), int(upper[1][c])) for c in chosen]

@@ -1,0 +1,199 @@
+"""Which input projection belongs to which output projection, judged by the weights alone.
+
+Training leaves traces that tie a block's two matrices together: a negative diagonal of ``W_out W_in``
+(dropped-neural-net, section 3), row norms of ``W_in`` that follow column norms of ``W_out`` neuron by neuron,
+and similar Gram matrices over neurons (both conserved up to a constant by gradient flow). None is
+universal, so the separation of matched from unmatched scores always goes with the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.reassembly.assignment import assign, match
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.parts import Ints, Parts
+
+
+class Score(StrEnum):
+    """How well an input and an output projection fit."""
+
+    DIAGONAL = "diagonal"
+    COSINE = "cosine"
+    GRAM = "gram"
+    NORMS = "norms"
+    COMBINED = "combined"
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Pairs and how far they can be trusted.
+
+    Attributes:
+        score: The score's name.
+        matrix: Score of every input projection (rows) with every output projection (columns).
+        ins: Input projections, one per block, in no particular order.
+        outs: The output projection of each.
+        matched_min: The least score of a pair.
+        unmatched_max: The greatest score of two pieces that are not a pair.
+    """
+
+    score: str
+    matrix: NDArray[np.float64]
+    ins: Ints
+    outs: Ints
+    matched_min: float
+    unmatched_max: float
+
+    @property
+    def separated(self) -> bool:
+        """Whether every pair scores higher than everything that is not a pair."""
+        return self.matched_min > self.unmatched_max
+
+
+def pair(parts: Parts, score: Score = Score.DIAGONAL) -> Pairing:
+    r"""Pair the pieces by one score and the Hungarian algorithm.
+
+    ``diagonal`` is :math:`|tr(W_{out} W_{in})| / \|W_{out} W_{in}\|_F` (paper, equation 4).
+
+    Example:
+        >>> from strati.reassembly.parts import Parts
+        >>> from strati.reassembly.activations import activation
+        >>> A = np.random.default_rng(0).standard_normal((3, 8, 4)).astype(np.float32)
+        >>> parts = Parts(A, A[..., 0], -A.transpose(0, 2, 1)[[2, 0, 1]], A[:, 0], A[0, :1], A[0, 0, :1],
+        ...               activation("relu"), 3)
+        >>> found = pair(parts)
+        >>> found.outs.tolist(), found.separated
+        ([1, 2, 0], True)
+    """
+    return pairing_of(parts, score, scores(parts, score))
+
+
+def pairing_of(parts: Parts, name: str, matrix: NDArray[np.float64]) -> Pairing:
+    """The best pairs of a score matrix, with their separation."""
+    if parts.shared:
+        ins, outs = match(matrix)
+    else:
+        ins, outs = np.arange(parts.blocks), assign(matrix)
+    return with_pairs(parts, name, matrix, ins, outs)
+
+
+def with_pairs(parts: Parts, name: str, matrix: NDArray[np.float64], ins: Ints, outs: Ints) -> Pairing:
+    """The separation that given pairs have in a score matrix."""
+    matched = matrix[ins, outs]
+    rest = np.ones(matrix.shape, dtype=bool)
+    rest[ins, outs] = False
+    if parts.shared:  # a piece with itself is no pair, and a pair the other way round is the same two pieces
+        np.fill_diagonal(rest, False)
+        rest[outs, ins] = False
+    return Pairing(
+        str(name),
+        matrix,
+        ins,
+        outs,
+        float(matched.min()),
+        float(matrix[rest].max()) if rest.any() else float("-inf"),
+    )
+
+
+def scores(parts: Parts, score: Score) -> NDArray[np.float64]:
+    """The score of every input projection with every output projection."""
+    if score is Score.DIAGONAL:
+        return np.abs(_dominance(parts))
+    if score is Score.COSINE:
+        return np.abs(_cosines(parts))
+    if score is Score.GRAM:
+        return _gram(parts)
+    if score is Score.NORMS:
+        return _norms(parts)
+    return _combined(parts)
+
+
+def _dominance(parts: Parts) -> NDArray[np.float64]:
+    """Signed trace of each product over its Frobenius norm, without forming a product.
+
+    ``||B A||_F^2 = <A A^T, B^T B>``, so all norms are one product of Gram matrices laid flat.
+    """
+    m = len(parts.A)
+    trace = parts.A.reshape(m, -1).astype(np.float64) @ _flat(parts.B.transpose(0, 2, 1)).T
+    squared = _flat(parts.A @ parts.A.transpose(0, 2, 1)) @ _flat(parts.B.transpose(0, 2, 1) @ parts.B).T
+    return np.asarray(trace / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny)))
+
+
+def _cosines(parts: Parts) -> NDArray[np.float64]:
+    """Mean cosine of a neuron's input weights with its output weights."""
+    A = parts.A / _safe(np.linalg.norm(parts.A, axis=2, keepdims=True))
+    B = parts.B / _safe(np.linalg.norm(parts.B, axis=1, keepdims=True))
+    return np.asarray(_flat(A) @ _flat(B.transpose(0, 2, 1)).T / A.shape[1])
+
+
+def _gram(parts: Parts) -> NDArray[np.float64]:
+    """Correlation of the Gram matrices over neurons, ``W_in W_in^T`` and ``W_out^T W_out``, off the diagonal."""
+    off = ~np.eye(parts.A.shape[1], dtype=bool)
+    if off.sum() < 2:
+        return np.zeros((len(parts.A), len(parts.B)))
+    return _correlation(
+        (parts.A @ parts.A.transpose(0, 2, 1))[:, off], (parts.B.transpose(0, 2, 1) @ parts.B)[:, off]
+    )
+
+
+def _norms(parts: Parts) -> NDArray[np.float64]:
+    """Correlation over neurons of row norms of ``W_in`` with column norms of ``W_out``."""
+    return _correlation(np.linalg.norm(parts.A, axis=2), np.linalg.norm(parts.B, axis=1))
+
+
+def _combined(parts: Parts) -> NDArray[np.float64]:
+    """Gram, norms and signed dominance, each standardised and weighted by how far it beats chance.
+
+    A signal's strength is the mean standardised score of its own best assignment over what the best
+    assignment of Gaussian noise reaches; weak signals count with the third power of little.
+    """
+    dominance = _standard(_dominance(parts), parts.shared)
+    negative, positive = _strength(parts, -dominance), _strength(parts, dominance)
+    # theory and most networks say negative; some trained with weight decay turn the sign
+    signed = dominance if positive > negative + 0.15 else -dominance
+    signals = [_standard(_gram(parts), parts.shared), _standard(_norms(parts), parts.shared), signed]
+    weights = np.array([max(_strength(parts, signal) - 0.8, 0.05) ** 3 for signal in signals])
+    weights /= weights.sum()
+    return np.asarray(sum(w * s for w, s in zip(weights, signals, strict=True)))
+
+
+def _strength(parts: Parts, standard: NDArray[np.float64]) -> float:
+    found = pairing_of(parts, "", standard)
+    # least-squares fit to the mean score of the best assignment of n x n Gaussian noise, n = 2 to 192
+    chance = max(1.1 * math.sqrt(2 * math.log(max(len(standard), 2))) - 1.01, 0.3)
+    return float(standard[found.ins, found.outs].mean()) / chance
+
+
+def _standard(matrix: NDArray[np.float64], shared: bool) -> NDArray[np.float64]:
+    """Row and column means taken out (a large piece scores high with everyone), then unit variance."""
+    if shared:
+        matrix = matrix.copy()
+        np.fill_diagonal(matrix, (matrix.sum() - np.trace(matrix)) / max(matrix.size - len(matrix), 1))
+    centred = matrix - matrix.mean(axis=1, keepdims=True) - matrix.mean(axis=0, keepdims=True) + matrix.mean()
+    deviation = float(centred.std())
+    return np.asarray(centred / deviation) if deviation > 0 else np.zeros_like(centred)
+
+
+def _correlation(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:
+    a = a - a.mean(axis=1, keepdims=True)
+    b = b - b.mean(axis=1, keepdims=True)
+    a = a / _safe(np.linalg.norm(a, axis=1, keepdims=True))
+    b = b / _safe(np.linalg.norm(b, axis=1, keepdims=True))
+    return np.asarray(a.astype(np.float64) @ b.T.astype(np.float64))
+
+
+def _flat(stacked: NDArray[Any]) -> NDArray[np.float64]:
+    return np.ascontiguousarray(stacked).reshape(len(stacked), -1).astype(np.float64)
+
+
+def _safe(norm: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(np.maximum(norm, np.finfo(norm.dtype).tiny))

@@ -1,0 +1,275 @@
+"""The pieces: a folder of unlabelled linear layers, read and told apart by their shapes.
+
+What belongs to what is not decided here; only which pieces can be input projections, output projections
+and the last layer. Everything wrong with the set of pieces is found here, before any work is done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ENDINGS = (".pth", ".pt", ".bin", ".safetensors", ".npz")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One linear layer: its number, where it came from, weight (out, in) and bias (out)."""
+
+    number: int
+    name: str
+    weight: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PieceSet:
+    """The pieces by the role their shape allows.
+
+    Attributes:
+        inner: Candidates for input projections, hidden x width, by number.
+        outer: Candidates for output projections, width x hidden. The same pieces as ``inner`` when the
+            hidden width equals the block width: shape does not tell the two apart then.
+        last: The last layer, outputs x width.
+    """
+
+    inner: tuple[Piece, ...]
+    outer: tuple[Piece, ...]
+    last: Piece
+
+    @property
+    def square(self) -> bool:
+        """Whether shape leaves open which pieces are input and which output projections."""
+        return self.inner[0].weight.shape == self.outer[0].weight.shape
+
+    @property
+    def blocks(self) -> int:
+        """Number of residual blocks."""
+        return len(self.inner) // 2 if self.square else len(self.inner)
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream."""
+        return int(self.last.weight.shape[1])
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of a block."""
+        return int(self.inner[0].weight.shape[0])
+
+
+def read_pieces(folder: str | Path) -> list[Piece]:
+    """Read every piece of a folder (``.pth``, ``.pt``, ``.bin``, ``.safetensors``, ``.npz``).
+
+    A piece's number is the last number in its file's name; where names have none, pieces are numbered in
+    the order of their names. Files of other kinds are left alone.
+
+    Raises:
+        BadInputError: No folder, no pieces, a number twice or missing, or a file that is not one layer.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise BadInputError(place, "is not a folder of pieces" if place.exists() else "no such folder")
+    files = sorted(f for f in place.iterdir() if f.suffix.lower() in ENDINGS and not f.name.startswith("."))
+    if not files:
+        raise BadInputError(place, f"holds no pieces; expected files ending in {', '.join(ENDINGS)}")
+    numbers = _numbers(place, files)
+    return [_read(number, file) for number, file in sorted(zip(numbers, files, strict=True))]
+
+
+def as_pieces(pieces: object) -> list[Piece]:
+    """Pieces from Python: a folder, a list, or a dict of number to piece.
+
+    A piece is ``(weight, bias)``, a weight alone, or a mapping with ``weight`` and ``bias``; arrays of
+    numpy or torch.
+
+    Example:
+        >>> as_pieces([(np.ones((3, 2)), np.zeros(3))])[0].weight.shape
+        (3, 2)
+    """
+    if isinstance(pieces, str | Path):
+        return read_pieces(pieces)
+    if isinstance(pieces, Mapping):
+        items = [(_as_number(key), str(key), value) for key, value in pieces.items()]
+        if any(number is None for number, _, _ in items):
+            items = [(i, name, value) for i, (_, name, value) in enumerate(items)]
+    elif isinstance(pieces, Iterable):
+        items = [(i, f"piece {i}", value) for i, value in enumerate(pieces)]
+    else:
+        raise BadInputError(
+            "pieces", f"a {type(pieces).__name__} is no set of pieces; give a folder, list or dict"
+        )
+    if not items:
+        raise BadInputError("pieces", "there are none")
+    return [_from_value(number or 0, name, value) for number, name, value in items]
+
+
+def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object = "pieces") -> PieceSet:
+    """Tell the pieces apart by shape: input projections, output projections, the last layer.
+
+    With ``n`` blocks of width ``d`` and hidden width ``h`` there are ``n`` pieces of ``h x d``, ``n`` of
+    ``d x h`` and one of ``o x d``.
+
+    Args:
+        pieces: All of them.
+        width: Number of input columns of the data; decides where shapes alone allow two readings.
+        where: What errors are about.
+
+    Raises:
+        BadInputError: A piece is missing, too many, there twice, or of a shape that fits no network.
+    """
+    _refuse_twins(where, pieces)
+    shapes = Counter(p.weight.shape for p in pieces)
+    readings = [r for r in _readings(shapes) if width is None or len(_readings(shapes)) == 1 or r[0] == width]
+    if not readings:
+        raise BadInputError(where, _why_not(pieces, shapes))
+    d, h, last_shape = readings[0]
+    last = next(p for p in pieces if p.weight.shape == last_shape)
+    rest = [p for p in pieces if p is not last]
+    inner = tuple(p for p in rest if p.weight.shape == (h, d))
+    outer = tuple(p for p in rest if p.weight.shape == (d, h))
+    return PieceSet(inner, outer, last)
+
+
+def _readings(shapes: Counter[tuple[int, ...]]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Every (width, hidden, last layer's shape) that accounts for all pieces."""
+    found = []
+    for last in [s for s, count in shapes.items() if count == 1]:
+        rest = {s: c for s, c in shapes.items() if s != last}
+        d = last[1]
+        if len(rest) == 1:
+            ((shape, count),) = rest.items()
+            if shape == (d, d) and count % 2 == 0:
+                found.append((d, d, last))
+        elif len(rest) == 2:
+            (one, count), (two, other) = rest.items()
+            if one == two[::-1] and count == other and d in one:
+                h = one[0] if one[1] == d else one[1]
+                found.append((d, h, last))
+    return found
+
+
+def _why_not(pieces: Sequence[Piece], shapes: Counter[tuple[int, ...]]) -> str:
+    """The most likely thing wrong with a set of shapes that makes no network."""
+    listed = ", ".join(f"{count} of {r}x{c}" for (r, c), count in shapes.most_common(6))
+    common = [shape for shape, count in shapes.most_common(2) if count > 1 or len(pieces) <= 3]
+    if not common:
+        return f"these shapes make no residual network: {listed}"
+    one = common[0]
+    if one[0] == one[1]:
+        fitting = {one}
+    elif len(common) > 1 and common[1] == one[::-1]:
+        fitting = {one, one[::-1]}
+    else:
+        return (
+            f"expected as many output projections as input projections (the transposed shape), there are {listed}: "
+            "pieces are missing or of another network"
+        )
+    others = [p for p in pieces if p.weight.shape not in fitting]
+    lasts = [p for p in others if p.weight.shape[1] in one]
+    if not lasts and not others:
+        return f"no last layer (outputs x width) among the pieces: {listed}"
+    odd = [p for p in others if p not in lasts] or (lasts[1:] if len(lasts) > 1 else [])
+    if odd:
+        shape = "x".join(map(str, odd[0].weight.shape))
+        return f"{odd[0].name} has the wrong shape {shape}; the pieces are {listed}"
+    if one[0] == one[1]:
+        return f"an odd number of {one[0]}x{one[0]} pieces ({shapes[one]}): one is missing or one too many"
+    a, b = one, one[::-1]
+    return (
+        f"{shapes[a]} pieces of {a[0]}x{a[1]} but {shapes[b]} of {b[0]}x{b[1]}: each block needs one of both; "
+        "a piece is missing or one too many"
+    )
+
+
+def _refuse_twins(where: object, pieces: Sequence[Piece]) -> None:
+    seen: dict[bytes, Piece] = {}
+    for piece in pieces:
+        key = str(piece.weight.shape).encode() + piece.weight.tobytes() + piece.bias.tobytes()
+        if key in seen:
+            raise BadInputError(where, f"{piece.name} is a duplicate of {seen[key].name}; remove one")
+        seen[key] = piece
+
+
+def _numbers(folder: Path, files: Sequence[Path]) -> list[int]:
+    found = [_as_number(file.stem) for file in files]
+    if any(number is None for number in found):
+        return list(range(len(files)))
+    numbers = [number for number in found if number is not None]
+    by_number: dict[int, Path] = {}
+    for number, file in zip(numbers, files, strict=True):
+        if number in by_number:
+            raise BadInputError(folder, f"duplicate piece {number}: {by_number[number].name} and {file.name}")
+        by_number[number] = file
+    first = min(numbers) if min(numbers) in (0, 1) else 0
+    missing = sorted(set(range(first, max(numbers) + 1)) - set(numbers))
+    if missing and max(numbers) < 10 * len(numbers):
+        listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        raise BadInputError(folder, f"missing piece {listed} (of {first} to {max(numbers)})")
+    return numbers
+
+
+def _as_number(name: object) -> int | None:
+    if isinstance(name, int | np.integer):
+        return int(name)
+    digits = re.findall(r"\d+", str(name))
+    return int(digits[-1]) if digits else None
+
+
+def _read(number: int, file: Path) -> Piece:
+    from strati.network.open import open as open_network
+
+    network = open_network(file)
+    arrays = {tensor.name: network.read(tensor.name) for tensor in network.tensors}
+    return _from_arrays(number, file.name, file, arrays)
+
+
+def _from_value(number: int, name: str, value: Any) -> Piece:
+    if isinstance(value, Piece):
+        return value
+    if isinstance(value, Mapping):
+        return _from_arrays(number, name, name, {str(k): _array(v) for k, v in value.items()})
+    if isinstance(value, tuple | list) and len(value) == 2 and getattr(value[0], "ndim", 0) == 2:
+        return _from_arrays(number, name, name, {"weight": _array(value[0]), "bias": _array(value[1])})
+    return _from_arrays(number, name, name, {"weight": _array(value)})
+
+
+def _from_arrays(number: int, name: str, what: object, arrays: Mapping[str, NDArray[Any]]) -> Piece:
+    matrices = [k for k, v in arrays.items() if v.ndim == 2]
+    vectors = [k for k, v in arrays.items() if v.ndim == 1]
+    if len(matrices) != 1 or len(vectors) > 1 or len(arrays) > 2:
+        held = ", ".join(f"{k} {tuple(v.shape)}" for k, v in list(arrays.items())[:4]) or "nothing"
+        raise BadInputError(what, f"is not one linear layer (a weight matrix and a bias): it holds {held}")
+    weight = _numbers_only(what, "weight", arrays[matrices[0]])
+    bias = _numbers_only(what, "bias", arrays[vectors[0]]) if vectors else np.zeros(len(weight), np.float32)
+    if bias.shape != (len(weight),):
+        raise BadInputError(what, f"its bias has {len(bias)} entries, its weight {len(weight)} rows")
+    return Piece(number, name, weight, bias)
+
+
+def _numbers_only(what: object, name: str, array: NDArray[Any]) -> NDArray[np.float32]:
+    if array.dtype.kind in "cbOUS" or array.size == 0:
+        raise BadInputError(
+            what, f"its {name} is not a matrix of real numbers ({array.dtype}, shape {array.shape})"
+        )
+    plain = np.ascontiguousarray(array, dtype=np.float32)
+    if not bool(np.isfinite(plain).all()):
+        raise BadInputError(what, f"its {name} holds NaN or infinite values")
+    return plain
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)

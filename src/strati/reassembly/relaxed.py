@@ -1,0 +1,167 @@
+"""Pairing and order at once, relaxed: a Gauss-Newton method on mixtures.
+
+Every input projection keeps a block of its own whose output projection is a mixture
+``sum_j P_ij W_out^j`` of all candidates. The error of the network's output is regressed on the effect of each
+``P_ij`` (first order, by the adjoint) and of each pair of blocks the wrong way round
+(:mod:`strati.reassembly.regression`); ``P`` and the order take the step, ``P`` is brought back to the doubly
+stochastic matrices, and again. No signal in the weights is needed: data alone do it.
+
+Where hidden and block width are equal, every piece is candidate for both roles: the chain then has a block
+per piece, and ``P_ij`` is the weight of "``i`` is the input, ``j`` the output projection of one block", each piece
+being used once in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.reassembly.parts import Pass, run_mixed
+from strati.reassembly.regression import flip_effects, ridge, sorted_by_flips
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.parts import Floats, Ints, Parts
+
+    Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """Where the relaxation ended: the mixture, an order of the input projections, and the error."""
+
+    mixture: Matrix
+    order: Ints
+    mse: float
+
+
+def relax(
+    parts: Parts, x: Floats, y: Floats, mixture: Matrix, order: Ints, *, steps: int = 8, penalty: float = 1e-2
+) -> Relaxed:
+    """Gauss-Newton on the mixture and the order.
+
+    Args:
+        parts: The weights.
+        x: Inputs.
+        y: Outputs to reach.
+        mixture: Where to start, e.g. :func:`uniform`.
+        order: Order of the input projections to start from.
+        steps: At most so many steps.
+        penalty: Ridge, as a share of the mean squared norm of a column; lowered when a step gains nothing.
+    """
+    best = _mixed_mse(parts, x, y, mixture, order)
+    for step in range(steps):
+        passed = _pass(parts, x, mixture, order)
+        effects = mixing_effects(parts, passed, order)
+        flips, upper = flip_effects(passed)
+        scale = _ratio(effects, flips)
+        columns = np.concatenate([effects, flips * scale], axis=1)
+        target = (y - passed.output).T.reshape(-1)
+        # at the first step nothing is known of the order: every pair is half the wrong way round
+        half = 0.5 if step == 0 else 0.0
+        target = target - half * flips.sum(axis=1)
+        (solution,) = ridge(columns, target, (penalty,))
+        change = solution[: effects.shape[1]].reshape(mixture.shape)
+        turned = order[sorted_by_flips(half + scale * solution[effects.shape[1] :], upper, len(order))]
+        trials = []
+        for reach in (1.0, 0.5, 0.25):
+            moved = to_polytope(mixture + reach * change, parts.shared)
+            for candidate in (turned, order) if step else (turned,):
+                trials.append((_mixed_mse(parts, x, y, moved, candidate), moved, candidate))
+            if step == 0 or min(t[0] for t in trials) < 0.9 * best:
+                break
+        mse, moved, candidate = min(trials, key=lambda trial: trial[0])
+        if step and mse >= 0.999 * best:
+            penalty *= 0.3
+        if step == 0 or mse < best:
+            best, mixture, order = mse, moved, candidate
+        if penalty < 1e-4:
+            break
+    return Relaxed(mixture, order, best)
+
+
+def uniform(parts: Parts) -> Matrix:
+    """Every candidate alike."""
+    m = len(parts.A)
+    if not parts.shared:
+        return np.full((m, m), 1 / m)
+    even = np.full((m, m), 0.5 / max(m - 1, 1))
+    np.fill_diagonal(even, 0)
+    return even
+
+
+def to_polytope(mixture: Matrix, shared: bool, rounds: int = 40) -> Matrix:
+    """The nearest thing to a mixture in which every piece is used once: clip, then rescale in turn."""
+    P = np.clip(mixture, 1e-6, None)
+    if shared:
+        np.fill_diagonal(P, 0)
+    for _ in range(rounds):
+        if shared:
+            used = np.sqrt(P.sum(axis=1) + P.sum(axis=0))
+            P = P / used[:, None] / used[None, :]
+        else:
+            P = P / P.sum(axis=1, keepdims=True)
+            P = P / P.sum(axis=0, keepdims=True)
+    return P
+
+
+def mixing_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
+    """First-order effect of each ``P_ij`` on the output, free of what keeps each piece used once.
+
+    Returns:
+        (outputs * rows, m * m) in the pieces' own numbering, projected so that a ridge solution keeps the sums.
+    """
+    m, d, h = parts.B.shape
+    rows, outputs = passed.output.shape
+    flat = np.ascontiguousarray(parts.B.transpose(1, 0, 2).reshape(d, m * h))
+    effects = np.empty((outputs, rows, m, m), dtype=np.float32)
+    for k, i in enumerate(order):
+        for q in range(outputs):
+            g = passed.adjoint[k + 1][q]
+            carried = (g @ flat).reshape(rows, m, h)
+            effects[q, :, i, :] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0]
+            effects[q, :, i, :] += g @ parts.b.T
+    if parts.shared:
+        diagonal = np.arange(m)
+        effects[..., diagonal, diagonal] = 0
+        total = effects.sum(axis=3) + effects.sum(axis=2)
+        share = total.sum(axis=2, keepdims=True) / (4 * (m - 1))
+        used = (total / 2 - share) / max(m - 2, 1)
+        effects -= used[..., :, None] + used[..., None, :]
+        effects[..., diagonal, diagonal] = 0
+    else:
+        rows_mean = effects.mean(axis=3, keepdims=True)
+        columns_mean = effects.mean(axis=2, keepdims=True)
+        effects -= rows_mean + columns_mean - rows_mean.mean(axis=2, keepdims=True)
+    return effects.reshape(outputs * rows, m * m)
+
+
+def _ratio(effects: Floats, flips: Floats) -> float:
+    """What makes a typical flip column as long as a typical mixture column, so that one ridge fits both."""
+    short = float(np.mean(np.square(flips, dtype=np.float64))) if flips.size else 0.0
+    long = float(np.mean(np.square(effects, dtype=np.float64)))
+    return float(np.sqrt(long / short)) if short > 0 else 1.0
+
+
+def _mixed(parts: Parts, mixture: Matrix, order: Ints) -> tuple[list[Floats], list[Floats]]:
+    m = len(parts.B)
+    weights = mixture[order].astype(np.float32)
+    B = (weights @ parts.B.reshape(m, -1)).reshape(len(order), *parts.B.shape[1:])
+    return list(B), list(weights @ parts.b)
+
+
+def _pass(parts: Parts, x: Floats, mixture: Matrix, order: Ints) -> Pass:
+    B, b = _mixed(parts, mixture, order)
+    return run_mixed(parts, order, B, b, x)
+
+
+def _mixed_mse(parts: Parts, x: Floats, y: Floats, mixture: Matrix, order: Ints) -> float:
+    z: Floats = x
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i, B, b in zip(order, *_mixed(parts, mixture, order), strict=True):
+            z = np.asarray(z + parts.act.value(z @ parts.A[i].T + parts.a[i]) @ B.T + b, dtype=np.float32)
+        value = float(np.mean(np.square(z @ parts.L.T + parts.l - y, dtype=np.float64)))
+    return value if np.isfinite(value) else float("inf")

@@ -1,0 +1,334 @@
+"""``strati.reassemble``: the order of the unlabelled layers of a residual network.
+
+Pairs by the weights where these tell them, then an order by a seed and repair; where the pairs are not
+told apart, or the order does not come out exact, a joint search with the data. Exact means that the
+network reproduces its recorded outputs to rounding: a mean squared error below ``1e-10`` of their variance.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.reassembly import joint
+from strati.reassembly.activations import ACTIVATIONS
+from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
+from strati.reassembly.parts import Parts, stack
+from strati.reassembly.pieces import as_pieces, sort_out
+from strati.reassembly.regression import regress_order
+from strati.reassembly.repair import Round, sweep
+from strati.reassembly.result import Reassembly, Stage
+from strati.reassembly.seeds import Seed, seed_order
+from strati.rng import stream
+from strati.types import Flag, Tick, silent
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from strati.reassembly.parts import Floats, Ints
+    from strati.reassembly.pieces import PieceSet
+
+EXACT = 1e-10
+"""Mean squared error, as a share of the variance of the outputs, below which an answer is exact."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to reassemble.
+
+    Attributes:
+        activation: ``relu``, ``gelu`` (erf), ``gelu-tanh``, ``tanh`` or ``silu``.
+        pairing: A score of :class:`~strati.reassembly.pairing.Score`, ``"auto"`` (the paper's, then the
+            combined one, then the data) or ``"joint"`` (the data at once).
+        seed_order: A seed of :class:`~strati.reassembly.seeds.Seed`, or ``"auto"``.
+        seconds: No new start of the joint search after so long.
+        seed: Seed of all chance.
+    """
+
+    activation: str = "relu"
+    pairing: str = "auto"
+    seed_order: str = "auto"
+    seconds: float = 120.0
+    seed: int = 0
+
+
+@dataclass
+class _State:
+    """The best chain so far, and how it was come by."""
+
+    ins: Ints
+    outs: Ints
+    mse: float
+    rounds: list[Round]
+    stages: list[tuple[str, Ints, Ints, float]]
+
+
+def reassemble(
+    pieces: object,
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    options: Options | None = None,
+    load_seconds: float = 0.0,
+    tick: Tick = silent,
+    **choices: Any,
+) -> Reassembly:
+    """Put the layers of a residual network back in order.
+
+    Args:
+        pieces: A folder, or a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled.
+        x: Inputs, rows x width.
+        y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
+        options: How; single options may be given as keywords instead (``activation="gelu"``).
+        load_seconds: Time already spent on reading, for the record.
+        tick: Called as the work goes on.
+        choices: Fields of :class:`Options`.
+
+    Returns:
+        The permutation of the pieces, whether it is exact, and how it was found.
+
+    Raises:
+        BadInputError: The pieces make no network, or the data do not fit them.
+
+    Reference:
+        H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
+        regressions are strati's own (docs/reassemble.md).
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> W = [(rng.normal(size=s) / 3, rng.normal(size=s[0]) / 9) for s in [(8, 4), (4, 8)] * 3 + [(1, 4)]]
+        >>> x = z = rng.normal(size=(200, 4))
+        >>> for k in (0, 2, 4):
+        ...     z = z + np.maximum(z @ W[k][0].T + W[k][1], 0) @ W[k + 1][0].T + W[k + 1][1]
+        >>> y = z @ W[6][0].T + W[6][1]
+        >>> found = reassemble([W[k] for k in (3, 2, 6, 5, 0, 1, 4)], x, y)
+        >>> found.exact, found.permutation
+        (True, (4, 5, 1, 0, 6, 3, 2))
+    """
+    chosen = options or Options(**_known(choices))
+    began = time.perf_counter()
+    inputs, outputs = _data(x, y)
+    sorted_pieces = sort_out(as_pieces(pieces), width=inputs.shape[1])
+    _check_fit(sorted_pieces, inputs, outputs)
+    parts = stack(sorted_pieces, chosen.activation)
+    return _solve(sorted_pieces, parts, inputs, outputs, chosen, load_seconds, began, tick)
+
+
+def _solve(
+    pieces: PieceSet,
+    parts: Parts,
+    x: Floats,
+    y: Floats,
+    options: Options,
+    load_seconds: float,
+    began: float,
+    tick: Tick,
+) -> Reassembly:
+    floor = EXACT * float(np.var(y, axis=0, dtype=np.float64).mean())
+    pairing = _pairing(parts, options)
+    seed = Seed.L1 if options.seed_order == "auto" else Seed(options.seed_order)
+    order = seed_order(parts, pairing.ins, pairing.outs, x[:256], seed)
+    ins, outs = pairing.ins[order], pairing.outs[order]
+    rows = _shuffled(x, y, options.seed)
+    state = _State(ins, outs, parts.mse(ins, outs, *_head(rows, 2000)), [], [])
+    seed_mse = state.mse
+    state.stages.append((f"seed: {seed}", ins, outs, seed_mse))
+    tick("paired")
+    if options.pairing != "joint" and (pairing.separated or options.pairing != "auto"):
+        _repair(parts, rows, state, floor, tick)
+    searched = False
+    if state.mse >= floor and (options.pairing in ("auto", "joint")):
+        searched = True
+        _search(parts, rows, state, floor, options, tick)
+    state.mse = parts.mse(state.ins, state.outs, x, y)
+    if searched:
+        pairing = with_pairs(parts, pairing.score, pairing.matrix, state.ins, state.outs)
+    return Reassembly(
+        pieces=pieces,
+        ins=tuple(int(i) for i in state.ins),
+        outs=tuple(int(j) for j in state.outs),
+        activation=options.activation,
+        mse=state.mse,
+        variance=floor / EXACT,
+        exact=state.mse < floor,
+        pairing=pairing,
+        searched=searched,
+        seed_method=str(seed),
+        seed_mse=seed_mse,
+        rounds=tuple(state.rounds),
+        stages=_stages(state),
+        load_seconds=load_seconds,
+        solve_seconds=time.perf_counter() - began,
+        warnings=tuple(_warnings(parts, state, pairing, rows, floor)),
+    )
+
+
+def _pairing(parts: Parts, options: Options) -> Pairing:
+    """By the score asked for; left alone, the paper's if it separates, else all signals together."""
+    if options.pairing not in ("auto", "joint"):
+        return pair(parts, Score(options.pairing))
+    diagonal = pair(parts, Score.DIAGONAL)
+    if diagonal.separated:
+        return diagonal
+    return pair(parts, Score.COMBINED)
+
+
+def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
+    """Sweeps of predicted neighbour exchanges on changing rows, then, if these stall, regression.
+
+    Few rows make a sweep cheap and changing them keeps it from settling in a minimum of those rows only.
+    """
+    x, y = rows
+    batch, at, stalled = min(256, len(x)), 0, 0
+    ins, outs = state.ins, state.outs
+    best = float("inf")
+    for number in range(1, 61):
+        if at + batch > len(x):
+            at = 0
+        part = slice(at, at + batch)
+        at += batch
+        order, swaps, mse = sweep(parts, ins, outs, x[part], y[part])
+        if number > 1:
+            state.rounds[-1] = Round(number - 1, state.rounds[-1].swaps, mse)
+        if mse < floor:
+            break
+        ins, outs = ins[order], outs[order]
+        state.rounds.append(Round(number, swaps, mse))
+        tick(f"round {number}")
+        stalled = 0 if mse < 0.8 * best else stalled + 1
+        best = min(best, mse)
+        if stalled >= 6:
+            batch, stalled = min(2 * batch, len(x)), 0
+            if batch >= min(2048, len(x)):
+                break
+    head = _head(rows, 2000)
+    mse = parts.mse(ins, outs, *head)
+    if state.rounds:
+        state.rounds[-1] = Round(len(state.rounds), state.rounds[-1].swaps, mse)
+    state.stages.append(("sweeps", ins, outs, mse))
+    if mse >= floor:
+        enough = _head(rows, max(2000, 2 * len(ins) ** 2))
+        order, mse = regress_order(parts, ins, outs, *enough, floor=floor)
+        ins, outs = ins[order], outs[order]
+        state.rounds.append(Round(len(state.rounds) + 1, int((order != np.arange(len(order))).sum()), mse))
+        state.stages.append(("regression", ins, outs, mse))
+    state.ins, state.outs, state.mse = ins, outs, mse
+
+
+def _search(
+    parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, options: Options, tick: Tick
+) -> None:
+    unknowns = len(parts.A) ** 2
+    outputs = rows[1].shape[1]
+    found = joint.search(
+        parts,
+        *_head(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
+        prior=scores(parts, Score.COMBINED),
+        floor=floor,
+        seconds=options.seconds,
+        seed=options.seed,
+        tick=tick,
+    )
+    if found.mse < state.mse:
+        moved = int((found.ins != state.ins).sum() + (found.outs != state.outs).sum())
+        state.ins, state.outs, state.mse = found.ins, found.outs, found.mse
+        state.rounds.append(Round(len(state.rounds) + 1, moved, found.mse))
+        state.stages.append(("joint search", found.ins, found.outs, found.mse))
+
+
+def _data(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
+    inputs, outputs = np.asarray(x), np.asarray(y)
+    if inputs.ndim != 2 or outputs.ndim not in (1, 2):
+        raise BadInputError(
+            "data", f"inputs {inputs.shape} and outputs {outputs.shape} are not rows x columns"
+        )
+    if len(inputs) != len(outputs):
+        raise BadInputError("data", f"{len(inputs)} rows of inputs and {len(outputs)} of outputs")
+    if len(inputs) < 2:
+        raise BadInputError("data", "needs two rows or more; more rows make the order certain")
+    outputs = outputs.reshape(len(outputs), -1)
+    for name, array in (("inputs", inputs), ("outputs", outputs)):
+        if array.dtype.kind not in "fiu":
+            raise BadInputError("data", f"the {name} are {array.dtype}, not numbers")
+        if not bool(np.isfinite(array).all()):
+            raise BadInputError("data", f"the {name} hold NaN or infinite values; fill or drop them")
+    if not float(np.var(outputs, axis=0, dtype=np.float64).mean()) > 0:
+        raise BadInputError("data", "the outputs are constant; they say nothing about the order")
+    return np.ascontiguousarray(inputs, dtype=np.float32), np.ascontiguousarray(outputs, dtype=np.float32)
+
+
+def _check_fit(pieces: PieceSet, x: Floats, y: Floats) -> None:
+    if x.shape[1] != pieces.width:
+        raise BadInputError(
+            "data",
+            f"has {x.shape[1]} input columns, the network takes {pieces.width}; name the right ones with --inputs",
+        )
+    if y.shape[1] != len(pieces.last.weight):
+        raise BadInputError(
+            "data",
+            f"has {y.shape[1]} target column(s), the network's last layer {len(pieces.last.weight)}; "
+            "name them with --target",
+        )
+
+
+def _shuffled(x: Floats, y: Floats, seed: int) -> tuple[Floats, Floats]:
+    """Rows in a random order: files are often sorted, and every part of the work takes the first few."""
+    chosen = stream(seed, "reassembly", "rows").permutation(len(x))[:20_000]
+    return x[chosen], y[chosen]
+
+
+def _head(rows: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
+    return rows[0][:count], rows[1][:count]
+
+
+def _stages(state: _State) -> tuple[Stage, ...]:
+    final = {int(i): k for k, i in enumerate(state.ins)}
+    # where roles are open, a piece that ended as output projection has the position of its block
+    final |= {int(j): k for k, j in enumerate(state.outs) if int(j) not in final}
+    stages = [*state.stages, ("final", state.ins, state.outs, state.mse)]
+    return tuple(Stage(name, tuple(final[int(i)] for i in ins), mse) for name, ins, _, mse in stages)
+
+
+def _warnings(
+    parts: Parts, state: _State, pairing: Pairing, rows: tuple[Floats, Floats], floor: float
+) -> list[Flag]:
+    found = []
+    if not pairing.separated:
+        text = "the weights do not tell the pairs apart (matched scores are no higher than unmatched ones)"
+        found.append(Flag("not-separated", text))
+    if state.mse < floor:
+        return found
+    share = state.mse * EXACT / floor
+    text = f"not exact: the error is {share:.2g} of the variance of the outputs"
+    other = _other_activation(parts, state, rows, floor)
+    if other is not None:
+        text += f"; with --activation {other} this very order is exact"
+    elif share > 0.3:
+        text += "; the data do not look like this network's: is it the right file, target and activation?"
+    else:
+        text += (
+            "; is the target the network's own output, and the activation right? A longer --seconds may help"
+        )
+    found.append(Flag("not-exact", text))
+    return found
+
+
+def _other_activation(parts: Parts, state: _State, rows: tuple[Floats, Floats], floor: float) -> str | None:
+    x, y = _head(rows, 500)
+    for name, act in ACTIVATIONS.items():
+        if name != parts.act.name and replace(parts, act=act).mse(state.ins, state.outs, x, y) < floor:
+            return name
+    return None
+
+
+def _known(choices: dict[str, Any]) -> dict[str, Any]:
+    known = {f.name for f in fields(Options)}
+    unknown = sorted(set(choices) - known)
+    if unknown:
+        raise TypeError(f"reassemble() has no option {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+    return choices
