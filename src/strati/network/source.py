@@ -44,8 +44,8 @@ class Source:
             raise BadInputError(self.path, _why(error)) from None
         except ValueError:  # a NUL in the path
             raise BadInputError(self.path, "is not a path; give the path of a model") from None
+        _regular(handle, self.path)
         with os.fdopen(handle, "rb", buffering=0) as file:
-            _regular(handle, self.path)
             self.size = os.fstat(handle).st_size
             if self.size == 0:
                 raise BadInputError(self.path, "is empty (0 bytes); the download or copy did not finish")
@@ -91,6 +91,7 @@ def _regular(handle: int, path: Path) -> None:
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return
+    os.close(handle)
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     kind = next((name for test, name in kinds if test(mode)), "a device")
     raise BadInputError(path, f"is {kind}, not a regular file; give a file or a Hugging Face directory")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_STEPS = 10_000_000
-MAX_ITEMS = 2_500_000  # values built and stored: about 300 MB of them at worst
+MAX_STEPS = 6_000_000
+MAX_ITEMS = 1_500_000  # values built and stored: about 200 MB of them at worst; a tensor takes about 25
 
 
 class RefusedError(Exception):
@@ -267,7 +267,7 @@ def _tuple(m: Machine, count: int) -> None:
     if len(m.stack) < count:
         raise BrokenError("it pops an empty stack")
     values = tuple(m.stack[-count:])
-    if any(v is _MARK for v in values):
+    if _MARK in m.stack[-count:]:
         raise BrokenError("it puts a mark into a tuple")
     del m.stack[-count:]
     m.push(values)

@@ -1,0 +1,117 @@
+"""``strati inspect`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "strati.cli.main", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def model(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "gpt2.safetensors"
+    tensors = {
+        "wte.weight": np.ones((20, 8)),
+        "h.0.attn.c_attn.weight": np.eye(8, 24),
+        "h.0.attn.c_attn.bias": np.zeros(24),
+        "conv.weight": np.ones((4, 3, 2, 2)),
+        "ids": np.arange(4).reshape(2, 2),
+        "[red]w\x1b[31m\u202e.weight": np.ones((3, 3)),
+    }
+    save_file({k: v.astype(np.float32) if v.dtype == float else v for k, v in tensors.items()}, path)
+    return path
+
+
+def test_table(model):
+    done = run("inspect", model)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "attention.qkv" in done.stdout
+    assert "transposed (stored inputs x outputs)" in done.stdout
+    assert "skipped 1: dtype int64 is not analysed: ids" in done.stdout
+    assert "[red]w" in done.stdout  # markup is shown, not obeyed
+    assert "\x1b" not in done.stdout
+    assert "\u202e" not in done.stdout
+
+
+def test_json(model, tmp_path):
+    done = run("inspect", model, "--json", "-")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert result["schema"] == "strati.inspect/1"
+    assert result["network"] == {"path": str(model), "format": "safetensors", "parameters": 433, "tensors": 6}
+    rows = {row["name"]: row for row in result["layers"]}
+    row = rows["h.0.attn.c_attn.weight"]
+    wanted = {"role": "attention.qkv", "block": 0, "kind": "linear", "rows": 24, "cols": 8, "aspect": 3.0}
+    assert {key: row[key] for key in wanted} == wanted
+    assert {"parameters", "view", "dtype", "warnings"} <= set(row)
+    assert row["dtype"] == "float32"
+    assert rows["conv.weight"]["rows"] == 4
+    assert {s["name"] for s in result["skipped"]} == {"ids", "h.0.attn.c_attn.bias"}
+    file = tmp_path / "out.json"
+    assert run("inspect", model, "--json", file, "--quiet").stdout == ""
+    assert json.loads(file.read_text()) == result
+
+
+def test_options(model):
+    split = json.loads(run("inspect", model, "--split-qkv", "--conv", "flatten", "--json", "-").stdout)
+    names = [row["name"] for row in split["layers"]]
+    assert "h.0.attn.c_attn.weight[k]" in names
+    assert next(r for r in split["layers"] if r["name"] == "conv.weight")["cols"] == 12
+
+
+@pytest.mark.parametrize("case", ["missing", "empty", "lying", "pipe", "directory", "usage"])
+def test_bad_input_is_one_line_and_exit_2(tmp_path, case):
+    path = tmp_path / "a.safetensors"
+    if case == "empty":
+        path.touch()
+    elif case == "lying":
+        path.write_bytes(struct.pack("<Q", 2**50) + b"{}")
+    elif case == "pipe":
+        import os
+
+        os.mkfifo(path)
+    elif case == "directory":
+        path.mkdir()
+    words = ["inspect"] if case == "usage" else ["inspect", path]
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("strati: error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_ending_is_said(tmp_path, model):
+    path = tmp_path / "a.pt"
+    path.write_bytes(model.read_bytes())
+    done = run("inspect", path)
+    assert done.returncode == 0
+    assert "its ending says torch, its content is safetensors" in done.stdout
+
+
+def test_help_shows_a_runnable_example():
+    done = run("inspect", "--help")
+    assert done.returncode == 0
+    assert "strati inspect model.safetensors" in done.stdout
+
+
+def test_a_closed_pipe_is_no_error(model):
+    done = subprocess.run(
+        f"{sys.executable} -m strati.cli.main inspect {model} | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""

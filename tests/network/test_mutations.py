@@ -1,0 +1,132 @@
+"""Valid files of every format, damaged at random: one line or an honest network, never anything else."""
+
+from __future__ import annotations
+
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fuzz_open import ENDINGS, one_input
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+FORMATS = ["a.safetensors", "a.npz", "packed.npz", "zip.pt", "stream.pt", "a.onnx", "a.gguf"]
+VALUES = (b"\xff" * 8, bytes(8), b"\xff\xff\xff\x7f\0\0\0\0", b"\0\0\0\0\0\0\0\x80", b"{[]}", b"\x80\x02c")
+
+
+@st.composite
+def edits(draw):
+    """A few changes of a byte string: flips, cuts, copies, insertions, extreme numbers."""
+    return draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["flip", "cut", "insert", "copy", "number", "end"]),
+                st.floats(0, 1, exclude_max=True),
+                st.integers(0, 255),
+                st.integers(1, 64),
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+
+
+def edited(data: bytes, changes) -> bytes:
+    raw = bytearray(data)
+    for kind, place, value, length in changes:
+        at = int(place * max(1, len(raw)))
+        if kind == "flip" and raw:
+            raw[at] ^= value or 1
+        elif kind == "cut":
+            del raw[at : at + length]
+        elif kind == "insert":
+            raw[at:at] = bytes([value]) * length
+        elif kind == "copy":
+            source = value * len(raw) // 256
+            raw[at : at + length] = raw[source : source + length]
+        elif kind == "number":
+            new = VALUES[value % len(VALUES)]
+            raw[at : at + len(new)] = new
+        elif kind == "end":
+            del raw[at:]
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=edits())
+def test_damaged_files(seeds, name, changes):
+    ending = bytes([ENDINGS.index(Path(name).suffix)])
+    said = one_input(ending + edited(seeds[name], changes))
+    assert said
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(min_size=1, max_size=200))
+def test_any_bytes(data):
+    assert one_input(data)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_truncation(seeds, name):
+    """A file cut anywhere is refused, or (where only padding is lost) still the same network."""
+    ending = bytes([ENDINGS.index(Path(name).suffix)])
+    whole = one_input(ending + seeds[name])
+    step = max(1, len(seeds[name]) // 60)
+    for length in range(0, len(seeds[name]), step):
+        said = one_input(ending + seeds[name][:length])
+        assert ": " in said or said == whole
+
+
+def test_damaged_hdf5(seeds):
+    """Fewer of them: each is opened in a process of its own."""
+    rng = random.Random(1)
+    for _ in range(8):
+        raw = bytearray(seeds["a.h5"])
+        for _ in range(3):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        assert one_input(bytes([ENDINGS.index(".h5")]) + raw)
+
+
+BOMBS = {
+    "deep lists in a stream": (".pt", b"\x80\x02" + b"]" * 3_000_000),
+    "sets in a stream": (".pt", b"\x80\x02" + b"\x8f" * 3_000_000),
+    "memo in a stream": (".pt", b"\x80\x02}" + b"".join(b"r" + i.to_bytes(4, "little") for i in range(1_500_000))),
+    "tuples in a stream": (".pt", b"\x80\x02N" + b"\x85" * 3_000_000 + b"."),
+    "empty tables in a header": (".safetensors", (5_100_006).to_bytes(8, "little") + b'{"a":[' + b"{}," * 1_700_000),
+    "numbers in a header": (".safetensors", (9_000_006).to_bytes(8, "little") + b'{"a":[' + b"1e9," * 2_250_000),
+    "fields in onnx": (".onnx", b"\x08\x07\x12\x00" + b"\x3a\xa0\xc2\x1e" + b"\x0a\x00" * 250_000 + bytes(100)),
+    "strings in gguf": (
+        ".gguf",
+        b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
+        + (1).to_bytes(8, "little") + b"k" + (9).to_bytes(4, "little") + (8).to_bytes(4, "little")
+        + (1_000_000).to_bytes(8, "little") + bytes(8_000_000),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_bounded_time_and_memory(tmp_path, case):
+    """At most 20 s and 400 MB above the interpreter's own."""
+    ending, data = BOMBS[case]
+    path = tmp_path / f"bomb{ending}"
+    path.write_bytes(data)
+    program = (
+        "import resource, sys, numpy, strati, strati.network.open\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        f"    print(strati.open({str(path)!r}))\n"
+        "except strati.StratiError as error:\n"
+        "    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert time.monotonic() - start < 20
+    assert int(done.stdout.split("\n")[-2]) < 400_000  # kB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime > 0

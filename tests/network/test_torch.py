@@ -1,0 +1,317 @@
+"""torch files without torch: the same values as torch.load, and nothing but tensors."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import os
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+import strati
+from strati.network.formats import pickles
+
+
+def plain(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().to(torch.float64).numpy()
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(8, 6, generator=generator)
+    return {
+        "a.weight": torch.randn(5, 4, generator=generator),
+        "sliced.weight": base[::2, 1:4],
+        "turned.weight": base.t(),
+        "bf16": torch.randn(3, 3, generator=generator).bfloat16(),
+        "half": torch.randn(4, generator=generator).half(),
+        "double": torch.randn(2, 3, generator=generator).double(),
+        "count": torch.arange(6),
+        "scalar": torch.tensor(3.0),
+        "base": base,
+        "empty": torch.zeros(0, 4),
+        "parameter": torch.nn.Parameter(torch.randn(2, 3, generator=generator)),
+        "kernel": torch.randn(4, 3, 2, 2, generator=generator).to(memory_format=torch.channels_last),
+    }
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("wrap", ["plain", "nested", "module"])
+def test_same_values_as_torch(tmp_path, zipped, protocol, wrap):
+    state = tensors()
+    saved = {
+        "plain": state,
+        "nested": {
+            "epoch": 3,
+            "loss": 0.5,
+            "state_dict": collections.OrderedDict(state),
+            "optimizer": {"m": torch.ones(2)},
+        },
+        "module": {"model": {f"module.{name}": tensor for name, tensor in state.items()}},
+    }[wrap]
+    path = tmp_path / "a.pt"
+    torch.save(saved, path, _use_new_zipfile_serialization=zipped, pickle_protocol=protocol)
+    net = strati.open(path)
+    assert net.format == "torch"
+    assert {t.name for t in net.tensors} == set(state)
+    for name, tensor in state.items():
+        got = net.read(name)
+        assert got.shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(got.astype(np.float64), plain(tensor))
+    assert net["bf16"].dtype == "bfloat16"
+    assert net.ties == {"base": "turned.weight"}
+    # 20 + the base's 48, of which the slice and the transpose are parts, + 9 + 4 + 6 + 1 + 6 + 48
+    assert net.parameters == 20 + 48 + 9 + 4 + 6 + 1 + 6 + 48
+    assert [flag.code for flag in net.warnings] == (["left-aside"] if wrap == "nested" else [])
+
+
+def test_contiguous_weights_are_mapped(tmp_path):
+    for zipped in (True, False):
+        torch.save({"w": torch.ones(3, 2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+        assert isinstance(strati.open(tmp_path / "a.pt").read("w"), np.memmap)
+
+
+def test_cuda_storages_are_read(tmp_path):
+    """A file saved from a GPU differs in the location only."""
+    torch.save({"w": torch.ones(2, 2)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "a.pt") as old, zipfile.ZipFile(tmp_path / "b.pt", "w") as new:
+        for item in old.infolist():
+            data = old.read(item)
+            if item.filename.endswith("data.pkl"):
+                assert b"X\x03\x00\x00\x00cpu" in data
+                data = data.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
+            new.writestr(item.filename, data)
+    np.testing.assert_array_equal(strati.open(tmp_path / "b.pt").read("w"), np.ones((2, 2)))
+
+
+def test_real_pieces_and_resnet(dropped_net, shared_data):
+    piece = dropped_net / "pieces" / "piece_0.pth"
+    ours, theirs = strati.open(piece), torch.load(piece, map_location="cpu", weights_only=True)
+    np.testing.assert_array_equal(ours.read("weight"), theirs["weight"].numpy())
+    path = next((shared_data / "resnet20-cifar10").glob("*.th"))
+    net = strati.open(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(net.read(name.removeprefix("module.")), tensor.numpy())
+    assert net.parameters == 269_722  # the published size of ResNet-20
+    assert [layer.role.value for layer in net.layers()] == ["conv"] * 19 + ["head"]
+    assert [layer.block for layer in net.layers()] == [None, *(b for b in range(9) for _ in (1, 2)), None]
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch should-not-exist",)
+
+
+class Thing:
+    pass
+
+
+EVIL = {
+    "code": (Evil(), "posix.system"),
+    "module": (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+    "namespace": ({"args": argparse.Namespace(lr=1), "w": torch.ones(2)}, "argparse.Namespace"),
+    "numpy scalar": ({"best": np.float64(1), "w": torch.ones(2)}, "numpy"),
+    "class": ({"thing": Thing(), "w": torch.ones(2)}, "Thing"),
+    "eval": ({"f": eval, "w": torch.ones(2)}, "eval"),
+    "deque": ({"d": collections.deque([1]), "w": torch.ones(2)}, "collections.deque"),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "stream"])
+@pytest.mark.parametrize("case", EVIL)
+def test_what_is_no_tensor_is_refused_and_named(tmp_path, monkeypatch, zipped, case):
+    monkeypatch.chdir(tmp_path)
+    thing, name = EVIL[case]
+    torch.save(thing, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(strati.StratiError, match=name):
+        strati.open(tmp_path / "a.pt")
+    assert not (tmp_path / "should-not-exist").exists()
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_plain_pickles_are_refused_and_named(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"w": Evil()}, protocol=protocol))
+    with pytest.raises(strati.StratiError, match=r"posix\.system"):
+        strati.open(tmp_path / "a.pt")
+    assert not (tmp_path / "should-not-exist").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_programs_and_tars_are_refused_with_the_way_to_convert(tmp_path):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "script.pt"))
+    with pytest.raises(strati.StratiError, match=r"TorchScript.*state_dict"):
+        strati.open(tmp_path / "script.pt")
+    import tarfile
+
+    with tarfile.open(tmp_path / "old.pt", "w") as tar:
+        info = tarfile.TarInfo("storages")
+        info.size = 4
+        tar.addfile(info, io.BytesIO(b"abcd"))
+    with pytest.raises(strati.StratiError, match=r"tar archive.*anew"):
+        strati.open(tmp_path / "old.pt")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_cannot_be_read_are_skipped_with_a_reason(tmp_path):
+    state = {
+        "w": torch.ones(3, 3),
+        "expanded": torch.ones(1, 1).expand(200_000, 200_000),  # 149 GiB out of 4 bytes
+        "quantised": torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8),
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.ones(2, 2, device="meta"),
+        "float8": torch.ones(4, 4).to(torch.float8_e4m3fn),
+    }
+    torch.save(state, tmp_path / "a.pt")
+    net = strati.open(tmp_path / "a.pt")
+    reasons = {s.name: s.reason for s in net.skipped()}
+    assert [layer.name for layer in net.layers()] == ["w"]
+    assert set(reasons) == set(state) - {"w"}
+    assert "expanded view" in reasons["expanded"]
+    assert net.parameters == 9
+
+
+def test_a_file_without_checksums_is_read_and_a_wrong_checksum_is_not(tmp_path):
+    old = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save({"w": torch.ones(3, 3)}, tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(old)
+    assert strati.open(tmp_path / "a.pt").read("w").sum() == 9
+    torch.save({"w": torch.full((3, 3), 7.5)}, tmp_path / "b.pt")
+    data = bytearray((tmp_path / "b.pt").read_bytes())
+    data[data.find(struct.pack("<f", 7.5)) + 1] ^= 1
+    (tmp_path / "b.pt").write_bytes(data)
+    with pytest.raises(strati.StratiError, match="checksum"):
+        strati.open(tmp_path / "b.pt").read("w")
+
+
+def forged(tmp_path, program: bytes, storage: bytes = bytes(16)) -> str:
+    """A torch zip around a hand-written pickle."""
+    path = tmp_path / "forged.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/data/0", storage)
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def tensor_program(offset=0, shape=(2, 2), stride=(2, 1), entries=4, key="0") -> bytes:
+    """The pickle of {'w': tensor}, with any numbers one likes."""
+
+    def number(value: int) -> bytes:
+        raw = value.to_bytes((value.bit_length() // 8) + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(raw)]) + raw
+
+    def text(value: str) -> bytes:
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+    def numbers(values) -> bytes:
+        return b"(" + b"".join(number(v) for v in values) + b"t"
+
+    storage = (
+        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text(key) + text("cpu") + number(entries) + b"tQ"
+    )
+    call = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(offset) + numbers(shape) + numbers(stride)
+    )
+    return b"\x80\x02}" + text("w") + call + b"\x89ccollections\nOrderedDict\n)RtRs."
+
+
+def test_the_forge_works(tmp_path):
+    data = np.arange(4, dtype=np.float32).tobytes()
+    assert strati.open(forged(tmp_path, tensor_program(), data)).read("w")[1, 1] == 3
+
+
+FORGED = {
+    "shape beyond the storage": tensor_program(shape=(200, 2)),
+    "offset beyond the storage": tensor_program(offset=3),
+    "negative offset": tensor_program(offset=-1),
+    "negative stride": tensor_program(stride=(-2, 1)),
+    "negative shape": tensor_program(shape=(-2, 2)),
+    "huge stride": tensor_program(stride=(2**61, 1)),
+    "overflowing": tensor_program(shape=(2**61, 2**61), stride=(2**61, 2**61)),
+    "beyond 64 bits": tensor_program(shape=(2**80, 1)),
+    "storage larger than the file": tensor_program(entries=4_000_000_000),
+    "missing storage": tensor_program(key="7"),
+    "storage outside": tensor_program(key="../../etc/passwd"),
+    "stride and shape differ": tensor_program(shape=(2, 2, 1)),
+    "forty dimensions": tensor_program(shape=(1,) * 40, stride=(1,) * 40),
+    "dict in itself": b"\x80\x02}q\x00X\x01\x00\x00\x00ah\x00s.",
+    "list in itself": b"\x80\x02]q\x00h\x00a.",
+    "nested a thousand deep": b"\x80\x02" + b"]" * 1000 + b"a" * 999 + b".",
+    "memo bomb": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "huge text": b"\x80\x02X\xff\xff\xff\x7fabc.",
+    "huge bytes": b"\x80\x02\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+    "long of a gigabyte": b"\x80\x02\x8b\xff\xff\xff\x3f.",
+    "unknown instruction": b"\x80\x02\xff.",
+    "no end": b"\x80\x02}",
+    "empty": b"",
+    "pops nothing": b"\x80\x02000.",
+    "tuple of nothing": b"\x80\x02\x87.",
+    "mark as value": b"\x80\x02(.",
+    "calls a number": b"\x80\x02K\x01)R.",
+    "calls a storage": b"\x80\x02ctorch\nFloatStorage\n)R.",
+    "odd number of items": b"\x80\x02}(K\x01u.",
+    "unhashable key": b"\x80\x02}(]K\x01u.",
+    "item of a list": b"\x80\x02](K\x01K\x02u.",
+    "recalls nothing": b"\x80\x02h\x07.",
+    "state of a list": b"\x80\x02]K\x01b.",
+    "extension": b"\x80\x02\x82\x01.",
+    "instance": b"\x80\x02(ios\nsystem\n.",
+    "object": b"\x80\x02(cos\nsystem\no.",
+    "persistent text": b"\x80\x02Pabc\n.",
+    "storage of nothing": b"\x80\x02NQ.",
+    "no tensors": b"\x80\x02}X\x01\x00\x00\x00aK\x01s.",
+    "two tensors of one name": b"\x80\x02}(K\x01"
+    + tensor_program()[3:-1]
+    + b"X\x01\x00\x00\x001"
+    + tensor_program()[3:-1]
+    + b"u.",
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_forged_pickles_are_refused_in_one_line(tmp_path, case):
+    with pytest.raises(strati.StratiError) as caught:
+        net = strati.open(forged(tmp_path, FORGED[case]))
+        raise AssertionError(f"opened: {net.tensors}")
+    assert "\n" not in str(caught.value)
+
+
+def test_shared_containers_that_multiply_are_refused(tmp_path):
+    """Thirty lists, each holding the one before ten times: 10^30 paths in 700 bytes."""
+    program = b"\x80\x02]q\x00X\x01\x00\x00\x00xa"
+    for index in range(30):
+        program += b"](" + b"h%c" % index * 10 + b"eq%c" % (index + 1)
+    with pytest.raises(strati.StratiError, match="repeat without end"):
+        strati.open(forged(tmp_path, program + b"."))
+
+
+def test_keys_that_are_costly_to_hash_are_refused(tmp_path):
+    program = b"\x80\x02K\x01\x85"
+    for _ in range(60):
+        program += b"2\x86"  # (t, t): hashing walks 2^60 paths
+    with pytest.raises(strati.StratiError, match="not plain"):
+        strati.open(forged(tmp_path, b"\x80\x02}" + program[2:] + b"K\x01s."))
+
+
+def test_the_machine_agrees_with_pickle_on_plain_values():
+    values = [
+        {"a": [1, -2, 2**70, 1.5, None, True], "b": ("x", "\u00e9", b"raw", (), {1, 2}), 3: frozenset({"z"})},
+        "s" * 300,
+    ]
+    for protocol in range(6):
+        machine = pickles.Machine(pickle.dumps("s" * 300, protocol=protocol), {})
+        assert machine.load() == "s" * 300
+    for protocol in (4, 5):
+        assert pickles.Machine(pickle.dumps(values, protocol=protocol), {}).load() == values
