@@ -108,7 +108,9 @@ def ties(network: Network) -> Mapping[str, str]:
     _prefer_embeddings(names, tied)
     alike: dict[tuple[tuple[int, ...], str], list[Tensor]] = {}
     for tensor in network.tensors:
-        if tensor.name not in tied and len(tensor.shape) == 2 and tensor.size > 1 and tensor.floating:
+        # GGUF leaves a tied head out by itself, and dequantising both to compare them would cost memory.
+        plain = tensor.floating and not tensor.quantised
+        if tensor.name not in tied and len(tensor.shape) == 2 and tensor.size > 1 and plain:
             role = names.role(tensor, "linear")
             if role in (Role.EMBEDDING, Role.HEAD):
                 alike.setdefault((tensor.shape, tensor.dtype), []).append(tensor)

@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 MAX_JSON = 25_000_000
 MAX_SHARDS = 10_000
 
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SINGLES = ("model.safetensors", "pytorch_model.bin", "model.gguf", "model.onnx", "adapter_model.safetensors")
+PREFERRED = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5")
 
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
@@ -36,9 +40,16 @@ def contents(folder: Path) -> Contents:
             several that do not belong together.
     """
     config = _config(folder)
-    index = next((folder / name for name in INDEXES if (folder / name).exists()), None)
-    files = _indexed(folder, index) if index is not None else _found(folder)
-    return _merge(folder, files, config)
+    return _merge(folder, _files(folder), config)
+
+
+def _files(folder: Path) -> Mapping[str, set[str] | None]:
+    """The files that hold the weights, in the order of preference that transformers has."""
+    for name in PREFERRED:
+        if (folder / name).exists() or (folder / name).is_symlink():
+            leads_to(folder, folder / name)
+            return _indexed(folder, folder / name) if name.endswith(".json") else {name: None}
+    return _found(folder)
 
 
 def _config(folder: Path) -> Mapping[str, Any] | None:
@@ -112,10 +123,6 @@ def _found(folder: Path) -> dict[str, set[str] | None]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise BadInputError(folder, f"cannot be listed ({error.strerror}); check its permissions") from None
-    for single in SINGLES:
-        if single in names:
-            leads_to(folder, folder / single)
-            return {single: None}
     weights = [
         n for n in names if n.lower().endswith(ENDINGS) and n not in ("training_args.bin", "optimizer.pt")
     ]

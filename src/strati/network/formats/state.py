@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_DEPTH = 64
-MAX_NODES = 2_000_000
+MAX_NODES = 1_000_000
 MAX_NAME = 4096
 
 NETWORK_KEYS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
@@ -46,7 +46,7 @@ def state_dict(source: Source, tree: Any, leaf: type[T]) -> tuple[dict[str, T], 
         path += f"{inside[0]}."
         branch = branch[inside[0]]
     named: dict[str, T] = {}
-    for name, tensor in _walk(source, branch, leaf, "", 0, set(), [0]):
+    for name, tensor in _walk(source, branch, leaf):
         if name in named:
             raise source.bad(f"has two tensors named {name}; save them under different names")
         named[name] = tensor
@@ -63,7 +63,7 @@ def state_dict(source: Source, tree: Any, leaf: type[T]) -> tuple[dict[str, T], 
 
 def leaves(source: Source, tree: Any, leaf: type[T]) -> Iterator[T]:
     """Every tensor in the tree, in order."""
-    for _, tensor in _walk(source, tree, leaf, "", 0, set(), [0]):
+    for _, tensor in _walk(source, tree, leaf):
         yield tensor
 
 
@@ -77,27 +77,39 @@ def _unwrapped(named: dict[str, T]) -> dict[str, T]:
             return named
 
 
-def _walk(
-    source: Source, node: Any, leaf: type[T], name: str, depth: int, path: set[int], count: list[int]
-) -> Iterator[tuple[str, T]]:
-    count[0] += 1
-    if depth > MAX_DEPTH or count[0] > MAX_NODES or len(name) > MAX_NAME:
-        raise source.bad(
-            "its containers are nested too deep or repeat without end; save the state_dict() alone"
-        )
-    if isinstance(node, leaf):
-        yield name or "tensor", node
+def _walk(source: Source, root: Any, leaf: type[T]) -> Iterator[tuple[str, T]]:
+    """Every tensor below ``root`` with its dotted name, in order; without recursion, so that depth costs nothing."""
+    if isinstance(root, leaf):
+        yield "tensor", root
         return
+    path: list[tuple[int, str, Iterator[tuple[str, Any]]]] = [(id(root), "", _children(root))]
+    above = {id(root)}
+    nodes = 0
+    while path:
+        here, prefix, children = path[-1]
+        for key, child in children:
+            nodes += 1
+            name = f"{prefix}.{key}" if prefix else key
+            if nodes > MAX_NODES or len(path) > MAX_DEPTH or len(name) > MAX_NAME:
+                raise source.bad(
+                    "its containers are nested too deep or repeat without end; save the state_dict() alone"
+                )
+            if isinstance(child, leaf):
+                yield name, child
+            elif isinstance(child, dict | list | tuple) and child:
+                if id(child) in above:
+                    raise source.bad("has a container that contains itself; save the state_dict() alone")
+                above.add(id(child))
+                path.append((id(child), name, _children(child)))
+                break
+        else:
+            path.pop()
+            above.discard(here)
+
+
+def _children(node: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict):
-        children = ((str(key), value) for key, value in node.items() if isinstance(key, str | int))
-    elif isinstance(node, list | tuple):
-        children = ((str(index), value) for index, value in enumerate(node))
-    else:
-        return
-    if id(node) in path:
-        raise source.bad("has a container that contains itself; save the state_dict() alone")
-    path.add(id(node))
-    for key, value in children:
-        if isinstance(value, leaf | dict | list | tuple):
-            yield from _walk(source, value, leaf, f"{name}.{key}" if name else key, depth + 1, path, count)
-    path.discard(id(node))
+        return ((str(key), value) for key, value in node.items() if isinstance(key, str | int))
+    if isinstance(node, list | tuple):
+        return ((str(index), value) for index, value in enumerate(node))
+    return iter(())
