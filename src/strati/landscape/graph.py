@@ -97,6 +97,7 @@ class InteractionGraph(Result):
         import pandas as pd
 
         measures = self.sparsity().drop(columns=["basis", "from", "to"])
+        measures = measures.rename(columns={"for_90%": "edges_90%", "for_99%": "edges_99%"})
         return pd.concat([self.basis.frame(), measures], axis=1)
 
     def summary(self) -> RenderableType:

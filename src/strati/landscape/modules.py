@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.landscape.ablation import Comparison
     from strati.types import FloatArray
 
 RELATIVE_EPSILON = 1e-3
@@ -51,6 +52,7 @@ class Modules(Result):
         number: The number of modules asked for, ``None`` if free.
         quality: 1 - cost / cost of one single module; 0 means nothing comes apart.
         shuffled: The same for the same weights put on edges at random: what chance gives.
+        comparison: Other bases of the same network, if they were asked for.
     """
 
     verb: ClassVar[str] = "basis"
@@ -66,6 +68,7 @@ class Modules(Result):
     quality: float
     shuffled: float | None
     seed: int = 0
+    comparison: Comparison | None = None
 
     @property
     def labels(self) -> tuple[tuple[int, ...], ...]:
@@ -101,6 +104,9 @@ class Modules(Result):
             "shuffled": self.shuffled,
         }
         fields["warnings"] = (*fields["warnings"], *self._warnings())
+        if self.comparison is not None:
+            fields["sparsity"] = self.comparison.sparsity().to_dict("records")
+            fields["ablation"] = self.comparison.ablation
         return fields
 
     def frame(self) -> pd.DataFrame:
@@ -126,13 +132,31 @@ class Modules(Result):
             f"{len(self.modules)} modules at epsilon {self.epsilon:.3g}: {share:.1%} of the interaction lies between "
             f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached"
         )
-        return Group(self.graph.summary(), as_table(title, self.frame().head(20), self._warnings()))
+        parts = [self.graph.summary(), as_table(title, self.frame().head(20), self._warnings())]
+        return Group(*parts, *self._compared())
 
     def plot(self, **options: Any) -> Any:
         """The layered graph with modules coloured."""
         from strati.report.plots.basis import plot_graph
 
         return plot_graph(self.graph, modules=self, **options)
+
+    def _compared(self) -> list[RenderableType]:
+        if self.comparison is None:
+            return []
+        import pandas as pd
+
+        points = pd.DataFrame([vars(point) for point in self.comparison.ablation])
+        key = "loss" if points["accuracy"].isna().all() else "accuracy"
+        wide = (
+            points.pivot(index="kind", columns="kept", values=key).dropna(axis=1).reset_index(names="basis")
+        )
+        layer = self.comparison.ablation[0].layer
+        what = "share of the outputs' variance lost" if key == "loss" else "accuracy"
+        return [
+            as_table("edges needed, as a share of all", self.comparison.sparsity(), ()),
+            as_table(f"{what} with so many directions of {layer} kept", wide.rename(columns=str), ()),
+        ]
 
     def _warnings(self) -> tuple[Flag, ...]:
         if not self.modules:

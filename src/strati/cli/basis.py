@@ -1,0 +1,107 @@
+"""``strati basis``: interaction basis, interaction graph and modules of a network on given data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.run.files import check_writable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.network.data import Data
+
+_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
+_POSITIVE = click.FloatRange(0, min_open=True)
+
+
+@click.command("basis")
+@click.argument("model", type=click.Path())
+@click.option("--data", required=True, type=click.Path(), help="Inputs: .npz (x, optional y), .npy or CSV.")
+@click.option(
+    "--kind",
+    type=click.Choice(["interaction", "local", "pca", "neuron"]),
+    default="interaction",
+    show_default=True,
+    help="Jacobians to the output, to the next layer, or none.",
+)
+@click.option(
+    "--activation", type=click.Choice(_ACTIVATIONS), default="relu", show_default=True, help="Of an MLP."
+)
+@click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
+@click.option("--modules", "number", type=click.IntRange(1), help="Ask for so many modules.")
+@click.option(
+    "--no-centre", "centre", flag_value=False, default=True, help="Do not subtract mean activations."
+)
+@click.option("--sites", help="Of a transformer: residual, mlp, or module names with commas.")
+@click.option("--rows", type=click.IntRange(2), help="Use the first so many data only.")
+@click.option("--compare", is_flag=True, help="Also the other bases: sparsity of edges, ablation curves.")
+@click.option("--sparsify", metavar="FILE", help="Write a reparametrised checkpoint with more zeros instead.")
+@seed_option
+@output_options
+def command(model: str, data: str, output: Output, sparsify: str | None, **options: Any) -> None:
+    """Interaction basis, interaction graph and modules of MODEL on DATA.
+
+    MODEL is a checkpoint of a multilayer perceptron or a local Hugging Face directory (DATA are then token
+    numbers); for other networks use strati.interaction_basis in Python.
+
+    \b
+    Example:
+      strati basis model.safetensors --data data.npz
+      strati basis model.safetensors --data data.npz --compare --html basis.html
+      strati basis model.safetensors --data data.npz --sparsify sparse.safetensors
+    """
+    if sparsify is not None:
+        check_writable(sparsify)
+    from strati.network.data import read_data
+    from strati.network.module import as_module
+
+    inputs = _first(read_data(data), options["rows"])
+    network = as_module(model, activation=options["activation"])
+    if sparsify is not None:
+        _sparsify(network, inputs, sparsify, output)
+    else:
+        _survey(network, inputs, options, output)
+
+
+def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: Output) -> None:
+    from strati.landscape.ablation import compare_bases
+    from strati.landscape.basis import interaction_basis
+    from strati.landscape.graph import interaction_graph
+    from strati.landscape.modules import modules
+    from strati.landscape.sites import Reading
+
+    reading, seed = Reading(_sites(options["sites"])), options["seed"]
+    basis = interaction_basis(
+        network, inputs.x, options["kind"], centre=options["centre"], reading=reading, seed=seed
+    )
+    found = modules(interaction_graph(basis), options["epsilon"], number=options["number"], seed=seed)
+    if options["compare"]:
+        found = replace(found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=reading))
+    emit(found, output)
+
+
+def _sparsify(network: nn.Module, inputs: Data, path: str, output: Output) -> None:
+    from strati.landscape.sparsify import sparsify
+
+    result = sparsify(network, inputs.x)
+    result.save(path)
+    emit(result, output)
+    if not output.quiet and output.json != "-":
+        show(f"wrote {path}", markup=False)
+
+
+def _sites(text: str | None) -> str | list[str] | None:
+    if text is None or text in ("residual", "mlp"):
+        return text
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _first(data: Data, rows: int | None) -> Data:
+    if rows is None:
+        return data
+    return replace(data, x=data.x[:rows], y=None if data.y is None else data.y[:rows])
