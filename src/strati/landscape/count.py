@@ -43,6 +43,8 @@ class Degeneracy(Result):
         method: ``exact``: ``free`` is ``N - rank(H)``, ``H`` the Hessian of the behavioural loss.
             ``structural``: it is what activations, Jacobians, firing and synchrony account for, a lower bound.
         structural_free: The structural count, also where the exact one is known.
+        free_from_few_data: What is free beyond the layers' own counts because there are fewer output values on
+            the data than parameters; 0 where the count is exact, the layers then add up to ``free``.
         data: Number of data.
         epsilon: The loss scale asked for, if any.
         effective_at_epsilon: Parameters used at that loss scale.
@@ -59,6 +61,7 @@ class Degeneracy(Result):
     free: int
     method: Method
     structural_free: int
+    free_from_few_data: int
     data: int
     epsilon: float | None = None
     effective_at_epsilon: int | None = None
@@ -90,6 +93,7 @@ class Degeneracy(Result):
             "sentence": self.sentence,
             "method": self.method,
             "structural_free": self.structural_free,
+            "free_from_few_data": self.free_from_few_data,
             "data": self.data,
             "epsilon": self.epsilon,
             "effective_at_epsilon": self.effective_at_epsilon,
@@ -179,7 +183,8 @@ def degeneracy(
 
         return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
     with _threads_for(chain):
-        return _count_chain(chain, chain.rows(data), epsilon, exact, seed, tick)
+        unused = sum(p.numel() for p in model.parameters()) - chain.parameters
+        return _count_chain(chain, chain.rows(data), unused, epsilon, exact, seed, tick)
 
 
 @contextmanager
@@ -195,12 +200,13 @@ def _threads_for(chain: Chain) -> Iterator[None]:
 
 
 def _count_chain(
-    chain: Chain, x: Tensor, epsilon: float | None, exact: bool | None, seed: int, tick: Tick
+    chain: Chain, x: Tensor, unused: int, epsilon: float | None, exact: bool | None, seed: int, tick: Tick
 ) -> Degeneracy:
+    values = x.shape[0] * chain.widths[-1]
+    exactly_too = wanted(exact, chain.parameters, values)
     found = survey(chain, x, seed=seed, asynchrony=epsilon is not None, tick=tick)
     layers = count_layers(found, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
-    values = found.data * chain.widths[-1]
     warnings = []
     if not found.exact_jacobians:
         warnings.append(Flag("probes", "Jacobian ranks are from random probes of the many outputs"))
@@ -212,9 +218,11 @@ def _count_chain(
             )
         )
     ranks = None
-    if wanted(exact, sum(sizes), values):
+    if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
-    return assemble(layers, sum(sizes), found.data, ranks, epsilon=epsilon, warnings=warnings)
+    size = Size(sum(sizes) + unused, unused, found.data, values)
+    skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
+    return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
 
 
 def wanted(exact: bool | None, parameters: int, values: int) -> bool:
@@ -233,32 +241,55 @@ def wanted(exact: bool | None, parameters: int, values: int) -> bool:
     return exact
 
 
+@dataclass(frozen=True)
+class Size:
+    """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs)."""
+
+    parameters: int
+    unused: int
+    data: int
+    values: int
+
+
 def assemble(
     layers: Sequence[LayerCount],
-    parameters: int,
-    data: int,
+    size: Size,
     ranks: exactly.ExactRanks | None,
     *,
     epsilon: float | None,
     warnings: Sequence[Flag] = (),
     skipped: Sequence[tuple[str, str]] = (),
 ) -> Degeneracy:
-    """The result from structural counts and, where known, exact ranks (then one more than layers: the rest)."""
-    structural = sum(layer.free for layer in layers)
-    sizes = [layer.parameters for layer in layers]
+    """The result from structural counts and, where known, exact ranks (with one entry more for other parameters)."""
+    by_layers = sum(layer.free for layer in layers) + size.unused
+    structural = max(by_layers, size.parameters - size.values)
     effective = None
     if epsilon is not None:
-        effective = parameters - sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None)
+        there = sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None) + size.unused
+        effective = size.parameters - max(there, structural)
+    result = Degeneracy(
+        layers=tuple(layers),
+        parameters=size.parameters,
+        free=structural,
+        method="structural",
+        structural_free=structural,
+        free_from_few_data=structural - by_layers,
+        data=size.data,
+        epsilon=epsilon,
+        effective_at_epsilon=effective,
+        skipped=tuple(skipped),
+        warnings=tuple(warnings),
+    )
     if ranks is None:
-        return Degeneracy(
-            tuple(layers), parameters, structural, "structural", structural, data,
-            epsilon, effective, tuple(skipped), tuple(warnings),
-        )  # fmt: skip
-    rest = [parameters - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
+        return result
+    sizes = [layer.parameters for layer in layers]
+    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
     free = ranks.free(sizes + rest)
-    if epsilon is not None:
-        effective = int((ranks.eigenvalues > epsilon).sum())
-    return Degeneracy(
-        tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)), parameters, sum(free), "exact",
-        structural, data, epsilon, effective, tuple(skipped), tuple(warnings),
-    )  # fmt: skip
+    return replace(
+        result,
+        layers=tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)),
+        free=sum(free) + size.unused,
+        method="exact",
+        free_from_few_data=0,
+        effective_at_epsilon=None if epsilon is None else int((ranks.eigenvalues > epsilon).sum()),
+    )

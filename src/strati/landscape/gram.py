@@ -14,7 +14,7 @@ TOLERANCE = 1e-12
 """An eigenvalue of a balanced Gram matrix below this share of the largest is zero. Rounding leaves about 1e-15;
 the rounding of float32 weights (6e-8, squared in a Gram matrix) leaves about 1e-14: both are below."""
 
-SILENT = 1e-24
+SILENT = 1e-28
 """A direction whose mean square is below this share of the largest is what cancellation leaves (1e-16, squared)."""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape import exact as exactly
 from strati.landscape.behaviour import FlatModel, run
-from strati.landscape.count import Degeneracy, assemble, wanted
+from strati.landscape.count import Degeneracy, Size, assemble, wanted
 from strati.landscape.gram import fold, pairs_above, rank
 from strati.landscape.heads import Attention, find_attention, value_used
 from strati.landscape.jacobians import MOST_OUTPUTS
@@ -95,6 +95,8 @@ def count_module(
         UnsupportedError: It holds trained layers that are not understood.
         BadInputError: There is no linear layer, or the data do not fit.
     """
+    if not any(True for _ in model.parameters()):
+        raise BadInputError("model", "has no linear layer; there is nothing to count")
     flat = FlatModel(model, dtype=torch.float64)
     inputs = flat.inputs(x)
     if not isinstance(inputs, Tensor):
@@ -119,9 +121,8 @@ def count_module(
     total = values * int(inputs.shape[0])
     if flat.size == parameters and wanted(exact, parameters, total):
         ranks = _exact(flat, inputs, layers, warnings, required=exact is True)
-    return assemble(
-        rows, parameters, int(inputs.shape[0]), ranks, epsilon=epsilon, warnings=warnings, skipped=skipped
-    )
+    size = Size(parameters, 0, int(inputs.shape[0]), total)
+    return assemble(rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
 
 
 def _find(model: nn.Module, refusal: UnsupportedError) -> tuple[list[Watched], list[tuple[str, str]]]:

@@ -102,19 +102,12 @@ def count_layers(found: Survey, *, epsilon: float | None = None) -> list[LayerCo
         found: One pass over the data.
         epsilon: Also count at this loss scale.
     """
-    counts = []
-    spent = 0
-    budget = found.data * found.layers[-1].stage.outputs  # no more functions than values on the data
-    for index in range(len(found.layers) - 1, -1, -1):
-        following = found.layers[index + 1] if index + 1 < len(found.layers) else None
-        one = _count(found, found.layers[index], following, budget - spent, epsilon)
-        spent += one.parameters - one.free
-        counts.append(one)
-    return counts[::-1]
+    following = [*found.layers[1:], None]
+    return [_count(found, one, after, epsilon) for one, after in zip(found.layers, following, strict=True)]
 
 
 def _count(
-    found: Survey, layer: LayerSurvey, following: LayerSurvey | None, budget: int, epsilon: float | None
+    found: Survey, layer: LayerSurvey, following: LayerSurvey | None, epsilon: float | None
 ) -> LayerCount:
     inputs, outputs = layer.activations.shape[0], layer.jacobians.shape[0]
     activations, jacobians = Balanced(layer.activations), Balanced(layer.jacobians)
@@ -134,7 +127,7 @@ def _count(
         by_block = sum(t * max(0, a) for t, a in zip(thickness, added, strict=True))
         by_layer = activations.rank * jacobians.rank - _visible(layer, alive)
         used = min(by_block, by_layer)
-    used = max(0, min(used, budget))
+    used = max(0, used)
     together = tuple(tuple(b) for b in alive if len(b) > 1)
     return LayerCount(
         name=layer.stage.name,
