@@ -201,7 +201,10 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     state = walk.at(walk.normal(1, walk.chains, target.size) / math.sqrt(target.gamma))
     energies = state.excess
     tuning = Tuning(torch.zeros(1, dtype=target.theta.dtype), walk.quadratic_scales(torch.zeros(1)))
-    current, ladder, rungs, tunings = 0.0, [], [], []
+    current = 0.0
+    ladder: list[float] = []
+    rungs: list[State] = []
+    tunings: list[Tuning] = []
     while current < coldest:
         following = _next_temperature(energies, current, coldest, nbeta)
         state = walk.rescue(state, energies) if ladder else state
@@ -236,10 +239,7 @@ def _local(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
             following = max(
                 _next_temperature(energies, float(current), rung, rung), min(rung, 1.3 * float(current))
             )
-            log_weight = log_weight - (following - float(current)) * (
-                state.excess[0] - state.excess[0].mean()
-            )
-            state, log_weight = walk.resample(state, log_weight.nan_to_num(-math.inf))
+            state = walk.rescue(state, energies)
             shrink = walk.quadratic_scales(torch.tensor([following])) / walk.quadratic_scales(current)
             current = torch.tensor([following], dtype=target.theta.dtype)
             tuning = Tuning(tuning.log_step, tuning.scale * shrink)
