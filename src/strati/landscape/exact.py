@@ -26,6 +26,9 @@ MOST_DIMENSIONS = 2500
 MOST_FLOPS = 3.0e11
 """Largest matrix whose eigenvalues are taken, and most multiplications to form it: some ten seconds on a core."""
 
+MOST_ENTRIES = 100_000_000
+"""Entries of the Jacobian, which is kept whole where it has fewer rows than columns."""
+
 Rows = Callable[[], Iterator[Tensor]]
 """Batches of rows of the Jacobian, ``(values, parameters)``, the last layer's parameters first."""
 
@@ -56,7 +59,8 @@ def affordable(parameters: int, values: int) -> bool:
         values: Number of data times number of outputs.
     """
     smaller, larger = min(parameters, values), max(parameters, values)
-    return smaller <= MOST_DIMENSIONS and 2.0 * larger * smaller**2 <= MOST_FLOPS
+    fits = parameters <= values or smaller * larger <= MOST_ENTRIES
+    return fits and smaller <= MOST_DIMENSIONS and 2.0 * larger * smaller**2 <= MOST_FLOPS
 
 
 def exact_ranks(rows: Rows, sizes: list[int], values: int, data: int) -> ExactRanks:
