@@ -67,6 +67,8 @@ def command(
 
     x = read_data(data).x
     network = as_module(model, activation=activation)
+    if not hasattr(network, "save_pretrained") and x.dtype.kind in "iub":
+        x = x.astype("float32")  # pixels and the like; only a transformer's integers are tokens
     from strati.landscape.count import degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
@@ -82,8 +84,8 @@ def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
     from strati.landscape.llc import llc
 
     loss = "behavioural-kl" if hasattr(network, "save_pretrained") else "behavioural-mse"
-    with progress("sampling", None, quiet=output.quiet):
-        return llc(network, loss, x, seed=seed)
+    with progress("sampling", None, quiet=output.quiet) as tick:
+        return llc(network, loss, x, seed=seed, tick=tick)
 
 
 def _scales(network: nn.Module, x: Any, seed: int, output: Output) -> Any:

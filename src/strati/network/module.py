@@ -110,12 +110,16 @@ def _line_up(network: Network) -> list[tuple[str, NDArray[Any], NDArray[Any] | N
     for one in weights:
         if not one.floating:
             raise UnsupportedError(one.name, f"holds {one.dtype}, not real weights; {_ADVICE}")
-    order, transposed = _order([(t.name, (t.shape[0], t.shape[1])) for t in weights], where)
+    shapes = [(t.name, (t.shape[0], t.shape[1])) for t in weights]
+    biases = {t.name: vectors[b].shape[0] for t in weights if (b := _bias(t.name, vectors)) is not None}
+    order, transposed = _order(shapes, biases, where)
     layers: list[tuple[str, NDArray[Any], NDArray[Any] | None]] = []
     for name in order:
         weight = _real(network.read(name))
         weight = np.ascontiguousarray(weight.T) if transposed else weight
-        bias = _bias(name, weight.shape[0], vectors)
+        bias = _bias(name, vectors)
+        if bias is not None and biases[name] != weight.shape[0]:
+            raise BadInputError(bias, f"has {biases[name]} values for {weight.shape[0]} outputs; broken file")
         values = None if bias is None else _real(network.read(vectors.pop(bias).name)).astype(weight.dtype)
         if not (np.isfinite(weight).all() and (values is None or np.isfinite(values).all())):
             raise BadInputError(name, "holds values that are not finite; repair the checkpoint first")
@@ -130,17 +134,21 @@ def _real(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32)
 
 
-def _order(shapes: list[tuple[str, tuple[int, int]]], where: object) -> tuple[list[str], bool]:
+def _order(
+    shapes: list[tuple[str, tuple[int, int]]], biases: dict[str, int], where: object
+) -> tuple[list[str], bool]:
     """The order in which the matrices fit one behind the other, and whether they are stored (in, out)."""
     natural = sorted(
         shapes, key=lambda item: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", item[0])]
     )
     kernels = all(name.rsplit("/")[-1].split(".")[-1].startswith("kernel") for name, _ in shapes)
-    for transposed in (True, False) if kernels else (False, True):
+    ways = (True, False) if kernels else (False, True)
+    fitting = [t for t in ways if all(shape[t] == biases.get(name, shape[t]) for name, shape in shapes)]
+    for transposed in fitting or ways:
         for candidate in (natural, shapes):
             if _fits([shape for _, shape in candidate], transposed):
                 return [name for name, _ in candidate], transposed
-    for transposed in (True, False) if kernels else (False, True):
+    for transposed in fitting or ways:
         found = _search(natural, transposed)
         if found is not None:
             return found, transposed
@@ -179,17 +187,13 @@ def _stem(name: str) -> str:
     return re.sub(r"[._/]?(weight|kernel|w)(:0)?$", "", name, flags=re.IGNORECASE)
 
 
-def _bias(weight: str, outputs: int, vectors: dict[str, Any]) -> str | None:
+def _bias(weight: str, vectors: dict[str, Any]) -> str | None:
     """The bias of a weight: the same name with another last word, as every framework spells it."""
     pairs = (("weight", "bias"), ("kernel", "bias"), ("Weight", "Bias"), ("W", "b"), ("w", "b"))
     for mine, theirs in pairs:
         head, found, tail = weight.rpartition(mine)
         name = f"{head}{theirs}{tail}"
         if found and name in vectors:
-            if vectors[name].shape != (outputs,):
-                raise BadInputError(
-                    name, f"has {vectors[name].shape[0]} values for {outputs} outputs; broken file"
-                )
             return name
     return None
 

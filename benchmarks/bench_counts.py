@@ -1,0 +1,79 @@
+"""Counts of free directions: time for the width and data asked for, growth in both, and how often they are right.
+
+Run: ``python benchmarks/bench_counts.py`` (``--quick`` leaves the largest sizes out). Times are CPU seconds, best of
+the repetitions; ratios are of one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import strati
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "landscape"))
+from degenerate_nets import exact_free, random_network
+
+
+def network(width: int, depth: int = 5, inputs: int = 784, outputs: int = 10) -> nn.Module:
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for a, b in pairwise([inputs, *[width] * depth, outputs]):
+        parts += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def timed(width: int, data: int, repeats: int) -> tuple[float, float, int]:
+    """CPU seconds, wall seconds and the structural count, best of some repetitions."""
+    model, x = network(width), torch.randn(data, 784, generator=torch.Generator().manual_seed(1))
+    best = (float("inf"), float("inf"), 0)
+    for _ in range(repeats):
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = strati.degeneracy(model, x, exact=False)
+        best = min(best, (time.process_time() - cpu, time.perf_counter() - wall, result.free))
+    return best
+
+
+def accuracy(networks: int) -> None:
+    right = over = missing = total = 0
+    for seed in range(networks):
+        model, x, _ = random_network(seed)
+        count, truth = strati.degeneracy(model, x, exact=False).free, exact_free(model, x)
+        right, over = right + (count == truth), over + (count > truth)
+        missing, total = missing + truth - count, total + truth
+    print(f"structure alone against the exact rank on {networks} random networks:")
+    print(f"  right {100 * right / networks:.1f} %, above the exact count {over}, "
+          f"free directions found {100 * (1 - missing / total):.2f} %")  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true")
+    quick = options.parse_args().quick
+    repeats = 1 if quick else 2
+    accuracy(100 if quick else 300)
+    print("FCN 784-5x width-10, structural counts; CPU s / wall s")
+    widths = (64, 128, 256) if quick else (64, 128, 256, 512)
+    data = 2_000 if quick else 10_000
+    before = None
+    for width in widths:
+        cpu, wall, free = timed(width, data, repeats)
+        growth = "" if before is None else f"  x{cpu / before:.2f} for twice the width"
+        print(f"  width {width:4d}, {data:6,} data: {cpu:7.2f} / {wall:6.2f}  free {free:,}{growth}")
+        before = cpu
+    before = None
+    for n in (1_000, 2_000, 4_000) if quick else (2_500, 5_000, 10_000):
+        cpu, wall, _ = timed(widths[-1], n, repeats)
+        growth = "" if before is None else f"  x{cpu / before:.2f} for twice the data"
+        print(f"  width {widths[-1]:4d}, {n:6,} data: {cpu:7.2f} / {wall:6.2f}{growth}")
+        before = cpu
+
+
+if __name__ == "__main__":
+    main()
