@@ -59,7 +59,9 @@ class AuditOptions:
             BadInputError: They do.
         """
         if not self.critical < self.robust:
-            raise BadInputError("audit", f"critical ({self.critical:g}) has to be below robust ({self.robust:g})")
+            raise BadInputError(
+                "audit", f"critical ({self.critical:g}) has to be below robust ({self.robust:g})"
+            )
         if not (self.resamples >= 1 and 0 < self.level < 1):
             raise BadInputError("audit", "needs at least one resample and a level between 0 and 1")
 
@@ -171,9 +173,9 @@ def audit(source: str | Path | Study, *, options: AuditOptions | None = None) ->
 
     Example:
         >>> rows = [
-        ...     {"network": f"n{i}", "layer": "fc1", "type": "linear", "intervention": kind, "draw": 0, "status": "done",
-        ...      "performance": 0.9 - 0.8 * (kind == "rerandomise") - 0.01 * i, "intact_performance": 0.95,
-        ...      "moved": i + 9.0 * (kind == "rerandomise")}
+        ...     {"network": f"n{i}", "layer": "fc1", "type": "linear", "intervention": kind, "draw": 0,
+        ...      "status": "done", "performance": 0.9 - 0.8 * (kind == "rerandomise") - 0.01 * i,
+        ...      "intact_performance": 0.95, "moved": i + 9.0 * (kind == "rerandomise")}
         ...     for i in range(8) for kind in ("reinitialise", "rerandomise")]
         >>> measure = {"name": "accuracy", "chance": 0.1, "higher_is_better": True}
         >>> found = audit(Study("example", measure, tuple(rows), 16))
@@ -195,7 +197,9 @@ def audit(source: str | Path | Study, *, options: AuditOptions | None = None) ->
     layers = _layer_rows(table, options)
     verdicts = [verdict_of(table, name, rows, study.performance, options) for name in study.metrics]
     means = [_mean_row(name, rows) for name in study.metrics]
-    return Audit(study, tuple(rows), tuple(means), tuple(layers), tuple(v for v in verdicts if v is not None), options)
+    return Audit(
+        study, tuple(rows), tuple(means), tuple(layers), tuple(v for v in verdicts if v is not None), options
+    )
 
 
 def intact_performance(study: Study) -> float | None:
@@ -219,8 +223,12 @@ def _metric_row(name: str, where: str | None, points: pd.DataFrame, options: Aud
     unit, clusters = cluster(points)
     weights = weights_of(clusters, options.resamples, options.seed, name, where)
     found = [estimate(f(x, y, weights), options.level) for f in (spearman, kendall, linear_rmse)]
-    pairs: list[Any] = [part for one in found for part in (one.value, one.interval)]
-    return MetricRow(name, where, *pairs, n=len(x), resampled=unit)
+    rho, tau, rmse = found
+    return MetricRow(
+        *(name, where, rho.value, rho.interval, tau.value, tau.interval, rmse.value, rmse.interval),
+        len(x),
+        unit,
+    )
 
 
 def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
@@ -232,7 +240,11 @@ def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
         return float(np.mean(there)) if there else None
 
     return MeanRow(
-        name, mean([r.spearman for r in kept]), mean([r.kendall for r in kept]), mean([r.rmse for r in kept]), len(kept)
+        name,
+        mean([r.spearman for r in kept]),
+        mean([r.kendall for r in kept]),
+        mean([r.rmse for r in kept]),
+        len(kept),
     )
 
 
@@ -241,10 +253,22 @@ def _layer_rows(table: pd.DataFrame, options: AuditOptions) -> list[LayerRow]:
     changed = table[table["intervention"] != "intact"]
     for (layer, kind), part in changed.groupby(["layer", "intervention"], sort=True):
         share = float(part["retained"].mean()) if part["retained"].notna().any() else None
-        sem = float(part["performance"].sem()) if len(part) > 1 else None
+        sem = (
+            float(part["performance"].to_numpy(float).std(ddof=1) / len(part) ** 0.5)
+            if len(part) > 1
+            else None
+        )
         mean = float(part["performance"].mean())
         found.append(
-            LayerRow(str(layer), str(kind), mean, sem, share, len(part), classify(share, options.robust, options.critical))
+            LayerRow(
+                str(layer),
+                str(kind),
+                mean,
+                sem,
+                share,
+                len(part),
+                classify(share, options.robust, options.critical),
+            )
         )
     return found
 
@@ -252,4 +276,3 @@ def _layer_rows(table: pd.DataFrame, options: AuditOptions) -> list[LayerRow]:
 def _point(row: Mapping[str, Any], metrics: tuple[str, ...]) -> dict[str, Any]:
     place = {k: row[k] for k in ("network", "layer", "type", "intervention", "draw", "performance")}
     return place | {"metrics": {name: row.get(name) for name in metrics}}
-

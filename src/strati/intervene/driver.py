@@ -57,7 +57,9 @@ class Run:
         if self.engine == "ray":
             from strati.run.engine_ray import run_ray
 
-            return partial(run_ray, address=self.address, workers=self.workers if self.address is None else None)
+            return partial(
+                run_ray, address=self.address, workers=self.workers if self.address is None else None
+            )
         if self.engine != "local":
             raise BadInputError(self.engine, "no such engine; there are local and ray")
         if self.address is not None:
@@ -83,7 +85,7 @@ def drive(store: Store, body: Body, todo: Sequence[Unit], keep: Keep, run: Run) 
 def _unless_done(todo: Sequence[Unit], store: Store, run: Run) -> Iterator[Unit]:
     before = store.keys()
     for unit in todo:
-        if unit.key in before or unit.key not in store.keys():
+        if unit.key in before or unit.key not in store:
             yield unit
         else:
             run.tick(unit.name)
@@ -109,7 +111,9 @@ def shared_folder(folder: Path) -> Iterator[bool]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise BadInputError(folder, f"cannot be written to ({error.strerror or error}); choose another folder") from None
+        raise BadInputError(
+            folder, f"cannot be written to ({error.strerror or error}); choose another folder"
+        ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

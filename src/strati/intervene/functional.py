@@ -48,7 +48,9 @@ class ChainProbe:
         self.performance = task.finish(total, count)
 
     @torch.inference_mode()
-    def measure(self, target: Target, changes: Sequence[Change], *, activations: bool = True) -> list[Measured]:
+    def measure(
+        self, target: Target, changes: Sequence[Change], *, activations: bool = True
+    ) -> list[Measured]:
         """Measure the changes of one layer, all in one pass over the test set."""
         stages = self.chain.stages
         place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
@@ -114,7 +116,9 @@ def measure_module(
                 if activations and tape.output is not None and heard:
                     both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
             count += task.count(targets)
-    found = [Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)]
+    found = [
+        Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)
+    ]
     return task.finish(whole, count), found
 
 
@@ -217,4 +221,3 @@ def _copy(value: Any) -> Any:
 def _activate(activation: Any, p: Tensor) -> Tensor:
     """An activation, in place where that saves a pass over memory."""
     return p.relu_() if activation.name == "relu" else activation(p)
-

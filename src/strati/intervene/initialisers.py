@@ -62,7 +62,9 @@ class Scheme:
     deviation: float = 0.02
     blocks: int = 1
 
-    def of(self, target: Target, weight: NDArray[Any], bias: NDArray[Any] | None) -> tuple[Distribution, Distribution]:
+    def of(
+        self, target: Target, weight: NDArray[Any], bias: NDArray[Any] | None
+    ) -> tuple[Distribution, Distribution]:
         """The distributions of a layer's weight and bias; the trained values are looked at by ``moments`` only.
 
         Raises:
@@ -134,4 +136,11 @@ def scheme_of(model: torch.nn.Module, name: str = "auto") -> Scheme:
     return Scheme(name, deviation, blocks)
 
 
-_BY_CLASS = {"gpt2": "gpt2", "vit": "vit", "deit": "vit", "resnet": "kaiming_fan_out", "llama": "normal", "bert": "normal"}
+_BY_CLASS = {
+    "gpt2": "gpt2",
+    "vit": "vit",
+    "deit": "vit",
+    "resnet": "kaiming_fan_out",
+    "llama": "normal",
+    "bert": "normal",
+}

@@ -89,12 +89,15 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
         found.append(Target(name, kind, _type(name, kind), shape, bias))
     kept = tuple(t for t in found if any(fnmatchcase(t.name, p) for p in patterns))
     if not kept:
-        why = f"no layer matches {', '.join(patterns)}; the layers are {', '.join(t.name for t in found[:20]) or 'none'}"
+        known = ", ".join(t.name for t in found[:20]) or "none"
+        why = f"no layer matches {', '.join(patterns)}; the layers are {known}"
         raise BadInputError("layers", why)
     return kept
 
 
-def values_of(model: torch.nn.Module, target: Target) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
+def values_of(
+    model: torch.nn.Module, target: Target
+) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """A layer's weight and bias as arrays of their own."""
     module: Any = model.get_submodule(target.name)
     weight = module.weight.detach().float().numpy().copy()
@@ -150,7 +153,11 @@ def _kind(module: Any) -> str | None:
         return "embedding"
     if weight.ndim == 2 and hasattr(module, "in_features"):
         return "linear"
-    if weight.ndim in (3, 4, 5) and hasattr(module, "kernel_size") and not getattr(module, "transposed", False):
+    if (
+        weight.ndim in (3, 4, 5)
+        and hasattr(module, "kernel_size")
+        and not getattr(module, "transposed", False)
+    ):
         return "conv"
     return None
 

@@ -113,7 +113,9 @@ def degeneracy_metrics(model: torch.nn.Module, target: Target, x: Tensor) -> dic
 
     try:
         layers = degeneracy(model, x, exact=False).layers
-    except UnsupportedError:  # counts are defined for feed-forward chains; other networks have no such columns
+    except (
+        UnsupportedError
+    ):  # counts are defined for feed-forward chains; other networks have no such columns
         return {}
     for layer in layers:
         if layer.name == target.name:
@@ -137,7 +139,11 @@ def check_plugins(plugins: Mapping[str, Plugin]) -> dict[str, int]:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):
             raise BadInputError(f"metric {name}", "is not a function with a readable signature") from None
-        needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        needed = [
+            p
+            for p in parameters
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
         if len(needed) not in (1, 2):
             raise BadInputError(f"metric {name}", "takes one matrix, or the intact and the changed one")
         found[name] = len(needed)

@@ -62,7 +62,9 @@ class _Block(nn.Module):
         residual = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
         if self.stride != 1 or self.extra:
             before = self.extra // 2
-            x = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.extra - before))
+            x = functional.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.extra - before)
+            )
         return functional.relu(residual + x)
 
 
@@ -77,13 +79,18 @@ class ResNet(nn.Module):
     def __init__(self, layers: int = 20, width: int = 16, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if layers < 8 or (layers - 2) % 6:
-            raise BadInputError("network.depth", f"a residual network has 6 n + 2 layers (8, 14, 20, ...), not {layers}")
+            raise BadInputError(
+                "network.depth", f"a residual network has 6 n + 2 layers (8, 14, 20, ...), not {layers}"
+            )
         each = (layers - 2) // 6
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         inputs = width
         for stage, outputs in enumerate((width, 2 * width, 4 * width), 1):
-            blocks = [_Block(inputs if i == 0 else outputs, outputs, 2 if i == 0 and stage > 1 else 1) for i in range(each)]
+            blocks = [
+                _Block(inputs if i == 0 else outputs, outputs, 2 if i == 0 and stage > 1 else 1)
+                for i in range(each)
+            ]
             self.add_module(f"layer{stage}", nn.Sequential(*blocks))
             inputs = outputs
         self.linear = nn.Linear(inputs, classes)
@@ -92,7 +99,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images (batch, channels, height, width)."""
         x = functional.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        for stage in ("layer1", "layer2", "layer3"):
+            x = self.get_submodule(stage)(x)
         logits: Tensor = self.linear(x.mean(dim=(2, 3)))
         return logits
 
@@ -113,7 +121,8 @@ class _Decoder(nn.Module):
         batch, length, width = x.shape
         seen = self.norm1(x)
         q, k, v = (
-            p(seen).view(batch, length, self.heads, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj)
+            p(seen).view(batch, length, self.heads, -1).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -150,7 +159,9 @@ def build(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, context: int)
     """
     if spec.source == "transformer":
         if shape != ():
-            raise BadInputError("data", "source 'transformer' is a language model and needs text, not images or rows")
+            raise BadInputError(
+                "data", "source 'transformer' is a language model and needs text, not images or rows"
+            )
         return Transformer(outputs, spec.width, spec.depth, spec.heads, context)
     if shape == ():
         raise BadInputError("data", f"source {spec.source!r} needs images or rows of numbers, not text")
@@ -195,7 +206,9 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
     tensors = {t.name.removeprefix("module."): np.asarray(file.read(t.name)) for t in file.tensors}
     first, last = tensors.get("conv1.weight"), tensors.get("linear.weight")
     if first is None or last is None:
-        raise BadInputError(path, "not a residual network of the CIFAR kind: conv1.weight or linear.weight is missing")
+        raise BadInputError(
+            path, "not a residual network of the CIFAR kind: conv1.weight or linear.weight is missing"
+        )
     convolutions = sum(a.ndim == 4 for a in tensors.values())
     model = ResNet(convolutions + 1, first.shape[0], last.shape[0], first.shape[1])
     load_arrays(model, tensors, path)

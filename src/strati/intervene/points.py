@@ -101,7 +101,11 @@ def measure_layer(subject: Subject, target: Target, plan: Plan) -> list[dict[str
     changes = _changes(subject, target, plan, values)
     intact, outcomes = _outcomes(subject, target, plan, changes)
     before = _metrics_of(values, values, target, plan)
-    whole = {"activation_disagreement": 0.0, "js_divergence": 0.0} if plan.metrics.activations and subject.task else {}
+    whole = (
+        {"activation_disagreement": 0.0, "js_divergence": 0.0}
+        if plan.metrics.activations and subject.task
+        else {}
+    )
     found = [_row(subject, target, ("intact", 0, "trained values"), intact, intact, (before, whole))]
     if plan.metrics.degeneracy and subject.task is not None:
         found[0] |= _degeneracy(subject, target, plan, None)
@@ -141,7 +145,11 @@ def _row(
 ) -> dict[str, Any]:
     if not math.isfinite(performance):
         return failed_row(subject.name, target, what[:2], f"performance is {performance}")
-    row = failed_row(subject.name, target, what[:2], "") | {"status": "done", "reason": None, "initialiser": what[2]}
+    row = failed_row(subject.name, target, what[:2], "") | {
+        "status": "done",
+        "reason": None,
+        "initialiser": what[2],
+    }
     row |= {"performance": performance, "intact_performance": intact}
     for group in metrics:
         row |= {name: _finite(value) for name, value in group.items()}
@@ -164,7 +172,7 @@ def _changes(subject: Subject, target: Target, plan: Plan, values: Values) -> li
 
 def _initial_values(subject: Subject, target: Target, values: Values) -> Values:
     assert subject.initial is not None
-    found = []
+    found: list[Any] = []
     for part, now in zip(("weight", "bias"), values, strict=True):
         name = f"{target.name}.{part}"
         if now is None:
@@ -174,7 +182,7 @@ def _initial_values(subject: Subject, target: Target, values: Values) -> Values:
         if first is None or first.shape != now.shape:
             raise BadInputError(name, "the initial checkpoint does not have it in this shape")
         found.append(np.asarray(first, np.float32))
-    return found[0], found[1]  # type: ignore[return-value]
+    return found[0], found[1]
 
 
 def _outcomes(
@@ -187,7 +195,9 @@ def _outcomes(
     probe = subject.probe()
     activations = plan.metrics.activations
     if probe is not None:
-        return probe.performance, list(probe.measure(target, changes, activations=activations)) if changes else []
+        return probe.performance, list(
+            probe.measure(target, changes, activations=activations)
+        ) if changes else []
     intact, found = measure_module(subject.model, subject.task, target, changes, activations=activations)
     return intact, list(found)
 

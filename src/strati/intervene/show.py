@@ -22,7 +22,10 @@ def study_summary(study: Study) -> RenderableType:
     kinds = [k for k in ("intact", "reinitialise", "rerandomise") if k in set(table["intervention"])]
     shown = Table("layer", *kinds, title=f"{study.performance['name']} by layer", title_justify="left")
     for layer in dict.fromkeys(table["layer"]):
-        cells = [_cell(good[(good["layer"] == layer) & (good["intervention"] == kind)]["performance"]) for kind in kinds]
+        cells = [
+            _cell(good[(good["layer"] == layer) & (good["intervention"] == kind)]["performance"])
+            for kind in kinds
+        ]
         shown.add_row(Text(str(layer)), *cells)
     networks = table["network"].nunique()
     line = f"{study.name}: {networks} network(s), {study.done} of {study.units} points done, {study.failed} failed"
@@ -49,7 +52,9 @@ def audit_summary(audit: Audit) -> RenderableType:
     from rich.text import Text
 
     name = audit.study.performance["name"]
-    layers = Table("layer", "intervention", name, "retained", "n", "class", title="layers", title_justify="left")
+    layers = Table(
+        "layer", "intervention", name, "retained", "n", "class", title="layers", title_justify="left"
+    )
     for row in audit.layers:
         sem = "" if row.performance_sem is None else f" +- {row.performance_sem:.2g}"
         share = "-" if row.retained is None else f"{row.retained:.3f}"
@@ -60,8 +65,8 @@ def audit_summary(audit: Audit) -> RenderableType:
     means = {row.metric: row for row in audit.means}
     for pooled in audit.metrics:
         if pooled.layer is None:
-            mean = means[pooled.metric]
-            numbers = (pooled.spearman, pooled.spearman_ci, pooled.kendall, mean.spearman, mean.kendall)
+            average = means[pooled.metric]
+            numbers = (pooled.spearman, pooled.spearman_ci, pooled.kendall, average.spearman, average.kendall)
             metrics.add_row(Text(pooled.metric), *(_number(value) for value in numbers))
     lines: list[Any] = [layers, metrics, *(Text(f"- {verdict.text}") for verdict in audit.verdicts)]
     lines.append(Text(f"{audit.failed} of {audit.study.units} points failed and are left out"))
@@ -71,4 +76,8 @@ def audit_summary(audit: Audit) -> RenderableType:
 def _number(value: Any) -> str:
     if value is None:
         return "-"
-    return f"[{value[0]:.2f}, {value[1]:.2f}]".replace("[", "\\[") if isinstance(value, tuple) else f"{value:.3f}"
+    return (
+        f"[{value[0]:.2f}, {value[1]:.2f}]".replace("[", "\\[")
+        if isinstance(value, tuple)
+        else f"{value:.3f}"
+    )

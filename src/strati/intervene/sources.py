@@ -148,7 +148,11 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> 
         model = copy.deepcopy(module).eval()  # the caller's own stays as it is, whatever happens
         if task is not None:
             check_fits(model, task)
-        first = plan.initial.get(name) if plan.initial is not None and isinstance(source, Mapping) else plan.initial
+        first = (
+            plan.initial.get(name)
+            if plan.initial is not None and isinstance(source, Mapping)
+            else plan.initial
+        )
         subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
         targets[str(name)] = targets_of(model, plan)
     _check_points(plan, any(s.initial is not None for s in subjects.values()))

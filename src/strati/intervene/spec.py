@@ -41,9 +41,10 @@ class _Rule:
             return f"wants {self._wanted()}, not {value!r}"
         if self.choices and value not in self.choices:
             return f"is one of {', '.join(self.choices)}, not {value!r}{_near(value, self.choices)}"
-        if self.low is not None and not value >= self.low:
+        number: Any = value
+        if self.low is not None and not number >= self.low:
             return f"is at least {self.low:g}, not {value!r}"
-        if self.high is not None and not value <= self.high:
+        if self.high is not None and not number <= self.high:
             return f"is at most {self.high:g}, not {value!r}"
         return None
 
@@ -196,7 +197,9 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
     path = Path(source)
     if not path.is_file():
         known = ", ".join(builtin_names())
-        raise BadInputError(source, f"no such file, and no built-in study of that name; built in are: {known}")
+        raise BadInputError(
+            source, f"no such file, and no built-in study of that name; built in are: {known}"
+        )
     try:
         if path.stat().st_size > 1_000_000:
             raise BadInputError(path, "over 1 MB is no spec of a study")
@@ -230,10 +233,11 @@ def _section(kind: type, found: Mapping[str, Any], what: str, section: str, fold
     _known(found, tuple(fields), what, f" in [{section}]")
     for name, value in found.items():
         _check(fields[name], value, what, f"{section}.{name}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
     for name in ("path", "initial"):  # paths in a file are relative to the file
-        if isinstance(values.get(name), str):
-            values[name] = str(folder / values[name])
+        given = values.get(name)
+        if isinstance(given, str):
+            values[name] = str(folder / given)
     return kind(**values)
 
 
@@ -260,7 +264,9 @@ def _check_whole(spec: Spec, what: str) -> None:
     if spec.data.name is None and spec.data.path is None:
         raise BadInputError(what, "[data] needs a name (such as 'digits') or a path")
     if spec.network.source == "transformers" and spec.network.path is None:
-        raise BadInputError(what, "network.path is missing: the local Hugging Face directory of the checkpoint")
+        raise BadInputError(
+            what, "network.path is missing: the local Hugging Face directory of the checkpoint"
+        )
     if not spec.trained_here and spec.network.count != 1:
         raise BadInputError(what, "network.count is for networks trained here; a checkpoint is one network")
     text = spec.measure.performance == "perplexity"

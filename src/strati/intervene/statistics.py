@@ -104,7 +104,7 @@ def linear_rmse(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray
         >>> linear_rmse(np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0, 5.0]), np.ones((1, 3))).round(6).tolist()
         [0.0]
     """
-    total, mx, my, sxx, syy, sxy = _moments(_broad(x, weights), _broad(y, weights), weights)
+    total, mx, _, sxx, syy, sxy = _moments(_broad(x, weights), _broad(y, weights), weights)
     with np.errstate(invalid="ignore", divide="ignore"):
         explained = np.where(sxx > _tiny(sxx, mx, total), sxy**2 / sxx, 0.0)
     return np.sqrt(np.maximum(syy - explained, 0.0) / total)
@@ -173,5 +173,7 @@ def _broad(x: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _form(weights: Any, pairs: FloatArray, part: slice) -> FloatArray:
-    found: FloatArray = np.einsum("bi,bi->b", weights[:, part], weights @ pairs.astype(np.float32).T, dtype=float)
+    found: FloatArray = np.einsum(
+        "bi,bi->b", weights[:, part], weights @ pairs.astype(np.float32).T, dtype=float
+    )
     return found

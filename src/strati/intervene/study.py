@@ -132,7 +132,7 @@ def study(
         >>> x = torch.randn(64, 4)
         >>> y = net(x).argmax(1)  # by its own labels the network is perfect
         >>> found = study(net, data=(x, y))
-        >>> found.units, found.done, found.frame()["performance"].max()
+        >>> found.units, found.done, float(found.frame()["performance"].max())
         (4, 4, 1.0)
     """
     require("torch", "torch", "an intervention study")
@@ -193,8 +193,13 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         done = store.keys(failed=not run.retry)
         layers = [unit for unit in job.layers(folder, store) if unit.key not in done]
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
-        return Study(job.name, job.about["performance"], _rows(store), job.about["units"],
-                     None if out is None else str(folder / STORE))
+        return Study(
+            job.name,
+            job.about["performance"],
+            _rows(store),
+            job.about["units"],
+            None if out is None else str(folder / STORE),
+        )
 
 
 def _rows(store: Store) -> tuple[dict[str, Any], ...]:
@@ -232,7 +237,11 @@ def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
 
     if not units:
         return []
-    kept = {found.key: found.value["networks"] for found in store.units() if found.reason is None and "networks" in found.value}
+    kept = {
+        found.key: found.value["networks"]
+        for found in store.units()
+        if found.reason is None and "networks" in found.value
+    }
 
     def there(name: str, digest: str) -> bool:
         path = folder / "networks" / f"{name}.npz"
@@ -245,5 +254,7 @@ def _modules(source: Any) -> bool:
     from torch import nn
 
     return isinstance(source, nn.Module) or (
-        isinstance(source, Mapping) and bool(source) and all(isinstance(v, nn.Module) for v in source.values())
+        isinstance(source, Mapping)
+        and bool(source)
+        and all(isinstance(v, nn.Module) for v in source.values())
     )

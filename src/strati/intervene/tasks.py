@@ -35,7 +35,7 @@ IGNORED = -1
 
 @dataclass(frozen=True)
 class Data:
-    """Training and test data. Tokens (``kind`` is ``"tokens"``) have the next token for a target unless ``y`` is there."""
+    """Training and test data. The target of a token is the next one, unless there are labels ``y``."""
 
     kind: str  # rows, images, tokens
     outputs: int
@@ -80,8 +80,10 @@ class Data:
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
             arrays = {k: file[k] for k in file.files}
         about = json.loads(arrays.pop("about").tobytes())
-        pairs = {k: arrays.get(k) for k in ("x", "y", "x_test", "y_test")}
-        return cls(about["kind"], about["outputs"], **pairs, mean=tuple(about["mean"]), std=tuple(about["std"]))
+        pairs: dict[str, Any] = {k: arrays.get(k) for k in ("x", "y", "x_test", "y_test")}
+        return cls(
+            about["kind"], about["outputs"], **pairs, mean=tuple(about["mean"]), std=tuple(about["std"])
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class Task:
         if self.performance == "accuracy":
             return float((logits.argmax(-1) == targets).sum())
         flat = logits.reshape(-1, logits.shape[-1]).float()
-        return float(functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum"))
+        return float(
+            functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
+        )
 
     def count(self, targets: Tensor) -> int:
         """How many targets of a batch are scored."""
@@ -148,7 +152,11 @@ def make_task(data: Data, performance: str, batch: int, chance: float | None = N
     import torch
 
     if chance is None:
-        uniform = {"accuracy": 1.0 / data.outputs, "loss": math.log(data.outputs), "perplexity": float(data.outputs)}
+        uniform = {
+            "accuracy": 1.0 / data.outputs,
+            "loss": math.log(data.outputs),
+            "perplexity": float(data.outputs),
+        }
         chance = uniform[performance]
     batches = []
     for start in range(0, len(data.x_test), batch):
@@ -162,7 +170,9 @@ def make_task(data: Data, performance: str, batch: int, chance: float | None = N
     return Task(performance, performance == "accuracy", chance, tuple(batches))
 
 
-def prepare(spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None = None, vocabulary: int = 0) -> Data:
+def prepare(
+    spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None = None, vocabulary: int = 0
+) -> Data:
     """Read the data a spec names and bring them into canonical form.
 
     Args:
@@ -183,7 +193,9 @@ def prepare(spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None 
         path = embedded.path("digits.npz") if wanted.name == "digits" else Path(find(str(wanted.name)))
     if not path.is_file():
         raise BadInputError(path, "no such data file")
-    data = _text(path, spec, tokenise, vocabulary) if path.suffix == ".txt" else _arrays(path, spec, vocabulary)
+    data = (
+        _text(path, spec, tokenise, vocabulary) if path.suffix == ".txt" else _arrays(path, spec, vocabulary)
+    )
     data = replace(
         data,
         x=data.x[: wanted.train],
@@ -198,7 +210,9 @@ def prepare(spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None 
     channels = data.shape[0] if data.shape else 1
     for name, values in (("mean", data.mean), ("std", data.std)):
         if len(values) not in (1, channels):
-            raise BadInputError(f"data.{name}", f"has {len(values)} numbers for {channels} channels or columns")
+            raise BadInputError(
+                f"data.{name}", f"has {len(values)} numbers for {channels} channels or columns"
+            )
     if len(data.x_test) == 0 or (spec.trained_here and len(data.x) == 0):
         raise BadInputError(path, "too few rows for a training and a test set")
     return data
@@ -222,7 +236,11 @@ def _arrays(path: Path, spec: Spec, vocabulary: int) -> Data:
         y, y_test = (None, None) if y is None else (y[:-held], y[-held:])
     else:
         x_test, y_test = x, y
-    tokens = spec.network.source in ("transformer", "transformers") and np.issubdtype(x_test.dtype, np.integer) and x_test.ndim == 2
+    tokens = (
+        spec.network.source in ("transformer", "transformers")
+        and np.issubdtype(x_test.dtype, np.integer)
+        and x_test.ndim == 2
+    )
     if tokens:
         largest = int(max(x.max(initial=0), x_test.max(initial=0))) + 1
         classes = 0 if y_test is None else _classes(path, y_test, y)
@@ -266,8 +284,8 @@ def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, v
     if tokenise is not None:
         tokens = np.asarray(tokenise(text), np.int32)
     else:
-        found, tokens = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
-        tokens, vocabulary = tokens.astype(np.int32), len(found)
+        found, places = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
+        tokens, vocabulary = places.astype(np.int32), len(found)
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)
     if len(windows) < 2:
         raise BadInputError(path, f"too short: fewer than two windows of {length} tokens")

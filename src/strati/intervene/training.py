@@ -79,7 +79,9 @@ def _train_stacked(models: list[MLP], spec: Spec, data: Data, orders: list[np.ra
                 module.bias.copy_(biases[i][k, 0])
 
 
-def stacked_loss(weights: list[Tensor], biases: list[Tensor], activation: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def stacked_loss(
+    weights: list[Tensor], biases: list[Tensor], activation: nn.Module, x: Tensor, y: Tensor
+) -> Tensor:
     """Summed over ``k`` networks, the mean cross-entropy of each on its own batch (k, rows, inputs)."""
     f = x
     for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -100,7 +102,9 @@ def _train_one(model: nn.Module, spec: Spec, data: Data, rng: np.random.Generato
             x = data.inputs(data.x[rows])
             if data.y is None:
                 logits = model(x[:, :-1])
-                loss = functional.cross_entropy(logits.flatten(0, 1), x[:, 1:].flatten(), ignore_index=IGNORED)
+                loss = functional.cross_entropy(
+                    logits.flatten(0, 1), x[:, 1:].flatten(), ignore_index=IGNORED
+                )
             else:
                 loss = functional.cross_entropy(model(x), torch.from_numpy(data.y[rows].astype(np.int64)))
             optimiser.zero_grad()

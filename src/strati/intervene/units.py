@@ -47,7 +47,9 @@ class SpecBody:
             numbers = unit.config["networks"]
             trained = train(self.spec, data, numbers)
             return {network_name(n): pack(arrays) for n, arrays in zip(numbers, trained, strict=True)}
-        task: Task = _keep("task", f"{unit.config['data']} {self.spec.measure}", lambda: task_of(data, self.spec))
+        task: Task = _keep(
+            "task", f"{unit.config['data']} {self.spec.measure}", lambda: task_of(data, self.spec)
+        )
         identity = f"{unit.config['data']} {unit.config['network']} {unit.config['weights']}"
         subject: Subject = _keep("subject", identity, lambda: self._subject(unit, load, data, task))
         return measure_layer(subject, target_of(unit), self.plan)
@@ -127,7 +129,9 @@ def check_fits(model: nn.Module, task: Task) -> None:
             logits = task.output(model, inputs[:1])
     except Exception as error:  # whatever the module raises on these inputs, the data do not fit it
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInputError("data", f"do not fit the network: inputs {tuple(inputs.shape[1:])}: {text}") from None
+        raise BadInputError(
+            "data", f"do not fit the network: inputs {tuple(inputs.shape[1:])}: {text}"
+        ) from None
     if not isinstance(logits, torch.Tensor) or logits.ndim != targets.ndim + 1:
         raise BadInputError("data", "do not fit the network: its output is not one row of scores per target")
     if int(targets.max()) >= logits.shape[-1]:

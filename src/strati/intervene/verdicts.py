@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from strati.intervene.audit import AuditOptions, MetricRow
 
 
+_FEWEST = 5
+"""Points of each kind that it takes to say whether a metric tells the kinds apart."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Answers about one metric; ``None`` where the study cannot say."""
@@ -55,14 +59,18 @@ def verdict_of(
     invariant = None if change is None else change <= options.invariant
     separates, tells = _enough(robust, options), _enough(told, options)
     predicts = _predicts(pooled, within, options)
-    text = _sentence(name, pooled, within, (invariant, separates, predicts, tells), (change, robust, told), performance)
+    text = _sentence(
+        name, pooled, within, (invariant, separates, predicts, tells), (change, robust, told), performance
+    )
     return Verdict(
         *(name, invariant, separates, predicts, tells, text, change),
         *(robust.value, robust.interval, told.value, told.interval, within),
     )
 
 
-def _typical_change(table: pd.DataFrame, points: pd.DataFrame, name: str, options: AuditOptions) -> float | None:
+def _typical_change(
+    table: pd.DataFrame, points: pd.DataFrame, name: str, options: AuditOptions
+) -> float | None:
     """Median move of the metric on robust points, relative to its size on intact layers.
 
     A metric that is zero on every intact layer (a distance, a disagreement) is compared with its median on
@@ -88,7 +96,11 @@ def _typical_change(table: pd.DataFrame, points: pd.DataFrame, name: str, option
 def _robust_or_critical(points: pd.DataFrame, options: AuditOptions) -> pd.Series[float]:
     """One for robust points, zero for critical ones, NaN between."""
     share = points["retained"]
-    return share.where(share.isna(), np.nan).mask(share >= options.robust, 1.0).mask(share <= options.critical, 0.0)
+    return (
+        share.where(share.isna(), np.nan)
+        .mask(share >= options.robust, 1.0)
+        .mask(share <= options.critical, 0.0)
+    )
 
 
 def _tells(
@@ -97,14 +109,17 @@ def _tells(
     """Area under the ROC curve of the metric as a test of ``label``; by layer, its mean over the layers."""
     kept = points.assign(label=label)
     kept = kept[kept["label"].notna()]
-    if kept["label"].nunique() < 2:
+    counts = kept["label"].value_counts()
+    if len(counts) < 2 or counts.min() < _FEWEST:
         return Estimate(None, None)
     weights = weights_of(cluster(kept)[1], options.resamples, options.seed, name, what)
     x, positive = kept[name].to_numpy(float), kept["label"].to_numpy(float)
     if not by_layer:
         return estimate(roc_area(x, positive, weights), options.level)
     layers = kept["layer"].to_numpy()
-    areas = np.stack([roc_area(x[layers == k], positive[layers == k], weights[:, layers == k]) for k in np.unique(layers)])
+    areas = np.stack(
+        [roc_area(x[layers == k], positive[layers == k], weights[:, layers == k]) for k in np.unique(layers)]
+    )
     there = np.isfinite(areas)
     with np.errstate(invalid="ignore"):
         return estimate(np.where(there, areas, 0.0).sum(0) / there.sum(0), options.level)
@@ -146,7 +161,9 @@ def _sentence(
     invariant, separates, predicts, tells = answers
     change, robust, told = numbers
     what = performance["name"]
-    good = [word for word, yes in (("performance", predicts), ("robust from critical layers", separates)) if yes]
+    good = [
+        word for word, yes in (("performance", predicts), ("robust from critical layers", separates)) if yes
+    ]
     if predicts and separates:
         head = f"Use {name}: it goes with {what} and tells robust from critical layers"
     elif good:
@@ -159,15 +176,23 @@ def _sentence(
         head = f"Do not judge layers by {name}"
     facts = []
     if pooled.spearman is not None:
-        interval = "" if pooled.spearman_ci is None else f" [{pooled.spearman_ci[0]:.2f}, {pooled.spearman_ci[1]:.2f}]"
+        interval = (
+            ""
+            if pooled.spearman_ci is None
+            else f" [{pooled.spearman_ci[0]:.2f}, {pooled.spearman_ci[1]:.2f}]"
+        )
         facts.append(f"rho {pooled.spearman:.2f}{interval}, n {pooled.n}")
     if within is not None and pooled.spearman is not None and abs(pooled.spearman) >= 0.3:
         made = not predicts and abs(within) < abs(pooled.spearman) / 2
-        facts.append(f"{within:.2f} within layer types" + (", so the types make the correlation" if made else ""))
+        facts.append(
+            f"{within:.2f} within layer types" + (", so the types make the correlation" if made else "")
+        )
     if robust.value is not None:
         facts.append(f"robust/critical AUC {max(robust.value, 1.0 - robust.value):.2f}")
     if told.value is not None:
         facts.append(f"re-init/re-rand AUC {max(told.value, 1.0 - told.value):.2f}")
     if change is not None:
-        facts.append(f"moves {100 * change:.0f} % where performance stays" + (" (invariant)" if invariant else ""))
+        facts.append(
+            f"moves {100 * change:.0f} % where performance stays" + (" (invariant)" if invariant else "")
+        )
     return f"{head} ({'; '.join(facts)})." if facts else f"{head}."

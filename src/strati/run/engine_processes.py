@@ -15,6 +15,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -62,7 +63,9 @@ def run_processes(body: Body, units: Iterable[Unit], *, workers: int, tries: int
                     if lost[unit.key] < tries:
                         waiting.insert(0, unit)
                     else:
-                        yield Outcome(unit, reason=f"its worker died {tries} times, the last time by {worker.end()}")
+                        yield Outcome(
+                            unit, reason=f"its worker died {tries} times, the last time by {worker.end()}"
+                        )
     finally:
         crew.dismiss()
 
@@ -73,7 +76,7 @@ class _Worker:
     def __init__(self, payload: bytes) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe: Connection
-        self.pipe, theirs = context.Pipe()  # type: ignore[assignment]
+        self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_work, args=(theirs, payload), daemon=True)
         self.process.start()
         theirs.close()
@@ -84,10 +87,10 @@ class _Worker:
 
     def give(self, unit: Unit) -> None:
         self.unit, self.group = unit, unit.group
-        try:
+        with suppress(
+            OSError
+        ):  # it just died: listen() sees the end of the pipe and the unit gets another try
             self.pipe.send(unit)
-        except OSError:
-            pass  # it just died: listen() will see the end of the pipe and the unit gets another try
 
     def listen(self) -> Outcome | None:
         try:

@@ -7,17 +7,23 @@ again; when its tries are used up, that unit is failed and the rest goes on.
 from __future__ import annotations
 
 import logging
+import socket
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from strati.errors import UnsupportedError, require
+from strati.errors import BadInputError, UnsupportedError, require
 from strati.run.engine import Body, Outcome, Unit, attempt, cores, read
 
 
 def run_ray(
-    body: Body, units: Iterable[Unit], *, address: str | None = None, workers: int | None = None, tries: int = 3
+    body: Body,
+    units: Iterable[Unit],
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    tries: int = 3,
 ) -> Iterator[Outcome]:
     """Run the units on a Ray cluster.
 
@@ -82,12 +88,27 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
         options |= {"address": "local", "num_cpus": workers or cores(), "include_dashboard": False}
     else:
         options |= {"address": address}
+    _check_answers(address)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Ray warns of its own future defaults
             ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         why = f"no Ray cluster answers there ({str(error).splitlines()[0]}); start one with: ray start --head"
+        raise UnsupportedError(f"--address {address}", why) from None
+
+
+def _check_answers(address: str | None) -> None:
+    """Knock first: Ray itself waits for minutes before it says that nobody is there."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    if not port.isdigit():
+        raise BadInputError(f"--address {address}", "not of the form HOST:PORT")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        why = f"no Ray cluster answers there ({error}); start one with: ray start --head"
         raise UnsupportedError(f"--address {address}", why) from None
 
 

@@ -126,6 +126,10 @@ class Store:
             found = self._db.execute("SELECT key FROM units WHERE ? OR status = 'done'", (failed,)).fetchall()
         return {key for (key,) in found}
 
+    def __contains__(self, key: object) -> bool:
+        with _explained(self.path):
+            return self._db.execute("SELECT 1 FROM units WHERE key = ?", (key,)).fetchone() is not None
+
     def units(self) -> Iterator[Finished]:
         """All finished units in the order of their keys, each checked against its checksum.
 
@@ -133,7 +137,9 @@ class Store:
             BadInputError: A row was damaged.
         """
         with _explained(self.path):
-            found = self._db.execute("SELECT key, name, status, reason, value, checksum FROM units ORDER BY key")
+            found = self._db.execute(
+                "SELECT key, name, status, reason, value, checksum FROM units ORDER BY key"
+            )
             for *row, checksum in found:
                 if checksum != _checksum(*row):
                     raise _damaged(self.path, f"the row of unit {row[1]!r} has a wrong checksum")
@@ -157,7 +163,9 @@ class Store:
         if application != APPLICATION:
             raise BadInputError(self.path, "an SQLite file, but not a store of strati; choose another folder")
         if version != SCHEMA:
-            raise BadInputError(self.path, f"a store of version {version}, this strati reads {SCHEMA}; update strati")
+            raise BadInputError(
+                self.path, f"a store of version {version}, this strati reads {SCHEMA}; update strati"
+            )
         verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
             raise _damaged(self.path, verdict)
@@ -173,7 +181,9 @@ def _create(path: Path, about: Mapping[str, Any]) -> None:
         with _explained(path):
             db = sqlite3.connect(temporary, isolation_level=None)
             try:
-                db.executescript(f"PRAGMA application_id={APPLICATION}; PRAGMA user_version={SCHEMA}; {_TABLES}")
+                db.executescript(
+                    f"PRAGMA application_id={APPLICATION}; PRAGMA user_version={SCHEMA}; {_TABLES}"
+                )
                 for key in sorted(about):
                     value = _text(about[key])
                     db.execute("INSERT INTO about VALUES (?, ?, ?)", (key, value, _checksum(key, value)))
@@ -184,7 +194,9 @@ def _create(path: Path, about: Mapping[str, Any]) -> None:
         except FileExistsError:
             return  # another process was quicker; its store is as good
     except OSError as error:
-        raise BadInputError(path, f"cannot be created ({error.strerror or error}); choose another folder") from None
+        raise BadInputError(
+            path, f"cannot be created ({error.strerror or error}); choose another folder"
+        ) from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -202,7 +214,9 @@ def _check_file(path: Path) -> None:
     if not head:
         raise BadInputError(path, "an empty file, not a store; delete it or choose another folder")
     if head != b"SQLite format 3\x00":
-        raise BadInputError(path, "not a store of strati (no SQLite header); delete it or choose another folder")
+        raise BadInputError(
+            path, "not a store of strati (no SQLite header); delete it or choose another folder"
+        )
 
 
 @contextmanager
@@ -221,7 +235,9 @@ def _explained(path: Path) -> Iterator[None]:
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             raise BadInputError(path, f"cannot be written ({text}); choose another folder") from None
         if code == sqlite3.SQLITE_BUSY:
-            raise BadInputError(path, f"another process held it for over {_BUSY_SECONDS:.0f} s; try again") from None
+            raise BadInputError(
+                path, f"another process held it for over {_BUSY_SECONDS:.0f} s; try again"
+            ) from None
         if code == sqlite3.SQLITE_IOERR:
             why = f"could not be read or written ({text}); is the disk full? run the same command to resume"
             raise BadInputError(path, why) from None
@@ -229,13 +245,19 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _damaged(path: Path, how: str) -> BadInputError:
-    return BadInputError(path, f"a damaged store ({how}); restore it from a copy, or delete it to start afresh")
+    return BadInputError(
+        path, f"a damaged store ({how}); restore it from a copy, or delete it to start afresh"
+    )
 
 
 def _text(value: Any) -> str:
-    return json.dumps(jsonable(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(
+        jsonable(value), sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
+    )
 
 
 def _checksum(*fields: object) -> str:
-    text = json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
+    text = json.dumps(
+        fields, ensure_ascii=True, separators=(",", ":"), default=repr
+    )  # damage may turn text to bytes
     return hashlib.sha256(text.encode()).hexdigest()[:32]
