@@ -52,6 +52,11 @@ ENTRIES: dict[str, Entry] = {
     "training-series": Entry(
         "spectra_experiments:training_series", _TOP_DOWN, "spectra over training, three batch sizes"
     ),
+    "degeneracy-real": Entry(
+        "degeneracy_real:real_networks",
+        "degeneracy-in-the-loss-landscape",
+        "parameters used by real networks, before, during and after training",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
