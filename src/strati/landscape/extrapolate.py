@@ -16,6 +16,9 @@ import numpy as np
 if TYPE_CHECKING:
     from strati.types import FloatArray
 
+_OFFSETS = np.geomspace(
+    1.0, 20.0, 40
+)  # of the logarithm, beyond the temperature where the loss begins to be felt
 _RATES = (0.125, 0.25, 0.5, 1.0)  # powers of 1/nbeta next after the leading one
 _FLOOR = 2e-3  # no form is trusted to better than this share of the value
 
@@ -35,28 +38,36 @@ class _Fit(NamedTuple):
     multiplicity: int
 
 
-def extrapolate(nbeta: FloatArray, values: FloatArray, errors: FloatArray) -> Limit | None:
+def extrapolate(
+    nbeta: FloatArray, values: FloatArray, errors: FloatArray, *, hottest: float | None = None
+) -> Limit | None:
     """The limit of ``lambda(nbeta)`` for large ``nbeta``; ``None`` for fewer than three temperatures.
 
     Args:
         nbeta: Temperatures, ascending.
         values: ``lambda(nbeta)``.
         errors: Their standard errors.
+        hottest: The temperature at which the loss begins to be felt over the localisation; valleys then have a
+            length of at least ``ln(nbeta/hottest)``, which bounds the logarithmic forms. 1/100 of the first by default.
 
     Example:
         >>> t = np.linspace(5, 25, 15)
-        >>> limit = extrapolate(np.exp(t), 0.5 - 1 / (t + 2), np.full(15, 0.003))
+        >>> limit = extrapolate(np.exp(t), 0.5 - 1 / (t + 2), np.full(15, 0.003), hottest=1.0)
         >>> abs(limit.value - 0.5) < 0.01, limit.multiplicity
         (True, 2)
     """
     if len(nbeta) < 3:
         return None
     t = np.log(nbeta)
+    origin = np.log(hottest) if hottest is not None else t[0] - np.log(100.0)
     sigma = np.maximum(errors, _FLOOR * np.maximum(np.abs(values), 0.05))
     fits: list[_Fit] = []
     for cut in range(len(t) - 2):
         part = slice(cut, None)
-        fits += [f._replace(score=f.score + 2 * cut) for f in _fits(t[part], values[part], sigma[part])]
+        fits += [
+            f._replace(score=f.score + 2 * cut)
+            for f in _fits(t[part], values[part], sigma[part], float(origin))
+        ]
     scores = np.array([f.score for f in fits])
     weight = np.exp(-(scores - scores.min()) / 2)
     weight /= weight.sum()
@@ -69,41 +80,33 @@ def extrapolate(nbeta: FloatArray, values: FloatArray, errors: FloatArray) -> Li
     return Limit(mean, float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
 
 
-def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray) -> Iterator[_Fit]:
-    """Every form that the number of points allows."""
+def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> Iterator[_Fit]:
+    """Every form that the number of points allows: a power or none, on top of each multiplicity."""
     ones = np.ones_like(t)
-    yield _linear(np.stack([ones], 1), y, sigma, multiplicity=1, extra=0)
+    designs = [np.stack([ones], 1)]
     if len(t) >= 4:
-        for rate in _RATES:
-            decay = np.exp(-rate * (t - t[0]))
-            yield _linear(np.stack([ones, decay], 1), y, sigma, multiplicity=1, extra=1)
-    for multiplicity in (2, 3, 4):
-        if len(t) >= 4:
-            yield _logarithmic(t, y, sigma, multiplicity)
+        designs += [np.stack([ones, np.exp(-rate * (t - t[0]))], 1) for rate in _RATES]
+    for design in designs:
+        yield _solve(design, y[None, :], sigma, 1, np.zeros(1))
+        if len(t) >= 2 + design.shape[1]:
+            offsets = _OFFSETS - origin
+            for multiplicity in (2, 3, 4):
+                shape = (multiplicity - 1) / (t[None, :] + offsets[:, None])
+                yield _solve(design, y[None, :] + shape, sigma, multiplicity, offsets)
 
 
-def _linear(design: FloatArray, y: FloatArray, sigma: FloatArray, *, multiplicity: int, extra: int) -> _Fit:
+def _solve(
+    design: FloatArray, y: FloatArray, sigma: FloatArray, multiplicity: int, offsets: FloatArray
+) -> _Fit:
+    """Least squares for each offset of the logarithm at once, averaged over offsets by their likelihood."""
     scaled, target = design / sigma[:, None], y / sigma
     covariance = np.linalg.pinv(scaled.T @ scaled)
-    solution = covariance @ scaled.T @ target
-    chi2 = float(((target - scaled @ solution) ** 2).sum())
-    return _Fit(
-        float(solution[0]), float(covariance[0, 0]), chi2 + 2 * (design.shape[1] + extra), multiplicity
-    )
-
-
-def _logarithmic(t: FloatArray, y: FloatArray, sigma: FloatArray, multiplicity: int) -> _Fit:
-    """``lambda - (m - 1)/(t + c)``: the offset ``c`` by search over a grid, the value in closed form.
-
-    The likelihood over the grid gives the error; it holds the whole range of offsets, not a curvature.
-    """
-    offsets = -t[0] + np.concatenate([np.geomspace(0.5, 60.0, 160)])
-    shape = (multiplicity - 1) / (t[None, :] + offsets[:, None])
-    precision = 1 / sigma**2
-    best = ((y + shape) * precision).sum(1) / precision.sum()
-    chi2 = (((y + shape - best[:, None]) ** 2) * precision).sum(1)
+    solution = target @ scaled @ covariance
+    chi2 = ((target - solution @ scaled.T) ** 2).sum(1)
     weight = np.exp(-(chi2 - chi2.min()) / 2)
     weight /= weight.sum()
-    value = float(weight @ best)
-    variance = float(1 / precision.sum() + weight @ (best - value) ** 2)
-    return _Fit(value, variance, float(chi2.min()) + 4, multiplicity)
+    value = float(weight @ solution[:, 0])
+    variance = float(covariance[0, 0] + weight @ (solution[:, 0] - value) ** 2)
+    # A power's rate and a logarithm's offset are parameters too.
+    count = 2 * design.shape[1] - 1 + (len(offsets) > 1)
+    return _Fit(value, variance, float(chi2.min()) + 2 * count, multiplicity)

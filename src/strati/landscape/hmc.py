@@ -24,7 +24,13 @@ from strati.types import Tick, silent
 _AIM = 0.8  # acceptance the step size is steered to
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
-_LOCAL_RUNGS = (1.0, 10.0, 100.0)  # of the requested temperature, for problems too large for exchange
+_LOCAL_RUNGS = (
+    1.0,
+    10**0.5,
+    10.0,
+    10**1.5,
+    100.0,
+)  # of the requested temperature, for problems too large for exchange
 
 
 class State(NamedTuple):
@@ -219,7 +225,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     temperatures = torch.tensor(ladder, dtype=target.theta.dtype)
     together = State(*(torch.cat(parts) for parts in zip(*rungs, strict=True)))
     joint = Tuning(*(torch.cat(parts) for parts in zip(*tunings, strict=True)))
-    return _record(walk, together, temperatures, joint, ladder.index(nbeta))
+    return _record(walk, together, temperatures, joint, ladder.index(nbeta))[0]
 
 
 def _local(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
@@ -245,19 +251,13 @@ def _local(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
             tuning = Tuning(tuning.log_step, tuning.scale * shrink)
             state, tuning, energies = walk.settle(state, current, tuning, 6)
         state, tuning, _ = walk.settle(state, current, tuning, max(10, config.warmup // 2))
-        part, state = _record_with_state(walk, state, current, tuning, 0)
+        part, state = _record(walk, state, current, tuning, 0)
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
     return _join(parts)
 
 
-def _record(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int) -> Traces:
-    return _record_with_state(walk, state, nbeta, tuning, main)[0]
-
-
-def _record_with_state(
-    walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int
-) -> tuple[Traces, State]:
+def _record(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int) -> tuple[Traces, State]:
     """Finish the warm-up at all temperatures together, then keep the draws."""
     target, config = walk.target, walk.config
     draws = config.draws_for(target.size)

@@ -38,6 +38,7 @@ _DOUBLE_LIMIT = 20_000  # parameters up to which computing in double precision c
 _FULL_PASS_LIMIT = 2e11  # parameters x data x chains above which "auto" turns to minibatches
 _LEAST_ESS = 30.0
 _TRACE_POINTS = 500
+_SLOW_RHAT = 1.03
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 
 
@@ -246,7 +247,8 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
     limit, no_limit = None, "one temperature only: no limit for large nbeta"
     if refusal is None and len(ladder) > 1:
         usable = [row for k, row in enumerate(ladder) if _usable(traces, k, row, settings)]
-        limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T)
+        hottest = float(traces.nbeta[0]) if traces.global_start else None
+        limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
         no_limit = "too few colder temperatures mixed to extrapolate; more draws would help"
         if limit is not None and limit.value - 3 * limit.stderr > traces.parameters / 2:
             limit, no_limit = None, "the values over the ladder do not settle: no limit for large nbeta"
@@ -280,6 +282,10 @@ def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
     plain = float(trace.mean()), standard_error(trace) or math.nan
     controls = traces.controls[index]
     batches = max(1, trace.shape[1] // 40)
+    slow = rhat(traces.spread[index])
+    # Controls pass the slowness of the distance on: they help only where the distance itself has mixed.
+    if slow is None or slow > _SLOW_RHAT:
+        return plain
     if controls.shape[-1] == 0 or trace.shape[0] * batches < 4 * controls.shape[-1] + 4:
         return plain
     keep = trace.shape[1] // batches * batches

@@ -3,8 +3,8 @@
 ``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi``. There is no Metropolis
 test, so the step heats: in the stationary state ``<delta . F> = d + (step/4) <F . P F>`` with ``F`` the noisy
 force, and ``(step/8) <F . P nbeta grad L_b>`` is taken off the average (for a quadratic direction of curvature
-``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The baseline is the loss of each fixed
-minibatch at the given parameters, computed once.
+``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The baseline is the loss of
+each fixed minibatch at the given parameters, computed once.
 
 ``P`` is 1 (``sgld``) or the inverse root-mean-square gradient (``rmsprop-sgld``, Li et al. 2016) found in the
 warm-up and then held fixed, which makes its drift term zero.

@@ -1,0 +1,71 @@
+"""Pictures of learning coefficients: traces, the ladder of temperatures, effective parameters over loss scales."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import require
+
+if TYPE_CHECKING:
+    from strati.landscape.llc import LearningCoefficient
+    from strati.landscape.scales import EffectiveParameters
+
+
+def plot_llc(result: LearningCoefficient, *, chains: int = 8) -> Any:
+    """Left the running mean of some chains, right ``lambda(nbeta)`` with its limit.
+
+    Args:
+        result: What to draw.
+        chains: How many chains to show.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure = _figure(9.0)
+    left, right = figure.subplots(1, 2)
+    trace = result.traces.lambda_trace()[:chains]
+    running = np.cumsum(trace, axis=1) / np.arange(1, trace.shape[1] + 1)
+    left.plot(running.T, lw=0.8, alpha=0.7)
+    if result.estimate is not None:
+        left.axhline(result.estimate, color="black", lw=1)
+    left.set(xlabel="draw", ylabel="running mean of nbeta (L - L*)", title=f"nbeta = {result.nbeta:.4g}")
+    nbeta, value, error = np.array(result.ladder).T
+    right.errorbar(nbeta, value, error, fmt=".-", lw=0.8)
+    if result.asymptotic is not None and result.asymptotic_stderr is not None:
+        low, high = (result.asymptotic + s * result.asymptotic_stderr for s in (-1, 1))
+        right.axhspan(low, high, alpha=0.25, color="tab:orange")
+        right.axhline(result.asymptotic, color="tab:orange", lw=1)
+    right.set(xscale="log", xlabel="nbeta", ylabel="lambda", title="ladder and limit")
+    return figure
+
+
+def plot_scales(result: EffectiveParameters) -> Any:
+    """``N_eff`` over the loss scale with error bars, the closed form as a line.
+
+    Args:
+        result: What to draw.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure = _figure(5.0)
+    axes = figure.subplots()
+    known = [r for r in result.rows if r.effective is not None]
+    errors = [2 * (r.stderr or 0.0) for r in known]
+    axes.errorbar([r.epsilon for r in known], [r.effective for r in known], errors, fmt="o", label="sampled")
+    closed = [(r.epsilon, 2 * r.gauss_newton) for r in result.rows if r.gauss_newton is not None]
+    if closed:
+        axes.plot(*zip(*closed, strict=True), "-", label="Gauss-Newton")
+    axes.axhline(result.parameters, color="grey", lw=0.8, ls=":", label="parameters")
+    axes.set(xscale="log", xlabel="loss scale eps", ylabel="effective parameters")
+    axes.legend()
+    return figure
+
+
+def _figure(width: float) -> Any:
+    require("matplotlib", "plot", "drawing")
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, 3.6), layout="constrained")
