@@ -1,8 +1,10 @@
 """Run every reproduction and write its rows as JSON and as a Markdown table below ``out/reproduce``.
 
     .venv/bin/python tools/reproduce_all.py [--full] [NAME...]
+    .venv/bin/python tools/reproduce_all.py --docs
 
-Quick variants by default; a failure of one is reported and the rest goes on.
+Quick variants by default; a failure of one is reported and the rest goes on. ``--docs`` runs nothing: it puts the
+tables that are there into ``docs/reproduced.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ from strati.papers.registry import ENTRIES, Reproduction, reproduce
 from strati.run.files import write_atomic
 
 OUT = Path("out/reproduce")
+HEAD = """# The papers reproduced
+
+The paper's number beside ours, printed by `strati reproduce NAME` and put here by `tools/reproduce_all.py --docs`. A dash
+is where a paper gives no number. Differences are explained in the notes.
+"""
 
 
 def markdown(result: Reproduction) -> str:
@@ -29,6 +36,8 @@ def markdown(result: Reproduction) -> str:
 
 def main(words: list[str]) -> int:
     """Run those named, or all."""
+    if "--docs" in words:
+        return docs()
     full = "--full" in words
     names = [w for w in words if not w.startswith("--")] or list(ENTRIES)
     OUT.mkdir(parents=True, exist_ok=True)
@@ -45,6 +54,18 @@ def main(words: list[str]) -> int:
         write_atomic(OUT / f"{name}.md", markdown(result))
         print(f"{name}: {len(result.rows)} rows in {time.perf_counter() - start:.0f} s", flush=True)
     return 1 if failed else 0
+
+
+def docs() -> int:
+    """All tables below ``out/reproduce`` as one page."""
+    parts = [HEAD]
+    for name, entry in ENTRIES.items():
+        table = OUT / f"{name}.md"
+        if table.is_file():
+            title, _, rest = table.read_text().partition("\n")
+            parts.append(f"{title}\n\n`strati reproduce {name}` ({entry.paper})\n{rest}")
+    write_atomic("docs/reproduced.md", "\n".join(parts))
+    return 0
 
 
 def _cell(value: float | str | None) -> str:

@@ -74,7 +74,7 @@ def roles(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
         table = survey(zoo.path(name), tick)
         found = differences([{str(k): v for k, v in row.items()} for row in table.to_dict("records")])
         rows += [_difference_row(name, d) for d in found if d.comparison == "attention against MLP"]
-        counts = Counter(zip(table["role"], table["phase"], strict=True))
+        counts = Counter(zip(table["role"], table["phase"].fillna("none"), strict=True))
         phases = ", ".join(f"{role} {phase} {n}" for (role, phase), n in sorted(counts.items()))
         rows.append(Row(f"{name}: phases by role", None, phases))
     return Reproduction("roles", "Attention against MLP (section 3.2, figure 4)", tuple(rows))

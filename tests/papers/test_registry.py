@@ -1,0 +1,79 @@
+"""Every reproduction can be found, called and told apart; the slow ones run under ``make slow``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from strati.errors import BadInputError
+from strati.papers.registry import ENTRIES, Reproduction, Row, reproduce
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_has_its_function(name: str) -> None:
+    module, _, function = ENTRIES[name].function.partition(":")
+    body = getattr(importlib.import_module(f"strati.papers.{module}"), function)
+    assert list(inspect.signature(body).parameters) == ["quick", "seed", "folder", "tick"]
+    assert body.__doc__
+    assert ENTRIES[name].summary
+    assert ENTRIES[name].paper
+
+
+def test_unknown_names_list_what_there_is() -> None:
+    with pytest.raises(BadInputError, match="fine-tuning"):
+        reproduce("no-such-figure")
+
+
+def test_rows_put_the_paper_beside_ours() -> None:
+    result = Reproduction("x", "A title", (Row("a", 1.5, float("nan"), "note"), Row("b", None, "text")))
+    found = json.loads(result.to_json())
+    assert found["schema"] == "strati.reproduce/1"
+    assert found["rows"][0] == {"what": "a", "paper": 1.5, "ours": None, "note": "note"}
+    assert list(result.frame().columns) == ["what", "paper", "ours", "note"]
+
+
+def test_training_series_follows_layers_out_of_randomness(tmp_path: Path) -> None:
+    from strati.papers import spectra_experiments
+
+    paths = list(spectra_experiments._checkpoints(tmp_path, 64, 0, True, count=24))
+    assert len(paths) >= 20
+    from strati.spectra.compare import compare
+
+    series = compare(paths[0], paths[12], paths[-1], series=True).series
+    assert series is not None
+    assert series.layers[0].phase[0] == "random-like"
+    assert series.layers[0].leaves_random_like is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rank-collapse", "training-series"])
+def test_experiments_on_the_embedded_network_run(name: str, tmp_path: Path) -> None:
+    result = reproduce(name, quick=True, folder=tmp_path)
+    assert len(result.rows) >= 5
+    assert all(row.ours is not None for row in result.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["quasi-null", "roles", "fine-tuning", "five-trainings", "vision-and-language"]
+)
+def test_claims_on_real_networks_run(name: str, tmp_path: Path) -> None:
+    try:
+        result = reproduce(name, quick=True, folder=tmp_path)
+    except BadInputError as error:
+        pytest.skip(f"a network cannot be fetched here: {error}")
+    assert result.rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["same-token", "remove-quasi-null"])
+def test_experiments_on_stories15m_run(name: str, tmp_path: Path, shared_data: Path) -> None:
+    try:
+        result = reproduce(name, quick=True, folder=tmp_path)
+    except BadInputError as error:
+        pytest.skip(f"the network cannot be fetched here: {error}")
+    assert result.rows
