@@ -107,14 +107,14 @@ def _judge(sizes: FloatArray) -> EntryTail:
     root = np.sqrt(body.size)
     if _distance(-np.expm1(-logs / mean)) * root < _KOLMOGOROV[0]:
         return EntryTail(True, 1 / mean, body.size, pure=True)
+    start = sizes.size - max(int(_TOP * sizes.size), 50)
+    top = sizes[start:] / sizes[start] - 1
+    if np.count_nonzero(top) < top.size // 2 or _moment_index(top) < -0.05:  # quantised, or plainly light
+        return EntryTail(False, float("nan"), top.size)
     index, slope = _generalised_pareto(body - 1)
     if index > 0 and _distance(1 - (1 + slope * (body - 1)) ** (-1 / index)) * root < _KOLMOGOROV[1]:
         return _verdict(index, body.size)
-    start = sizes.size - max(int(_TOP * sizes.size), 50)
-    excess = sizes[start:] / sizes[start] - 1
-    if np.count_nonzero(excess) < excess.size // 2:  # few distinct values: quantised weights
-        return EntryTail(False, float("nan"), 0)
-    return _verdict(_generalised_pareto(excess)[0], excess.size)
+    return _verdict(_generalised_pareto(top)[0], top.size)
 
 
 def _verdict(index: float, size: int) -> EntryTail:
@@ -125,6 +125,13 @@ def _verdict(index: float, size: int) -> EntryTail:
 def _distance(fitted: FloatArray) -> float:
     places = (np.arange(fitted.size) + 0.5) / fitted.size
     return float(np.abs(fitted - places).max())
+
+
+def _moment_index(excess: FloatArray) -> float:
+    """The moment estimator of the index (Dekkers, Einmahl and de Haan 1989): rough, but cheap."""
+    logs = np.log1p(excess)
+    first, second = float(logs.mean()), float((logs**2).mean())
+    return first + 1 - 0.5 / (1 - first**2 / second) if second > first**2 else -1.0
 
 
 def _generalised_pareto(excess: FloatArray) -> tuple[float, float]:

@@ -61,14 +61,12 @@ def cdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
     c = 1 / q
     low, high = edges(q)
     x = np.clip(np.asarray(x, dtype=np.float64) / sigma**2, low, high)
-    width = high - low
-    # Primitive of sqrt((b - x)(x - a))/x: three terms, with (a + b)/2 = 1 + c and sqrt(ab) = 1 - c.
-    first = np.sqrt(np.maximum((high - x) * (x - low), 0))
-    second = (1 + c) * (np.arcsin(np.clip((2 * x - low - high) / width, -1, 1)) + np.pi / 2)
-    third = np.zeros_like(x)
-    if low > 0:
-        inner = ((low + high) * x - 2 * low * high) / (x * width)
-        third = (1 - c) * (np.arcsin(np.clip(inner, -1, 1)) + np.pi / 2)
+    above, below = np.sqrt(x - low), np.sqrt(high - x)
+    # Primitive of sqrt((b - x)(x - a))/x: three terms, with (a + b)/2 = 1 + c and sqrt(ab) = 1 - c. The arc
+    # sines are written as arc tangents of half the angle, which lose nothing at the edges.
+    first = above * below
+    second = 2 * (1 + c) * np.arctan2(above, below)
+    third = 2 * (1 - c) * np.arctan2(np.sqrt(high) * above, np.sqrt(low) * below)
     share: FloatArray = np.clip((first + second - third) / (2 * np.pi * c), 0, 1)
     return share
 
@@ -82,14 +80,15 @@ def ppf(p: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
     """
     p = np.clip(np.asarray(p, dtype=np.float64), 0, 1)
     angles, shares = _table(q)
-    angle = np.interp(p, shares, angles)
+    start = np.interp(p, shares, angles)
+    angle = start
     low, high = edges(q)
-    # Newton steps in the angle, where the law is smooth up to both edges.
+    # Newton steps in the angle, where the law is smooth up to both edges; the table is right to one cell.
     for _ in range(2):
         x = 1 + 1 / q - (high - low) / 2 * np.cos(angle)
         slope = pdf(x, q) * (high - low) / 2 * np.sin(angle)
         step = np.where(slope > 0, (cdf(x, q) - p) / np.where(slope > 0, slope, 1.0), 0.0)
-        angle = np.clip(angle - np.clip(step, -0.1, 0.1), 0, np.pi)
+        angle = np.clip(angle - step, np.maximum(start - angles[1], 0), np.minimum(start + angles[1], np.pi))
     quantile: FloatArray = np.clip(1 + 1 / q - (high - low) / 2 * np.cos(angle), low, high) * sigma**2
     return quantile
 

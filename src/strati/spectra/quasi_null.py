@@ -88,12 +88,13 @@ def _hard_edge(scaled: FloatArray, rows: int, columns: int) -> int:
     table = np.array([np.interp(excess, _EXCESS, column) for column in _QUANTILES.T])
     # One matrix in a hundred is too many where a matrix has few eigenvalues; P(lambda_1 < x) ~ x^((nu+1)/2).
     table[0] *= min(1.0, columns / 50) ** (1 / (excess + 1))
-    limits = np.empty(ranks.size)
     near = min(table.size, ranks.size)
-    limits[:near] = table[:near] ** 2 / (columns + excess / 2)
-    far = ranks[near:]
-    limits[near:] = _RATIO * rows * law.ppf((far - 0.5) / columns, rows / columns)
+    limits = table[:near] ** 2 / (columns + excess / 2)
     lowest = scaled[: ranks.size]
+    if np.all(lowest[:near] >= limits):
+        return 0
+    far = _RATIO * rows * law.ppf((ranks[near:] - 0.5) / columns, rows / columns)
+    limits = np.concatenate([limits, far])
     found = 0  # the fewest that must go for the rest to pass as noise
     while found < lowest.size and np.any(lowest[found:] < limits[: lowest.size - found]):
         found += 1

@@ -125,8 +125,8 @@ def _distances(logs: FloatArray, alphas: FloatArray, some: IntArray) -> FloatArr
     columns = np.arange(some[0], logs.size)[None, :]
     deviation = _deviation(logs, alphas, some, columns)
     # Left of the diagonal lies no part of the tail.
-    distances: FloatArray = np.abs(np.where(columns >= some[:, None], deviation, 0.0)).max(axis=1)
-    return distances
+    distances = np.abs(np.where(columns >= some[:, None], deviation, 0.0)).max(axis=1)
+    return np.where(np.isnan(distances), np.inf, distances)
 
 
 def _deviation(logs: FloatArray, alphas: FloatArray, i: IntArray, j: IntArray) -> FloatArray:
