@@ -229,4 +229,4 @@ def load_arrays(model: nn.Module, arrays: dict[str, Any], what: str | Path) -> N
             raise BadInputError(what, f"the tensor {name} is missing")
         if tuple(arrays[name].shape) != tuple(old.shape):
             raise BadInputError(what, f"{name} has shape {tuple(arrays[name].shape)}, not {tuple(old.shape)}")
-        old.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+        old.copy_(torch.from_numpy(np.array(arrays[name])))

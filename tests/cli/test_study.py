@@ -1,0 +1,174 @@
+"""``strati study`` as a user meets it: stopped, killed, resumed, run twice at once, on a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SPEC = """
+name = "cli"
+[network]
+source = "fcn"
+count = 4
+together = 2
+hidden = [24, 24, 24]
+[data]
+name = "digits"
+[train]
+epochs = 12
+[interventions]
+draws = 2
+"""
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "strati.cli.main", *map(str, words)]
+
+
+def run(*words: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=240)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec") / "cli.toml"
+    path.write_text(SPEC)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calm(spec: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The rows of an undisturbed run in one process."""
+    folder = tmp_path_factory.mktemp("calm")
+    done = run(
+        "study", spec, "--out", folder, "--workers", "1", "--export", folder / "rows.csv", "--json", "-"
+    )
+    found = json.loads(done.stdout)
+    assert found["schema"] == "strati.study/1"
+    assert (found["units"], found["done"], found["failed"]) == (64, 64, 0)
+    assert Path(found["store"]).is_file()
+    return (folder / "rows.csv").read_bytes()
+
+
+def exported(spec: Path, folder: Path, *words: str) -> bytes:
+    run("study", spec, "--out", folder, "--export", folder / "rows.csv", "--quiet", *words)
+    return (folder / "rows.csv").read_bytes()
+
+
+def disturb(
+    spec: Path, folder: Path, seconds: float, how: signal.Signals, workers: int
+) -> subprocess.Popen[str]:
+    words = command("study", spec, "--out", folder, "--workers", str(workers), "--quiet")
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(seconds)
+    process.send_signal(how)
+    return process
+
+
+def kill_often(spec: Path, folder: Path, times: int, workers: int) -> None:
+    rng = random.Random(workers)
+    for _ in range(times):
+        process = disturb(spec, folder, rng.uniform(1.0, 8.0), signal.SIGKILL, workers)
+        process.communicate(timeout=60)
+
+
+def test_killed_twice_it_ends_with_the_same_rows(spec: Path, calm: bytes, tmp_path: Path) -> None:
+    kill_often(spec, tmp_path, 2, 2)
+    assert exported(spec, tmp_path, "--workers", "1") == calm
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_twenty_moments_it_ends_with_the_same_rows(
+    spec: Path, calm: bytes, tmp_path: Path, workers: int
+) -> None:
+    kill_often(spec, tmp_path, 20, workers)
+    assert exported(spec, tmp_path) == calm
+
+
+def test_two_runs_at_once_on_one_store(spec: Path, calm: bytes, tmp_path: Path) -> None:
+    words = command("study", spec, "--out", tmp_path, "--workers", "1", "--quiet")
+    both = [subprocess.Popen(words) for _ in range(2)]
+    assert [process.wait(240) for process in both] == [0, 0]
+    assert exported(spec, tmp_path, "--workers", "1") == calm
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
+    spec: Path, tmp_path: Path, workers: int
+) -> None:
+    words = command("study", spec, "--out", tmp_path, "--workers", str(workers), "--quiet")
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    end = time.monotonic() + 60
+    while not (tmp_path / "networks").is_dir() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
+    start = time.monotonic()
+    _, told = process.communicate(timeout=30)
+    assert time.monotonic() - start < 5
+    assert process.returncode == 130
+    assert told.startswith("strati: stopped, ") and " done; resume with strati study " in told
+    assert told.count("\n") == 1 and "Traceback" not in told
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+
+
+def test_bad_specs_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
+    cases = {
+        "[train]\nepoks = 3\n[data]\nname = 'digits'": "unknown key 'epoks' in [train]; did you mean 'epochs'?",
+        "[train": "not TOML",
+        "[data]\npath = 'gone.npz'": "no such data file",
+    }
+    for text, word in cases.items():
+        path = tmp_path / "bad.toml"
+        path.write_text(text)
+        done = run("study", path, "--out", tmp_path / "out", expect=2)
+        assert (
+            word in done.stderr and done.stderr.count("\n") == 1 and done.stderr.startswith("strati: error: ")
+        )
+        assert not (tmp_path / "out").exists()
+
+
+def test_bad_calls_are_one_line(spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "study.sqlite").touch()
+    for words, word in (
+        (("nosuch", "--out", tmp_path / "o"), "no built-in study of that name"),
+        ((spec, "--out", tmp_path / "file"), "cannot be written to"),
+        ((spec, "--out", tmp_path / "empty"), "an empty file, not a store"),
+        ((spec, "--out", tmp_path / "o", "--export", "rows.txt"), ".csv or .parquet"),
+        ((spec, "--out", tmp_path / "o", "--init", "guess"), "no such distribution"),
+        ((spec, "--out", tmp_path / "o", "--address", "h:1"), "add --engine ray"),
+    ):
+        done = run("study", *words, expect=2)
+        assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_full_disk_is_one_line_and_can_be_resumed(spec: Path, calm: bytes, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(small)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        done = run("study", spec, "--out", small, "--workers", "1", expect=2)
+        assert done.stderr.count("\n") == 1 and ("full" in done.stderr or "No space" in done.stderr)
+        subprocess.run(["mount", "-o", "remount,size=50m", str(small)], check=True)
+        assert exported(spec, small, "--workers", "1") == calm
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)

@@ -1,0 +1,337 @@
+"""Studies from Python: rows, failures, resuming, plugged-in metrics, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import strati
+from strati.errors import BadInputError, StoppedError
+from strati.intervene.driver import STORE, Run
+from strati.intervene.networks import MLP, ResNet
+from strati.intervene.points import Plan
+from strati.intervene.spec import InterventionSpec, MeasureSpec, MetricSpec, builtin_names, read_spec
+from strati.intervene.study import load_study, study
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "network": {"source": "fcn", "count": 2, "together": 2, "hidden": [12, 10]},
+    "data": {"name": "digits", "train": 300, "test": 100},
+    "train": {"epochs": 3, "batch": 50},
+    "interventions": {"draws": 2},
+}
+
+
+def tiny(**sections: dict[str, Any]) -> dict[str, Any]:
+    return TINY | {name: TINY.get(name, {}) | keys for name, keys in sections.items()}
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> strati.intervene.study.Study:  # type: ignore[name-defined]
+    return study(TINY, out=tmp_path_factory.mktemp("calm"))
+
+
+def test_every_point_has_its_row(calm: Any) -> None:
+    table = calm.frame()
+    assert calm.units == calm.done == len(table) == 2 * 3 * (1 + 1 + 2)
+    counts = table.groupby(["network", "layer", "intervention"]).size()
+    assert set(counts[:, :, "rerandomise"]) == {2} and set(counts[:, :, "reinitialise"]) == {1}
+    keys = list(table[["network", "layer", "intervention", "draw"]].itertuples(index=False))
+    assert keys == sorted(keys)
+    assert table["alpha"].notna().all() and table["js_divergence"].notna().all()
+    intact = table[table["intervention"] == "intact"]
+    assert (intact["performance"] == intact["intact_performance"]).all() and (intact["distance"] == 0).all()
+    assert table["initialiser"].str.startswith("pytorch: U(-").sum() == 12
+
+
+def test_a_row_can_be_recomputed_by_hand(calm: Any) -> None:
+    folder = Path(calm.store).parent
+    tensors = dict(np.load(folder / "networks" / "network-001.npz"))
+    spec = read_spec(TINY)
+    from strati.intervene.networks import initialise
+    from strati.intervene.tasks import prepare, task_of
+
+    data = prepare(spec, Run().find)
+    task = task_of(data, spec)
+    model = MLP([64, 12, 10, 10])
+    initialise(model, 0, 1)
+    first = model.fc2.weight.detach().clone(), model.fc2.bias.detach().clone()
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in tensors.items()})
+    moved = float(torch.linalg.norm((first[0] - model.fc2.weight.detach()).double()))
+    model.fc2.weight.data, model.fc2.bias.data = first
+    with torch.no_grad():
+        accuracy = float((model(task.batches[0][0]).argmax(1) == task.batches[0][1]).float().mean())
+    table = calm.frame().set_index(["network", "layer", "intervention", "draw"])
+    row = table.loc[("network-001", "fc2", "reinitialise", 0)]
+    assert row["performance"] == pytest.approx(accuracy)
+    assert row["distance"] == pytest.approx(moved, rel=1e-5)
+    assert row["alpha"] == strati.spectrum(first[0].numpy()).metrics()["alpha"]
+
+
+def test_the_same_spec_gives_the_same_rows_and_another_seed_others(calm: Any, tmp_path: Path) -> None:
+    assert study(TINY).frame().equals(calm.frame())
+    assert not study(TINY | {"seed": 1}).frame().equals(calm.frame())
+
+
+def test_two_processes_give_the_same_rows(calm: Any) -> None:
+    assert study(TINY, run=Run(workers=2)).frame().equals(calm.frame())
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_gives_the_same_rows(calm: Any) -> None:
+    assert study(TINY, run=Run(engine="ray", workers=2)).frame().equals(calm.frame())
+
+
+def test_stopped_and_resumed_it_is_the_same(calm: Any, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def stop(name: str) -> None:
+        seen.append(name)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(StoppedError, match="stopped, 8 done: resume with"):
+        study(TINY, out=tmp_path, run=Run(tick=stop))
+    assert study(TINY, out=tmp_path).frame().equals(calm.frame())
+    assert load_study(tmp_path).frame().equals(calm.frame())
+
+
+def test_lost_and_damaged_network_files_are_trained_again(calm: Any, tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        study(TINY, out=tmp_path, run=Run(tick=lambda name: (_ for _ in ()).throw(KeyboardInterrupt)))
+    (tmp_path / "networks" / "network-000.npz").unlink()
+    (tmp_path / "networks" / "network-001.npz").write_bytes(b"half")
+    assert study(TINY, out=tmp_path).frame().equals(calm.frame())
+
+
+def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="another study"):
+        study(TINY | {"seed": 5}, out=Path(calm.store).parent)
+    (tmp_path / STORE).write_bytes(b"")
+    with pytest.raises(BadInputError, match="empty file"):
+        study(TINY, out=tmp_path)
+
+
+def test_json_and_summary(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(calm.to_json())
+    assert found["schema"] == "strati.study/1"
+    assert (found["units"], found["done"], found["failed"], found["store"]) == (24, 24, 0, calm.store)
+    from rich import print as show
+
+    show(calm.summary())
+    assert "24 of 24 points done" in capsys.readouterr().out
+    assert "network-000" in calm._repr_html_()
+
+
+# --- modules in memory ---
+
+
+def module() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+PLAN = Plan(InterventionSpec(draws=3), MetricSpec(spectral=False))
+
+
+def test_an_evaluate_function_that_fails_now_and_then() -> None:
+    calls: list[int] = []
+
+    def evaluate(model: nn.Module) -> float:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("out of luck")
+        return float("nan") if len(calls) == 5 else 0.5
+
+    found = study(module(), evaluate=evaluate, plan=PLAN)
+    table = found.frame()
+    assert (found.units, found.done, found.failed) == (8, 6, 2)
+    reasons = set(table[table["status"] == "failed"]["reason"])
+    assert reasons == {"evaluate raised RuntimeError: out of luck", "performance is nan"}
+    assert strati.audit(found).failed == 2
+    assert {f["reason"] for f in found.to_dict()["failures"]} == reasons
+
+
+def test_the_callers_module_is_left_alone_and_seen_changed() -> None:
+    model = module()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    seen: list[torch.Tensor] = []
+
+    def evaluate(changed: nn.Module) -> float:
+        seen.append(torch.cat([p.detach().flatten() for p in changed.parameters()]).clone())
+        return 1.0
+
+    study(model, evaluate=evaluate, plan=PLAN)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    assert len({tuple(t.tolist()) for t in seen}) == 7  # intact and two layers of three draws
+    first = seen[0]
+    for other in seen[1:]:
+        assert 0 < int((first != other).sum()) <= 56
+
+
+def test_metrics_of_the_user() -> None:
+    plugins = {
+        "trace": lambda w: float(np.trace(w[:3, :3])),
+        "overlap": lambda intact, changed: float((intact * changed).sum()),
+        "broken": lambda w: 1 / 0,
+    }
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    found = study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins=plugins)).frame()
+    assert found["trace"].notna().all() and found["overlap"].notna().all() and found["broken"].isna().all()
+    assert found["reason"].str.contains("metric broken raised ZeroDivisionError").all()
+    assert (found["status"] == "done").all()
+    with pytest.raises(BadInputError, match="takes one matrix"):
+        study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins={"m": lambda a, b, c: 0}))
+
+
+def test_reinitialise_puts_the_initial_values_back() -> None:
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    model = module()
+    y = model(x).argmax(1)
+    plan = Plan(InterventionSpec(kinds=("reinitialise",)), MetricSpec(spectral=False), initial=module())
+    table = study(model, data=(x, y), plan=plan).frame()
+    assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
+    with pytest.raises(BadInputError, match="needs the network's initial values"):
+        study(model, data=(x, y), plan=replace(plan, initial=None))
+
+
+def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
+    plan = replace(PLAN, measure=MeasureSpec(performance="loss"), higher_is_better=False)
+    found = study({"a": module(), "b": module()}, evaluate=lambda m: 1.0, plan=plan)
+    assert set(found.frame()["network"]) == {"a", "b"}
+    assert found.performance["higher_is_better"] is False
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({}, "needs one of evaluate"),
+        ({"data": (np.zeros((4, 5), np.float32), np.zeros(4, int))}, "do not fit the network"),
+        ({"data": (np.zeros((4, 6), np.float32), np.full(4, 9))}, "label 9, but only 3 outputs"),
+        ({"data": (np.zeros((4, 6), np.float32), np.zeros(3, int))}, "as many rows"),
+        ({"data": 5}, "a pair"),
+    ],
+)
+def test_wrong_calls(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(BadInputError, match=word):
+        study(module(), **options)
+
+
+# --- specs ---
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        (tiny(train={"epoks": 3}), "unknown key 'epoks' in .train.; did you mean 'epochs'"),
+        ({"trian": {}}, "unknown key 'trian'; did you mean 'train'"),
+        (tiny(train={"epochs": "three"}), "train.epochs wants a whole number"),
+        (tiny(train={"epochs": True}), "not true or false"),
+        (tiny(train={"batch": 0}), "train.batch is at least 1"),
+        (tiny(network={"source": "mpl"}), "did you mean 'mlp'"),
+        (tiny(network={"hidden": []}), "wants a list"),
+        (tiny(interventions={"kinds": ["rerandomize"]}), "did you mean 'rerandomise'"),
+        (tiny(data={"path": "x.npz"}), "both a name and a path"),
+        ({"network": {"source": "mlp"}}, "needs a name"),
+        ({"network": 3, "data": {"name": "digits"}}, "is a section"),
+        (tiny(measure={"performance": "perplexity"}), "language models"),
+        (tiny(network={"source": "transformers"}), "network.path is missing"),
+        (tiny(network={"source": "resnet"}), "needs images"),
+        (tiny(network={"source": "transformer", "width": 32}), "needs text"),
+        (tiny(data={"name": "nosuchset"}), "no such data set"),
+        (tiny(interventions={"layers": ["conv*"]}), "no layer matches"),
+    ],
+)
+def test_a_wrong_spec_is_one_line(spec: dict[str, Any], word: str) -> None:
+    with pytest.raises(BadInputError, match=word) as caught:
+        study(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_built_in_specs_are_valid() -> None:
+    assert {"fcn-digits", "fcn-mnist"} <= set(builtin_names())
+    for name in builtin_names():
+        assert read_spec(name).name == name
+
+
+def test_training_that_diverges_is_a_reason_of_every_point() -> None:
+    found = study(tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2}))
+    assert found.failed == found.units == 24
+    assert "training diverged" in found.frame()["reason"][0]
+    with pytest.raises(BadInputError, match="no changed layer has been measured"):
+        strati.audit(found)
+
+
+def test_a_residual_network_and_a_language_model_are_trained_here(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "i.npz", x=rng.integers(0, 255, (40, 8, 8, 3), np.uint8), y=rng.integers(0, 3, 40))
+    (tmp_path / "t.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    common = {"train": {"epochs": 2, "batch": 16}, "metrics": {"spectral": False}}
+    nets = {
+        "i.npz": ({"source": "resnet", "depth": 8, "width": 4}, "accuracy", 8),
+        "t.txt": ({"source": "transformer", "width": 16, "depth": 1, "heads": 2}, "perplexity", 9),
+    }
+    for name, (network, performance, layers) in nets.items():
+        spec = common | {"network": network, "measure": {"performance": performance}}
+        found = study(spec | {"data": {"path": str(tmp_path / name), "context": 16}})
+        assert found.done == found.units == 3 * layers
+        assert found.frame()["activation_disagreement"].notna().all()
+
+
+def test_a_transformers_directory_as_it_is(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=50, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 50, (6, 12)))
+    spec = {
+        "network": {"source": "transformers", "path": str(tmp_path / "gpt")},
+        "data": {"path": str(tmp_path / "tokens.npy")},
+        "measure": {"performance": "perplexity", "batch": 4},
+        "interventions": {"layers": ["*.attn.*", "*.mlp.*"]},
+    }
+    found = study(spec)
+    table = found.frame()
+    assert found.done == found.units == 8 * 2  # no initial values: intact and one draw of eight layers
+    assert found.performance["chance"] == 50
+    assert table["initialiser"].str.startswith("gpt2: N(0").sum() == 8
+    np.save(tmp_path / "tokens.npy", np.full((6, 12), 77))
+    with pytest.raises(BadInputError, match="do not fit the network"):
+        study(spec)
+
+
+def test_a_residual_checkpoint(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    torch.save(
+        {"state_dict": {f"module.{k}": v for k, v in ResNet(8, 4).state_dict().items()}}, tmp_path / "r.th"
+    )
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "i.npz", x=rng.integers(0, 255, (12, 16, 16, 3), np.uint8), y=rng.integers(0, 10, 12))
+    spec = {
+        "network": {"source": "resnet", "path": str(tmp_path / "r.th")},
+        "data": {"path": str(tmp_path / "i.npz"), "mean": [0.4, 0.4, 0.4], "std": [0.2, 0.2, 0.2]},
+        "metrics": {"spectral": False},
+    }
+    assert study(spec).done == 8 * 2
+    with pytest.raises(BadInputError, match="2 numbers for 3 channels"):
+        study(spec | {"data": spec["data"] | {"mean": [0.1, 0.2]}})
+
+
+def test_frames_are_written_and_read_alike(calm: Any, tmp_path: Path) -> None:
+    from strati.run.files import export_table
+
+    for ending in ("csv", "parquet"):
+        export_table(calm.frame(), tmp_path / f"rows.{ending}")
+    found = pd.read_parquet(tmp_path / "rows.parquet")
+    assert list(found.columns) == list(pd.read_csv(tmp_path / "rows.csv").columns)
+    assert len(found) == 24
