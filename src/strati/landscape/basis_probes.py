@@ -54,7 +54,8 @@ class ProbeMachine:
         if not tokens and len(self._sites) > 2 and trial[-2].data_ptr() == trial[-1].data_ptr():
             self._sites = (*self._sites[:-2], self._sites[-1])  # the last block's output is the output
             del trial[-2]
-        self.frame = self._output_frame(trial[-1].shape[-1])
+        if trial[-1].shape[-1] > WIDEST_OUTPUT:
+            self.frame = self._narrow(trial[-1])
         self.names = tuple(site.name for site in self._sites)
         outputs = trial[-1].shape[-1] if self.frame is None else self.frame.shape[1]
         self.widths = (*(t.shape[-1] for t in trial[:-1]), outputs)
@@ -158,8 +159,6 @@ class ProbeMachine:
                 handle = _hook(self._model.get_submodule(site.module), site, number, read)
                 stack.callback(handle.remove)
             output = first_tensor(self._model(x))
-        if self.frame is not None:
-            output = output @ self._tensor(self.frame)
         missing = [site.name for k, site in enumerate(self._sites[:-1]) if k not in seen]
         if missing:
             raise BadInputError(missing[0], "is not used when the network runs; name another site")
@@ -179,17 +178,35 @@ class ProbeMachine:
             )
         return tensors
 
-    def _output_frame(self, width: int) -> FloatArray | None:
-        if width <= WIDEST_OUTPUT:
-            return None
-        heads = [m for m in self._model.modules() if isinstance(m, nn.Linear) and m.out_features == width]
-        if not heads or heads[-1].in_features >= width:
+    def _narrow(self, output: torch.Tensor) -> FloatArray:
+        """Read a wide output in an orthonormal frame of its range: the head ``W = Q R`` is replaced by ``R``.
+
+        The Gram matrices of outputs and Jacobians are the same in the frame ``Q``, at a fraction of the work.
+        """
+        width = output.shape[-1]
+        heads = [
+            (name, module)
+            for name, module in self._model.named_modules()
+            if isinstance(module, nn.Linear) and module.out_features == width > module.in_features
+        ]
+        if not heads:
             raise UnsupportedError("output", f"is {width} wide with no linear map to it; read fewer outputs")
-        matrix = heads[-1].weight.detach().double()
-        if heads[-1].bias is not None:
-            matrix = torch.cat([matrix, heads[-1].bias.detach().double()[:, None]], dim=1)
-        frame: FloatArray = torch.linalg.qr(matrix)[0].numpy()
-        return frame
+        name, head = heads[-1]
+        matrix = head.weight.detach().double()
+        if head.bias is not None:
+            matrix = torch.cat([matrix, head.bias.detach().double()[:, None]], dim=1)
+        frame, upper = torch.linalg.qr(matrix)
+        small = nn.Linear(head.in_features, len(upper), bias=head.bias is not None, dtype=self.dtype)
+        with torch.no_grad():
+            small.weight.copy_(upper[:, : head.in_features])
+            if head.bias is not None:
+                small.bias.copy_(upper[:, -1])
+        self._model.set_submodule(name, small.requires_grad_(False))
+        found = self._forward(self._x[:1], gradients=False)[-1].double() @ frame.T
+        if not torch.allclose(found, output.double(), rtol=1e-3, atol=1e-4 * float(output.abs().max())):
+            raise UnsupportedError("output", f"is {width} wide and more than a linear map of {name}'s input")
+        result: FloatArray = frame.numpy()
+        return result
 
     def _exact(self, target: torch.Tensor) -> bool:
         positions = int(np.prod(target.shape[1:-1], dtype=int))
