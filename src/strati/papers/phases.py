@@ -116,7 +116,8 @@ def _spiked(shape: tuple[int, int], rng: np.random.Generator, reach: FloatArray)
     strength = np.sqrt(square * root_n * root_m) * W.std()
     left, _ = np.linalg.qr(rng.normal(size=(n, reach.size)))
     right, _ = np.linalg.qr(rng.normal(size=(m, reach.size)))
-    return W + (left * strength) @ right.T
+    spiked: FloatArray = W + (left * strength) @ right.T
+    return spiked
 
 
 def _bleeding(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
@@ -140,11 +141,12 @@ def _heavy(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
 def _collapsed(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:
     n, m = shape
     rank = max(int(m * rng.uniform(0.05, 0.9)), 1)
-    W = rng.normal(size=(n, rank)) @ rng.normal(size=(rank, m)) / np.sqrt(rank)
+    W: FloatArray = rng.normal(size=(n, rank)) @ rng.normal(size=(rank, m)) / np.sqrt(rank)
     kind = rng.integers(3)
     if kind == 0:
         return W
-    return W + rng.normal(scale=1e-6 if kind == 1 else 1e-4, size=shape)
+    W += rng.normal(scale=1e-6 if kind == 1 else 1e-4, size=shape)
+    return W
 
 
 _MAKERS: dict[Phase, Callable[[tuple[int, int], np.random.Generator], FloatArray]] = {

@@ -33,6 +33,22 @@ class Entry:
 _TOP_DOWN = "top-down-eigenspectra"
 
 ENTRIES: dict[str, Entry] = {
+    "alpha-of-random-layers": Entry(
+        "alpha_random:alpha_of_random_layers",
+        "robust-and-critical-layers",
+        "figure 2, left: 10,000 untrained layers, how many look well trained",
+    ),
+    "fcn-mnist": Entry(
+        "fcn_mnist:fcn_mnist",
+        "robust-and-critical-layers",
+        "table 1, figures 2, 3, 4, 7: 100 networks on MNIST, every layer re-initialised and re-randomised",
+    ),
+    "pretrained": Entry(
+        "pretrained:pretrained",
+        "robust-and-critical-layers",
+        "tables 2, 3, figures 5, 6, 8-11: real pretrained networks, every layer re-randomised ten times",
+    ),
+    "phases": Entry("phases:phases", _TOP_DOWN, "six phases on matrices of known making, share named right"),
     "quasi-null": Entry(
         "spectra_real:quasi_null", _TOP_DOWN, "share of quasi-null eigenvalues in real transformers"
     ),

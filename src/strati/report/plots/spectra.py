@@ -1,0 +1,137 @@
+"""Pictures of spectra: the eigenvalue density with bulk and tail, the scree plot, metrics over depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError, require
+from strati.report.plots.compare import PHASES, ROLE_COLOURS
+from strati.spectra import marchenko_pastur as law
+from strati.text import printable
+
+if TYPE_CHECKING:
+    from strati.spectra.scan import Scan
+    from strati.spectra.spectrum import Spectrum
+    from strati.types import FloatArray
+
+_BULK, _TAIL, _SPIKE, _DATA = "#D55E00", "#0072B2", "#CC79A7", "#BBBBBB"
+
+
+def plot_spectrum(sp: Spectrum, *, title: str | None = None) -> Any:
+    """Draw one spectrum: density on linear and logarithmic axes, and the scree plot.
+
+    Args:
+        sp: The spectrum.
+        title: What to write above it.
+
+    Returns:
+        A matplotlib figure; ``figure.savefig("esd.pdf")`` writes vectors.
+
+    Raises:
+        BadInputError: There are no eigenvalues to draw.
+    """
+    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
+    values = sp.eigenvalues[sp.eigenvalues > 0]
+    if values.size == 0:
+        raise BadInputError("spectrum", "has no positive eigenvalues; there is nothing to draw")
+    figure = figure_class(figsize=(11, 3.4), layout="constrained")
+    linear, logarithmic, scree = figure.subplots(1, 3)
+    _density(linear, sp, values, logarithmic=False)
+    _density(logarithmic, sp, values, logarithmic=True)
+    _scree(scree, sp, values)
+    figure.suptitle(
+        printable(title or f"{sp.found.rows} x {sp.found.columns}, {sp.phase or 'phase undecided'}")
+    )
+    return figure
+
+
+def plot_scan(scan: Scan) -> Any:
+    """Draw alpha, stable rank and phase of every layer over depth, coloured by role."""
+    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
+    lines = require("matplotlib.lines", "plot", "drawing")
+    table = scan.table
+    if table.empty:
+        raise BadInputError(scan.path, "has no weight matrices; there is nothing to draw")
+    figure = figure_class(figsize=(9, 7.5), layout="constrained")
+    axes = figure.subplots(3, 1, sharex=True)
+    places = np.arange(len(table))
+    colours = [ROLE_COLOURS.get(role, "#000000") for role in table["role"]]
+    noise = table["warnings"].str.contains("noise-like").to_numpy()
+    alpha, error = (table[name].to_numpy(dtype=float) for name in ("alpha", "alpha_stderr"))
+    axes[0].errorbar(places, alpha, yerr=error, fmt="none", ecolor="#BBBBBB", lw=0.8)
+    axes[0].scatter(places, alpha, c=colours, s=18, zorder=3)
+    axes[0].scatter(
+        places[noise], alpha[noise], facecolors="none", edgecolors="#999999", s=60, label="noise-like"
+    )
+    axes[0].axhspan(2, 6, color="#009E73", alpha=0.08, label='2 to 6: "well trained", a claim')
+    axes[0].set_ylabel("alpha")
+    axes[0].legend(fontsize="small")
+    axes[1].scatter(places, table["stable_rank"].to_numpy(dtype=float), c=colours, s=18)
+    axes[1].set_ylabel("stable rank")
+    axes[1].set_yscale("log")
+    known = [
+        (x, PHASES.index(p), c)
+        for x, p, c in zip(places, table["phase"], colours, strict=True)
+        if p in PHASES
+    ]
+    if known:
+        axes[2].scatter(*zip(*[k[:2] for k in known], strict=True), c=[k[2] for k in known], s=18)
+    axes[2].set_yticks(range(len(PHASES)), PHASES)
+    axes[2].set_ylim(-0.5, len(PHASES) - 0.5)
+    axes[2].xaxis.get_major_locator().set_params(integer=True)
+    axes[2].set_xlabel("layer, in network order")
+    present = [role for role in ROLE_COLOURS if (table["role"] == role).any()]
+    handles = [lines.Line2D([], [], marker="o", ls="", color=ROLE_COLOURS[r], label=r) for r in present]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize="small")
+    figure.suptitle(printable(Path(scan.path).name))
+    return figure
+
+
+def _density(axes: Any, sp: Spectrum, values: FloatArray, *, logarithmic: bool) -> None:
+    if logarithmic:
+        low = float(np.quantile(values, 0.005)) / 2
+        edges = np.geomspace(max(low, values[-1] * 1e-12), values[-1] * 1.05, 60)
+    else:
+        edges = np.linspace(0, values[-1] * 1.02, 80)
+    axes.hist(values, bins=edges, density=True, color=_DATA)
+    if sp.bulk is not None:
+        share = sp.bulk.size / sp.eigenvalues.size
+        x = np.linspace(sp.bulk.lambda_minus, sp.bulk.lambda_plus, 600)[1:]
+        density = law.pdf(x / sp.found.rows, sp.found.aspect, sp.bulk.sigma) / sp.found.rows
+        axes.plot(x, share * density, color=_BULK, lw=1.2, label="Marchenko-Pastur")
+        axes.axvline(sp.bulk.edge, color=_BULK, lw=0.8, ls="--", label="Tracy-Widom edge")
+        spikes = values[values > sp.bulk.edge]
+        if spikes.size:
+            marks = axes.get_xaxis_transform()
+            axes.plot(
+                spikes, np.full(spikes.size, 0.02), "v", color=_SPIKE, ms=4, transform=marks, label="spikes"
+            )
+    if sp.tail is not None:
+        x = np.geomspace(sp.tail.xmin, values[-1], 200)
+        share = sp.tail.size / sp.eigenvalues.size
+        density = share * (sp.tail.alpha - 1) / sp.tail.xmin * (x / sp.tail.xmin) ** -sp.tail.alpha
+        axes.plot(x, density, color=_TAIL, lw=1.2, label=f"alpha = {sp.tail.alpha:.2f}")
+        axes.axvline(sp.tail.xmin, color=_TAIL, lw=0.8, ls=":")
+    axes.set_xlabel("eigenvalue")
+    axes.set_ylabel("density")
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    elif sp.bulk is not None or sp.tail is not None:
+        axes.legend(fontsize="x-small")
+
+
+def _scree(axes: Any, sp: Spectrum, values: FloatArray) -> None:
+    places = np.arange(1, values.size + 1)
+    axes.plot(places, values[::-1], ".", ms=3, color="#444444")
+    if sp.bulk is not None:
+        axes.axhline(sp.bulk.edge, color=_BULK, lw=0.8, ls="--")
+        if sp.bulk.lambda_minus > 0:
+            axes.axhline(sp.bulk.lambda_minus, color=_BULK, lw=0.8, ls=":")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("rank of the eigenvalue")
+    axes.set_ylabel("eigenvalue")

@@ -1,0 +1,184 @@
+"""``strati scan`` as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+FIELDS = """
+name role block kind rows cols aspect parameters hard_rank stable_rank entropy frobenius_norm spectral_norm alpha
+alpha_stderr xmin ks_distance tail_size alpha_weighted log_alpha_norm mu mp_sigma mp_lambda_minus mp_lambda_plus
+mp_soft_rank mp_ks_distance spikes quasi_null phase phase_evidence view warnings
+""".split()  # noqa: SIM905
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "strati.cli.main", "scan", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def strict(text: str) -> dict:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(0)
+    broken = rng.normal(size=(30, 40))
+    broken[3, 4] = np.nan
+    tensors = {
+        "h.0.attn.c_attn.weight": rng.normal(size=(32, 96)),
+        "h.0.attn.c_attn.bias": np.zeros(96),
+        "h.0.mlp.c_fc.weight": rng.standard_t(1.5, size=(32, 128)),
+        "broken.weight": broken,
+        "zero.weight": np.zeros((20, 20)),
+        "tiny.weight": rng.normal(size=(3, 7)),
+        "conv.weight": rng.normal(size=(24, 16, 3, 3)),
+        "[bold]\x1b[31m\u202eevil.weight": rng.normal(size=(40, 30)),
+    }
+    path = tmp_path_factory.mktemp("scan") / "model.safetensors"
+    save_file({name: W.astype(np.float32) for name, W in tensors.items()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def result(model: Path) -> dict:
+    done = run(model, "--json", "-", "--eigenvalues")
+    assert (done.returncode, done.stderr) == (0, "")
+    return strict(done.stdout)
+
+
+def test_json_has_every_field(result: dict) -> None:
+    assert result["schema"] == "strati.scan/1"
+    assert set(result["network"]) == {"path", "format", "parameters", "tensors"}
+    for layer in result["layers"]:
+        assert list(layer) == [*FIELDS, "eigenvalues"]
+        assert layer["eigenvalues"] == sorted(layer["eigenvalues"])
+    assert {item["name"] for item in result["skipped"]} == {"h.0.attn.c_attn.bias"}
+    assert len(result["layers"]) == 7
+
+
+def test_bad_layers_do_not_stop_the_rest(result: dict) -> None:
+    layers = {layer["name"]: layer for layer in result["layers"]}
+    codes = {name: {w["code"] for w in layer["warnings"]} for name, layer in layers.items()}
+    assert codes["broken.weight"] == {"not-finite"}
+    assert layers["broken.weight"]["alpha"] is None and layers["broken.weight"]["phase"] is None
+    assert codes["zero.weight"] == {"constant"} and layers["zero.weight"]["hard_rank"] == 0
+    assert codes["tiny.weight"] == {"few-eigenvalues"} and layers["tiny.weight"]["hard_rank"] == 3
+    assert layers["h.0.mlp.c_fc.weight"]["phase"] == "heavy-tailed"
+    assert "noise-like" in codes["conv.weight"]
+    conv = layers["conv.weight"]
+    assert (conv["rows"], conv["cols"], conv["aspect"], len(conv["eigenvalues"])) == (24, 16, 1.5, 9 * 16)
+
+
+def test_table_is_safe_and_names_the_worst(model: Path) -> None:
+    done = run(model)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "\x1b" not in done.stdout and "\u202e" not in done.stdout
+    assert "look first at: broken.weight (not-finite)" in done.stdout
+    assert "[bold]\\x1b[31m\\u202eevil.weight" in done.stdout
+
+
+def test_any_number_of_jobs_gives_the_same_json(model: Path, tmp_path: Path) -> None:
+    files = []
+    for jobs in (1, 2, 5):
+        path = tmp_path / f"{jobs}.json"
+        assert run(model, "--jobs", jobs, "--bootstrap", 5, "--json", path, "--quiet").returncode == 0
+        files.append(path.read_bytes())
+    assert files[0] == files[1] == files[2]
+    layer = strict(files[0].decode())["layers"][0]
+    assert 0 <= layer["tail_pvalue"] <= 1
+    assert {"truncated_power_law", "lognormal", "exponential"} <= set(layer["tail_alternatives"])
+
+
+def test_options(model: Path, tmp_path: Path) -> None:
+    done = run(model, "--split-qkv", "--conv", "flatten", "--json", "-")
+    names = {layer["name"]: layer for layer in strict(done.stdout)["layers"]}
+    assert sum(name.startswith("h.0.attn") for name in names) == 3
+    assert (names["conv.weight"]["rows"], names["conv.weight"]["cols"]) == (24, 144)
+    for ending in (".csv", ".parquet"):
+        path = tmp_path / f"table{ending}"
+        assert run(model, "--export", path, "--quiet").returncode == 0
+    with (tmp_path / "table.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows][-1].endswith("evil.weight") or len(rows) == 7
+    import pandas as pd
+
+    assert len(pd.read_parquet(tmp_path / "table.parquet")) == 7
+
+
+def test_a_stricter_level_finds_fewer_spikes(model: Path) -> None:
+    loose, strict_level = (
+        sum(
+            layer["spikes"] or 0
+            for layer in strict(run(model, "--level", level, "--json", "-").stdout)["layers"]
+        )
+        for level in (0.9, 0.001)
+    )
+    assert strict_level < loose
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--level", "0"),
+        ("--level", "1.5"),
+        ("--bootstrap", "-1"),
+        ("--export", "x.xlsx"),
+        ("--export", "/no/x.csv"),
+    ],
+)
+def test_bad_options_are_one_line(model: Path, tmp_path: Path, words: tuple[str, str]) -> None:
+    done = run(model, *words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("strati: error: ") and done.stderr.count("\n") == 1
+
+
+def test_missing_file_is_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path / "absent.safetensors", "--json", tmp_path / "out.json")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_torch_is_not_imported(model: Path) -> None:
+    code = (
+        "import sys; from strati.cli.main import strati as s\n"
+        f"s.main(['scan', {str(model)!r}, '--quiet'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_python_objects(model: Path) -> None:
+    import strati
+
+    s = strati.scan(strati.open(model))
+    assert s["conv.weight"].found.matrices == 9
+    assert s.table["name"].iloc[0] in s and len(s) == 7
+    assert "evil" in s._repr_html_() and "\u202e" not in s._repr_html_()
+    with pytest.raises(strati.StratiError, match="no such layer"):
+        s["absent"]
+    with pytest.raises(strati.StratiError, match="level"):
+        strati.scan(model, level=0.0)
+
+
+def test_pictures(model: Path, tmp_path: Path) -> None:
+    import strati
+
+    s = strati.scan(model)
+    for number, figure in enumerate((s.plot(), s["conv.weight"].plot(), s["tiny.weight"].plot())):
+        path = tmp_path / f"{number}.svg"
+        figure.savefig(path)
+        assert path.stat().st_size > 5000
+    with pytest.raises(strati.StratiError, match="nothing to draw"):
+        s["broken.weight"].plot()
