@@ -73,6 +73,16 @@ ENTRIES: dict[str, Entry] = {
         "degeneracy-in-the-loss-landscape",
         "parameters used by real networks, before, during and after training",
     ),
+    "interaction-basis": Entry(
+        "basis:interaction_basis_study",
+        "degeneracy-in-the-loss-landscape",
+        "sparsity, ablation and modules in four bases on three networks",
+    ),
+    "modules-section-5": Entry(
+        "basis_modules:section_five",
+        "degeneracy-in-the-loss-landscape",
+        "free directions of modules, and the log law of links",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
