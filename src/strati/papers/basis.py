@@ -101,7 +101,7 @@ def _modular_addition(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
             f"a + b mod {prime}: accuracy on pairs not trained on",
             None,
             accuracy,
-            f"MLP {2 * prime}-{width}-{prime}, AdamW lr 0.01, weight decay 1, {steps} full-batch steps on 70 % of pairs",
+            f"MLP {2 * prime}-{width}-{prime}, AdamW, weight decay 1, {steps} full-batch steps on 70 % of the pairs",
         )
     ]
     for graph in found.graphs:
@@ -139,7 +139,7 @@ def _train(prime: int, width: int, seed: int) -> tuple[nn.Module, torch.Tensor, 
     while steps < 4000 and accuracy < 0.995:
         for _ in range(200):
             optimiser.zero_grad()
-            nn.functional.cross_entropy(net(x[train]), y[train]).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(net(x[train]), y[train]).backward()
             optimiser.step()
         steps += 200
         with torch.no_grad():

@@ -76,8 +76,8 @@ def _constrained(networks: int, seed: int) -> list[Row]:
             "modules joined by a node: N_eff = N_eff(L_1,C) + N_eff(L_2) (eq. 31)",
             "equal",
             f"{equal} of {networks}",
-            f"an upper bound (exceeded {above} times), too high by {np.mean(gaps):.2f} on average: "
-            "the second module's biases can undo a shift of the node",
+            f"an upper bound (exceeded {above} times), too high by {np.mean(gaps):.2f} on average: the second "
+            "module undoes a shift of the node by its biases and a rescaling by its weights, exactly",
         ),
         Row(
             "the same without the constraint: N_eff(L_1) + N_eff(L_2)",
