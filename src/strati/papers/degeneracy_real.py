@@ -2,13 +2,16 @@
 
 The paper gives no numbers for any network; its claim that is put to the test is that training leaves
 fewer effective parameters than there are (section 3), and our question is whether their number falls
-while a network trains. The loss scale is a fixed share of the variance of the outputs, so that growing
-logits alone change nothing.
+while a network trains. That depends on the loss scale, so two are taken: a share of the variance of the
+outputs at the moment, under which growing logits alone change nothing, and the same share of the final
+variance, a fixed loss scale for all of the training.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +29,24 @@ SHARE = 1e-3
 """The loss scale: this share of the variance of the outputs."""
 
 
+@dataclass(frozen=True)
+class Point:
+    """A moment of the training: the count at its own loss scale, and the parameters used at the final one's."""
+
+    label: str
+    accuracy: float
+    count: Degeneracy
+    fixed: int
+
+
 def real_networks(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Counts on the embedded network, on FCN 5x512 at points of its training, and on stories15M."""
     rows = [*_embedded(tick)]
-    series = list(_training(quick, seed, tick))
-    for label, accuracy, count, at_scale in series:
-        rows.append(_row(f"FCN 5x512 on MNIST, {label}", count, f"test accuracy {accuracy:.2f} %", at_scale))
+    series = _training(quick, seed, tick)
+    rows += [
+        _row(f"FCN 5x512 on MNIST, {p.label}", p.count, f"test accuracy {p.accuracy:.2f} %", p.fixed)
+        for p in series
+    ]
     rows.append(_trend(series))
     rows += _transformer(quick, seed, tick)
     figure = _draw(series, folder)
@@ -52,13 +67,12 @@ def _embedded(tick: Tick) -> Iterator[Row]:
     x = np.load(embedded.path("digits.npz"))["x"]
     for state, name in (("initial", "digits-mlp-init.safetensors"), ("trained", "digits-mlp.safetensors")):
         model = as_module(embedded.path(name))  # type: ignore[arg-type]
-        count, at_scale = _count(model, x)
-        yield _row(f"digits MLP, {state}", count, f"{len(x):,} digits", at_scale)
+        yield _row(f"digits MLP, {state}", _count(model, x), f"{len(x):,} digits")
         tick(f"digits {state}")
 
 
-def _training(quick: bool, seed: int, tick: Tick) -> Iterator[tuple[str, float, Degeneracy, int]]:
-    """An FCN 5x512 (Adam, 1e-3, batches of 256) at its start, during and after training."""
+def _training(quick: bool, seed: int, tick: Tick) -> list[Point]:
+    """An FCN 5x512 at its start, during and after training."""
     import numpy as np
     import torch
 
@@ -69,23 +83,37 @@ def _training(quick: bool, seed: int, tick: Tick) -> Iterator[tuple[str, float, 
         x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
     x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
     probe = x_test[: 2_000 if quick else 10_000]
+    kept = list(_snapshots(x, y.long(), 2 if quick else 10, seed, tick))
+    final = scale_of(kept[-1][1], probe)
+    points = []
+    for label, model in kept:
+        with torch.no_grad():
+            accuracy = 100 * float((model(x_test).argmax(1) == y_test).double().mean())
+        points.append(Point(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
+        tick(f"FCN {label}")
+    return points
+
+
+def _snapshots(
+    x: torch.Tensor, y: torch.Tensor, epochs: int, seed: int, tick: Tick
+) -> Iterator[tuple[str, nn.Module]]:
+    """Train with Adam (1e-3, batches of 256); the network at some moments."""
+    import torch
+
     model = _fcn(derive(seed, "fcn"))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    epochs = 2 if quick else 10
     per_epoch = -(-len(x) // 256)
     stops = {0: "initial", 50: "50 steps", per_epoch: "1 epoch", epochs * per_epoch: f"{epochs} epochs"}
     generator = torch.Generator().manual_seed(derive(seed, "batches"))
     for step in range(epochs * per_epoch + 1):
         if step in stops:
-            with torch.no_grad():
-                accuracy = 100 * float((model(x_test).argmax(1) == y_test).double().mean())
-            yield stops[step], accuracy, *_count(model, probe)
-            tick(f"FCN {stops[step]}")
+            yield stops[step], copy.deepcopy(model)
         if step % per_epoch == 0:
             order = torch.randperm(len(x), generator=generator)
+            tick(f"step {step}")
         part = order[(step % per_epoch) * 256 : (step % per_epoch + 1) * 256]
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[part]), y[part].long()).backward()  # type: ignore[no-untyped-call]
+        torch.nn.functional.cross_entropy(model(x[part]), y[part]).backward()
         optimiser.step()
 
 
@@ -106,10 +134,8 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
 
     model = as_module(zoo.path("stories15m"))
     tokens = _tell(model, 8 if quick else 32, 64, derive(seed, "stories"))
-    count, at_scale = _count(model, tokens)
-    yield _row(
-        "stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories", at_scale
-    )
+    count = _count(model, tokens)
+    yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
     heads = sum(layer.free_from_synchrony for layer in count.layers)
     yield Row(
         "stories15M, free between values and outputs of heads",
@@ -136,13 +162,10 @@ def _tell(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
     return tokens
 
 
-def _count(model: nn.Module, x: Any) -> tuple[Degeneracy, int]:
-    """The structural count, and the parameters used at the loss scale by layers, whatever the number of data."""
+def scale_of(model: nn.Module, inputs: torch.Tensor) -> float:
+    """The loss scale of a network: a share of the variance of its outputs over the data."""
     import torch
 
-    from strati.landscape.count import degeneracy
-
-    inputs = torch.as_tensor(x)
     with torch.no_grad():
         output = model(inputs[:256])
     values = (
@@ -150,53 +173,64 @@ def _count(model: nn.Module, x: Any) -> tuple[Degeneracy, int]:
         .double()
         .reshape(len(inputs[:256]), -1)
     )
-    epsilon = SHARE * float((values - values.mean(dim=0)).square().sum(dim=1).mean())
-    result = degeneracy(model, inputs, epsilon=epsilon, exact=False)
-    used = sum(c.parameters - c.at_epsilon.free for c in result.layers if c.at_epsilon is not None)
-    return result, used
+    return SHARE * float((values - values.mean(dim=0)).square().sum(dim=1).mean())
+
+
+def _count(model: nn.Module, x: Any, epsilon: float | None = None) -> Degeneracy:
+    """The structural count, and that at a loss scale."""
+    import torch
+
+    from strati.landscape.count import degeneracy
+
+    inputs = torch.as_tensor(x)
+    return degeneracy(model, inputs, epsilon=epsilon or scale_of(model, inputs), exact=False)
+
+
+def _used(count: Degeneracy) -> int:
+    """Parameters used at the loss scale by layers, whatever the number of data."""
+    return sum(c.parameters - c.at_epsilon.free for c in count.layers if c.at_epsilon is not None)
 
 
 def _by_layers(count: Degeneracy) -> int:
     return sum(c.parameters - c.free for c in count.layers)
 
 
-def _row(what: str, count: Degeneracy, note: str, at_scale: int) -> Row:
+def _row(what: str, count: Degeneracy, note: str, fixed: int | None = None) -> Row:
     analysed = sum(c.parameters for c in count.layers)
     dead = sum(c.dead for c in count.layers)
     blocks = sum(c.synchronised_blocks for c in count.layers)
-    ours = f"{_by_layers(count):,} of {analysed:,}"
-    return Row(
-        what, None, ours,
-        f"{note}; {at_scale:,} at {SHARE:g} of the output variance; {dead} dead neurons, {blocks} synchronised blocks",
-    )  # fmt: skip
+    words = [note, f"{_used(count):,} at {SHARE:g} of its output variance"]
+    if fixed is not None:
+        words.append(f"{fixed:,} at that of the trained network")
+    words.append(f"{dead} dead neurons, {blocks} synchronised blocks")
+    return Row(what, None, f"{_by_layers(count):,} of {analysed:,}", "; ".join(words))
 
 
-def _trend(series: list[tuple[str, float, Degeneracy, int]]) -> Row:
-    exact = [_by_layers(count) for _, _, count, _ in series]
-    scaled = [used for _, _, _, used in series]
-    words = [f"by structure x{exact[-1] / exact[0]:.3f}", f"at the loss scale x{scaled[-1] / scaled[0]:.3f}"]
-    verdict = "falls" if scaled[-1] < scaled[0] else "does not fall"
-    return Row(
-        "FCN 5x512: does the number of used parameters fall from start to end?",
-        None,
-        verdict,
-        ", ".join(words),
-    )
+def _trend(series: list[Point]) -> Row:
+    first, last = series[0], series[-1]
+    ratios = {
+        "to first order": _by_layers(last.count) / _by_layers(first.count),
+        "relative to the outputs": _used(last.count) / _used(first.count),
+        "at a fixed loss scale": last.fixed / max(1, first.fixed),
+    }
+    falls = [r < 1 for r in ratios.values()]
+    verdict = "yes" if all(falls) else "depends on the loss scale" if any(falls) else "no"
+    words = ", ".join(f"{'falls' if r < 1 else 'rises'} {name} (x{r:.3g})" for name, r in ratios.items())
+    return Row("FCN 5x512: does the number of used parameters fall from start to end?", None, verdict, words)
 
 
-def _draw(series: list[tuple[str, float, Degeneracy, int]], folder: Path) -> str:
+def _draw(series: list[Point], folder: Path) -> str:
     """Used share of every layer at every point of the training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, at_scale in zip(panels, (False, True), strict=True):
-        for label, _, count, _ in series:
-            free = [
-                c.at_epsilon.free if at_scale and c.at_epsilon is not None else c.free for c in count.layers
-            ]
-            shares = [1 - f / c.parameters for f, c in zip(free, count.layers, strict=True)]
-            axes.plot(range(1, len(shares) + 1), shares, "o-", label=label)
+        for point in series:
+            layers = point.count.layers
+            free = [c.at_epsilon.free if at_scale and c.at_epsilon is not None else c.free for c in layers]
+            shares = [1 - f / c.parameters for f, c in zip(free, layers, strict=True)]
+            axes.plot(range(1, len(shares) + 1), shares, "o-", label=point.label)
         axes.set_xlabel("layer")
         axes.set_title(
             f"at {SHARE:g} of the output variance" if at_scale else "to first order, any scale", fontsize=9
