@@ -91,5 +91,6 @@ def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
 def _scales(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
     from strati.landscape.scales import effective_parameters
 
-    with progress("loss scales", None, quiet=output.quiet):
-        return effective_parameters(network, x, seed=seed)
+    kind = "kl" if hasattr(network, "save_pretrained") else "mse"
+    with progress("loss scales", None, quiet=output.quiet) as tick:
+        return effective_parameters(network, x, kind=kind, seed=seed, tick=tick)
