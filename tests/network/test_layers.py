@@ -59,6 +59,10 @@ def test_kernels_pooled_and_flattened(tmp_path):
         ("linear.weight", (7, 5), "linear", [(7, 5)]),
         ("row.weight", (1, 5), "linear", [(1, 5)]),
         ("one.weight", (1, 1), "linear", [(1, 1)]),
+        ("anonymous", (1, 30, 20), "linear", [(30, 20)]),
+        ("per_head", (2, 3, 80, 70), "stack", [(80, 70)] * 6),
+        ("patch_embed.proj.weight", (8, 3, 16, 16), "conv", [(8, 3)]),
+        ("blocks.0.experts.w", (2, 3, 5, 4), "stack", [(5, 4)] * 6),
     ],
 )
 def test_shapes(tmp_path, name, shape, kind, shapes):
@@ -209,3 +213,15 @@ def test_the_classifier_of_a_convolutional_network_is_its_head(tmp_path):
         "linear",
         "linear",
     ]
+
+
+def test_gpt2s_causal_masks_are_no_weights(tmp_path):
+    """The hub's own GPT-2 file carries them as float32: ``h.0.attn.bias`` of shape (1, 1, 1024, 1024)."""
+    tensors = {
+        "h.0.attn.bias": np.tril(np.ones((1, 1, 16, 16), np.float32)),
+        "h.0.attn.c_attn.weight": draw(8, 24),
+    }
+    net = network(tmp_path, tensors)
+    assert [layer.name for layer in net.layers()] == ["h.0.attn.c_attn.weight"]
+    assert {s.name: s.reason for s in net.skipped()} == {"h.0.attn.bias": "a causal mask, not a weight"}
+    assert net.parameters == 8 * 24

@@ -27,6 +27,7 @@ def test_values_roles_and_orientation(tmp_path):
     first, second = net.layers()
     assert (first.name, first.role.value, first.block) == ("onnx::MatMul_7", "attention.q", 0)
     assert first.shape == (6, 4)  # stored (in, out), seen (out, in)
+    assert first.view.endswith("used by encoder/layer.0/attention/self/query")
     np.testing.assert_array_equal(next(first.matrices()), arrays()["fc1.weight"])
     assert (second.name, second.shape, second.view) == ("fc2.weight", (3, 6), "as stored")
     assert isinstance(net.read("fc2.weight"), np.memmap)

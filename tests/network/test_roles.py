@@ -88,6 +88,8 @@ net.4.weight linear None
 mlp.0.weight linear None
 mlp.2.weight linear None
 hidden.weight linear None
+k.weight linear None
+value.weight linear None
 """
 
 

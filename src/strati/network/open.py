@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from strati.errors import BadInputError
 from strati.network import layers as _layers
+from strati.network import ties as _ties
 from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
 from strati.network.sniff import sniff, wrong_ending
 from strati.network.source import Source
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
     from strati.network.layers import Layer
 
 Conv = Literal["pool", "flatten"]
-
-_STATISTICS = (
-    "running_mean",
-    "running_var",
-    "moving_mean:0",
-    "moving_variance:0",
-    "moving_mean",
-    "moving_variance",
-)
 
 
 def open(path: str | Path) -> Network:
@@ -135,15 +127,15 @@ class Network:
     @cached_property
     def ties(self) -> Mapping[str, str]:
         """Tensors that are another one again: name -> the one that counts."""
-        return _layers.ties(self)
+        return _ties.ties(self)
 
     @cached_property
     def parameters(self) -> int:
-        """Number of floating-point entries; ties count once, running statistics of norms not at all."""
+        """Number of floating-point entries; ties count once, running statistics and masks not at all."""
         total: dict[object, int] = {}
         limits: dict[object, int] = {}
         for tensor in self.tensors:
-            if tensor.floating and tensor.name not in self.ties and not tensor.name.endswith(_STATISTICS):
+            if tensor.floating and tensor.name not in self.ties and not _layers.is_buffer(tensor):
                 storage, limit = self.contents.shared.get(tensor.name, (("alone", tensor.name), tensor.size))
                 total[storage] = total.get(storage, 0) + tensor.size
                 limits[storage] = limit

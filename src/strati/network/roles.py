@@ -37,12 +37,12 @@ def _words(text: str) -> frozenset[str]:
 # Names that mean one thing wherever they stand.
 _ANYWHERE: dict[Role, frozenset[str]] = {
     Role.QUERY: _words(
-        "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries q"
+        "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries"
     ),
-    Role.KEY: _words("k_proj key k_lin wk to_k attn_k key_proj linear_k keys k"),
-    Role.VALUE: _words("v_proj value v_lin wv to_v attn_v value_proj linear_v values v"),
+    Role.KEY: _words("k_proj k_lin wk to_k attn_k key_proj linear_k"),
+    Role.VALUE: _words("v_proj v_lin wv to_v attn_v value_proj linear_v"),
     Role.QKV: _words(
-        "qkv qkv_proj c_attn query_key_value wqkv attn_qkv to_qkv to_kv kv w_pack in_proj_qkv"
+        "qkv qkv_proj c_attn query_key_value wqkv attn_qkv to_qkv to_kv w_pack in_proj_qkv"
         " kv_a_proj_with_mqa kv_b_proj kv_proj"
     ),
     Role.ATTENTION_OUT: _words("o_proj to_out attn_output out_lin attn_out"),
@@ -51,6 +51,9 @@ _ANYWHERE: dict[Role, frozenset[str]] = {
     ),
     Role.HEAD: _words("lm_head classifier score logits embed_out vocab_projector qa_outputs head"),
 }
+# Names too common to mean this outside of an attention or a block.
+_SHORT = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE, "kv": Role.QKV}
+_SHORT |= {"key": Role.KEY, "keys": Role.KEY, "value": Role.VALUE, "values": Role.VALUE}
 # Names that mean this inside an attention.
 _IN_ATTENTION = _words("out_proj c_proj proj dense out o wo projection output linear_out")
 # Names that mean this inside a block or an MLP.
@@ -97,6 +100,8 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
         return Role.ATTENTION_OUT
     if attention and last == "in_proj":
         return Role.QKV
+    if (attention or block is not None) and last in _SHORT:
+        return _SHORT[last]
     for role, known in _ANYWHERE.items():
         if last in known:
             return role

@@ -27,6 +27,7 @@ PREFERRED = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
+NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"})
 ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5")
 
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
@@ -123,9 +124,7 @@ def _found(folder: Path) -> dict[str, set[str] | None]:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         raise BadInputError(folder, f"cannot be listed ({error.strerror}); check its permissions") from None
-    weights = [
-        n for n in names if n.lower().endswith(ENDINGS) and n not in ("training_args.bin", "optimizer.pt")
-    ]
+    weights = [n for n in names if n.lower().endswith(ENDINGS) and n not in NO_WEIGHTS]
     shards = [n for n in weights if _SHARD.fullmatch(n)]
     if shards:
         return _counted(folder, shards)

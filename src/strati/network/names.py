@@ -1,0 +1,113 @@
+"""What the names and shapes of a network say together: roles that depend on their neighbours, heads, Conv1D."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from strati.network.contents import Tensor
+from strati.network.roles import Role, blocks, modules, role_of
+
+if TYPE_CHECKING:
+    from strati.network.open import Network
+
+
+class Names:
+    """What the names and shapes of a network say together."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.hints = network.contents.hints
+        self.shapes = {tensor.name: tensor.shape for tensor in network.tensors}
+        labels = {name: self.label(name) for name in self.shapes}
+        by_label = blocks(labels.values())
+        self.blocks = {name: by_label[label] for name, label in labels.items()}
+        self._siblings: dict[str, set[str]] = {}
+        for label in labels.values():
+            words = modules(label)
+            self._siblings.setdefault(".".join(words[:-1]), set()).add(words[-1] if words else "")
+        self._roles: dict[str, Role] = {}
+        self._classifiers = self._last_of_classifiers()
+        self._conv1d = any(
+            modules(name)[-1:] == ["c_attn"] and len(shape) == 2 and shape[1] == 3 * shape[0] > 0
+            for name, shape in self.shapes.items()
+        )
+
+    def label(self, name: str) -> str:
+        """A better name than the tensor's own, where the format knows one."""
+        hint = self.hints.get(name)
+        return hint.label if hint is not None and hint.label is not None else name
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """A tensor's shape, ``None`` if there is none of that name."""
+        return self.shapes.get(name)
+
+    def role(self, tensor: Tensor, kind: str) -> Role:
+        """A tensor's role: kernels and recurrent layers by their kind, others by their name."""
+        if kind in ("conv", "depthwise"):
+            return Role.CONV
+        if kind in ("lstm", "gru", "rnn"):
+            return Role.LINEAR
+        return self.by_role(tensor.name)
+
+    def by_role(self, name: str) -> Role:
+        """The role that a tensor's name gives it among the others."""
+        if name not in self._roles:
+            hint = self.hints.get(name)
+            label = self.label(name)
+            words = modules(label)
+            siblings = self._siblings.get(".".join(words[:-1]), set())
+            role = role_of(label, self.blocks[name], siblings)
+            if role in (Role.LINEAR, Role.HEAD) and _place(words) in self._classifiers.values():
+                # The last matrix of a convolutional network's classifier is its head, those before it are not.
+                role = Role.HEAD if name in self._classifiers else Role.LINEAR
+            if hint is not None and hint.kind == "embedding":
+                role = Role.EMBEDDING
+            self._roles[name] = role
+        return self._roles[name]
+
+    def conv1d(self, name: str) -> bool:
+        """GPT-2 stores its linear maps inputs first; its ``c_attn`` (d by 3d) gives it away."""
+        return self._conv1d and modules(name)[-1:] in (["c_attn"], ["c_proj"], ["c_fc"], ["q_attn"])
+
+    def heads(self) -> tuple[int, int, int]:
+        """Heads, key-value heads and width of a head by ``config.json``; 0 where it does not say."""
+        config: Mapping[str, Any] = self.network.config or {}
+
+        def number(*keys: str) -> int:
+            for key in keys:
+                value = config.get(key)
+                if type(value) is int and 0 < value < 2**20:
+                    return value
+            return 0
+
+        heads = number("num_attention_heads", "n_head", "num_heads")
+        return heads, number("num_key_value_heads", "num_kv_heads") or heads, number("head_dim")
+
+    def _last_of_classifiers(self) -> dict[str, list[str]]:
+        """The classifier of a convolutional network: its last matrix, if named like one or the only one.
+
+        Empty where this rule does not apply, so that the name alone decides.
+        """
+        convs = any(len(shape) == 4 for shape in self.shapes.values())
+        flat = [
+            name
+            for name, shape in self.shapes.items()
+            if len(shape) == 2
+            and min(shape) > 0
+            and role_of(self.label(name), self.blocks[name]) in (Role.LINEAR, Role.HEAD)
+        ]
+        if not convs or not flat:
+            return {}
+        last = flat[-1]
+        words = modules(self.label(last))
+        named = any(
+            re.fullmatch(r"classifiers?|heads?|fc[0-9]*|linear|logits|predictions?|output", w) for w in words
+        )
+        return {last: _place(words)} if named or len(flat) == 1 else {}
+
+
+def _place(words: list[str]) -> list[str]:
+    """Where a module stands: its name without its own last word."""
+    return words[:-1]
