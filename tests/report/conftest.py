@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import real_results
 
 from strati.report.page import build_page
 
@@ -39,6 +40,12 @@ def browser() -> Iterator[Browser]:
         chrome = driver.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
         yield chrome
         chrome.close()
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the real verbs wrote about the embedded network, by name; the study is a folder."""
+    return real_results.make(tmp_path_factory.mktemp("real"))
 
 
 @dataclass

@@ -1,9 +1,9 @@
 // The interaction graph: a column per layer, a node per direction, edges by strength, modules by colour.
 
-import { empty, h, picker, s, section, slider } from "./dom.js";
+import { choice, empty, h, picker, s, section, slider } from "./dom.js";
 import { isNumber, number, percent, plural, sentence, shorten } from "./format.js";
 import { figure, frame, legend, line } from "./chart.js";
-import { OKABE, padded, viridis } from "./scale.js";
+import { OKABE, ordered, padded } from "./scale.js";
 import { dataTable } from "./table.js";
 
 const MOST_NODES = 64;
@@ -89,21 +89,29 @@ function spectra(layers) {
     const top = Math.max(...values.map((v) => v[0] || 0), 1e-300);
     const domain = padded(values.flat().filter((v) => v > top * 1e-16), 0.05, true);
     const chart = frame({ width, height: 280, label: "Eigenvalues of each layer's basis", x: { domain: [1, Math.max(2, ...values.map((v) => v.length))], log: true, label: "direction" }, y: { domain, log: true, label: "eigenvalue" } });
-    values.forEach((list, i) => line(chart, list.map((v, k) => [k + 1, v]), { stroke: viridis((0.9 * i) / Math.max(1, shown.length - 1)), tip: shown[i].name }));
+    values.forEach((list, i) => line(chart, list.map((v, k) => [k + 1, v]), { stroke: ordered(i, shown.length), tip: shown[i].name }));
     return chart.svg;
   } });
-  picture.append(legend(shown.slice(0, 12).map((l, i) => [shorten(l.name, 26), viridis((0.9 * i) / Math.max(1, shown.length - 1)), l.name, "stroke"])));
+  picture.append(legend(shown.slice(0, 12).map((l, i) => [shorten(l.name, 26), ordered(i, shown.length), l.name, "stroke"])));
   return picture;
 }
 
+// Only the strongest directions of a layer are kept: a good basis needs few.
 function ablation(rows) {
-  const key = ["accuracy", "loss", "performance", "value", "mse"].find((k) => rows.some((r) => isNumber(r[k]))) || Object.keys(rows[0]).find((k) => k !== "kept" && isNumber(rows[0][k]));
-  const groups = [...new Set(rows.map((r) => r.kind ?? r.basis ?? r.layer ?? ""))];
-  return figure({ title: "Keeping only the strongest", wide: true, draw: (width) => {
-    const chart = frame({ width, height: 280, label: "Performance when only some are kept", x: { domain: padded(rows.map((r) => r.kept)), label: "kept" }, y: { domain: padded(rows.map((r) => r[key])), label: key } });
-    groups.forEach((g, i) => line(chart, rows.filter((r) => (r.kind ?? r.basis ?? r.layer ?? "") === g).map((r) => [r.kept, r[key] ?? NaN]), { stroke: OKABE[i % OKABE.length], tip: String(g) }));
+  const measures = ["accuracy", "loss", "performance", "value", "mse"].filter((k) => rows.some((r) => isNumber(r[k])));
+  const layers = [...new Set(rows.map((r) => r.layer ?? ""))];
+  const kinds = [...new Set(rows.map((r) => r.kind ?? r.basis ?? ""))];
+  const state = { layer: layers[0], measure: measures[0] };
+  const picture = figure({ title: "Keeping only the strongest directions", wide: true, draw: (width) => {
+    const mine = rows.filter((r) => (r.layer ?? "") === state.layer);
+    const chart = frame({ width, height: 280, label: "Performance when only some directions are kept", x: { domain: padded(mine.map((r) => r.kept), 0.03), label: "directions kept" }, y: { domain: padded(mine.map((r) => r[state.measure])), label: state.measure } });
+    kinds.forEach((kind, i) => line(chart, mine.filter((r) => (r.kind ?? r.basis ?? "") === kind).map((r) => [r.kept, r[state.measure] ?? NaN]), { stroke: OKABE[i % OKABE.length], tip: String(kind) }));
     return chart.svg;
-  } });
+  }, controls: h("div", { class: "controls small" },
+    layers.length > 1 ? picker("Layer", layers.map((l, i) => [String(i), shorten(l, 40)]), "0", (v) => { state.layer = layers[Number(v)]; picture.redraw(); }) : null,
+    measures.length > 1 ? choice("Measure", measures.map((m) => [m, m]), state.measure, (v) => { state.measure = v; picture.redraw(); }) : null) });
+  picture.append(legend(kinds.map((k, i) => [String(k), OKABE[i % OKABE.length], null, "stroke"])));
+  return picture;
 }
 
 function moduleTable(layers, edges, modules, member, modularity) {

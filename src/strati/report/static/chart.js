@@ -50,8 +50,10 @@ export function frame({ width, height, x, y, margin, label }) {
       s("text", { x: m.left - 8, y: sy(t), "text-anchor": "end", dy: "0.32em" }, (y.text || sy.text)(t)));
   }
   for (const t of xTicks) {
+    const text = (x.text || sx.text)(t);
+    const over = sx(t) + 3.4 * text.length - width;
     axes.append(s("line", { class: "tick", x1: sx(t), x2: sx(t), y1: height - m.bottom, y2: height - m.bottom + 4 }),
-      s("text", { x: sx(t), y: height - m.bottom + 17, "text-anchor": "middle" }, (x.text || sx.text)(t)));
+      s("text", { x: over > 0 ? width - 1 : sx(t), y: height - m.bottom + 17, "text-anchor": over > 0 ? "end" : "middle" }, text));
   }
   axes.append(s("line", { class: "base", x1: m.left, x2: width - m.right, y1: height - m.bottom, y2: height - m.bottom }));
   if (x.label) axes.append(s("text", { class: "label", x: (m.left + width - m.right) / 2, y: height - 6, "text-anchor": "middle" }, x.label));

@@ -5,7 +5,7 @@ import { basename, isNumber, number, sentence, shorten } from "./format.js";
 import { dots, figure, frame, legend, line, rowName } from "./chart.js";
 import { metricOf } from "./meanings.js";
 import { histogram } from "./refit.js";
-import { OKABE, padded } from "./scale.js";
+import { OKABE, ordered, padded } from "./scale.js";
 import { dataTable } from "./table.js";
 import { series } from "./series.js";
 
@@ -27,7 +27,7 @@ export function compareSection(result, id) {
   const metrics = [...new Set(layers.flatMap((l) => Object.keys(l.metrics || {})))].filter((k) => layers.some((l) => (l.metrics[k] || []).some(isNumber)));
   const state = { metric: metrics.includes("alpha") ? "alpha" : metrics[0] };
   const nameOf = (k) => (metricOf(k) || { name: k.replaceAll("_", " ") }).name;
-  const key = legend(names.map((n, i) => [n, OKABE[i % OKABE.length]]));
+  const key = legend(names.map((n, i) => [n, colourOf(i, names.length)]));
   const ladder = figure({ title: "Layer by layer", wide: true, draw: (w) => drawLadder(w, layers, names, state.metric, nameOf(state.metric)), caption: "One row per layer in network order; one dot per network, joined." });
   ladder.insertBefore(key, ladder.lastChild);
   const moved = CHANGES.filter(([k]) => layers.some((l) => isNumber(numberOf(l[k]))));
@@ -53,6 +53,11 @@ export function labels(networks) {
   return paths.map((p, i) => (short.indexOf(short[i]) === short.lastIndexOf(short[i]) ? short[i] : String(p).split(/[\\/]/).slice(-2).join("/")));
 }
 
+// Two to four networks are categories; more are a series and get colours in order.
+function colourOf(i, n) {
+  return n <= 4 ? OKABE[i] : ordered(i, n);
+}
+
 // Against several networks a change is a list, one per later network; the last one is the whole way.
 function numberOf(value) {
   return Array.isArray(value) ? value[value.length - 1] : value;
@@ -67,7 +72,7 @@ function drawLadder(width, layers, names, metric, title) {
     const values = ((layer.metrics || {})[metric] || []).map((v, k) => [v, k]).filter(([v]) => isNumber(v));
     rowName(chart, i, layer.name, step);
     if (values.length > 1) line(chart, values.map(([v]) => [v, i]), { class: "link" });
-    dots(chart, values.map(([v, k]) => ({ x: v, y: i, colour: OKABE[k % OKABE.length], tip: `${layer.name}\n${names[k]}: ${number(v)}` })), step > 12 ? 4.2 : 3);
+    dots(chart, values.map(([v, k]) => ({ x: v, y: i, colour: colourOf(k, names.length), tip: `${layer.name}\n${names[k]}: ${number(v)}` })), step > 12 ? 4.2 : 3);
   });
   return chart.svg;
 }
@@ -93,12 +98,12 @@ function overlay(layers, names) {
     const domain = state.log ? padded(spectra.flat(), 0.03, true) : [0, padded(spectra.flat())[1]];
     const curves = spectra.map((e) => (e.length ? histogram(e, domain, 50, state.log) : []));
     const chart = frame({ width, height: 280, label: `Spectra of ${layer.name}`, x: { domain, log: state.log, label: "eigenvalue λ" }, y: { domain: [0, 1.1 * Math.max(...curves.flat().map((b) => b.density), 1e-12)], label: state.log ? "density per decade" : "density" } });
-    curves.forEach((bars, k) => line(chart, bars.flatMap((b) => [[b.from, b.density], [b.to, b.density]]), { stroke: OKABE[k % OKABE.length] }));
+    curves.forEach((bars, k) => line(chart, bars.flatMap((b) => [[b.from, b.density], [b.to, b.density]]), { stroke: colourOf(k, names.length) }));
     return chart.svg;
   }, controls: h("div", { class: "controls small" },
     picker("Layer", layers.map((l, i) => [String(i), shorten(l.name, 48)]), "0", (v) => { state.layer = Number(v); picture.redraw(); }),
     choice("Axis", [["log", "log"], ["linear", "linear"]], "log", (v) => { state.log = v === "log"; picture.redraw(); })) });
-  picture.append(legend(names.map((n, i) => [n, OKABE[i % OKABE.length], null, "stroke"])));
+  picture.append(legend(names.map((n, i) => [n, colourOf(i, names.length), null, "stroke"])));
   return picture;
 }
 

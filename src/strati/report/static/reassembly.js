@@ -2,7 +2,7 @@
 
 import { choice, empty, h, player, s, section, slider, stat } from "./dom.js";
 import { isNumber, number, plural } from "./format.js";
-import { figure, frame, line, rampKey, verticalRule } from "./chart.js";
+import { dots, figure, frame, line, rampKey } from "./chart.js";
 import { colourScale, padded, viridis } from "./scale.js";
 import { dataTable } from "./table.js";
 
@@ -17,7 +17,7 @@ export function reassemblySection(result, id) {
   const parts = [];
   if ((result.score_matrix || []).length) parts.push(scores(result));
   const stages = (result.progression || []).filter((p) => Array.isArray(p.order));
-  if (stages.length) parts.push(progression(stages));
+  if (stages.length) parts.push(progression(stages, course(result, stages)));
   body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds neither the score matrix nor the order's progression; reassemble again with this version of strati to see them."));
   body.append(rounds(result));
   if ((result.permutation || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "The permutation"), h("p", { class: "permutation" }, result.permutation.join(", "))));
@@ -75,16 +75,24 @@ function scores(result) {
   return picture;
 }
 
-function progression(stages) {
+// The error on its way down: the seed, every round of repair, the end; or the stages, where there are no rounds.
+function course(result, stages) {
+  const rounds = (result.rounds || []).map((r) => ({ label: `round ${r.round}`, mse: r.mse }));
+  const seed = result.seed_order || {};
+  if (rounds.length < 2) return stages.map((p) => ({ label: String(p.stage), mse: p.mse }));
+  return [...(isNumber(seed.mse) ? [{ label: "seed", mse: seed.mse }] : []), ...rounds, ...(isNumber(result.mse) ? [{ label: "end", mse: result.mse }] : [])];
+}
+
+function progression(stages, path) {
   const size = Math.max(...stages.map((p) => p.order.length));
   const state = { at: stages.length - 1 };
   const now = h("p", { class: "caption now", "aria-live": "polite" });
   const picture = figure({ title: "The order as it emerges", wide: true, draw: (width) => drawStages(width, stages, size, state.at), caption: "Each column is a stage, each band a block, coloured by its final place: in the end the colours run smoothly from top to bottom." });
-  const errors = figure({ title: "Error by stage", wide: true, draw: (width) => {
-    const positive = stages.map((p) => p.mse).filter((v) => isNumber(v) && v > 0);
-    const chart = frame({ width, height: 180, label: "Mean squared error by stage", x: { domain: [0, Math.max(1, stages.length - 1)], ticks: [...new Set([0, stages.length - 1])], text: (t) => String(stages[t].stage), label: "stage" }, y: { domain: padded(positive, 0.08, true), log: true, label: "MSE" } });
-    line(chart, stages.map((p, i) => [i, p.mse ?? NaN]), { stroke: "var(--blue)" });
-    verticalRule(chart, state.at, null, {});
+  const errors = figure({ title: "Error on the way", wide: true, draw: (width) => {
+    const positive = path.map((p) => p.mse).filter((v) => isNumber(v) && v > 0);
+    const chart = frame({ width, height: 190, label: "Mean squared error on the way", x: { domain: [0, Math.max(1, path.length - 1)], ticks: [...new Set([0, path.length - 1])], text: (t) => path[t].label, label: "repair" }, y: { domain: padded(positive, 0.08, true), log: true, label: "MSE" } });
+    line(chart, path.map((p, i) => [i, p.mse ?? NaN]), { stroke: "var(--blue)" });
+    dots(chart, path.map((p, i) => ({ x: i, y: p.mse, colour: "#0072b2", tip: `${p.label}: ${number(p.mse)}` })).filter((p) => p.y > 0));
     return chart.svg;
   } });
   const steps = player(stages.length, Math.max(120, Math.min(900, 9000 / stages.length)), (i) => { control.set(i); go(i); });
@@ -93,7 +101,6 @@ function progression(stages) {
   function go(i) {
     state.at = i;
     picture.redraw();
-    errors.redraw();
     const placed = stages[i].order.filter((place, k) => place === k).length;
     now.textContent = `${stages[i].stage}: ${plural(placed, "block")} of ${stages[i].order.length} in place, MSE ${number(stages[i].mse)}`;
   }

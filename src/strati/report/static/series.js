@@ -1,9 +1,9 @@
 // A training run: phases as a fence diagram (layers by time) and a metric's course, with a slider through time.
 
 import { h, picker, player, s, slider } from "./dom.js";
-import { isNumber, number, shorten } from "./format.js";
+import { abbreviate, isNumber, number, shorten } from "./format.js";
 import { figure, frame, legend, line, rowName, verticalRule } from "./chart.js";
-import { PHASES, padded, phaseColour, viridis } from "./scale.js";
+import { PHASES, ordered, padded, phaseColour } from "./scale.js";
 
 const COURSES = [["alpha", "tail exponent α"], ["stable_rank", "stable rank"], ["hard_rank", "hard rank"], ["quasi_null", "quasi-null"], ["spikes", "spikes"], ["entropy", "entropy"], ["mp_sigma", "bulk σ"], ["relative_change", "relative change"]];
 
@@ -17,6 +17,7 @@ export function series(run) {
   const used = PHASES.filter((p) => layers.some((l) => (l.phase || []).includes(p.key)));
   fence.insertBefore(legend(used.map((p) => [p.key, p.colour, p.meaning])), fence.lastChild);
   const course = figure({ title: "Course of a metric", wide: true, draw: (w) => drawCourse(w, layers, labels, state), controls: h("div", { class: "controls small" }, picker("Metric", courses, state.metric, (v) => { state.metric = v; go(state.at); })) });
+  if (layers.length <= 12) course.append(legend(layers.map((l, i) => [abbreviate(l.name, 30), ordered(i, layers.length), l.name, "stroke"])));
   const steps = player(labels.length, 600, (i) => { control.set(i); go(i); });
   const control = slider("Checkpoint", { min: 0, max: Math.max(0, labels.length - 1), step: 1, value: state.at, show: (i) => labels[i] ?? "" }, (i) => { steps.stop(); steps.at(i); go(i); });
   control.querySelector("input").setAttribute("data-time", "1");
@@ -33,7 +34,7 @@ export function series(run) {
 }
 
 function drawFence(width, layers, labels, at) {
-  const step = layers.length > 80 ? 9 : 20;
+  const step = layers.length > 80 ? 9 : layers.length > 14 ? 20 : 28;
   const left = Math.min(190, width * 0.34);
   const ticks = [...new Set([0, Math.floor((labels.length - 1) / 2), labels.length - 1])];
   const chart = frame({ width, height: layers.length * step + 62, margin: { left, top: 8 }, label: "Phase of each layer at each checkpoint", x: { domain: [-0.5, labels.length - 0.5], ticks, text: (t) => shorten(labels[t] ?? "", 18), label: "checkpoint" }, y: { domain: [layers.length - 0.5, -0.5], none: true } });
@@ -53,7 +54,7 @@ function drawCourse(width, layers, labels, state) {
   const ticks = [...new Set([0, Math.floor((labels.length - 1) / 2), labels.length - 1])];
   const chart = frame({ width, height: 320, label: "Course through training", x: { domain: [0, Math.max(1, labels.length - 1)], ticks, text: (t) => shorten(labels[t] ?? "", 18), label: "checkpoint" }, y: { domain: padded(values), label: (COURSES.find(([k]) => k === key) || ["", key])[1] } });
   layers.forEach((layer, i) => {
-    const colour = viridis(layers.length > 1 ? (0.92 * i) / (layers.length - 1) : 0.3);
+    const colour = ordered(i, layers.length);
     const points = (layer[key] || []).map((v, t) => [t, v]);
     line(chart, points, { stroke: colour, tip: layer.name });
     const here = points[state.at];

@@ -10,16 +10,21 @@ import { layerView } from "./layer.js";
 
 const THIN = 30;
 const THICK = 78;
+const COLUMN = 440;
+const MOST = 3;
 
-// Row height: between THIN and THICK, by the square root of the share of the largest layer.
-function thickness(layer, largest) {
-  return Math.round(THIN + (THICK - THIN) * Math.sqrt((layer.parameters || 0) / (largest || 1)));
+// Row heights: between THIN and THICK by the square root of the share of the largest layer; few layers grow to fill a column.
+function thicknesses(layers) {
+  const largest = Math.max(...layers.map((l) => l.parameters || 0)) || 1;
+  const heights = layers.map((l) => THIN + (THICK - THIN) * Math.sqrt((l.parameters || 0) / largest));
+  const grow = Math.min(MOST, Math.max(1, COLUMN / heights.reduce((sum, x) => sum + x, 0)));
+  return heights.map((x) => Math.round(x * grow));
 }
 
 export function strata(scan, context) {
   const layers = (scan.layers || []).map((layer, index) => ({ ...layer, index }));
   if (!layers.length) return h("p", { class: "empty" }, "This network has no weight matrix to analyse; the skipped tensors are listed below.");
-  const largest = Math.max(...layers.map((l) => l.parameters || 0));
+  const heights = thicknesses(layers);
   const available = METRICS.filter((m) => layers.some((l) => isNumber(l[m.key])));
   // An ending that every name shares (".weight") tells nothing; the full name is in the tooltip and the detail.
   const ending = layers.length > 1 && layers.every((l) => String(l.name).endsWith(".weight")) ? ".weight".length : 0;
@@ -55,8 +60,7 @@ export function strata(scan, context) {
   function row(layer) {
     const warnings = layer.warnings || [];
     const value = layer[state.metric];
-    const height = thickness(layer, largest);
-    return h("div", { class: "row", role: "option", id: `${context.id}-row-${layer.index}`, "aria-selected": String(layer.index === state.chosen), style: { "--h": `${height}px` }, on: { click: () => choose(layer.index) } },
+    return h("div", { class: "row", role: "option", id: `${context.id}-row-${layer.index}`, "aria-selected": String(layer.index === state.chosen), style: { "--h": `${heights[layer.index]}px` }, on: { click: () => choose(layer.index) } },
       h("span", { class: `bed t-${texture(layer.role)}`, style: { "background-color": colour(value) || "var(--none)" } }),
       h("span", { class: "who" }, h("b", { tip: layer.name }, abbreviate(shortName(layer.name), 25)), h("small", {}, layer.role, " · ", `${layer.rows}×${layer.cols}`)),
       h("span", { class: "value" }, number(value)),

@@ -1,0 +1,115 @@
+"""Real results of every verb, made by the command line on the embedded network, small enough for every test run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from strati import embedded
+from strati.cli.main import strati
+
+STUDY = """
+name = "two-small-networks"
+[network]
+source = "fcn"
+count = 2
+together = 2
+hidden = [24, 24]
+[data]
+name = "digits"
+[train]
+epochs = 8
+batch = 64
+optimiser = "adam"
+rate = 1e-3
+[measure]
+performance = "accuracy"
+[interventions]
+kinds = ["reinitialise", "rerandomise"]
+draws = 1
+[metrics]
+degeneracy = true
+samples = 32
+"""
+
+
+def make(home: Path) -> dict[str, Path]:
+    """Run the verbs into ``home``; returns what ``strati report`` takes, by name."""
+    model = str(embedded.path("digits-mlp.safetensors"))
+    initial = str(embedded.path("digits-mlp-init.safetensors"))
+    data = str(embedded.path("digits.npz"))
+    (home / "study.toml").write_text(STUDY)
+    names = ("inspect", "scan", "compare", "series", "study", "degeneracy", "basis", "pieces", "reproduce")
+    found = {name: home / f"{name}.json" for name in names}
+    run("inspect", model, "--json", found["inspect"])
+    run("scan", model, "--eigenvalues", "--json", found["scan"])
+    run("compare", initial, model, "--eigenvalues", "--json", found["compare"])
+    run("compare", "--series", *checkpoints(home), "--json", found["series"])
+    run("study", home / "study.toml", "--out", home / "study", "--json", found["study"])
+    run(
+        "degeneracy",
+        model,
+        "--data",
+        data,
+        "--structural",
+        "--llc",
+        "--scales",
+        "--json",
+        found["degeneracy"],
+    )
+    run("basis", model, "--data", data, "--rows", "200", "--compare", "--json", found["basis"])
+    run("reassemble", "--make", home / "dropped", "--blocks", "6")
+    run("reassemble", home / "dropped", home / "dropped" / "data.csv", "--json", found["pieces"])
+    reproduce(found["scan"], found["reproduce"])
+    return found | {"audit": home / "study"}
+
+
+def run(*words: str | Path) -> None:
+    strati.main([*map(str, words), "--quiet"], standalone_mode=False)
+
+
+def checkpoints(home: Path) -> list[Path]:
+    """The embedded network trained anew from its initial weights, saved as it goes."""
+    import torch
+
+    weights = load_file(embedded.path("digits-mlp-init.safetensors"))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 10),
+    )
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    with np.load(embedded.path("digits.npz")) as arrays:
+        x, y = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["y"])
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    torch.manual_seed(0)
+    files = []
+    for step in range(401):
+        if step % 50 == 0:
+            files.append(home / f"step-{step:03d}.safetensors")
+            save_file(
+                {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}, files[-1]
+            )
+        rows = torch.randint(len(y), (64,))
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimiser.step()
+    return files
+
+
+def reproduce(scan: Path, target: Path) -> None:
+    """A paper's numbers beside those of the scan just made."""
+    import json
+
+    from strati.papers.registry import Reproduction, Row
+
+    alphas = [layer["alpha"] for layer in json.loads(scan.read_text())["layers"]]
+    rows = tuple(
+        Row(f"alpha of FC{i}", p, a, "another network")
+        for i, (p, a) in enumerate(zip((4.82, 4.205, 3.793), alphas, strict=True), 1)
+    )
+    Reproduction(name="alpha", title="Alpha of fully connected layers", rows=rows).to_json(target)

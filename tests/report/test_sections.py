@@ -1,0 +1,205 @@
+"""Every section of the page, drawn in Chromium from what the real verbs wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strati.cli.report import read_run
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def results(real: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    return {name: read_run(str(path))[0] for name, path in real.items()}
+
+
+@pytest.fixture
+def page(opened: Callable[..., Any], results: dict[str, dict[str, Any]]) -> Any:
+    return opened(list(results.values())).page
+
+
+def drag(page: Any, selector: str, value: float) -> None:
+    page.locator(selector).evaluate(
+        "(node, value) => { node.value = value; node.dispatchEvent(new Event('input', { bubbles: true })); }",
+        value,
+    )
+
+
+def picture(page: Any, section: str, title: str) -> Any:
+    return page.locator(f"#{section} figure", has=page.get_by_role("heading", name=title, exact=True))
+
+
+def marks(page: Any, section: str, title: str, what: str) -> int:
+    node = picture(page, section, title).locator("svg")
+    node.scroll_into_view_if_needed()
+    return int(node.locator(what).count())
+
+
+def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
+    sections = [
+        "scan",
+        "compare",
+        "compare-2",
+        "roles",
+        "audit",
+        "study",
+        "degeneracy",
+        "basis",
+        "reassemble",
+        "inspect",
+        "reproduce",
+    ]
+    assert page.locator("main > section").evaluate_all("nodes => nodes.map(n => n.id)") == sections
+    assert (
+        page.locator("#nav a").evaluate_all("nodes => nodes.map(n => n.getAttribute('href').slice(1))")
+        == sections
+    )
+    assert page.locator("main figure svg").count() == page.locator("main figure").count()
+
+
+def test_strata_show_the_scan(page: Any, results: dict[str, Any]) -> None:
+    layers = results["scan"]["layers"]
+    assert page.locator("#scan .rows .row").count() == len(layers) == 3
+    for row, layer in zip(page.locator("#scan .rows .row").all(), layers, strict=True):
+        assert layer["phase"] in row.inner_text()
+    reading = " ".join(page.locator("#scan .readout").first.inner_text().split())
+    assert f"{layers[0]['alpha']:.4g}" in reading
+    spikes = page.locator("#scan .legend", has_text="random bulk").inner_text()
+    assert f"{layers[0]['spikes']} spikes" in spikes
+
+
+def test_the_refit_begins_at_the_librarys_fit(page: Any, results: dict[str, Any]) -> None:
+    """Moving the xmin slider to where it stands refits with the page's own code: the numbers must not move."""
+    layer = results["scan"]["layers"][0]
+    slider = page.locator("input[data-refit=xmin]")
+    names = page.locator(".readout dt").all_inner_texts()
+    at = int(slider.input_value())
+    drag(page, "input[data-refit=xmin]", at)
+    values = dict(zip(names, page.locator(".readout dd").all_inner_texts(), strict=True))
+    assert values["α"].split(" ")[0] == f"{layer['alpha']:.4g}"
+    assert float(values["KS"]) == pytest.approx(layer["ks_distance"], rel=2e-3)
+    assert int(values["tail"]) == layer["tail_size"]
+    assert int(values["beyond edge"]) == layer["spikes"]
+
+
+def test_numbers_carry_the_audits_verdict(page: Any, results: dict[str, Any]) -> None:
+    verdicts = {verdict["metric"]: verdict for verdict in results["audit"]["verdicts"]}
+    shown = page.locator("#scan .numbers").inner_text()
+    assert verdicts["stable_rank"]["text"].split(" (")[0] in shown
+    assert "audit:" in shown
+
+
+def test_networks_side_by_side(page: Any) -> None:
+    assert marks(page, "compare", "Layer by layer", "circle") >= 4
+    assert marks(page, "compare", "What changed", "rect.bar") == 3
+    assert marks(page, "compare", "Spectra overlaid", "path.line") == 2
+
+
+def test_a_training_series_moves_with_its_slider(page: Any, results: dict[str, Any]) -> None:
+    series = results["series"]["series"]
+    assert marks(page, "compare-2", "Phases through training", "rect[data-tip]") == 3 * len(series["labels"])
+    now = page.locator("#compare-2 .now")
+    last = now.inner_text()
+    drag(page, "#compare-2 input[data-time]", 0)
+    assert now.inner_text().startswith(series["labels"][0])
+    assert now.inner_text() != last
+    page.locator("#compare-2 .play").click()
+    page.wait_for_function(
+        "last => document.querySelector('#compare-2 .now').textContent === last", arg=last, timeout=20000
+    )
+
+
+def test_roles_have_a_dot_per_layer(page: Any) -> None:
+    assert marks(page, "roles", "Metric by role", "circle") == 3
+
+
+def test_the_audit_shows_points_map_and_verdicts(page: Any, results: dict[str, Any]) -> None:
+    audit = results["audit"]
+    points = [p for p in audit["points"] if p["metrics"].get("alpha") is not None]
+    assert marks(page, "audit", "Metric against performance", "circle") == len(points)
+    assert marks(page, "audit", "Robust and critical layers", "rect") == len(audit["layers"])
+    pooled = [m for m in audit["metrics"] if m["layer"] is None and m["spearman"] is not None]
+    assert marks(page, "audit", "Correlation with performance", "circle") == len(pooled)
+    rows = page.locator("#audit .table-card", has=page.get_by_role("heading", name="Verdicts")).locator(
+        "tbody tr"
+    )
+    assert rows.count() == len(audit["verdicts"])
+    chosen = picture(page, "audit", "Metric against performance")
+    layer = audit["points"][0]["layer"]
+    chosen.get_by_role("combobox", name="Layer").select_option(layer)
+    assert chosen.locator("circle").count() == sum(p["layer"] == layer for p in points)
+    assert "Spearman ρ" in chosen.inner_text()
+
+
+def test_degeneracy_shows_used_free_scales_and_chains(page: Any, results: dict[str, Any]) -> None:
+    found = results["degeneracy"]
+    assert marks(page, "degeneracy", "Used and free, layer by layer", "rect.used") == len(found["layers"])
+    assert marks(page, "degeneracy", "Effective parameters over scales", "circle") == len(found["scales"])
+    assert marks(page, "degeneracy", "Effective parameters over scales", "path.error") > 0
+    assert marks(page, "degeneracy", "Chains", "path.thin") == len(found["llc"]["traces"])
+    assert "rhat" in page.locator("#degeneracy .table-card", has_text="Sampling diagnostics").inner_text()
+
+
+def test_the_interaction_graph_thins_and_picks_modules(page: Any, results: dict[str, Any]) -> None:
+    chart = picture(page, "basis", "Directions and their interactions")
+    drag(page, "#basis figure >> nth=0 >> input[type=range]", 25)
+    assert chart.locator("path.edge").count() == 25
+    assert (
+        chart.locator("circle.node").count()
+        >= sum(min(64, layer["directions"]) for layer in results["basis"]["layers"]) - 4
+    )
+    assert marks(page, "basis", "Keeping only the strongest directions", "path.line") == 4
+
+
+def test_reassembly_plays_to_the_end(page: Any, results: dict[str, Any]) -> None:
+    found = results["pieces"]
+    scores = picture(page, "reassemble", "Pairing scores")
+    after = scores.locator("image").get_attribute("href")
+    scores.get_by_role("button", name="as given").click()
+    assert scores.locator("image").get_attribute("href") != after
+    now = page.locator("#reassemble .now")
+    last = now.inner_text()
+    drag(page, "#reassemble input[data-stage]", 0)
+    assert now.inner_text().startswith(str(found["progression"][0]["stage"]))
+    page.locator("#reassemble .play").click()
+    page.wait_for_function(
+        "last => document.querySelector('#reassemble .now').textContent === last", arg=last, timeout=20000
+    )
+
+
+def test_tables_sort(page: Any) -> None:
+    page.locator("#inspect thead button", has_text="parameters").click()
+    cells = page.locator("#inspect tbody tr td:nth-child(6)").all_inner_texts()
+    numbers = [int(text.replace("\u2009", "")) for text in cells]
+    assert numbers == sorted(numbers)
+    page.locator("#inspect thead button", has_text="parameters").click()
+    assert page.locator("#inspect thead th").nth(5).get_attribute("aria-sort") == "descending"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_real_results_fit_both_widths(
+    opened: Callable[..., Any], results: dict[str, Any], width: int
+) -> None:
+    page = opened(list(results.values()), width, "dark").page
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_the_page_of_everything_is_small(results: dict[str, Any]) -> None:
+    from strati.report.page import build_page
+
+    assert len(build_page(list(results.values())).encode()) < 1.5e6
+
+
+def test_json_on_disk_and_results_in_memory_give_one_page(
+    real: dict[str, Path], results: dict[str, Any]
+) -> None:
+    from strati.report.page import build_page
+
+    again = json.loads(real["scan"].read_text())
+    assert build_page([again]) == build_page([results["scan"]])
