@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.intp]
 
 
+_CHUNK = 256
+"""Rows pushed through the chain at a time: they and a block's weights stay in the cache."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """Stacked weights. ``shared`` says that ``A`` and ``B`` are one pool (square pieces, roles unknown).
@@ -52,11 +56,17 @@ class Parts:
 
     def output(self, ins: Ints, outs: Ints, x: Floats) -> Floats:
         """The network's output, rows x outputs."""
-        z = x
-        for i, j in zip(ins, outs, strict=True):
-            z = z + self.residual(int(i), int(j), z)
-        out: Floats = z @ self.L.T + self.l
-        return out
+        chunks = []
+        for start in range(0, len(x), _CHUNK):
+            z = x[start : start + _CHUNK].T.copy()
+            for i, j in zip(ins, outs, strict=True):
+                u = self.A[i] @ z
+                u += self.a[i][:, None]
+                r = self.B[j] @ self.act.value(u)
+                r += self.b[j][:, None]
+                z += r
+            chunks.append((self.L @ z + self.l[:, None]).T)
+        return np.concatenate(chunks)
 
     def mse(self, ins: Ints, outs: Ints, x: Floats, y: Floats) -> float:
         """Mean squared error over rows and outputs; infinite where the output overflows."""

@@ -8,12 +8,11 @@ four forward passes, whatever the number of blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from strati.reassembly.parts import run
 
 if TYPE_CHECKING:
     from strati.reassembly.parts import Floats, Ints, Parts
@@ -57,39 +56,97 @@ def bubble(
     return order, tuple(rounds)
 
 
-def sweep(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple[Ints, int, float]:
+def sweep(
+    parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, caution: float = 0.5, floor: float = 0.0
+) -> tuple[Ints, int, float]:
     """One walk from first to last block, exchanging neighbours where the predicted error falls.
 
     With ``z`` the stream before blocks ``a, b``, the exchange changes the stream after them by
     ``D = r_b(z) + r_a(z + r_b(z)) - r_a(z) - r_b(z + r_a(z))``, and the output by ``<adjoint, D>`` to first
     order. ``z`` follows the exchanges already made; the adjoint is that of the order at the start.
 
+    Args:
+        parts: The weights.
+        ins: Input projections in the present order.
+        outs: Output projections.
+        x: Inputs; a few hundred rows are enough.
+        y: Outputs to reach.
+        caution: An exchange must gain so many standard errors over these rows; without it, few rows make
+            exchanges that other rows take back.
+        floor: Below this error nothing is exchanged.
+
     Returns:
         Positions of the given blocks in the new order, the number of exchanges, and the error before them.
     """
-    passed = run(parts, ins, outs, x)
-    error = passed.output - y
+    streams, pre = _forward(parts, ins, outs, x)
+    error = parts.L @ streams[-1] + parts.l[:, None] - y.T
     before = float(np.mean(np.square(error, dtype=np.float64)))
     order = list(range(len(ins)))
-    swaps, z = 0, x
-    ra = parts.residual(ins[order[0]], outs[order[0]], z)
+    if before < floor:
+        return np.array(order), 0, before
+    adjoint = _backward(parts, ins, outs, pre)
+    swaps, z, moved = 0, streams[0], False
+    ra = streams[1] - streams[0] if len(order) > 1 else z
     for k in range(len(order) - 1):
         a, b = order[k], order[k + 1]
-        za = z + ra
-        rba = parts.residual(ins[b], outs[b], za)
-        rb = parts.residual(ins[b], outs[b], z)
+        za = z + ra if moved else streams[k + 1]
+        rba = _residual(parts, ins[b], outs[b], za) if moved else streams[k + 2] - za
+        rb = _residual(parts, ins[b], outs[b], z)
         zb = z + rb
-        rab = parts.residual(ins[a], outs[a], zb)
+        rab = _residual(parts, ins[a], outs[a], zb)
         change = rb + rab
         change -= ra
         change -= rba
-        effect = np.einsum("oxd,xd->xo", passed.adjoint[k + 2], change)
-        # sum((e + v)^2) < sum(e^2)
-        if float(np.vdot(effect, effect) + 2 * np.vdot(error, effect)) < 0:
+        effect = np.einsum("odx,dx->ox", adjoint[k + 2], change)
+        gain, error_of_gain = _gain(error, effect)
+        if gain > caution * error_of_gain:
             order[k], order[k + 1] = b, a
-            error = error + effect
-            z, ra = zb, rab
+            error += effect
+            z, ra, moved = zb, rab, True
             swaps += 1
         else:
             z, ra = za, rba
     return np.array(order), swaps, before
+
+
+# The walk works on columns (width x rows): matrix products of a few hundred columns run half again as fast.
+
+
+def _residual(parts: Parts, i: int, j: int, z: Floats) -> Floats:
+    u = parts.A[i] @ z
+    u += parts.a[i][:, None]
+    r: Floats = parts.B[j] @ parts.act.value(u)
+    r += parts.b[j][:, None]
+    return r
+
+
+def _forward(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Floats], list[Floats]]:
+    streams, pre = [np.ascontiguousarray(x.T)], []
+    for i, j in zip(ins, outs, strict=True):
+        u = parts.A[i] @ streams[-1]
+        u += parts.a[i][:, None]
+        z = parts.B[j] @ parts.act.value(u)
+        z += parts.b[j][:, None]
+        z += streams[-1]
+        pre.append(u)
+        streams.append(z)
+    return streams, pre
+
+
+def _backward(parts: Parts, ins: Ints, outs: Ints, pre: list[Floats]) -> list[Floats]:
+    """Derivatives of the output by the stream before each block: (outputs, width, rows)."""
+    rows = pre[0].shape[1]
+    g: Floats = np.ascontiguousarray(np.broadcast_to(parts.L[:, :, None], (*parts.L.shape, rows)))
+    adjoint = [g]
+    for k in range(len(pre) - 1, -1, -1):
+        inner = parts.B[outs[k]].T @ g
+        inner *= parts.act.slope(pre[k])
+        g = g + parts.A[ins[k]].T @ inner
+        adjoint.append(g)
+    return adjoint[::-1]
+
+
+def _gain(error: Floats, effect: Floats) -> tuple[float, float]:
+    """By how much the mean squared error would fall, with its standard error over rows."""
+    per_row = -(effect * (effect + 2 * error)).sum(axis=0)
+    return float(per_row.mean()), float(per_row.std()) / math.sqrt(len(per_row))

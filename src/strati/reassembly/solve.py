@@ -135,9 +135,8 @@ def _solve(
     order = seed_order(parts, pairing.ins, pairing.outs, x[:256], seed)
     ins, outs = pairing.ins[order], pairing.outs[order]
     rows = _shuffled(x, y, options.seed)
-    state = _State(ins, outs, parts.mse(ins, outs, *_head(rows, 2000)), [], [])
-    seed_mse = state.mse
-    state.stages.append((f"seed: {seed}", ins, outs, seed_mse))
+    state = _State(ins, outs, float("inf"), [], [])
+    seeded = (ins, outs)
     tick("paired")
     if options.pairing != "joint" and (pairing.separated or options.pairing != "auto"):
         _repair(parts, rows, state, floor, tick)
@@ -146,6 +145,9 @@ def _solve(
         searched = True
         _search(parts, rows, state, floor, options, tick)
     state.mse = parts.mse(state.ins, state.outs, x, y)
+    solved = time.perf_counter() - began
+    seed_mse = parts.mse(*seeded, x, y)
+    state.stages.insert(0, (f"seed: {seed}", *seeded, seed_mse))
     if searched:
         pairing = with_pairs(parts, pairing.score, pairing.matrix, state.ins, state.outs)
     return Reassembly(
@@ -163,7 +165,7 @@ def _solve(
         rounds=tuple(state.rounds),
         stages=_stages(state),
         load_seconds=load_seconds,
-        solve_seconds=time.perf_counter() - began,
+        solve_seconds=solved,
         warnings=tuple(_warnings(parts, state, pairing, rows, floor)),
     )
 
@@ -192,7 +194,7 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
             at = 0
         part = slice(at, at + batch)
         at += batch
-        order, swaps, mse = sweep(parts, ins, outs, x[part], y[part])
+        order, swaps, mse = sweep(parts, ins, outs, x[part], y[part], floor=floor)
         if number > 1:
             state.rounds[-1] = Round(number - 1, state.rounds[-1].swaps, mse)
         if mse < floor:
@@ -206,9 +208,8 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
             batch, stalled = min(2 * batch, len(x)), 0
             if batch >= min(2048, len(x)):
                 break
-    head = _head(rows, 2000)
-    mse = parts.mse(ins, outs, *head)
-    if state.rounds:
+    if mse >= floor:
+        mse = parts.mse(ins, outs, *_head(rows, 2000))
         state.rounds[-1] = Round(len(state.rounds), state.rounds[-1].swaps, mse)
     state.stages.append(("sweeps", ins, outs, mse))
     if mse >= floor:

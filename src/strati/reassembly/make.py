@@ -1,0 +1,219 @@
+"""A puzzle of one's own: train a residual network, drop it, keep the answer. Needs torch.
+
+The network learns a random smooth function of Gaussian inputs (or the outputs of given data); then every
+linear layer becomes an unlabelled piece, and its answers on the inputs are recorded.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strati.errors import BadInputError, require
+from strati.rng import derive, stream
+from strati.run.files import write_atomic
+from strati.types import Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+    from rich.console import RenderableType
+
+    Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is built and trained: AdamW on the mean squared error, PyTorch's default initial weights."""
+
+    blocks: int = 12
+    width: int = 24
+    hidden: int = 48
+    outputs: int = 1
+    epochs: int = 30
+    rows: int = 4000
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    activation: str = "relu"
+    batch: int = 128
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network taken apart: input and output projections in their true order, the last layer, data."""
+
+    inner: tuple[tuple[Floats, Floats], ...]
+    outer: tuple[tuple[Floats, Floats], ...]
+    last: tuple[Floats, Floats]
+    x: Floats
+    pred: Floats
+    true: Floats
+    loss: float
+
+    def pieces(self, seed: int = 0) -> tuple[list[tuple[Floats, Floats]], tuple[int, ...]]:
+        """The layers shuffled, and the permutation that puts them back (in, out, ..., last)."""
+        ordered = [layer for pair in zip(self.inner, self.outer, strict=True) for layer in pair] + [self.last]
+        shuffle = stream(seed, "reassembly", "drop").permutation(len(ordered))
+        place = np.argsort(shuffle)
+        return [ordered[int(k)] for k in shuffle], tuple(int(k) for k in place)
+
+
+@dataclass(frozen=True)
+class Made(Result):
+    """What :func:`make` wrote."""
+
+    verb: ClassVar[str] = "reassemble-make"
+
+    folder: str
+    recipe: Recipe
+    loss: float
+    permutation: tuple[int, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """The folder, the recipe, the training error and the answer."""
+        return {
+            "folder": self.folder,
+            "recipe": self.recipe,
+            "loss": self.loss,
+            "permutation": self.permutation,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """The recipe, one line."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(self.recipe) | {"loss": self.loss}])
+
+    def summary(self) -> RenderableType:
+        """What was written where."""
+        from rich.text import Text
+
+        r = self.recipe
+        return Text(
+            f"trained {r.blocks} blocks of width {r.width}, hidden {r.hidden}, {r.activation}: "
+            f"training MSE {self.loss:.4g}\n"
+            f"wrote {len(self.permutation)} pieces, data.csv and answer.json to {self.folder}\n"
+            f"put it back with: strati reassemble {self.folder} {self.folder}/data.csv --activation {r.activation}"
+        )
+
+
+def make(folder: Path, recipe: Recipe, *, tick: Tick = silent) -> Made:
+    """Train a network, drop it into ``folder``: ``piece_N.npz``, ``data.csv``, ``answer.json``.
+
+    Raises:
+        BadInputError: The folder exists and is not empty, or cannot be made.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInputError(folder, "exists and is not an empty folder; choose another")
+    trained = train(recipe, tick=tick)
+    pieces, permutation = trained.pieces(recipe.seed)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(folder, f"cannot be made ({error.strerror})") from None
+    for number, (weight, bias) in enumerate(pieces):
+        buffer = io.BytesIO()
+        np.savez(buffer, weight=weight, bias=bias)
+        write_atomic(folder / f"piece_{number}.npz", buffer.getvalue())
+    write_atomic(folder / "data.csv", _csv(trained))
+    answer = {"permutation": permutation, "recipe": asdict(recipe), "loss": trained.loss}
+    write_atomic(folder / "answer.json", json.dumps(answer) + "\n")
+    return Made(str(folder), recipe, trained.loss, permutation)
+
+
+def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) -> Trained:
+    """Train a network on a random smooth function of Gaussian inputs, or on given ``x`` and ``y``.
+
+    Args:
+        recipe: Shapes and training.
+        x: Inputs to use instead, rows x width.
+        y: Targets to use instead, rows or rows x outputs.
+        tick: Called after each epoch.
+    """
+    require("torch", "torch", "training a network to drop")
+    import torch
+
+    rng = stream(recipe.seed, "reassembly", "data")
+    if x is None:
+        x = rng.standard_normal((recipe.rows, recipe.width)).astype(np.float32)
+        y = _teacher(x, recipe.outputs, rng)
+    inputs = torch.as_tensor(np.asarray(x, dtype=np.float32))
+    targets = torch.as_tensor(np.asarray(y, dtype=np.float32).reshape(len(inputs), -1))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(recipe.seed, "reassembly", "train"))
+        inner = [torch.nn.Linear(recipe.width, recipe.hidden) for _ in range(recipe.blocks)]
+        outer = [torch.nn.Linear(recipe.hidden, recipe.width) for _ in range(recipe.blocks)]
+        last = torch.nn.Linear(recipe.width, recipe.outputs)
+        act = _torch_activation(recipe.activation)
+
+        def forward(z: Any) -> Any:
+            for first, second in zip(inner, outer, strict=True):
+                z = z + second(act(first(z)))
+            return last(z)
+
+        parameters = [p for layer in (*inner, *outer, last) for p in layer.parameters()]
+        optimiser = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        for epoch in range(recipe.epochs):
+            for rows in torch.randperm(len(inputs)).split(recipe.batch):
+                loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
+                optimiser.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+            tick(f"epoch {epoch + 1}")
+        with torch.no_grad():
+            pred = forward(inputs)
+            final = float(torch.nn.functional.mse_loss(pred, targets))
+    return Trained(
+        tuple(_layer(layer) for layer in inner),
+        tuple(_layer(layer) for layer in outer),
+        _layer(last),
+        inputs.numpy(),
+        pred.numpy(),
+        targets.numpy(),
+        final,
+    )
+
+
+def _teacher(x: Floats, outputs: int, rng: np.random.Generator) -> Floats:
+    width = x.shape[1]
+    first = rng.standard_normal((width, 64)) / np.sqrt(width)
+    y = np.tanh(x @ first * 1.5) @ rng.standard_normal((64, outputs)) / 8
+    return np.asarray((y - y.mean(axis=0)) / y.std(axis=0), dtype=np.float32)
+
+
+def _torch_activation(name: str) -> Any:
+    import torch
+
+    functional = torch.nn.functional
+    known = {
+        "relu": functional.relu,
+        "gelu": functional.gelu,
+        "gelu-tanh": lambda z: functional.gelu(z, approximate="tanh"),
+        "tanh": torch.tanh,
+        "silu": functional.silu,
+    }
+    if name not in known:
+        raise BadInputError(name, f"no such activation; there are: {', '.join(known)}")
+    return known[name]
+
+
+def _layer(layer: Any) -> tuple[Floats, Floats]:
+    return layer.weight.detach().numpy().copy(), layer.bias.detach().numpy().copy()
+
+
+def _csv(trained: Trained) -> str:
+    """Inputs, ``pred`` and ``true`` (numbered when there are several outputs), to the last float32 digit."""
+    outputs = trained.pred.shape[1]
+    suffixes = [""] if outputs == 1 else [f"_{q}" for q in range(outputs)]
+    header = [f"measurement_{c}" for c in range(trained.x.shape[1])]
+    header += [f"pred{s}" for s in suffixes] + [f"true{s}" for s in suffixes]
+    table = np.concatenate([trained.x, trained.pred, trained.true], axis=1)
+    return (
+        "\n".join([",".join(header), *(",".join(f"{v:.9g}" for v in row) for row in table.tolist())]) + "\n"
+    )
