@@ -1,0 +1,75 @@
+"""Section 5's experiments: small, but on real networks and with their exceptions known exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from strati.papers.basis import _purity, _train
+from strati.papers.basis_modules import (
+    _concatenated,
+    _inputs,
+    _jacobian,
+    _Joined,
+    _module,
+    _volume,
+    section_five,
+)
+
+
+def test_section_five(tmp_path):
+    ticks = []
+    found = section_five(quick=True, seed=1, folder=tmp_path, tick=ticks.append)
+    rows = {row.what: row for row in found.rows}
+    assert len(ticks) == 3
+    assert rows["disjoint modules: free directions add up (5.2.1)"].ours == "10 of 10"
+    shares = [row for row in found.rows if "eq. 34" in row.what]
+    assert all(row.ours == pytest.approx(row.paper, abs=0.03) for row in shares)
+    pairs = [row for row in found.rows if "eq. 35" in row.what]
+    assert all(0.9 < row.ours < 1.3 for row in pairs)
+
+
+def test_the_two_directions_eq_31_misses_are_exactly_free():
+    first, second = _module(0, 0, 1, outputs=3), _module(0, 0, 2, outputs=2, inputs=4)
+    joint = _Joined(first, second)
+    parameters = dict(joint.named_parameters())
+    jacobian = _jacobian(joint, _concatenated(_inputs(0, 0, 1), _inputs(0, 0, 2)))
+
+    def direction(**parts):
+        zero = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        zero |= {name.replace("__", "."): value for name, value in parts.items()}
+        return np.concatenate([zero[name].detach().numpy().ravel() for name in parameters])
+
+    node = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    shift = direction(first__2__bias=node, second__0__bias=-joint.link)
+    scale = direction(
+        first__2__weight=parameters["first.2.weight"] * node[:, None],
+        first__2__bias=parameters["first.2.bias"] * node,
+        second__0__weight=parameters["second.0.weight"],
+        second__0__bias=parameters["second.0.bias"],
+        second__1__weight=-parameters["second.1.weight"],
+    )
+    for free in (shift, scale):
+        assert np.abs(free).max() > 0.1
+        assert np.abs(jacobian @ free).max() < 1e-12
+
+
+def test_volume_of_one_link_is_known():
+    epsilon, weight = 1e-2, 0.5
+    found = _volume([weight], epsilon, 100_000, seed=0)
+    assert found == pytest.approx(epsilon**0.5 / weight, rel=0.02)
+
+
+def test_purity_of_fourier_modes():
+    t = np.arange(11)
+    mode = np.cos(2 * np.pi * 3 * t / 11)
+    assert _purity(np.concatenate([mode, 2 * mode])[None], 11)[0] == pytest.approx(1.0)
+    noise = np.random.default_rng(0).normal(size=(200, 22))
+    assert _purity(noise, 11).mean() < 0.6
+
+
+@pytest.mark.slow
+def test_modular_addition_generalises():
+    *_, accuracy, _ = _train(31, 128, 0)
+    assert accuracy > 0.9
