@@ -67,8 +67,7 @@ def command(
 
     x = read_data(data).x
     network = as_module(model, activation=activation)
-    if not hasattr(network, "save_pretrained") and x.dtype.kind in "iub":
-        x = x.astype("float32")  # pixels and the like; only a transformer's integers are tokens
+    x = _fitting(x, tokens=hasattr(network, "get_input_embeddings"))
     from strati.landscape.count import degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
@@ -78,6 +77,14 @@ def command(
     if want_scales:
         result = replace(result, scales=_scales(network, x, seed, output))
     emit(result, output)
+
+
+def _fitting(x: Any, *, tokens: bool) -> Any:
+    """Whole numbers are tokens to a transformer (CSV has them as real numbers), pixels and the like to others."""
+    if tokens:
+        whole = x.ndim == 2 and x.dtype.kind == "f" and bool((x == x.round()).all())
+        return x.astype("int64") if whole else x
+    return x.astype("float32") if x.dtype.kind in "iub" else x
 
 
 def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:

@@ -140,7 +140,8 @@ class Chain:
         flat = x.reshape(x.shape[0], -1) if x.ndim != 1 else x[:, None]
         if flat.shape[1] != self.widths[0]:
             raise BadInputError(
-                "data", f"have {flat.shape[1]} inputs a row, but {self.stages[0].name} takes {self.widths[0]}"
+                "data",
+                f"have {flat.shape[1]} inputs a row; the first layer ({self.stages[0].name}) takes {self.widths[0]}",
             )
         return flat.to(self.stages[0].weight.dtype)
 
