@@ -65,7 +65,7 @@ def plan(
     network: Network, *, split_qkv: bool, flatten: bool
 ) -> tuple[tuple[Layer, ...], tuple[Skipped, ...]]:
     """Every tensor as layers or as skipped, in the network's order."""
-    names = Names(network)
+    names = network.names
     layers: list[Layer] = []
     skipped = list(network.contents.unread)
     for tensor in network.tensors:

@@ -90,7 +90,8 @@ class Names:
 
         Empty where this rule does not apply, so that the name alone decides.
         """
-        convs = any(len(shape) == 4 for shape in self.shapes.values())
+        if not any(len(shape) == 4 for shape in self.shapes.values()):
+            return {}
         flat = [
             name
             for name, shape in self.shapes.items()
@@ -98,7 +99,7 @@ class Names:
             and min(shape) > 0
             and role_of(self.label(name), self.blocks[name]) in (Role.LINEAR, Role.HEAD)
         ]
-        if not convs or not flat:
+        if not flat:
             return {}
         last = flat[-1]
         words = modules(self.label(last))

@@ -12,6 +12,7 @@ from strati.errors import BadInputError
 from strati.network import layers as _layers
 from strati.network import ties as _ties
 from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
+from strati.network.names import Names
 from strati.network.sniff import sniff, wrong_ending
 from strati.network.source import Source
 from strati.types import Flag
@@ -123,6 +124,11 @@ class Network:
             StratiError: There is no such tensor, or its bytes are damaged.
         """
         return self.contents.read(self[name].name)
+
+    @cached_property
+    def names(self) -> Names:
+        """What the tensors' names and shapes say together."""
+        return Names(self)
 
     @cached_property
     def ties(self) -> Mapping[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 
 
@@ -145,12 +146,17 @@ def modules(name: str) -> list[str]:
         >>> modules("encoder.layers.0.self_attn.in_proj_weight"), modules("dense_1/dense_1/kernel:0")
         (['encoder', 'layers', '0', 'self_attn', 'in_proj'], ['dense_1', 'dense_1'])
     """
+    return list(_modules(name) if len(name) < 512 else _modules.__wrapped__(name))
+
+
+@lru_cache(maxsize=32_768)
+def _modules(name: str) -> tuple[str, ...]:
     words = [word for word in re.split(r"[./]", name.lower().split(":")[0]) if word]
     if len(words) > 1 and words[-1] in _SUFFIXES:
         words.pop()
     if words and words[-1].endswith("_weight"):
         words[-1] = words[-1].removesuffix("_weight")
-    return words
+    return tuple(words)
 
 
 def blocks(names: Iterable[str]) -> dict[str, int | None]:

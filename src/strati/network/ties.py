@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def ties(network: Network) -> Mapping[str, str]:
     """Tensors that are another one again: by shared storage, or embeddings and heads equal byte for byte."""
-    names = Names(network)
+    names = network.names
     tied = dict(network.contents.ties)
     _prefer_embeddings(names, tied)
     alike: dict[tuple[tuple[int, ...], str], list[Tensor]] = {}
