@@ -81,6 +81,11 @@ def test_links(tmp_path):
     (folder / "link.safetensors").symlink_to(folder / "link.safetensors")
     with pytest.raises(strati.StratiError, match="circle"):
         strati.open(folder)
+    folder = sharded(tmp_path / "config")
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/etc/passwd")
+    with pytest.raises(strati.StratiError, match="out of the folder"):
+        strati.open(folder)
 
 
 def test_a_hub_snapshot_may_link_to_its_blobs(tmp_path):

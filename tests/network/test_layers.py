@@ -200,7 +200,15 @@ def test_in_proj_of_torch_is_split_by_rows(tmp_path):
 
 def test_what_cannot_be_split_stays_whole(tmp_path):
     tensors = {"h.0.attn.query_key_value.weight": draw(12, 4), "h.1.attn.qkv.weight": draw(13, 4)}
-    assert len(network(tmp_path, tensors).layers(split_qkv=True)) == 2
+    layers = network(tmp_path, tensors).layers(split_qkv=True)
+    assert ["not split" in layer.view for layer in layers] == [True, True]
+
+
+def test_multi_query_attention(tmp_path):
+    fused = draw(8 + 2 + 2, 8)  # four heads of two, one key and one value; a third of its rows would be wrong
+    config = {"n_head": 4, "multi_query": True}
+    net = network(tmp_path, {"transformer.h.0.attn.c_attn.weight": fused}, config)
+    assert [layer.shape for layer in net.layers(split_qkv=True)] == [(8, 8), (2, 8), (2, 8)]
 
 
 def test_the_classifier_of_a_convolutional_network_is_its_head(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -211,7 +211,12 @@ def _parts(
         parts = _split(names, tensor, whole)
         if parts:
             return [(f"[{'qkv'[i]}]", view, _QKV[i]) for i, view in enumerate(parts)]
+        return [("", replace(whole, text=f"{whole.text}, not split: how it is fused is not known"), role)]
     return [("", whole, role)]
+
+
+_BY_HEAD = frozenset({"gpt_neox", "gpt_neox_japanese", "bloom", "persimmon", "falcon"})
+"""Model types whose ``query_key_value`` is ordered head by head, each head holding its q, k and v."""
 
 
 def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
@@ -219,7 +224,8 @@ def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
     word = modules(tensor.name)[-1]
     heads, groups, width = names.heads()
     if word == "query_key_value":  # ordered head by head: needs the number of heads
-        if heads and groups == heads and whole.rows % (3 * heads) == 0:
+        by_head = (names.network.config or {}).get("model_type") in _BY_HEAD
+        if by_head and heads and groups == heads and whole.rows % (3 * heads) == 0:
             return [views.part_of_heads(whole, i, heads) for i in range(3)]
         return []
     if heads and groups and groups != heads:

@@ -83,6 +83,8 @@ class Names:
             return 0
 
         heads = number("num_attention_heads", "n_head", "num_heads")
+        if config.get("multi_query") is True:
+            return heads, 1, number("head_dim")
         return heads, number("num_key_value_heads", "num_kv_heads") or heads, number("head_dim")
 
     def _last_of_classifiers(self) -> dict[str, list[str]]:

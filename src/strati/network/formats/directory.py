@@ -55,8 +55,9 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
 
 def _config(folder: Path) -> Mapping[str, Any] | None:
     path = folder / "config.json"
-    if not path.exists():
+    if not path.exists() and not path.is_symlink():
         return None
+    leads_to(folder, path)
     config = _json(path)
     if not isinstance(config, dict):
         raise BadInputError(path, "is not a JSON table; download it again")
