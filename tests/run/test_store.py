@@ -197,7 +197,7 @@ def test_a_full_disk_is_one_clear_line_and_keeps_what_was_finished(path: Path) -
         store.put(Finished("first", "unit", "kept"))
         pages = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count={pages}")  # SQLite's own way to a disk that is full
-        with pytest.raises(BadInputError, match="disk is full.*resume"):
+        with pytest.raises(BadInputError, match=r"disk is full.*resume"):
             store.put(Finished("second", "unit", "x" * 100_000))
     assert [unit.value for unit in contents(path)] == ["kept"]
 

@@ -38,6 +38,7 @@ class ChainProbe:
     def __init__(self, chain: Chain, task: Task) -> None:
         self.chain, self.task = chain, task
         self._inputs: list[list[Tensor]] = []
+        self._buffers: dict[tuple[int, int, int], Tensor] = {}
         total, count = 0.0, 0
         for x, targets in task.batches:
             with torch.inference_mode():
@@ -77,9 +78,21 @@ class ChainProbe:
         changes, rows, _ = outputs.shape
         stages = self.chain.stages
         f = _activate(stages[place].activation, outputs.view(changes * rows, -1))
-        for stage in stages[place + 1 :]:
-            f = _activate(stage.activation, stage.preactivations(f))
+        for i, stage in enumerate(stages[place + 1 :]):
+            out = self._scratch(f.shape[0], stage.outputs, i % 2, f)
+            if stage.bias is None:
+                torch.mm(f, stage.weight.T, out=out)
+            else:
+                torch.addmm(stage.bias, f, stage.weight.T, out=out)
+            f = _activate(stage.activation, out)
         return f.view(changes, rows, -1)
+
+    def _scratch(self, rows: int, width: int, turn: int, like: Tensor) -> Tensor:
+        """Memory that is used again: fresh pages cost as much as the activation function."""
+        key = (rows, width, turn)
+        if key not in self._buffers:
+            self._buffers[key] = like.new_empty(rows, width)
+        return self._buffers[key]
 
 
 def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:

@@ -33,12 +33,13 @@ class MLP(nn.Sequential):
 
     Example:
         >>> [name for name, _ in MLP([784, 512, 10]).named_children()]
-        ['fc1', 'act1', 'fc2']
+        ['flatten', 'fc1', 'act1', 'fc2']
     """
 
     def __init__(self, widths: list[int], activation: str = "relu") -> None:
         super().__init__()
         last = len(widths) - 1
+        self.add_module("flatten", nn.Flatten())
         for i in range(1, last + 1):
             self.add_module(f"fc{i}", nn.Linear(widths[i - 1], widths[i]))
             if i < last:

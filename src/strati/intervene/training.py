@@ -55,7 +55,7 @@ def train(spec: Spec, data: Data, numbers: Sequence[int]) -> list[Arrays]:
 
 def _train_stacked(models: list[MLP], spec: Spec, data: Data, orders: list[np.random.Generator]) -> None:
     linears = [[m for m in model if isinstance(m, nn.Linear)] for model in models]
-    activation = next((m for m in models[0] if not isinstance(m, nn.Linear)), nn.Identity())
+    activation = next((m for m in models[0] if not isinstance(m, nn.Linear | nn.Flatten)), nn.Identity())
     weights, biases = [], []
     for layer in zip(*linears, strict=True):
         # (k, in, out): the products of a step then need no transposed copies

@@ -1,0 +1,299 @@
+"""The large-scale experiment of robust-and-critical-layers on real pretrained networks that can be had.
+
+Re-randomisation of every layer, ten draws each: ResNet-20 on CIFAR-10, stories15M on TinyStories, SmolLM2-135M on
+WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11 in the paper's form; its own networks
+(ResNet-34, ViT-B/16, GPT-2, GPT-2-Large) run through the same code from local Hugging Face directories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError, StratiError, require
+from strati.intervene.audit import audit
+from strati.intervene.driver import Run
+from strati.intervene.spec import InterventionSpec, MeasureSpec, MetricSpec, NetworkSpec
+from strati.intervene.study import Study, study
+from strati.papers import zoo
+from strati.papers.beside import beside
+from strati.papers.registry import Reproduction, Row
+from strati.run.engine import cores
+from strati.types import Flag, Tick
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.intervene.points import Plan
+
+MEASURED = {"resnet20": 0.9173, "stories15m": 1.136, "smollm2": 17.6}
+STORIES_W1 = (7.70, 4.40, 3.07, 2.21, 1.95, 3.66)
+PAPER_MEANS = "ResNet34 .006/.005, ViT -.051/-.035, GPT-2 .028/.018, GPT-2-Large .116/.078"
+FIGURE_METRICS = (
+    *("alpha", "alpha_weighted", "log_alpha_norm", "mp_soft_rank"),
+    *("spectral_norm", "stable_rank", "entropy", "frobenius_norm"),
+)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A network, what it is measured on, and what the paper has in its place."""
+
+    name: str
+    models: Any
+    plan: Plan
+    data: Any = None
+    evaluate: Callable[[nn.Module], float] | None = None
+    alike: str = ""
+
+
+def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Run (or resume) all four studies; a network that cannot be had is left out with its reason.
+
+    Quick: two draws, fewer images and tokens, and SmolLM2's first and last blocks only.
+    """
+    require("torch", "torch", "running pretrained networks")
+    rows: list[Row] = []
+    figures: list[str] = []
+    warnings: list[Flag] = []
+    for make in (_resnet20, _stories15m, _geoclip, _smollm2):
+        try:
+            case = make(quick, seed)
+        except StratiError as error:
+            warnings.append(Flag("left-out", str(error)))
+            continue
+        place = folder / ("quick" if quick else "full") / case.name
+        run = Run(workers=cores(), tick=tick, resume="the same command")
+        found = study(case.models, evaluate=case.evaluate, data=case.data, plan=case.plan, out=place, run=run)
+        rows += _rows(case, found, quick)
+        figures += _draw(found, place)
+    if not rows:
+        raise BadInputError(
+            "pretrained", "none of the networks can be had here: " + "; ".join(w.text for w in warnings)
+        )
+    title = "Re-randomised layers of pretrained networks: robust-and-critical-layers, section 5"
+    return Reproduction("pretrained", title, tuple(rows), tuple(figures), tuple(warnings))
+
+
+def _plan(draws: int, seed: int, performance: str, batch: int, **options: Any) -> Plan:
+    from strati.intervene.points import Plan
+
+    return Plan(
+        InterventionSpec(kinds=("rerandomise",), draws=draws, **options),
+        MetricSpec(),
+        seed=seed,
+        measure=MeasureSpec(performance=performance, batch=batch),
+    )
+
+
+def _resnet20(quick: bool, seed: int) -> _Case:
+    from strati.intervene.networks import open_checkpoint
+    from strati.intervene.tasks import Data
+
+    path = beside("resnet20-cifar10", "resnet20-12fca82f.th")
+    with np.load(zoo.path("cifar10")) as file:
+        x, y = file["x_test"], file["y_test"]
+    x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if x.shape[-1] == 3 else x
+    count = 1000 if quick else len(x)
+    scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    data = Data("images", 10, x[:0], None, x[:count], y[:count], **scale)
+    model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
+    plan = _plan(2 if quick else 10, seed, "accuracy", 250)
+    return _Case(
+        "resnet20", {"resnet20": model}, plan, data=data, alike="table 2, figures 5 and 8 (ResNet34)"
+    )
+
+
+def _stories15m(quick: bool, seed: int) -> _Case:
+    from strati.intervene.tasks import IGNORED, Data
+    from strati.network.module import as_module
+    from strati.papers.zoo.llama2c import Tokenizer
+
+    home = zoo.path("stories15m")
+    tokenizer = Tokenizer(home / "tokenizer.bin")
+    text = beside("tinystories", "tinystories_sample.txt").read_text("utf-8")
+    stories = [tokenizer.encode(s.strip())[:256] for s in text.split("<|endoftext|>") if s.strip()]
+    x = np.full((len(stories), max(map(len, stories))), IGNORED)
+    for row, story in zip(x, stories, strict=True):
+        row[: len(story)] = story
+    plan = _plan(2 if quick else 10, seed, "loss", 5, init="moments", layers=("model.layers.*",))
+    data = Data("tokens", 32000, x[:0], None, x, None)
+    return _Case(
+        "stories15m",
+        {"stories15m": as_module(home)},
+        plan,
+        data=data,
+        alike="table 3, figures 6 and 10 (GPT-2)",
+    )
+
+
+def _smollm2(quick: bool, seed: int) -> _Case:
+    from strati.intervene.tasks import Data
+
+    path = zoo.path("smollm2")
+    text = beside("wikitext", "test.txt").read_text("utf-8")
+    transformers = require("transformers", "transformers", "SmolLM2")
+    require("gguf", "gguf", "SmolLM2")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        path.parent, gguf_file=path.name, local_files_only=True
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, local_files_only=True
+    )
+    tokens = np.asarray(tokenizer(text[:40_000], verbose=False)["input_ids"], np.int32)[
+        : 512 if quick else 2048
+    ]
+    data = Data("tokens", int(model.config.vocab_size), tokens[None][:0], None, tokens[None], None)
+    layers = ("model.layers.0.*", "model.layers.29.*") if quick else ("model.layers.*",)
+    plan = _plan(2 if quick else 10, seed, "perplexity", 1, layers=layers)
+    return _Case(
+        "smollm2", {"smollm2": model.eval()}, plan, data=data, alike="table 3, figures 6 and 11 (GPT-2-Large)"
+    )
+
+
+def _geoclip(quick: bool, seed: int) -> _Case:
+    """No labels come with these: performance is the mean cosine between changed and intact embeddings."""
+    import torch
+
+    from strati.network.open import open as open_network
+
+    home = zoo.path("geoclip")
+    file = open_network(home / "location_encoder.pth")
+    places = np.loadtxt(home / "coordinates.csv", delimiter=",", skiprows=1)[:: 1000 if quick else 100]
+    tensors = {t.name: torch.from_numpy(np.array(file.read(t.name))) for t in file.tensors}
+    models, inputs = {}, {}
+    for number in range(3):
+        models[f"geoclip-{number}"], inputs[number] = _geoclip_mlp(
+            tensors, number, torch.from_numpy(places).float()
+        )
+    evaluate = _Cosine(models, list(inputs.values()))
+    plan = replace(_plan(2 if quick else 10, seed, "cosine to the intact output", 1000, init="pytorch"))
+    plan = replace(plan, measure=replace(plan.measure, chance=0.0))
+    return _Case("geoclip", models, plan, evaluate=evaluate, alike="no counterpart in the paper")
+
+
+class _Cosine:
+    """Mean cosine between a changed network's outputs and the intact ones'; knows a network by its untouched layers."""
+
+    def __init__(self, models: dict[str, nn.Module], inputs: list[Any]) -> None:
+        import torch
+
+        self._known = []
+        for model, x in zip(models.values(), inputs, strict=True):
+            with torch.no_grad():
+                self._known.append((_marks(model), x, model(x)))
+
+    def __call__(self, model: nn.Module) -> float:
+        import torch
+
+        marks = _marks(model)
+        _, x, intact = max(
+            self._known, key=lambda known: sum(a == b for a, b in zip(known[0], marks, strict=True))
+        )
+        return float(torch.nn.functional.cosine_similarity(model(x), intact).mean())
+
+
+def _marks(model: nn.Module) -> list[float]:
+    return [float(p.detach().flatten()[0]) for p in model.parameters()]
+
+
+def _geoclip_mlp(tensors: dict[str, Any], number: int, places: Any) -> tuple[nn.Module, Any]:
+    """One location encoder as a plain chain, and its inputs: random Fourier features of projected coordinates."""
+    import torch
+    from torch import nn
+
+    own = {k: v for k, v in tensors.items() if k.startswith(f"LocEnc{number}.")}
+    frequencies = next(v for k, v in own.items() if v.ndim == 2 and v.shape[1] == 2)
+    weights = {k: v for k, v in own.items() if v.ndim == 2 and v.shape[1] != 2}
+    layers: list[nn.Module] = []
+    for name, weight in weights.items():
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+        linear.weight.data, linear.bias.data = weight, own[name.removesuffix("weight") + "bias"]
+        layers += [linear, nn.ReLU()]
+    projected = 2 * torch.pi * _equal_earth(places) @ frequencies.T
+    return nn.Sequential(*layers[:-1]).eval(), torch.cat([projected.cos(), projected.sin()], 1)
+
+
+def _equal_earth(places: Any) -> Any:
+    """The Equal Earth projection (Savric, Patterson, Jenny 2018) of latitude and longitude."""
+    import torch
+
+    a1, a2, a3, a4 = 1.340264, -0.081106, 0.000893, 0.003796
+    latitude, longitude = torch.deg2rad(places[:, 0]), torch.deg2rad(places[:, 1])
+    theta = torch.asin(3**0.5 / 2 * torch.sin(latitude))
+    slope = 9 * a4 * theta**8 + 7 * a3 * theta**6 + 3 * a2 * theta**2 + a1
+    east = 2 * 3**0.5 * longitude * torch.cos(theta) / (3 * slope)
+    north = a4 * theta**9 + a3 * theta**7 + a2 * theta**3 + a1 * theta
+    return torch.stack([east, north], 1) * (66.50336 / 180)  # GeoCLIP's own scale
+
+
+def _rows(case: _Case, found: Study, quick: bool) -> list[Row]:
+    table = found.frame()
+    good = table[table["status"] == "done"]
+    intact = good[good["intervention"] == "intact"]
+    what, measure = case.name, found.performance["name"]
+    known = None if quick else MEASURED.get(case.name)
+    note = "quick: fewer data" if quick else "known from its publisher or measured before"
+    rows = [
+        Row(f"{what}: {measure}, intact", known, round(float(intact["intact_performance"].mean()), 4), note),
+        Row(
+            f"{what}: mean layer alpha",
+            None,
+            round(float(intact["alpha"].mean()), 3),
+            f"+- {intact['alpha'].to_numpy(float).std(ddof=1) / len(intact) ** 0.5:.3f} SEM, {len(intact)} layers; {case.alike}",
+        ),
+    ]
+    verdict = audit(found)
+    mean = next(m for m in verdict.means if m.metric == "alpha")
+    pooled = next(m for m in verdict.metrics if m.metric == "alpha" and m.layer is None)
+    rows.append(
+        Row(
+            f"{what}: alpha, mean rho/tau over layers",
+            PAPER_MEANS,
+            _pair(mean.spearman, mean.kendall),
+            "other networks",
+        )
+    )
+    rows.append(
+        Row(f"{what}: alpha, pooled rho/tau", None, _pair(pooled.spearman, pooled.kendall), f"n {pooled.n}")
+    )
+    classes = [row.layer_class for row in verdict.layers]
+    share = ", ".join(f"{classes.count(k)} {k}" for k in ("robust", "mixed", "critical"))
+    rows.append(Row(f"{what}: layers by class", None, share, f"{found.failed} points failed"))
+    rows += [
+        Row(f"{what}: verdict on {v.metric}", None, None, v.text)
+        for v in verdict.verdicts
+        if v.metric == "alpha"
+    ]
+    if case.name == "stories15m":
+        by_layer = {row.layer: row.performance_mean for row in verdict.layers}
+        for block, loss in enumerate(STORIES_W1):
+            ours = by_layer.get(f"model.layers.{block}.mlp.gate_proj")
+            rows.append(
+                Row(
+                    f"stories15m: loss, w1 of layer {block}",
+                    loss,
+                    None if ours is None else round(ours, 2),
+                    "one earlier measurement against the mean of our draws",
+                )
+            )
+    return rows
+
+
+def _pair(rho: float | None, tau: float | None) -> str | None:
+    return None if rho is None or tau is None else f"{rho:.3f}/{tau:.3f}"
+
+
+def _draw(found: Study, folder: Path) -> list[str]:
+    from strati.report.plots.study import scatter
+
+    drawn = []
+    for metric in FIGURE_METRICS:
+        path = folder / f"{metric}.png"
+        scatter(found, metric, pooled=True).savefig(path, dpi=110)
+        drawn.append(str(path))
+    return drawn
