@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,3 +116,13 @@ def test_a_closed_pipe_is_no_error(model):
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_the_page_shows_what_the_command_prints():
+    """The first example of docs/inspect.md, run."""
+    root = Path(__file__).resolve().parents[2]
+    block = (root / "docs" / "inspect.md").read_text().split("```console\n$ ")[1].split("```")[0]
+    words, _, expected = block.partition("\n")
+    command = [sys.executable, "-m", "strati.cli.main", *words.split()[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert done.stdout == expected
