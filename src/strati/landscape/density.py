@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from strati.landscape.samplers import Traces
     from strati.types import FloatArray
 
-_SAMPLES = 40_000
-_STEP = 1.35  # lambda(eps) is the slope of ln V between eps/step and eps*step
+_SAMPLES = 300_000
+_STEP = 2.0  # lambda(eps) is the slope of ln V between eps/step and eps*step
 _GROUPS = 8
 
 
@@ -103,7 +103,7 @@ def _free_energies(nbeta: FloatArray, excess: FloatArray) -> FloatArray:
     means = excess.mean(axis=1) * nbeta
     steps = 0.5 * (means[1:] + means[:-1]) * np.diff(np.log(nbeta))
     free = np.concatenate([[0.0], np.cumsum(steps)])
-    thin = excess[:, :: max(1, excess.size // 8000)]
+    thin = excess[:, :: max(1, excess.size // 30_000)]
     losses = thin.reshape(-1)
     reduced = -nbeta[:, None] * losses[None, :]
     for _ in range(100):

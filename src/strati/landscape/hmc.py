@@ -134,9 +134,9 @@ class _Walk:
 
     def exchange(self, state: State, nbeta: Tensor, first: int) -> State:
         """Swap neighbouring temperatures (even pairs, then odd ones) where Metropolis allows it."""
-        low = torch.arange(first, len(nbeta) - 1, 2)
-        if len(low) == 0:
+        if len(nbeta) < first + 2:
             return state
+        low = torch.arange(first, len(nbeta) - 1, 2)
         log_ratio = (nbeta[low] - nbeta[low + 1])[:, None] * (state.excess[low] - state.excess[low + 1])
         accept = (self.uniform(*log_ratio.shape).log() < log_ratio).long()
         source = torch.arange(len(nbeta))[:, None].repeat(1, state.excess.shape[1])

@@ -244,8 +244,8 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
     ladder = tuple((float(traces.nbeta[k]), *controlled_mean(traces, k)) for k in range(len(traces.nbeta)))
     _, value, error = ladder[traces.main]
     refusal = _refusal(traces, value, error, settings)
-    limit, no_limit = None, "one temperature only: no limit for large nbeta"
-    if refusal is None and len(ladder) > 1:
+    limit, no_limit = None, "no colder temperatures were sampled: no limit for large nbeta"
+    if refusal is None and traces.main < len(ladder) - 1:
         usable = [row for k, row in enumerate(ladder) if _usable(traces, k, row, settings)]
         hottest = float(traces.nbeta[0]) if traces.global_start else None
         limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)

@@ -83,6 +83,16 @@ ENTRIES: dict[str, Entry] = {
         "degeneracy-in-the-loss-landscape",
         "free directions of modules, and the log law of links",
     ),
+    "llc-truth-table": Entry(
+        "llc:truth_table",
+        "degeneracy-in-the-loss-landscape",
+        "learning coefficients whose value is known, exact beside sampled",
+    ),
+    "degeneracy-landscape": Entry(
+        "llc:studies",
+        "degeneracy-in-the-loss-landscape",
+        "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
