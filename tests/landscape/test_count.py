@@ -14,6 +14,8 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.chain import Chain, as_chain
+from strati.landscape.survey import survey
 
 
 def data(n: int, width: int, seed: int = 0) -> torch.Tensor:
@@ -206,6 +208,27 @@ def test_without_the_grams_of_single_neurons_the_count_is_a_lower_one(
         with monkeypatch.context() as patch:
             patch.setattr("strati.landscape.survey.FINE_BYTES", 0)
             assert strati.degeneracy(model, x, exact=False).free <= fine
+
+
+def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing handles more rows at once than a batch, and what is kept has no axis of data."""
+    seen: list[int] = []
+    forward = Chain.forward
+
+    def watched(chain: Chain, x: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        seen.append(len(x))
+        return forward(chain, x)
+
+    monkeypatch.setattr(Chain, "forward", watched)
+    monkeypatch.setattr("strati.landscape.survey.BATCH_BYTES", 100_000)
+    chain = as_chain(mlp([6, 8, 3]))
+    for n in (1_000, 4_000):
+        seen.clear()
+        found = survey(chain, data(n, 6))
+        assert sum(seen) == n
+        assert max(seen) < 200
+        kept = [t for layer in found.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
+        assert all(max(t.shape) < 200 for t in kept)
 
 
 class Unused(nn.Module):

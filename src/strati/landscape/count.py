@@ -182,9 +182,10 @@ def degeneracy(
         from strati.landscape.hooked import count_module
 
         return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+    chain.rows(data[:1])  # refuse a wrong width before any work; the rest is cast batch by batch
     with _threads_for(chain):
         unused = sum(p.numel() for p in model.parameters()) - chain.parameters
-        return _count_chain(chain, chain.rows(data), unused, epsilon, exact, seed, tick)
+        return _count_chain(chain, data, unused, epsilon, exact, seed, tick)
 
 
 @contextmanager
