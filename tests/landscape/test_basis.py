@@ -415,6 +415,12 @@ def test_bad_calls():
         strati.interaction_basis(net, x)
 
 
+def test_whole_numbers_are_data_for_a_network_without_embedding():
+    net, x = mlp([5, 4, 2]), np.random.default_rng(0).integers(0, 255, (50, 5), dtype=np.uint8)
+    whole, real = (strati.interaction_basis(net, values) for values in (x, x.astype(float)))
+    assert whole.to_json() == real.to_json()
+
+
 def test_constant_data_have_no_directions():
     basis = strati.interaction_basis(mlp([5, 4, 2]), np.ones((10, 5)) * 0.3)
     assert [layer.directions for layer in basis.layers] == [0, 0, 0]

@@ -19,7 +19,7 @@ from strati.landscape.basis_chain import ChainMachine, Estimate
 from strati.landscape.basis_probes import ProbeMachine
 from strati.landscape.basis_result import BasisLayer, InteractionBasis, Kind, Machine
 from strati.landscape.chain import as_chain
-from strati.landscape.sites import Reading
+from strati.landscape.sites import Reading, as_data, takes_tokens
 from strati.landscape.whitening import Moments, Whitening, diagonalise, fix_signs, repeated, whitening
 from strati.types import Flag
 
@@ -110,7 +110,7 @@ def build_machine(
         raise BadInputError(
             "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
-    data = _as_tensor(x)
+    data = as_data(x, tokens=takes_tokens(model))
     if reading.sites is None and data.is_floating_point() and not hasattr(model, "config"):
         try:
             chain = as_chain(model)
@@ -120,20 +120,6 @@ def build_machine(
             raise BadInputError("model", "holds weights that are not finite; repair the checkpoint first")
         return ChainMachine(chain, data, seed=seed)
     return ProbeMachine(model, data, reading, seed=seed)
-
-
-def _as_tensor(x: ArrayLike | torch.Tensor) -> torch.Tensor:
-    try:
-        data = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-    except (TypeError, ValueError) as error:
-        raise BadInputError("data", f"are not numbers ({str(error).splitlines()[0]})") from None
-    if data.ndim == 0 or len(data) < 2:
-        raise BadInputError("data", "hold fewer than two rows; a basis needs activations that vary")
-    if data.is_complex() or data.dtype == torch.bool:
-        raise BadInputError("data", f"are of type {data.dtype}; give real numbers or token numbers")
-    if data.is_floating_point() and not torch.isfinite(data).all():
-        raise BadInputError("data", "hold values that are not finite; remove those rows")
-    return data
 
 
 def _layers(

@@ -129,7 +129,7 @@ class Modules(Result):
         share = self.between / self.total if self.total > 0 else 0.0
         chance = "" if self.shuffled is None else f" (shuffled edges {self.shuffled:.3f})"
         title = (
-            f"{len(self.modules)} modules at epsilon {self.epsilon:.3g}: {share:.1%} of the interaction lies between "
+            f"modules: {len(self.modules)}, at epsilon {self.epsilon:.3g}; {share:.1%} of the interaction lies between "
             f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached"
         )
         parts = [self.graph.summary(), as_table(title, self.frame().head(20), self._warnings())]

@@ -21,8 +21,9 @@ import scipy.linalg
 import torch
 from torch import nn
 
-from strati.errors import BadInputError, UnsupportedError
+from strati.errors import UnsupportedError
 from strati.landscape.chain import Chain, Stage, as_chain
+from strati.landscape.sites import as_data
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
@@ -160,14 +161,7 @@ def sparsify(model: nn.Module | str | Path, x: ArrayLike, *, tolerance: float = 
 
         model = as_module(model)
     chain = as_chain(model)
-    data = torch.as_tensor(np.asarray(x))
-    if (
-        data.is_complex()
-        or not data.dtype.is_floating_point
-        or len(data) < 2
-        or not torch.isfinite(data).all()
-    ):
-        raise BadInputError("data", "must be two or more rows of finite real numbers")
+    data = as_data(x)
     exact = chain.to(torch.float64)
     rows: FloatArray = exact.rows(data).numpy()
     work = [_Work(stage) for stage in exact.stages]
