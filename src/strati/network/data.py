@@ -10,11 +10,7 @@ from __future__ import annotations
 import csv
 import fnmatch
 import io
-import os
 import re
-import stat
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.network.formats import npz
+from strati.network.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -88,17 +86,17 @@ def read_data(
         >>> data.x.tolist(), data.y.tolist(), data.columns
         ([[1.0, 2.0], [4.0, 5.0]], [3.0, 6.0], ('a', 'b'))
     """
-    raw = _read(path)
-    if raw[:6] == b"\x93NUMPY":
-        if inputs is not None or target is not None:
-            raise BadInputError(
-                path, "a .npy file holds one unnamed array; --inputs and --target need CSV or .npz"
-            )
-        return Data(_checked(path, "the array", _npy(path, "the array", raw)), None)
-    if raw[:4] == b"PK\x03\x04":
-        return _from_arrays(path, _npz(path, raw), inputs, target)
-    table = _parse(path, raw)
-    return _from_table(path, table, inputs, target)
+    source, arrays = _open(path)
+    if not arrays:
+        return _from_table(path, _parse(path, source.head(source.size)), inputs, target)
+    held = _arrays(source)
+    if "" not in held:
+        return _from_arrays(path, held, inputs, target)
+    if inputs is not None or target is not None:
+        raise BadInputError(
+            path, "a .npy file holds one unnamed array; --inputs and --target need CSV or .npz"
+        )
+    return Data(_checked(path, "the array", held[""]), None)
 
 
 def read_table(path: str | Path) -> Table:
@@ -110,42 +108,26 @@ def read_table(path: str | Path) -> Table:
     Raises:
         BadInputError: The file is broken, or not a table of numbers.
     """
-    raw = _read(path)
-    if raw[:6] == b"\x93NUMPY":
-        return _stacked(path, {"": _npy(path, "the array", raw)})
-    if raw[:4] == b"PK\x03\x04":
-        return _stacked(path, _npz(path, raw))
-    return _parse(path, raw)
+    source, arrays = _open(path)
+    return _stacked(path, _arrays(source)) if arrays else _parse(path, source.head(source.size))
 
 
-def _read(path: str | Path) -> bytes:
-    raw = _regular(path)
-    if not raw.strip():
-        raise BadInputError(path, "empty file; expected CSV with a header, .npz or .npy")
+def _open(path: str | Path) -> tuple[Source, bool]:
+    """The file, and whether it holds numpy arrays; anything that is neither these nor text is named."""
+    source = Source(path)
+    head = source.head(64)
     for magic, why in _FOREIGN.items():
-        if raw.startswith(magic):
+        if head.startswith(magic):
             raise BadInputError(path, why)
-    return raw
-
-
-def _regular(path: str | Path) -> bytes:
-    """All bytes of a regular file; a pipe or a device would hang or never end."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError as error:
-        raise BadInputError(path, f"cannot be opened ({error.strerror})") from None
-    except ValueError:
-        raise BadInputError(path, "is not the name of a file") from None
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise BadInputError(path, "is not a regular file; give a CSV, .npz or .npy file")
-        return file.read()
+    return source, head.startswith((b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06"))
 
 
 # -- CSV ------------------------------------------------------------------------------------------------
 
 
 def _parse(path: str | Path, raw: bytes) -> Table:
+    if not raw.strip():
+        raise BadInputError(path, "empty file (only white space); expected CSV with a header, .npz or .npy")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise BadInputError(path, "is UTF-16 text; save it as UTF-8 CSV")
     raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte-order mark would otherwise become part of the first name
@@ -368,53 +350,13 @@ def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> Table:
     return Table(tuple(columns), np.concatenate(parts, axis=1))
 
 
-def _npz(path: str | Path, raw: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of a zip container, checked before anything in it is believed."""
-    arrays: dict[str, NDArray[Any]] = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as container:
-            for entry in container.infolist():
-                name = entry.filename.removesuffix(".npy")
-                if name in arrays:
-                    raise BadInputError(path, f"array {name!r} is there more than once")
-                if entry.flag_bits & 1 or entry.compress_type not in (
-                    zipfile.ZIP_STORED,
-                    zipfile.ZIP_DEFLATED,
-                ):
-                    raise UnsupportedError(path, f"array {name!r} is encrypted or in an unusual compression")
-                if entry.file_size > max(16 << 20, 100 * len(raw)):
-                    raise BadInputError(
-                        path, f"array {name!r} expands to more than 100 times the file; refused"
-                    )
-                with container.open(entry) as file:
-                    arrays[name] = _npy(path, name, file.read(entry.file_size))
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise BadInputError(path, f"is a damaged .npz file ({error})") from None
-    if not arrays:
-        raise BadInputError(path, "is an .npz file without arrays")
-    return arrays
-
-
-def _npy(path: str | Path, name: str, raw: bytes) -> NDArray[Any]:
-    stream = io.BytesIO(raw)
-    try:
-        version = np.lib.format.read_magic(stream)
-        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
-            version
-        ]
-        shape, fortran, dtype = reader(stream)
-    except KeyError:
-        raise UnsupportedError(path, f"{name} is in a .npy version that is not handled") from None
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, EOFError):
-        raise BadInputError(path, f"{name} has a broken .npy header") from None
-    if dtype.hasobject or dtype.itemsize == 0 or any(type(n) is not int or n < 0 for n in shape):
-        raise UnsupportedError(path, f"{name} holds {dtype}, not numbers")
-    size = dtype.itemsize
-    for n in shape:
-        size *= n
-    rest = len(raw) - stream.tell()
-    if size != rest:
-        raise BadInputError(path, f"{name} should have {size} bytes and has {rest}: cut off or damaged")
-    flat = np.frombuffer(raw, dtype=dtype, offset=stream.tell())
-    array = flat.reshape(shape, order="F" if fortran else "C")
-    return array.astype(dtype.newbyteorder("="), copy=True)
+def _arrays(source: Source) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz``, or the one of an ``.npy`` under the name ``""``."""
+    found = npz.contents(source)
+    if found.unread and not found.tensors:
+        raise UnsupportedError(
+            source.path, f"{found.unread[0].name}: {found.unread[0].reason}; save plain numbers"
+        )
+    single = source.head(6) == b"\x93NUMPY"
+    # copies, so that nothing points into the file when its handle goes
+    return {"" if single else t.name: np.array(found.read(t.name)) for t in found.tensors}

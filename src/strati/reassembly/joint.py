@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from strati.reassembly.parts import Floats, Ints, Parts
 
 
+HOPELESS = 0.6
+"""Four starts that leave so much of the outputs' variance unexplained: the data are not this network's."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A chain and its error on the rows searched; ``starts`` counts the starts it took."""
@@ -64,7 +68,10 @@ def search(
     began = time.monotonic()
     best: Found | None = None
     start = 0
+    hopeless = HOPELESS * float(np.var(y, axis=0, dtype=np.float64).mean())
     while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
+        if start == 4 and best is not None and best.mse > hopeless:
+            break
         rng = stream(seed, "reassembly", start)
         m = len(parts.A)
         order = np.arange(m) if start < 2 else rng.permutation(m)

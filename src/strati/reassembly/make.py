@@ -163,7 +163,7 @@ def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) 
             for rows in torch.randperm(len(inputs)).split(recipe.batch):
                 loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
                 optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimiser.step()
             tick(f"epoch {epoch + 1}")
         with torch.no_grad():
