@@ -125,7 +125,12 @@ def spacing(dtype: Any) -> float:
     """
     import ml_dtypes
 
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
+    try:
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
+    except TypeError:
+        raise BadInputError(
+            dtype, "is no dtype of numbers; give one such as 'float32' or 'bfloat16'"
+        ) from None
     if kind.kind in "iub":
         kind = np.dtype(np.float64)
     return float(ml_dtypes.finfo(kind).eps)

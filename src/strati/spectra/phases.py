@@ -9,8 +9,9 @@ heavy-tailed              no bulk edge, a power-law tail (entries with ``mu`` be
 rank-collapse             a gap of many decades with a sizeable share of directions below it
 ========================  ====================================================================
 
-The order of questions: has the rank collapsed; do the entries themselves have a power-law tail; does the
-Marchenko-Pastur law explain the bulk; how far beyond its edge do eigenvalues lie. Confusion matrix on
+The order of questions: has the rank collapsed; do the entries have a power-law tail with ``mu < 4``, or does the
+spectrum grow one out of a bulk that is not Marchenko-Pastur; do the entries have a weaker power-law tail; does
+the law fit the bulk; how far beyond its edge do eigenvalues lie. Confusion matrix on
 draws of generative models: ``strati reproduce phases``.
 """
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 SET_APART = 1.4
 """A spike is set apart from the bulk beyond this multiple of the bulk's upper edge."""
+
+GOOD_FIT = 0.02
+"""KS distance up to which a bulk counts as Marchenko-Pastur though a large matrix of pure noise would fit better."""
 
 _LARGEST_MU = 5.2  # pure power laws with a larger exponent leave no trace in spectra of these sizes
 _TAIL_SHARE, _TAIL_REACH, _TAIL_ALPHA = 0.03, 2.0, 6.0
@@ -85,17 +89,26 @@ def decide(
         return Verdict(
             Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
         )
+    limit = noise_limit(bulk.size, matrices)
+    fits = bulk.ks_distance <= max(limit, GOOD_FIT)
+    reach = largest / bulk.lambda_plus
+    why = f"the bulk is not Marchenko-Pastur (KS {bulk.ks_distance:.3f}, noise stays below {limit:.3f})"
+    share = bulk.spikes / (bulk.size + bulk.spikes)
+    steep = tail is not None and tail.alpha < _TAIL_ALPHA
+    if not fits and share >= _TAIL_SHARE and reach >= _TAIL_REACH and steep:
+        return Verdict(
+            Phase.HEAVY_TAILED,
+            f"{why}; {share:.0%} lie beyond its edge, up to {reach:.3g} times, in a power-law tail",
+        )
     if entries.heavy and (entries.mu < _LARGEST_MU or not entries.pure):
         return Verdict(
             Phase.BULK_DECAY, f"the entries have a power-law tail with mu = {entries.mu:.2f}, above 4"
         )
-    limit = noise_limit(bulk.size, matrices)
-    fits = bulk.ks_distance <= limit
-    reach = largest / bulk.lambda_plus
     if bulk.spikes == 0:
-        how = "and the Marchenko-Pastur law fits the bulk" if fits else "but the bulk is not Marchenko-Pastur"
+        noise = bulk.ks_distance <= limit
+        how = "and the Marchenko-Pastur law explains the bulk" if noise else f"but {why}"
         return Verdict(
-            Phase.RANDOM_LIKE, f"no eigenvalue lies beyond the Tracy-Widom edge, {how}", noise=fits
+            Phase.RANDOM_LIKE, f"no eigenvalue lies beyond the Tracy-Widom edge, {how}", noise=noise
         )
     if fits and reach <= SET_APART:
         return Verdict(
@@ -106,13 +119,6 @@ def decide(
         return Verdict(
             Phase.BULK_SPIKES,
             f"a Marchenko-Pastur bulk and {bulk.spikes} beyond it, the largest at {reach:.3g} times its edge",
-        )
-    why = f"the bulk is not Marchenko-Pastur (KS {bulk.ks_distance:.3f}, noise stays below {limit:.3f})"
-    share = bulk.spikes / (bulk.size + bulk.spikes)
-    if share >= _TAIL_SHARE and reach >= _TAIL_REACH and tail is not None and tail.alpha < _TAIL_ALPHA:
-        return Verdict(
-            Phase.HEAVY_TAILED,
-            f"{why}; {share:.0%} lie beyond its edge, up to {reach:.3g} times, in a tail with alpha {tail.alpha:.2f}",
         )
     return Verdict(Phase.BULK_DECAY, f"{why} and decays into a tail of {bulk.spikes} beyond its edge")
 

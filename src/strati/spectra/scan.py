@@ -237,10 +237,9 @@ def _run(layers: tuple[Layer, ...], config: ScanConfig, tick: Tick) -> list[Spec
 
     def one(layer: Layer) -> Spectrum:
         seed = derive(config.seed, "scan", layer.name) if config.bootstrap else 0
+        dtype = None if layer.quantised else layer.dtype  # a quantised layer comes as what it is decoded to
         with room.for_bytes(_bytes(layer)):
-            found = spectrum(
-                layer.matrices, layer.dtype, level=config.level, bootstrap=config.bootstrap, seed=seed
-            )
+            found = spectrum(layer.matrices, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
         tick(layer.name)
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -33,13 +34,15 @@ def summarise(scan: Scan) -> RenderableType:
     rows = [item.row() for item in scan.layers]
     bootstrap = scan.config.bootstrap > 0
     title = f"{printable(scan.path)}: {scan.parameters:,} parameters, {len(rows)} matrices of {scan.tensors} tensors"
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(
+        title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     table.add_column("")
-    table.add_column("layer", overflow="fold")
-    table.add_column("role")
+    table.add_column("layer", overflow="fold", min_width=20)
+    table.add_column("role", no_wrap=True)
     for name in ("shape", "rank", "stable", "alpha", "KS", *(["p"] if bootstrap else []), "spikes", "null"):
-        table.add_column(name, justify="right")
-    table.add_column("phase")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("phase", no_wrap=True)
     table.add_column("warnings", overflow="fold")
     for row in rows:
         mark, style = _MARKS[severity(row)[0]]
@@ -73,7 +76,7 @@ def _cells(row: dict[str, Any], bootstrap: bool) -> list[Text]:
     inside = alpha is not None and _RANGE[0] <= alpha <= _RANGE[1]
     phase = row["phase"] or "-"
     cells = [
-        Text(printable(row["name"], 60)),
+        Text(printable(row["name"].removesuffix(".weight"), 60)),
         Text(row["role"]),
         Text(f"{row['rows']}x{row['cols']}"),
         Text(_number(rank, "d"), "red" if lost else ""),
@@ -107,7 +110,7 @@ def _footer(scan: Scan, rows: list[dict[str, Any]]) -> list[Text]:
         more = f"; and {len(worst) - 5} more" if len(worst) > 5 else ""
         lines.append(Text(f"look first at: {named}{more}", "yellow"))
     if scan.skipped:
-        reasons = Counter(item.reason.split(",")[0] for item in scan.skipped)
+        reasons = Counter(item.reason for item in scan.skipped)
         told = "; ".join(f"{count} {printable(reason, 60)}" for reason, count in reasons.most_common(4))
         lines.append(Text(f"skipped {len(scan.skipped)} tensors ({told}); --json lists them", "dim"))
     lines.extend(Text(f"note: {printable(flag.text, 200)}", "yellow") for flag in scan.warnings)
