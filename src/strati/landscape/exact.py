@@ -22,9 +22,9 @@ from strati.landscape.gram import TOLERANCE, Balanced, fold
 from strati.landscape.jacobians import backward
 from strati.landscape.survey import batches
 
-MOST_DIMENSIONS = 2500
-MOST_FLOPS = 3.0e11
-"""Largest matrix whose eigenvalues are taken, and most multiplications to form it: some ten seconds on a core."""
+MOST_DIMENSIONS = 2000
+MOST_FLOPS = 1.5e11
+"""Largest matrix whose eigenvalues are taken, and most multiplications to form it: some seconds on a core."""
 
 MOST_ENTRIES = 100_000_000
 """Entries of the Jacobian, which is kept whole where it has fewer rows than columns."""
