@@ -100,7 +100,7 @@ def test_bad_input_is_one_line(files, tmp_path, capsys):
     for words, part in [
         ([model, "--data", str(narrow)], "5 inputs a row"),
         ([model, "--data", str(empty)], ""),
-        ([model, "--data", str(tmp_path / "none.npz")], "cannot be opened"),
+        ([model, "--data", str(tmp_path / "none.npz")], "none.npz"),
         ([model, "--data", data, "--kind", "svd"], "svd"),
         ([model, "--data", data, "--epsilon", "-1"], "epsilon"),
         ([model, "--data", data, "--sites", "nothing"], "no module"),
