@@ -211,13 +211,6 @@ def _count_chain(
     warnings = []
     if not found.exact_jacobians:
         warnings.append(Flag("probes", "Jacobian ranks are from random probes of the many outputs"))
-    if sum(sizes) > values:
-        warnings.append(
-            Flag(
-                "few-data",
-                f"{found.data:,} data give {values:,} values for {sum(sizes):,} parameters: more data may use more",
-            )
-        )
     ranks = None
     if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
@@ -264,6 +257,8 @@ def assemble(
     """The result from structural counts and, where known, exact ranks (with one entry more for other parameters)."""
     by_layers = sum(layer.free for layer in layers) + size.unused
     structural = max(by_layers, size.parameters - size.values)
+    few = size.parameters - size.unused > size.values
+    text = f"{size.data:,} data give {size.values:,} values for {size.parameters:,} parameters: more may use more"
     effective = None
     if epsilon is not None:
         there = sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None) + size.unused
@@ -279,7 +274,7 @@ def assemble(
         epsilon=epsilon,
         effective_at_epsilon=effective,
         skipped=tuple(skipped),
-        warnings=tuple(warnings),
+        warnings=(*warnings, Flag("few-data", text)) if few else tuple(warnings),
     )
     if ranks is None:
         return result
