@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def evaluation(networks: int, images: int, batch: int, repeats: int) -> None:
                     found.append(total / images)
         return found
 
-    sizes = list(zip(WIDTHS[:-1], WIDTHS[1:], strict=True))
+    sizes = list(pairwise(WIDTHS))
     blocks = [(torch.randn(batch, a), torch.randn(a, b), torch.empty(batch, b)) for a, b in sizes]
     times = [
         1 + len(KINDS) * (i + 1) for i in range(len(sizes))
@@ -100,9 +101,8 @@ def evaluation(networks: int, images: int, batch: int, repeats: int) -> None:
 
     assert np.allclose(shared(), full(), atol=2.5 / images)
     fast, slow, least = best(shared, repeats), best(full, repeats), best(bare, repeats)
-    print(
-        f"all interventions ({len(KINDS)} changes a layer) of {networks} networks 784-5x512-10 on {images} images, batch {batch}:"
-    )
+    what = f"all interventions ({len(KINDS)} changes a layer) of {networks} networks 784-5x512-10"
+    print(f"{what} on {images} images, batch {batch}:")
     print(f"  shared {fast:.2f} s, full passes {slow:.2f} s, bare products {least:.2f} s (CPU)")
     print(
         f"  full / shared = {slow / fast:.2f} (target 1.9), shared / bare = {fast / least:.2f} (target at most 1.25)"

@@ -98,3 +98,17 @@ def test_a_tied_weight_counts_once_and_patterns_choose() -> None:
     assert [t.name for t in find_targets(ResNet(8, 4), ["layer2.*"])] == ["layer2.0.conv1", "layer2.0.conv2"]
     with pytest.raises(BadInputError, match="no layer matches nothing"):
         find_targets(ResNet(8, 4), ["nothing"])
+
+
+def test_types_are_roles_and_kernel_sizes() -> None:
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=40
+    )
+    types = {t.name: t.type for t in find_targets(transformers.LlamaForCausalLM(config))}
+    assert types["model.layers.1.self_attn.q_proj"] == "attention.q"
+    assert types["model.layers.1.mlp.gate_proj"] == "mlp.gate"
+    assert types["model.embed_tokens"] == "embedding"
+    assert {t.type for t in find_targets(MLP([8, 6, 3]))} == {"linear"}
+    assert {t.type for t in find_targets(ResNet(8, 4))} == {"conv3x3", "linear"}

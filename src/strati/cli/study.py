@@ -16,13 +16,31 @@ from strati.run.progress import progress
 
 @click.command("study")
 @click.argument("spec")
-@click.option("--out", "folder", required=True, metavar="DIR", help="Folder of the store; a stopped study resumes there.")
+@click.option(
+    "--out",
+    "folder",
+    required=True,
+    metavar="DIR",
+    help="Folder of the store; a stopped study resumes there.",
+)
 @click.option("--export", metavar="FILE", help="Write the rows, sorted by key, as .csv or .parquet.")
 @click.option("--seed", type=click.IntRange(0), help="Seed of all chance; default: the spec's.")
-@click.option("--init", "scheme", help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Where units run.")
+@click.option(
+    "--init",
+    "scheme",
+    help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where units run.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes; default: one per processor core.")
-@click.option("--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here.")
+@click.option(
+    "--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here."
+)
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
 @output_options
 def command(
@@ -65,7 +83,6 @@ def command(
         wanted = replace(wanted, interventions=replace(wanted.interventions, init=scheme))
     require("torch", "torch", "an intervention study")
     from strati.intervene.study import study
-    from strati.papers import zoo
 
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
@@ -76,7 +93,6 @@ def command(
             address=address,
             retry=retry,
             resume=f"strati {shlex.join(sys.argv[1:])}",
-            find=zoo.path,
             tick=tick,
         )
         result = study(wanted, out=folder, run=run)

@@ -19,9 +19,20 @@ from strati.types import Tick, silent
 STORE = "study.sqlite"
 
 
-def unknown_data(name: str) -> Path:
-    """The data sets strati knows without being told more: none but those it carries itself."""
-    raise BadInputError(name, "no such data set; 'digits' is built in, others need data.path (or Run.find)")
+def find_data(name: str) -> Path:
+    """The file of a data set of the zoo, fetched when first asked for.
+
+    Raises:
+        BadInputError: There is no data set of that name, or it cannot be had.
+    """
+    from strati.papers import zoo
+
+    known = ("mnist", "fashion-mnist", "cifar10")
+    if name not in known:
+        raise BadInputError(
+            name, f"no such data set; there are digits, {', '.join(known)}; or give data.path"
+        )
+    return zoo.path(name)
 
 
 @dataclass(frozen=True)
@@ -34,7 +45,7 @@ class Run:
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again the units that failed in an earlier run.
         resume: What to do to go on after a stop, as the user would type it.
-        find: Gives the file of a data set named in a spec, e.g. ``strati.papers.zoo.path``.
+        find: Gives the file of a data set named in a spec; default: strati's zoo.
         tick: Called after each unit.
     """
 
@@ -43,7 +54,7 @@ class Run:
     address: str | None = None
     retry: bool = False
     resume: str = "the same call and folder"
-    find: Callable[[str], Path] = unknown_data
+    find: Callable[[str], Path] = find_data
     tick: Tick = silent
 
     def make_engine(self) -> Engine:

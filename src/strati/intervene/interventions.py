@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
+from strati.network.roles import blocks, role_of
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
     """
     seen: set[int] = set()
     found: list[Target] = []
+    block = blocks([f"{name}.weight" for name, _ in model.named_modules()])
     for name, module in model.named_modules():
         kind = _kind(module)
         if kind is None or id(module.weight) in seen:
@@ -86,7 +88,7 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
         seen.add(id(module.weight))
         shape = tuple(int(n) for n in module.weight.shape)
         bias = getattr(module, "bias", None) is not None
-        found.append(Target(name, kind, _type(name, kind), shape, bias))
+        found.append(Target(name, kind, _type(name, kind, shape, block[f"{name}.weight"]), shape, bias))
     kept = tuple(t for t in found if any(fnmatchcase(t.name, p) for p in patterns))
     if not kept:
         known = ", ".join(t.name for t in found[:20]) or "none"
@@ -162,8 +164,8 @@ def _kind(module: Any) -> str | None:
     return None
 
 
-def _type(name: str, kind: str) -> str:
-    """Layers that play one part share a type: their name without numbers, or their kind."""
-    last = name.rsplit(".", 1)[-1]
-    word = last.rstrip("0123456789").rstrip("_")
-    return word if word and word not in ("fc", "conv", "linear", "weight") else kind
+def _type(name: str, kind: str, shape: tuple[int, ...], block: int | None) -> str:
+    """Layers that play one part share a type: their role in a transformer, the size of their kernel."""
+    if kind == "conv":
+        return "conv" + "x".join(str(n) for n in shape[2:])
+    return kind if kind == "embedding" else str(role_of(f"{name}.weight", block))

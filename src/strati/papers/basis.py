@@ -165,9 +165,9 @@ def _transformer(quick: bool, seed: int) -> Iterator[Row]:
     from strati.papers.degeneracy_real import _tell
 
     model = as_module(zoo.path("stories15m"))
-    tokens = _tell(model, 16 if quick else 32, 32, derive(seed, "stories"))
-    sites = [f"model.layers.{k}" for k in ((2, 3) if quick else (1, 2, 3))]
-    reading = Reading(sites, probes=8, batch=8)
+    tokens = _tell(model, 10 if quick else 32, 32, derive(seed, "stories"))
+    sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
+    reading = Reading(sites, probes=8, batch=5 if quick else 8)
     found = compare_bases(model, tokens, layer=0, kinds=("interaction", "pca", "neuron"), reading=reading)
     errors = found.graphs[0].basis.layers
     yield Row(

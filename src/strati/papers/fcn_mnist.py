@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from strati.errors import StratiError
 from strati.intervene.audit import Audit, audit
@@ -36,7 +39,7 @@ FIGURES = {
 def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Run (or resume) the study and put its numbers beside the paper's."""
     spec, warnings = _spec(quick, seed)
-    run = Run(workers=cores(), find=zoo.path, tick=tick, resume="the same command")
+    run = Run(workers=cores(), tick=tick, resume="the same command")
     found = study(spec, out=folder / f"{spec.network.count}-networks", run=run)
     verdict = audit(found)
     rows = [*_table_one(found), *_layers(verdict), *_correlations(verdict), *_beyond(verdict)]
@@ -64,16 +67,11 @@ def _table_one(found: Study) -> list[Row]:
     count = intact["network"].nunique()
     rows = []
     for number, paper in enumerate(PAPER_ALPHA, 1):
-        alpha = intact[intact["layer"] == f"fc{number}"]["alpha"]
+        alpha = intact[intact["layer"] == f"fc{number}"]["alpha"].to_numpy(float)
         rows.append(
-            Row(
-                f"table 1: alpha of FC{number}",
-                paper,
-                _rounded(alpha.mean()),
-                f"+- {float(alpha.to_numpy(float).std(ddof=1) / len(alpha) ** 0.5):.3f} SEM",
-            )
+            Row(f"table 1: alpha of FC{number}", paper, _rounded(alpha.mean()), f"+- {_sem(alpha):.3f} SEM")
         )
-    error = float(accuracy.to_numpy(float).std(ddof=1) / count**0.5)
+    error = _sem(accuracy.to_numpy(float))
     note = f"+- {error:.3f} SEM, {count} networks"
     rows.append(Row("table 1: test accuracy, %", PAPER_ACCURACY, _rounded(accuracy.mean()), note))
     return rows
@@ -117,6 +115,10 @@ def _draw(found: Study, folder: Path) -> tuple[str, ...]:
         scatter(found, metric).savefig(path, dpi=110)
         drawn.append(str(path))
     return tuple(drawn)
+
+
+def _sem(values: np.ndarray[Any, Any]) -> float:
+    return float(values.std(ddof=1) / len(values) ** 0.5)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -123,7 +123,7 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
     model = nn.Sequential(first, second)
     for layer in (first, second):
         layer.weight.data = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
-    slope = float(second.weight @ first.weight)
+    slope = float((second.weight @ first.weight).detach())
     noise = torch.tensor(
         [[1.0], [0.0], [1.0]], dtype=torch.float64
     )  # orthogonal to x: the fit stays the best one

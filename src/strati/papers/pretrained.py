@@ -238,13 +238,14 @@ def _rows(case: _Case, found: Study, quick: bool) -> list[Row]:
     what, measure = case.name, found.performance["name"]
     known = None if quick else MEASURED.get(case.name)
     note = "quick: fewer data" if quick else "known from its publisher or measured before"
+    error = float(intact["alpha"].to_numpy(float).std(ddof=1) / len(intact) ** 0.5)
     rows = [
         Row(f"{what}: {measure}, intact", known, round(float(intact["intact_performance"].mean()), 4), note),
         Row(
             f"{what}: mean layer alpha",
             None,
             round(float(intact["alpha"].mean()), 3),
-            f"+- {intact['alpha'].to_numpy(float).std(ddof=1) / len(intact) ** 0.5:.3f} SEM, {len(intact)} layers; {case.alike}",
+            f"+- {error:.3f} SEM, {len(intact)} layers; {case.alike}",
         ),
     ]
     verdict = audit(found)
