@@ -33,13 +33,15 @@ def rows(
                 performance = 0.95 - lost * rng.uniform(0.9, 1.0)
                 found.append(
                     {
-                        **{
-                            "network": f"n{n:02d}",
-                            "layer": f"fc{k}",
-                            "type": "a" if k < layers // 2 else "b",
-                        },
-                        **{"intervention": kind, "draw": 0, "status": "done", "reason": None},
-                        **{"performance": performance, "intact_performance": 0.95},
+                        "network": f"n{n:02d}",
+                        "layer": f"fc{k}",
+                        "type": "a" if k < layers // 2 else "b",
+                        "intervention": kind,
+                        "draw": 0,
+                        "status": "done",
+                        "reason": None,
+                        "performance": performance,
+                        "intact_performance": 0.95,
                         "oracle": 2.0 * performance,
                         "noise": float(rng.standard_normal()),
                         "same": 7.0,
