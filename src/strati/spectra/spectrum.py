@@ -6,6 +6,7 @@ tell a reader which of these numbers mean something. Nothing is computed here th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,8 @@ from strati.spectra.entries import EntrySizes, EntryTail
 from strati.spectra.phases import Phase, Verdict, collapsed, decide, universality_exponent
 from strati.spectra.quasi_null import quasi_null
 from strati.spectra.tail import FEWEST, Tail, fit_tail
-from strati.types import Flag
+from strati.text import as_html
+from strati.types import Flag, jsonable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,6 +80,23 @@ class Spectrum:
     def metrics(self) -> dict[str, Any]:
         """Every number of a ``scan`` row, under the same name; ``None`` where it is not defined."""
         return dict(self._metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Metrics, warnings and eigenvalues as plain values; nothing in it is NaN or infinite."""
+        plain: dict[str, Any] = jsonable(
+            self._metrics | {"warnings": self.warnings, "eigenvalues": self.eigenvalues}
+        )
+        return plain
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, value) for name, value in self._metrics.items() if not isinstance(value, dict)]
+        rows += [("warning", flag.text) for flag in self.warnings]
+        cells = "".join(f"<tr><th>{as_html(name)}</th><td>{as_html(value)}</td></tr>" for name, value in rows)
+        return f"<table>{cells}</table>"
 
     def plot(self, **options: Any) -> Any:
         """Draw the eigenvalue density with bulk, tail, edges and spikes, and the scree plot."""

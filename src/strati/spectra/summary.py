@@ -27,6 +27,7 @@ _PHASES = {
     "rank-collapse": "bold red",
 }
 _RANGE = (2.0, 6.0)
+_MOST = 400
 
 
 def summarise(scan: Scan) -> RenderableType:
@@ -44,7 +45,12 @@ def summarise(scan: Scan) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("phase", no_wrap=True)
     table.add_column("warnings", overflow="fold")
-    for row in rows:
+    shown = rows
+    if len(rows) > _MOST:  # the ones that ask for attention first, still in the network's order
+        urgent = sorted(range(len(rows)), key=lambda i: -severity(rows[i])[0])[:_MOST]
+        shown = [rows[i] for i in sorted(urgent)]
+        table.caption = f"{len(rows) - _MOST} more layers in --json and --export"
+    for row in shown:
         mark, style = _MARKS[severity(row)[0]]
         table.add_row(Text(mark, style), *_cells(row, bootstrap))
     return Group(table, *_footer(scan, rows))
