@@ -104,8 +104,8 @@ class FlatModel:
         """The network's output at parameters ``theta``; differentiable, and batched by ``torch.func.vmap``."""
         weights = self._fixed | self.split(theta)
         if isinstance(x, Mapping):
-            return _tensor(functional_call(self.module, weights, (), dict(x)))
-        return _tensor(functional_call(self.module, weights, (x,)))
+            return as_output(functional_call(self.module, weights, (), dict(x)))
+        return as_output(functional_call(self.module, weights, (x,)))
 
     def inputs(self, x: Any) -> Inputs:
         """Inputs as tensors of this model's type; integers (tokens) stay integers."""
@@ -388,7 +388,7 @@ def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[
     return chosen
 
 
-def _tensor(output: Any) -> Tensor:
+def as_output(output: Any) -> Tensor:
     """The tensor in a module's output: itself, ``.logits``, ``.last_hidden_state``, or the first of a tuple."""
     if isinstance(output, Tensor):
         return output

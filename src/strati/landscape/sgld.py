@@ -12,6 +12,7 @@ warm-up and then held fixed, which makes its drift term zero.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from strati.landscape.behaviour import Inputs, Objective
+from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
 from strati.landscape.samplers import LLCConfig, Sampler, Traces
 from strati.rng import derive
 from strati.types import Tick, silent
@@ -28,6 +29,7 @@ from strati.types import Tick, silent
 _SHARE_OF_STABLE = (
     0.25  # of the largest stable step, 4/k: inflates the stiffest direction by a third before correction
 )
+_NOISE = 1 << 16
 _TOGETHER = 50_000  # parameters up to which chains share one batched pass
 
 
@@ -83,26 +85,31 @@ class Steps:
         self.precondition = config.sampler == Sampler.RMSPROP
         self.scale: Tensor | None = None
         self.step = config.step if config.step is not None else 0.0
+        self._copy: _FlatCopy | None = None
 
     def calibrate(self, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> None:
         """Set the step to a quarter of the largest stable one, from the stiffest curvature of one batch."""
         if self.precondition:
-            _, slope = self.gradient((self.theta + self._jolt(generator))[None], batch)
+            _, slope = self.gradient(self._jolt(generator)[None], batch)
             root = torch.sqrt(slope[0] ** 2 + (slope[0] ** 2).mean() * 1e-2) + torch.finfo(slope.dtype).tiny
             self.scale = (root.mean() / root).clamp(max=100.0)
         if self.config.step is None:
             stiffest = self.nbeta * self._stiffest(batch, generator) + self.config.gamma
             self.step = 4 * _SHARE_OF_STABLE / stiffest
 
-    def gradient(self, points: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
-        """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' parameters."""
+    def gradient(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
+        """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' offsets; valid until the next call."""
         x, target = batch
+        if offset.shape[0] == 1:
+            if self._copy is None:
+                self._copy = _FlatCopy(self.objective.flat)
+            return self._copy.gradient(self.theta, offset[0], x, target, self.objective.loss)
 
         def loss(theta: Tensor) -> Tensor:
             return self.objective.loss(self.objective.flat(theta, x), target)
 
-        leaf = points.detach().requires_grad_(True)
-        value = loss(leaf[0])[None] if leaf.shape[0] == 1 else vmap(loss)(leaf)
+        leaf = (self.theta + offset).detach().requires_grad_(True)
+        value = vmap(loss)(leaf)
         (slope,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), slope
 
@@ -110,16 +117,22 @@ class Steps:
         self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
-        value, force = self.gradient(self.theta + offset, batch)
-        force.mul_(self.nbeta)
-        scaled = force if self.scale is None else force * self.scale
+        value, slope = self.gradient(offset, batch)
+        scaled = slope if self.scale is None else slope * self.scale
         # The localisation's own part of the force is left out of the heating: it does not raise the loss.
-        heating = (self.step / (8 * self.nbeta)) * (scaled * force).sum(-1)
-        pull = 1 - 0.5 * self.step * self.config.gamma * (1.0 if self.scale is None else self.scale)
-        noise = torch.randn(offset.shape, generator=generator, dtype=offset.dtype)
-        if self.scale is not None:
-            noise.mul_(self.scale.sqrt())
-        offset.mul_(pull).sub_(scaled, alpha=0.5 * self.step).add_(noise, alpha=math.sqrt(self.step))
+        heating = (self.step * self.nbeta / 8) * torch.linalg.vecdot(scaled, slope)
+        gamma = self.config.gamma
+        pull = (
+            1 - 0.5 * self.step * gamma if self.scale is None else 1 - (0.5 * self.step * gamma) * self.scale
+        )
+        offset.mul_(pull).sub_(scaled, alpha=0.5 * self.step * self.nbeta)
+        root = math.sqrt(self.step)
+        for start in range(0, offset.shape[1], _NOISE):  # in pieces: noise needs no vector of its own
+            part = slice(start, start + _NOISE)
+            noise = torch.randn(offset[:, part].shape, generator=generator, dtype=offset.dtype)
+            if self.scale is not None:
+                noise.mul_(self.scale[part].sqrt())
+            offset[:, part].add_(noise, alpha=root)
         return value, heating
 
     def _jolt(self, generator: torch.Generator) -> Tensor:
@@ -130,18 +143,45 @@ class Steps:
         """Largest curvature of the preconditioned loss by power iteration on differences of gradients."""
         root = 1.0 if self.scale is None else self.scale.sqrt()
         direction = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
-        centre = self.gradient(self.theta[None], batch)[1][0]
+        centre = self.gradient(torch.zeros_like(self.theta)[None], batch)[1][0].clone()
         precision = torch.finfo(self.theta.dtype).eps
         reach = precision ** (1 / 3) * (1 + float(self.theta.norm()))
         value = 0.0
         for _ in range(rounds):
             direction = direction / direction.norm()
-            ahead = self.gradient((self.theta + reach * root * direction)[None], batch)[1][0]
+            ahead = self.gradient((reach * root * direction)[None], batch)[1][0]
             direction = root * (ahead - centre) / reach
             value = float(direction.norm())
             if value == 0:
                 break
         return value
+
+
+class _FlatCopy:
+    """A module whose parameters live in one vector and whose gradients gather in another, without copying."""
+
+    def __init__(self, flat: FlatModel) -> None:
+        self.module = copy.deepcopy(flat.module).to(flat.dtype)
+        self.values, self.slopes = flat.theta.clone(), torch.zeros_like(flat.theta)
+        values, slopes = flat.split(self.values), flat.split(self.slopes)
+        for name, parameter in self.module.named_parameters():
+            parameter.requires_grad_(name in values)
+            if name in values:
+                parameter.data, parameter.grad = values[name], slopes[name]
+
+    def gradient(
+        self,
+        theta: Tensor,
+        offset: Tensor,
+        x: Inputs,
+        target: Tensor,
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        torch.add(theta, offset, out=self.values)
+        self.slopes.zero_()
+        value = loss(as_output(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()[None], self.slopes[None]
 
 
 def _chain(
