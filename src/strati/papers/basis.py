@@ -62,7 +62,7 @@ def _compared(name: str, found: Comparison, seed: int) -> Iterator[Row]:
             f"share of all edges, layer by layer: {shares}",
         )
         yield Row(
-            f"{name}, {kind}: directions of the widest layer for {KEEP:.0%} of the outputs",
+            f"{name}, {kind}: directions of {found.ablation[0].layer} for {KEEP:.0%} of the outputs",
             None,
             needed[kind],
         )
