@@ -245,6 +245,17 @@ def test_many_outputs_by_probes_state_their_error(monkeypatch):
     )
 
 
+def test_too_much_work_takes_fewer_probes(monkeypatch):
+    from strati.landscape import basis_chain
+
+    net, x = mlp([6, 12, 12, 12, 8]), normal(2000, 6)
+    exact = strati.interaction_basis(net, x)
+    monkeypatch.setattr(basis_chain, "MOST_WORK", 1.0)  # one probe per datum
+    probed = strati.interaction_basis(net, x)
+    assert exact.layers[0].error == 0 < probed.layers[0].error < 0.2
+    assert probed.layers[0].eigenvalues.sum() == pytest.approx(exact.layers[0].eigenvalues.sum(), rel=0.1)
+
+
 def test_chunks_do_not_matter(monkeypatch):
     from strati.landscape import basis_chain
 

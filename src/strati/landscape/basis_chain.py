@@ -27,6 +27,8 @@ ROWS = 4096
 """Data rows per chunk."""
 EXACT_OUTPUTS = 1024
 """Up to this many outputs the Jacobians are exact; above, random probes stand for the outputs."""
+MOST_WORK = 2e12
+"""And up to this many multiplications, about a minute on a core."""
 _ELEMENTS = 8_000_000
 
 
@@ -162,20 +164,21 @@ class ChainMachine:
         return [grams[site] for site in range(len(self.stages))]
 
     def _masked_products(self, jacobian: FloatArray, top: int) -> dict[int, Estimate]:
-        exact = len(jacobian) <= EXACT_OUTPUTS
-        rows = len(jacobian) if exact else self._probes
+        work = 4.0 * self.count * sum(self.widths[k + 1] * self.widths[k + 2] for k in range(top))
+        exact = len(jacobian) <= EXACT_OUTPUTS and len(jacobian) * work <= MOST_WORK
+        rows = len(jacobian) if exact else int(np.clip(MOST_WORK / work, 1, self._probes))
         batch = max(1, _ELEMENTS // (rows * max(self.widths)))
         if not exact:  # two halves at least, so that the error can be told
             batch = min(batch, -(-self.count // 4))
         halves = [[np.zeros((self.widths[k + 1],) * 2) for k in range(top)] for _ in range(2)]
-        turn = 0
+        seeds, turn = torch.from_numpy(jacobian)[None], 0
         for _, slopes in self._sweep():
             for start in range(0, ROWS, batch):
                 part = [None if s is None else s[start : start + batch] for s in slopes]
                 if (first := part[top]) is None or not len(first):
                     break
-                seeds = jacobian if exact else self._probe(jacobian, turn)
-                product = torch.from_numpy(seeds)[None] * first[:, None, :]
+                begin = seeds if exact else self._probe(len(first), rows, len(jacobian), turn) @ seeds
+                product = begin * first[:, None, :]
                 for site in range(top - 1, -1, -1):
                     product = product @ self.stages[site + 1].weight
                     if (slope := part[site]) is not None:
@@ -185,11 +188,11 @@ class ChainMachine:
                 turn += 1
         return {site: _halves(halves[0][site], halves[1][site], self.count, exact) for site in range(top)}
 
-    def _probe(self, jacobian: FloatArray, turn: int) -> FloatArray:
+    def _probe(self, data: int, rows: int, outputs: int, turn: int) -> torch.Tensor:
+        """Random signs over the outputs, fresh for every datum."""
         rng = stream(self._seed, "output probes", turn)
-        signs = rng.integers(0, 2, (self._probes, len(jacobian))) * 2.0 - 1.0
-        probes: FloatArray = signs @ jacobian / np.sqrt(self._probes)
-        return probes
+        signs = rng.integers(0, 2, (data, rows, outputs)) * 2.0 - 1.0
+        return torch.from_numpy(signs / np.sqrt(rows))
 
 
 def _halves(first: FloatArray, second: FloatArray, count: int, exact: bool) -> Estimate:
