@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 
 from strati.cli.common import Output, emit, output_options
-from strati.errors import BadInputError
+from strati.errors import BadInputError, StoppedError
 from strati.run.files import check_writable, export_table
 from strati.run.progress import progress
 
@@ -82,20 +82,17 @@ def command(
     if scheme is not None:
         wanted = replace(wanted, interventions=replace(wanted.interventions, init=scheme))
     require("torch", "torch", "an intervention study")
-    from strati.intervene.study import study
-
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
-    with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-        run = Run(
-            engine=engine,
-            workers=workers or cores(),
-            address=address,
-            retry=retry,
-            resume=f"strati {shlex.join(sys.argv[1:])}",
-            tick=tick,
-        )
-        result = study(wanted, out=folder, run=run)
+    resume = f"strati {shlex.join(sys.argv[1:])}"
+    try:
+        from strati.intervene.study import study
+
+        with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
+            run = Run(engine, workers or cores(), address, retry, resume, tick=tick, expect=tick.expect)
+            result = study(wanted, out=folder, run=run)
+    except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
+        raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
     if export is not None:
         export_table(result.frame(), export)
     emit(result, output)

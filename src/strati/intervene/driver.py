@@ -35,6 +35,10 @@ def find_data(name: str) -> Path:
     return zoo.path(name)
 
 
+def _ignore(total: int) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True)
 class Run:
     """How and where a study runs.
@@ -47,6 +51,7 @@ class Run:
         resume: What to do to go on after a stop, as the user would type it.
         find: Gives the file of a data set named in a spec; default: strati's zoo.
         tick: Called after each unit.
+        expect: Told how many units there will be.
     """
 
     engine: str = "local"
@@ -56,6 +61,7 @@ class Run:
     resume: str = "the same call and folder"
     find: Callable[[str], Path] = find_data
     tick: Tick = silent
+    expect: Callable[[int], None] = _ignore
 
     def make_engine(self) -> Engine:
         """The function that runs units.

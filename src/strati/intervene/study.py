@@ -189,9 +189,10 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         stack.enter_context(stoppable(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
         list(store.units())  # a damaged row is found now, not after hours
         job.prepare(folder)
-        drive(store, job.body, _untrained(folder, store, job.train(folder)), _keep_networks(folder), run)
-        done = store.keys(failed=not run.retry)
-        layers = [unit for unit in job.layers(folder, store) if unit.key not in done]
+        trainings = _untrained(folder, store, job.train(folder))
+        run.expect(len(trainings) + len(_unfinished(job, folder, store, run)))
+        drive(store, job.body, trainings, _keep_networks(folder), run)
+        layers = _unfinished(job, folder, store, run)
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
         return Study(
             job.name,
@@ -200,6 +201,11 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
             job.about["units"],
             None if out is None else str(folder / STORE),
         )
+
+
+def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:
+    done = store.keys(failed=not run.retry)
+    return [unit for unit in job.layers(folder, store) if unit.key not in done]
 
 
 def _rows(store: Store) -> tuple[dict[str, Any], ...]:
