@@ -22,7 +22,7 @@ def line() -> tuple[nn.Linear, torch.Tensor]:
 
 @pytest.mark.parametrize(("sampler", "batch"), [("sgld", 256), ("sgld", 32), ("rmsprop-sgld", 64)])
 def test_regular_model_at_a_step_whose_heating_is_plain(line, sampler, batch):
-    """Four stiff parameters: 2 (less the localisation's share), although the largest step is a quarter of the stable one."""
+    """Four stiff parameters: 2 less the localisation's share, at a step that heats the stiffest by a third."""
     model, x = line
     nbeta = 50.0
     settings = LLCConfig(sampler=sampler, batch=batch, chains=8, draws=1500)

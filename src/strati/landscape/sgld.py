@@ -180,7 +180,7 @@ class _FlatCopy:
         torch.add(theta, offset, out=self.values)
         self.slopes.zero_()
         value = loss(as_output(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value.detach()[None], self.slopes[None]
 
 
