@@ -20,8 +20,8 @@ from strati.run.files import write_atomic
 OUT = Path("out/reproduce")
 HEAD = """# The papers reproduced
 
-The paper's number beside ours, printed by `strati reproduce NAME` and put here by `tools/reproduce_all.py --docs`. A dash
-is where a paper gives no number. Differences are explained in the notes.
+The paper's number beside ours, printed by `strati reproduce NAME` and put here by `tools/reproduce_all.py --docs`. A
+dash is where a paper gives no number. Differences are explained in the notes.
 """
 
 

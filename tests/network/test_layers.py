@@ -214,7 +214,7 @@ def test_multi_query_attention(tmp_path):
 def test_the_classifier_of_a_convolutional_network_is_its_head(tmp_path):
     base = {"features.0.weight": draw(4, 3, 3, 3)}
     net = network(tmp_path, base | {"classifier.1.weight": draw(10, 8), "classifier.4.weight": draw(5, 10)})
-    assert [layer.role.value for layer in net.layers()] == ["linear", "head", "conv"]
+    assert [layer.role.value for layer in net.layers()] == ["conv", "linear", "head"]
     assert [
         x.role.value for x in network(tmp_path, {"fc1.weight": draw(4, 4), "fc2.weight": draw(2, 4)}).layers()
     ] == [
@@ -233,3 +233,13 @@ def test_gpt2s_causal_masks_are_no_weights(tmp_path):
     assert [layer.name for layer in net.layers()] == ["h.0.attn.c_attn.weight"]
     assert {s.name: s.reason for s in net.skipped()} == {"h.0.attn.bias": "a causal mask, not a weight"}
     assert net.parameters == 8 * 24
+
+
+def test_layers_of_a_file_without_order_come_as_the_data_flow(tmp_path):
+    parts = ("attn.out_proj", "attn.q_proj", "mlp.down_proj", "mlp.up_proj", "attn.v_proj", "attn.k_proj")
+    tensors = {f"layers.{i}.{part}.weight": draw(6, 6) for i in (10, 2) for part in parts}
+    net = network(tmp_path, tensors | {"wte.weight": draw(9, 6), "lm_head.weight": draw(12, 6)})
+    roles = [layer.role.value for layer in net.layers()]
+    block = ["attention.q", "attention.k", "attention.v", "attention.out", "mlp.in", "mlp.out"]
+    assert roles == ["embedding", *block, *block, "head"]
+    assert [layer.block for layer in net.layers()][1:13] == [2] * 6 + [10] * 6

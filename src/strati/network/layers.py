@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,46 @@ def plan(
                     view,
                 )
             )
-    return tuple(layers), tuple(skipped)
+    # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
+    ordered = _in_flow(layers) if network.format == "safetensors" else layers
+    return tuple(ordered), tuple(skipped)
+
+
+def _in_flow(layers: list[Layer]) -> list[Layer]:
+    """Layers sorted by name in the order in which data meet them: embeddings, blocks from q to MLP out, heads.
+
+    Within a block only layers of a transformer's roles are moved; everything else keeps its place.
+    """
+    flow = {role: place for place, role in enumerate(Role) if role.startswith(("attention", "mlp"))}
+    heads = {_top(x.name) for x in layers if x.role is Role.HEAD} - {
+        _top(x.name) for x in layers if x.role not in (Role.HEAD, Role.LINEAR)
+    }
+
+    def section(layer: Layer) -> int:
+        if layer.role is Role.EMBEDDING:
+            return 0
+        return 2 if layer.role is Role.HEAD or _top(layer.name) in heads else 1
+
+    sections = sorted(layers, key=section)
+    ordered: list[Layer] = []
+    for _, group in groupby(
+        sections, key=lambda layer: (layer.block, layer.name.split(f".{layer.block}.")[0])
+    ):
+        run = list(group)
+        moved = iter(sorted((x for x in run if x.role in flow), key=lambda x: (_branch(x), flow[x.role])))
+        ordered += [next(moved) if x.role in flow else x for x in run]
+    return ordered
+
+
+def _top(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _branch(layer: Layer) -> int:
+    """Self-attention before cross-attention before the MLP."""
+    if layer.role.startswith("mlp"):
+        return 2
+    return 1 if re.search("cross|encoder_attn|EncDec", layer.name) else 0
 
 
 _STATISTICS = re.compile(r"(running_mean|running_var|moving_mean|moving_variance|inv_freq)(:0)?$")
