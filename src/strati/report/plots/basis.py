@@ -50,7 +50,8 @@ def plot_graph(graph: InteractionGraph, *, modules: Modules | None = None, stron
         for row in (modules.labels if modules else [[0] * layer.directions for layer in layers])
     ]
     flat = np.concatenate([edges.ravel() for edges in graph.edges]) if graph.edges else np.zeros(0)
-    floor = np.sort(flat)[-min(strongest, flat.size)] if flat.size else 0.0
+    cutoff = modules.epsilon if modules else 1e-6 * flat.max(initial=0.0)
+    floor = max(np.sort(flat)[-min(strongest, flat.size)], cutoff) if flat.size else 0.0
     for site, edges in enumerate(graph.edges):
         for target, source in zip(*np.nonzero((edges >= floor) & (edges > 0)), strict=True):
             same = colours[site][source] == colours[site + 1][target]
