@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ name = "two-small-networks"
 source = "fcn"
 count = 2
 together = 2
-hidden = [24, 24]
+hidden = [16, 16]
 [data]
 name = "digits"
 [train]
-epochs = 8
+epochs = 5
 batch = 64
 optimiser = "adam"
 rate = 1e-3
@@ -30,7 +31,7 @@ performance = "accuracy"
 kinds = ["reinitialise", "rerandomise"]
 draws = 1
 [metrics]
-degeneracy = true
+degeneracy = false
 samples = 32
 """
 
@@ -60,7 +61,7 @@ def make(home: Path) -> dict[str, Path]:
         found["degeneracy"],
     )
     run("basis", model, "--data", data, "--rows", "200", "--compare", "--json", found["basis"])
-    run("reassemble", "--make", home / "dropped", "--blocks", "6")
+    run("reassemble", "--make", home / "dropped", "--blocks", "4")
     run("reassemble", home / "dropped", home / "dropped" / "data.csv", "--json", found["pieces"])
     reproduce(found["scan"], found["reproduce"])
     return found | {"audit": home / "study"}
@@ -99,6 +100,29 @@ def checkpoints(home: Path) -> list[Path]:
         torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
         optimiser.step()
     return files
+
+
+def degeneracy(target: Path) -> None:
+    """Counts, chains and scales of a network of two hidden neurons: sampling the embedded one takes minutes."""
+    import torch
+
+    from strati.landscape.count import degeneracy as count
+    from strati.landscape.llc import llc
+    from strati.landscape.scales import effective_parameters
+
+    torch.manual_seed(0)
+    with np.load(embedded.path("digits.npz")) as arrays:
+        x, y = torch.from_numpy(arrays["x"][:60]), torch.from_numpy(arrays["y"][:60])
+    model = torch.nn.Sequential(torch.nn.Linear(64, 2), torch.nn.Tanh(), torch.nn.Linear(2, 10))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(200):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    few = {"chains": 3, "draws": 12, "warmup": 10, "leapfrog": 3}
+    chains = llc(model, "behavioural-mse", x, **few)
+    scales = effective_parameters(model, x, scales=[1e-1, 10.0], **few)
+    replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(target)
 
 
 def reproduce(scan: Path, target: Path) -> None:

@@ -230,7 +230,7 @@ def test_500_layers_stay_smooth(opened: Callable[..., Any]) -> None:
             return { colour: coloured - start, worst };
         }"""
     )
-    # Generous, for a machine under load: on an idle one 60 ms and 17 ms.
+    # Generous, for a machine under load.
     assert milliseconds["colour"] < 1500
     assert milliseconds["worst"] < 400
 

@@ -140,8 +140,11 @@ def test_the_audit_shows_points_map_and_verdicts(page: Any, results: dict[str, A
 def test_degeneracy_shows_used_free_scales_and_chains(page: Any, results: dict[str, Any]) -> None:
     found = results["degeneracy"]
     assert marks(page, "degeneracy", "Used and free, layer by layer", "rect.used") == len(found["layers"])
-    assert marks(page, "degeneracy", "Effective parameters over scales", "circle") == len(found["scales"])
-    assert marks(page, "degeneracy", "Effective parameters over scales", "path.error") > 0
+    sampled = [row for row in found["scales"] if row["effective"] is not None]
+    assert marks(page, "degeneracy", "Effective parameters over scales", "circle") == len(sampled)
+    errors = [row for row in sampled if row["stderr"]]
+    assert marks(page, "degeneracy", "Effective parameters over scales", "path.error") == len(errors)
+    assert marks(page, "degeneracy", "Effective parameters over scales", "path.dashed") == 1
     assert marks(page, "degeneracy", "Chains", "path.thin") == len(found["llc"]["traces"])
     assert "rhat" in page.locator("#degeneracy .table-card", has_text="Sampling diagnostics").inner_text()
 

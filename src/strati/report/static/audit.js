@@ -27,7 +27,7 @@ export function auditSection(result, id) {
 
 function verdicts(list) {
   const answer = (key) => ({ label: key[1], tip: key[2], left: true, value: (v) => v[key[0]], show: (v) => mark(v[key[0]]) });
-  return dataTable({ title: "Verdicts", rows: list, columns: [
+  return dataTable({ title: "Verdicts", rows: list, cards: true, columns: [
     { label: "metric", left: true, value: (v) => v.metric, show: (v) => h("b", {}, nice(v.metric)) },
     answer(["predicts_performance", "predicts performance", "Correlates with performance over interventions."]),
     answer(["separates_robust_from_critical", "separates robust from critical", "Differs between layers whose loss hurts and layers whose loss does not."]),

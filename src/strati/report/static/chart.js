@@ -95,7 +95,7 @@ export function verticalRule(chart, at, text, attributes, row = 0) {
 // The name of a row to the left of the plot; thin rows name every other one.
 export function rowName(chart, i, name, step = 20) {
   if (step <= 12 && i % 2) return;
-  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, abbreviate(name, Math.floor(chart.left / 6.9))));
+  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, abbreviate(name, Math.floor((chart.left - 12) / 6.7))));
 }
 
 export function errorBar(chart, at, low, high, attributes) {

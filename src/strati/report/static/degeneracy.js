@@ -61,11 +61,12 @@ function usedAndFree(layers) {
 function scales(result) {
   const rows = [...result.scales].filter((r) => isNumber(r.epsilon) && r.epsilon > 0).sort((a, b) => a.epsilon - b.epsilon);
   const value = (r) => (isNumber(r.effective) ? r.effective : isNumber(r.lambda) ? 2 * r.lambda : null);
+  const newton = (r) => (isNumber(r.gauss_newton) ? 2 * r.gauss_newton : NaN);
   const error = (r) => (isNumber(r.stderr) ? 2 * r.stderr : 0);
   const picture = figure({ title: "Effective parameters over scales", wide: true, draw: (width) => {
-    const all = rows.flatMap((r) => [value(r) + error(r), value(r) - error(r), r.gauss_newton]).filter(isNumber);
+    const all = rows.flatMap((r) => [value(r) + error(r), value(r) - error(r), newton(r)]).filter(isNumber);
     const chart = frame({ width, height: 320, label: "Effective parameter count against epsilon", x: { domain: padded(rows.map((r) => r.epsilon), 0.05, true), log: true, label: "tolerated loss ε" }, y: { domain: [Math.max(0, Math.min(...all, Infinity) * 0.9) || 0, padded(all)[1]], label: "N_eff(ε) = 2 λ(ε)" } });
-    line(chart, rows.map((r) => [r.epsilon, r.gauss_newton ?? NaN]), { class: "line dashed", stroke: OKABE[1] });
+    line(chart, rows.map((r) => [r.epsilon, newton(r)]), { class: "line dashed", stroke: OKABE[1] });
     line(chart, rows.map((r) => [r.epsilon, value(r) ?? NaN]), { stroke: OKABE[0] });
     for (const r of rows) {
       if (!isNumber(value(r))) continue;

@@ -22,7 +22,7 @@ export function skipped(list) {
 export function reproduceSection(result, id) {
   const off = (r) => (typeof r.paper === "number" && typeof r.ours === "number" && r.paper !== 0 ? (r.ours - r.paper) / Math.abs(r.paper) : null);
   return section(id, result.title || "Paper and ours", "The paper's number beside ours, computed here.",
-    dataTable({ title: result.title || "Reproduction", rows: result.rows || [], columns: [
+    dataTable({ title: result.title || "Reproduction", rows: result.rows || [], cards: true, columns: [
       { label: "what", left: true, value: (r) => r.what }, { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
       { label: "difference", value: off, show: (r) => (off(r) === null ? "–" : `${off(r) > 0 ? "+" : ""}${number(100 * off(r), 2)} %`) },
       { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }));

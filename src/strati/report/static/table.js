@@ -4,8 +4,8 @@ import { h, replace } from "./dom.js";
 import { number } from "./format.js";
 import { saveCsv } from "./save.js";
 
-// columns: {label, value: row => plain value, show: row => node or text, left, tip}
-export function dataTable({ title, columns, rows, filter, limit = 400 }) {
+// columns: {label, value: row => plain value, show: row => node or text, left, tip}; with `cards`, rows become cards on a phone
+export function dataTable({ title, columns, rows, filter, cards, limit = 400 }) {
   const state = { column: null, descending: false, words: "" };
   const body = h("tbody", {});
   const more = h("p", { class: "caption" });
@@ -34,7 +34,7 @@ export function dataTable({ title, columns, rows, filter, limit = 400 }) {
   function fill() {
     const list = chosen();
     replace(body, list.slice(0, limit).map((row) => h("tr", {}, columns.map((c, i) =>
-      h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: c.left ? "left" : null }, c.show ? c.show(row) : number(c.value(row)))))));
+      h(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: c.left ? "left" : null, "data-label": cards ? c.label : null }, c.show ? c.show(row) : number(c.value(row)))))));
     more.textContent = list.length > limit ? `The first ${limit} of ${list.length} rows; the CSV has them all.` : "";
     more.hidden = list.length <= limit;
   }
@@ -43,7 +43,7 @@ export function dataTable({ title, columns, rows, filter, limit = 400 }) {
   return h("div", { class: "card table-card" },
     h("div", { class: "figcaption" }, h("h3", {}, title), search,
       h("span", { class: "tools" }, h("button", { type: "button", "aria-label": `Save “${title}” as CSV`, on: { click: () => saveCsv(columns, chosen(), title) } }, "CSV"))),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, heads)), body)), more);
+    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, h("table", { class: cards ? "cards" : null }, h("thead", {}, h("tr", {}, heads)), body)), more);
 }
 
 function missing(v) {
