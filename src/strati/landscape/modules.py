@@ -244,7 +244,7 @@ def _places(layered: LayeredGraph, nodes: Any) -> tuple[tuple[int, int], ...]:
 
 def _quality(layered: LayeredGraph, labels: Any) -> float:
     single = layered.balance * float(layered.totals.sum())
-    return 1 - layered.cost(labels) / single if single > 0 else 0.0
+    return max(0.0, 1 - layered.cost(labels) / single) if single > 0 else 0.0
 
 
 def _by_chance(layered: LayeredGraph, number: int | None, seed: int) -> float | None:
