@@ -23,7 +23,7 @@ from strati.landscape.behaviour import Loss, Objective, Potential, objective
 from strati.landscape.diagnostics import ess, rhat, standard_error
 from strati.landscape.extrapolate import extrapolate
 from strati.landscape.hmc import sample_hmc
-from strati.landscape.samplers import LLCConfig, Sampler, Traces, target
+from strati.landscape.samplers import EXCHANGE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler, Traces, target
 from strati.landscape.sgld import sample_sgld
 from strati.types import Result, Tick, silent
 
@@ -38,6 +38,7 @@ _DOUBLE_LIMIT = 20_000  # parameters up to which computing in double precision c
 _FULL_PASS_LIMIT = 2e11  # parameters x data x chains above which "auto" turns to minibatches
 _LEAST_ESS = 30.0
 _TRACE_POINTS = 500
+_MUCH_DATA = 10_000  # rows x parameters
 _SLOW_RHAT = 1.03
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 
@@ -167,6 +168,7 @@ def llc(
     size = sum(p.numel() for p in model.parameters())
     dtype = torch.float64 if size <= _DOUBLE_LIMIT else None
     function = objective(model, loss, data, layers=layers, dtype=dtype)
+    settings = _affordable(settings, function)
     return estimate(sample(function, function.flat.theta, settings, tick), settings)
 
 
@@ -332,6 +334,14 @@ def _usable(traces: Traces, index: int, row: tuple[float, float, float], setting
     mixed = r_hat is not None and r_hat <= settings.max_rhat and traces.acceptance[index] >= 0.1
     cold_enough = traces.nbeta[index] >= min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1])
     return bool(mixed and cold_enough and math.isfinite(row[1]) and math.isfinite(row[2]))
+
+
+def _affordable(settings: LLCConfig, function: Objective) -> LLCConfig:
+    """Fewer chains and draws on the whole ladder where each of its many gradients is a pass over much data."""
+    size = function.flat.size
+    if not VIRIAL_LIMIT < size <= EXCHANGE_LIMIT or function.rows * size < _MUCH_DATA:
+        return settings
+    return dataclasses.replace(settings, chains=settings.chains or 8, draws=settings.draws or 120)
 
 
 def _settings(config: LLCConfig | None, options: dict[str, Any]) -> LLCConfig:
