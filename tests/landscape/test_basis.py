@@ -196,7 +196,7 @@ def test_there_and_back_for_any_kind(seed, scale, centre):
                 to_output(torch.from_numpy(rows)).detach().numpy(), F[-1], atol=1e-6 * np.abs(F[-1]).max()
             )
             # A dropped direction is free at every datum, not for every finite step: where a step wakes a
-            # silent neuron, that must be said (about one in a thousand networks of this size).
+            # silent neuron, that must be said.
             assert close or any(
                 f.code == "round-trip" and basis.layers[site].name in f.text for f in basis.warnings
             )
