@@ -84,6 +84,7 @@ def test_limit_against_known_values(potential, size, value):
     assert result.reason is None
 
 
+@pytest.mark.slow
 def test_regular_regression_counts_its_parameters():
     x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     y = x @ torch.tensor([[1.0], [2.0], [0.0]]) + 0.3 * torch.randn(
