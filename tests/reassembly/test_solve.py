@@ -121,7 +121,10 @@ def test_result_speaks_json():
     assert found["schema"] == "strati.reassemble/1"
     assert tuple(found["permutation"]) == truth
     assert set(found["pairing"]) == {"score", "matched_min", "unmatched_max", "separated"}
-    assert set(found["seconds"]) == {"load", "solve"} and set(found["seed_order"]) == {"method", "mse"}
+    assert set(found["seconds"]) == {"load", "solve", "check"} and set(found["seed_order"]) == {
+        "method",
+        "mse",
+    }
     assert all(set(r) == {"round", "swaps", "mse"} for r in found["rounds"])
     assert np.shape(found["score_matrix"]) == (4, 4)
     assert [found["in_pieces"][i] for i in result.ins] == list(truth[:-1:2])
@@ -186,3 +189,10 @@ def test_cycles_of_three():
     assert cycles(ahead) == []
     ahead[0, 2], ahead[2, 0] = -1, 1  # 0 before 1 before 2 before 0
     assert cycles(ahead) == [(0, 1, 2)]
+
+
+def test_result_draws_itself(tmp_path):
+    pytest.importorskip("matplotlib")
+    pieces, x, y, _ = drop(4, 6, 12)
+    strati.reassemble(pieces, x, y).plot().savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000

@@ -35,6 +35,7 @@ class Reassembly(Result):
 
     ``ins`` and ``outs`` index the candidates of ``pieces``, block by block; ``permutation`` gives piece numbers.
     ``exact`` means that ``mse`` is below 1e-10 of ``variance``, the variance of the outputs to reproduce.
+    ``solve_seconds`` is the time to find the answer, ``check_seconds`` that of the errors on all rows after it.
     ``searched`` says that pairing and order had to be searched together with the data.
     """
 
@@ -55,6 +56,7 @@ class Reassembly(Result):
     stages: tuple[Stage, ...]
     load_seconds: float
     solve_seconds: float
+    check_seconds: float
     warnings: tuple[Flag, ...] = ()
 
     @property
@@ -113,7 +115,7 @@ class Reassembly(Result):
             "joint_search": self.searched,
             "seed_order": {"method": self.seed_method, "mse": self.seed_mse},
             "rounds": self.rounds,
-            "seconds": {"load": self.load_seconds, "solve": self.solve_seconds},
+            "seconds": {"load": self.load_seconds, "solve": self.solve_seconds, "check": self.check_seconds},
             "score_matrix": self.pairing.matrix,
             "in_pieces": [p.number for p in self.pieces.inner],
             "out_pieces": [p.number for p in self.pieces.outer],
@@ -157,7 +159,8 @@ class Reassembly(Result):
             f"rounds    {len(self.rounds)}, {sum(r.swaps for r in self.rounds)} moves",
             f"result    {'exact' if self.exact else 'NOT exact'}: MSE {self.mse:.3g}, "
             f"{relative:.2g} of the variance of the outputs",
-            f"seconds   load {self.load_seconds:.2f}, solve {self.solve_seconds:.2f}",
+            f"seconds   load {self.load_seconds:.2f}, solve {self.solve_seconds:.2f}, check on all rows "
+            f"{self.check_seconds:.2f}",
             "permutation " + ",".join(map(str, self.permutation)),
         ]
         return lines + [f"warning   {flag.text}" for flag in self.warnings]

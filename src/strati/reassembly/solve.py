@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
 from strati.reassembly import joint
@@ -23,7 +24,6 @@ from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import Round, sweep
 from strati.reassembly.result import Reassembly, Stage
 from strati.reassembly.seeds import Seed, seed_order
-from strati.rng import stream
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def reassemble(
     sorted_pieces = sort_out(as_pieces(pieces), width=inputs.shape[1])
     _check_fit(sorted_pieces, inputs, outputs)
     parts = stack(sorted_pieces, chosen.activation)
-    return _solve(sorted_pieces, parts, inputs, outputs, chosen, load_seconds, began, tick)
+    # the matrices are small: several BLAS threads gain nothing and, on a busy machine, wait for each other
+    with threadpool_limits(limits=1, user_api="blas"):
+        return _solve(sorted_pieces, parts, inputs, outputs, chosen, load_seconds, began, tick)
 
 
 def _solve(
@@ -132,9 +134,9 @@ def _solve(
     floor = EXACT * float(np.var(y, axis=0, dtype=np.float64).mean())
     pairing = _pairing(parts, options)
     seed = Seed.L1 if options.seed_order == "auto" else Seed(options.seed_order)
-    order = seed_order(parts, pairing.ins, pairing.outs, x[:256], seed)
+    order = seed_order(parts, pairing.ins, pairing.outs, _some((x, y), 256)[0], seed)
     ins, outs = pairing.ins[order], pairing.outs[order]
-    rows = _shuffled(x, y, options.seed)
+    rows = (x, y)
     state = _State(ins, outs, float("inf"), [], [])
     seeded = (ins, outs)
     tick("paired")
@@ -144,8 +146,8 @@ def _solve(
     if state.mse >= floor and (options.pairing in ("auto", "joint")):
         searched = True
         _search(parts, rows, state, floor, options, tick)
-    state.mse = parts.mse(state.ins, state.outs, x, y)
     solved = time.perf_counter() - began
+    state.mse = parts.mse(state.ins, state.outs, x, y)
     seed_mse = parts.mse(*seeded, x, y)
     state.stages.insert(0, (f"seed: {seed}", *seeded, seed_mse))
     if searched:
@@ -166,6 +168,7 @@ def _solve(
         stages=_stages(state),
         load_seconds=load_seconds,
         solve_seconds=solved,
+        check_seconds=time.perf_counter() - began - solved,
         warnings=tuple(_warnings(parts, state, pairing, rows, floor)),
     )
 
@@ -186,14 +189,12 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
     Few rows make a sweep cheap and changing them keeps it from settling in a minimum of those rows only.
     """
     x, y = rows
-    batch, at, stalled = min(256, len(x)), 0, 0
+    batch, stalled = min(256, len(x)), 0
     ins, outs = state.ins, state.outs
     best = float("inf")
     for number in range(1, 61):
-        if at + batch > len(x):
-            at = 0
-        part = slice(at, at + batch)
-        at += batch
+        step = max(1, len(x) // batch)
+        part = slice(number % step, None, step)
         order, swaps, mse = sweep(parts, ins, outs, x[part], y[part], floor=floor)
         if number > 1:
             state.rounds[-1] = Round(number - 1, state.rounds[-1].swaps, mse)
@@ -205,15 +206,15 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
         stalled = 0 if mse < 0.8 * best else stalled + 1
         best = min(best, mse)
         if stalled >= 6:
-            batch, stalled = min(2 * batch, len(x)), 0
             if batch >= min(2048, len(x)):
                 break
+            batch, stalled = min(2 * batch, len(x)), 0
     if mse >= floor:
-        mse = parts.mse(ins, outs, *_head(rows, 2000))
+        mse = parts.mse(ins, outs, *_some(rows, 2000))
         state.rounds[-1] = Round(len(state.rounds), state.rounds[-1].swaps, mse)
     state.stages.append(("sweeps", ins, outs, mse))
     if mse >= floor:
-        enough = _head(rows, max(2000, 2 * len(ins) ** 2))
+        enough = _some(rows, max(2000, 2 * len(ins) ** 2))
         order, mse = regress_order(parts, ins, outs, *enough, floor=floor)
         ins, outs = ins[order], outs[order]
         state.rounds.append(Round(len(state.rounds) + 1, int((order != np.arange(len(order))).sum()), mse))
@@ -228,7 +229,7 @@ def _search(
     outputs = rows[1].shape[1]
     found = joint.search(
         parts,
-        *_head(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
+        *_some(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
         prior=scores(parts, Score.COMBINED),
         floor=floor,
         seconds=options.seconds,
@@ -277,14 +278,10 @@ def _check_fit(pieces: PieceSet, x: Floats, y: Floats) -> None:
         )
 
 
-def _shuffled(x: Floats, y: Floats, seed: int) -> tuple[Floats, Floats]:
-    """Rows in a random order: files are often sorted, and every part of the work takes the first few."""
-    chosen = stream(seed, "reassembly", "rows").permutation(len(x))[:20_000]
-    return x[chosen], y[chosen]
-
-
-def _head(rows: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
-    return rows[0][:count], rows[1][:count]
+def _some(rows: tuple[Floats, Floats], count: int) -> tuple[Floats, Floats]:
+    """So many rows, taken evenly from the whole file: files are often sorted."""
+    step = max(1, len(rows[0]) // count)
+    return np.ascontiguousarray(rows[0][::step][:count]), np.ascontiguousarray(rows[1][::step][:count])
 
 
 def _stages(state: _State) -> tuple[Stage, ...]:
@@ -320,7 +317,7 @@ def _warnings(
 
 
 def _other_activation(parts: Parts, state: _State, rows: tuple[Floats, Floats], floor: float) -> str | None:
-    x, y = _head(rows, 500)
+    x, y = _some(rows, 500)
     for name, act in ACTIVATIONS.items():
         if name != parts.act.name and replace(parts, act=act).mse(state.ins, state.outs, x, y) < floor:
             return name

@@ -1,0 +1,149 @@
+"""Reassembly: the solve against a plain adjacent-swap repair, the whole command, and growth with depth.
+
+Run: ``python benchmarks/bench_reassemble.py [--quick]``. All ratios are measured in one run on one BLAS thread;
+the public puzzle is used where it lies beside the project, a generated network otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before numpy is imported
+
+import numpy as np  # noqa: E402
+
+from strati.network.data import read_data  # noqa: E402
+from strati.reassembly.activations import activation  # noqa: E402
+from strati.reassembly.pairing import pair  # noqa: E402
+from strati.reassembly.parts import Parts, stack  # noqa: E402
+from strati.reassembly.pieces import read_pieces, sort_out  # noqa: E402
+from strati.reassembly.regression import regress_order  # noqa: E402
+from strati.reassembly.repair import bubble  # noqa: E402
+from strati.reassembly.seeds import Seed, seed_order  # noqa: E402
+from strati.reassembly.solve import reassemble  # noqa: E402
+
+PUZZLE = Path(__file__).resolve().parents[2] / "shared" / "data" / "dropped-net"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument(
+        "--quick", action="store_true", help="skip the slower plain repair and deep networks"
+    )
+    quick = arguments.parse_args().quick
+    if PUZZLE.is_dir():
+        against_plain_repair(quick)
+        whole_command()
+    else:
+        print(f"the public puzzle is absent ({PUZZLE.name}): only growth is measured")
+    growth((12, 24, 48) if quick else (12, 24, 48, 96, 192))
+
+
+def against_plain_repair(quick: bool) -> None:
+    data = read_data(PUZZLE / "historical_data.csv", target="pred")
+    pieces = read_pieces(PUZZLE / "pieces")
+    x, y = data.x.astype(np.float32), data.y.astype(np.float32)
+    runs = [reassemble(pieces, x, y) for _ in range(9)]
+    ours = min(run.solve_seconds for run in runs)
+    check = min(run.check_seconds for run in runs)
+    exact = all(run.exact for run in runs)
+    print(f"solve: {ours:.3f} s (and {check:.3f} s for the errors on all {len(x)} rows), exact {exact}")
+    parts = stack(sort_out(pieces), "relu")
+    pairs = pair(parts)
+    target = y[:1000, None]
+    for seed in (Seed.FROBENIUS,) if quick else (Seed.FROBENIUS, Seed.DELTA_NORM):
+        order = seed_order(parts, pairs.ins, pairs.outs, x[:1000], seed)
+        chain = (pairs.ins[order], pairs.outs[order])
+        plain, (_, rounds) = min(
+            (
+                _wall(lambda chain=chain: bubble(parts, *chain, x[:1000], target))
+                for _ in range(1 if quick else 2)
+            ),
+            key=lambda run: run[0],
+        )
+        end = rounds[-1].mse if rounds else float("nan")
+        print(
+            f"plain adjacent-swap repair, 1,000 rows, seed {seed}: {plain:.2f} s, {len(rounds)} rounds, "
+            f"MSE {end:.2g}; ours takes 1/{plain / ours:.0f} of it"
+        )
+
+
+def whole_command() -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "strati.cli.main",
+        "reassemble",
+        PUZZLE / "pieces",
+        PUZZLE / "historical_data.csv",
+    ]
+    walls, cpus = [], []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall = time.perf_counter()
+        subprocess.run(list(map(str, words)), check=True, capture_output=True)
+        walls.append(time.perf_counter() - wall)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpus.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    print(f"whole command, start to exit: {min(walls):.2f} s wall, {min(cpus):.2f} s CPU (best of 5)")
+
+
+def growth(sizes: tuple[int, ...]) -> None:
+    """Order of ``n`` paired blocks from random starts, by regression: exact, and how the time grows."""
+    seconds = []
+    for blocks in sizes:
+        parts, x, y = _random(blocks)
+        taken, starts = _cpu(lambda parts=parts, x=x, y=y: _from_random_starts(parts, x, y))
+        seconds.append(taken)
+        print(f"{blocks:4d} blocks: {taken:7.2f} s CPU, exact after {starts} start(s)")
+    exponent = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
+    print(f"growth of the time with the number of blocks: exponent {exponent:.2f}")
+
+
+def _from_random_starts(parts: Parts, x: np.ndarray, y: np.ndarray, limit: int = 20) -> int:
+    rng = np.random.default_rng(1)
+    for start in range(1, limit + 1):
+        shuffle = rng.permutation(parts.blocks)
+        order, _ = regress_order(parts, shuffle, shuffle, x, y, floor=1e-10 * float(y.var()))
+        if bool((shuffle[order] == np.arange(parts.blocks)).all()):
+            return start
+    raise SystemExit(f"{parts.blocks} blocks: not exact after {limit} starts")
+
+
+def _random(blocks: int, width: int = 16, hidden: int = 32) -> tuple[Parts, np.ndarray, np.ndarray]:
+    """Blocks in default initialisation, scaled so that the stream keeps its size whatever the depth."""
+    rng = np.random.default_rng(blocks)
+
+    def draw(*shape: int) -> np.ndarray:
+        return (rng.uniform(-1, 1, shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    scale = np.float32(min(1.0, np.sqrt(12 / blocks)))
+    A, a = draw(blocks, hidden, width), draw(blocks, hidden)
+    B, b = draw(blocks, width, hidden) * scale, draw(blocks, width) * scale
+    parts = Parts(A, a, B, b, draw(1, width), draw(1), activation("relu"), blocks)
+    x = rng.standard_normal((max(1000, blocks * (blocks - 1)), width)).astype(np.float32)
+    true = np.arange(blocks)
+    return parts, x, parts.output(true, true, x)
+
+
+def _wall(work):
+    began = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began, result
+
+
+def _cpu(work):
+    began = time.process_time()
+    result = work()
+    return time.process_time() - began, result
+
+
+if __name__ == "__main__":
+    main()

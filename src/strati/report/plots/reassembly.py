@@ -1,0 +1,114 @@
+"""Figures of a reassembly: score matrices, progression of the order, product matrices, block properties."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import require
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.result import Reassembly, Stage
+
+
+def draw(result: Reassembly) -> Any:
+    """Score matrix before and after matching, the scores' histogram, and the progression of the order."""
+    figure, axes = _figure(2, 3, (11, 6.5))
+    scores(result, axes[0, 0], axes[0, 1], axes[0, 2])
+    for axis, stage in zip(axes[1], _three(result.stages), strict=False):
+        progression(stage, axis)
+    for axis in axes[1][len(_three(result.stages)) :]:
+        axis.set_axis_off()
+    return figure
+
+
+def scores(result: Reassembly, raw: Any, matched: Any, histogram: Any) -> None:
+    """The paper's figure 3: scores as found, after matching, and the separation of pairs from the rest."""
+    pairing = result.pairing
+    ins, outs = list(result.ins), list(result.outs)
+    raw.imshow(pairing.matrix, cmap="viridis", aspect="auto")
+    raw.set(title="scores as found", xlabel="output projection", ylabel="input projection")
+    matched.imshow(pairing.matrix[np.ix_(ins, outs)], cmap="viridis", aspect="auto")
+    matched.set(title="after matching and ordering", xlabel="block", ylabel="block")
+    rest = np.ones(pairing.matrix.shape, dtype=bool)
+    rest[ins, outs] = False
+    if result.pieces.square:
+        np.fill_diagonal(rest, False)
+    histogram.hist(pairing.matrix[rest], bins=40, color="0.6", label="not a pair")
+    histogram.hist(pairing.matrix[ins, outs], bins=20, color="tab:red", label="pair")
+    histogram.set(title=f"{pairing.score} score", yscale="log", xlabel="score")
+    histogram.legend()
+
+
+def progression(stage: Stage, axis: Any) -> None:
+    """The paper's figure 6: each bar is a block, its height the position it ends in."""
+    n = len(stage.order)
+    heights = np.array(stage.order) + 1
+    axis.bar(range(1, n + 1), heights, color=_colours(heights / n), width=1.0)
+    axis.set(title=f"{stage.stage}: MSE {stage.mse:.3g}", xlabel="place", ylabel="final position")
+
+
+def products(matrices: NDArray[Any], titles: list[str], columns: int = 8) -> Any:
+    """The paper's figures 4, 5 and 7: products ``W_out W_in`` on one colour scale."""
+    rows = -(-len(matrices) // columns)
+    figure, axes = _figure(rows, columns, (1.5 * columns, 1.6 * rows))
+    top = float(np.quantile(np.abs(matrices), 0.999))
+    for axis in axes.ravel():
+        axis.set_axis_off()
+    for axis, matrix, title in zip(axes.ravel(), matrices, titles, strict=False):
+        axis.imshow(matrix, cmap="RdBu_r", vmin=-top, vmax=top)
+        axis.set_title(title, fontsize=6)
+    return figure
+
+
+def properties(
+    singular: NDArray[Any], effective: NDArray[Any], norms: NDArray[Any], active: NDArray[Any]
+) -> Any:
+    """The paper's figures 8 and 9: spectra, effective rank, delta-norm and active fraction by position."""
+    figure, axes = _figure(2, 2, (9, 7))
+    position = np.arange(1, len(singular) + 1)
+    for values, colour in zip(singular, _colours(position / len(position)), strict=True):
+        axes[0, 0].semilogy(values, color=colour, lw=0.8)
+    axes[0, 0].set(title="singular values of W_out W_in (purple early, yellow late)")
+    for axis, values, title in (
+        (axes[0, 1], effective, "effective rank"),
+        (axes[1, 0], norms, "mean norm of the residual on its own stream"),
+        (axes[1, 1], active, "active fraction"),
+    ):
+        axis.plot(position, values, "o", ms=3)
+        axis.set(title=title, xlabel="position")
+    return figure
+
+
+def dataset(x: NDArray[Any], pred: NDArray[Any], true: NDArray[Any]) -> Any:
+    """The paper's figure 2: sorted values of the features, of the predictions and of the targets."""
+    figure, axes = _figure(1, 2, (9, 3.5))
+    axes[0, 0].plot(np.sort(x, axis=0), lw=0.5)
+    axes[0, 0].set(title="features, sorted")
+    axes[0, 1].plot(np.sort(pred), label="pred")
+    axes[0, 1].plot(np.sort(true), label="true")
+    axes[0, 1].set(title="outputs, sorted")
+    axes[0, 1].legend()
+    return figure
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    require("matplotlib", "plot", "drawing a figure")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _colours(share: NDArray[Any]) -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](share)
+
+
+def _three(stages: tuple[Stage, ...]) -> list[Stage]:
+    """First, one in the middle, last."""
+    return list(stages) if len(stages) <= 3 else [stages[0], stages[len(stages) // 2], stages[-1]]
