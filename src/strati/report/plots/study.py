@@ -57,7 +57,9 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInputError(folder, f"cannot be made ({error.strerror or error}); choose another place") from None
+        raise BadInputError(
+            folder, f"cannot be made ({error.strerror or error}); choose another place"
+        ) from None
     drawn = []
     for metric in study.metrics:
         if all(row.get(metric) is None for row in study.rows if row["intervention"] != "intact"):
@@ -70,7 +72,14 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
 
 def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: str) -> None:
     for kind, points in part.groupby("intervention"):
-        axes.scatter(points[metric], points["performance"], s=9, alpha=0.6, color=COLOURS[str(kind)], label=NAMES[str(kind)])
+        axes.scatter(
+            points[metric],
+            points["performance"],
+            s=9,
+            alpha=0.6,
+            color=COLOURS[str(kind)],
+            label=NAMES[str(kind)],
+        )
     x, y = part[metric].to_numpy(float), part["performance"].to_numpy(float)
     text = title
     if len(x) > 2 and np.ptp(x) > 0:
