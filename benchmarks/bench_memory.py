@@ -86,7 +86,7 @@ def main() -> None:
         write(large, shapes)
         size = large.stat().st_size
         command = [sys.executable, "-c", _SCAN, str(small), str(large), str(options.jobs)]
-        words = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        words = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     base, peak, layers, seconds = int(words[0]), int(words[1]), int(words[2]), float(words[3])
     print(
         f"file {size / 1e9:.2f} GB, {layers} matrices, largest {largest / 1e6:.0f} MB in float64, {seconds:.0f} s"

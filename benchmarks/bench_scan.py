@@ -134,11 +134,12 @@ def main() -> None:
                         flush=True,
                     )
                     if label == "analyze":
-                        table = strati.scan(path, jobs=1).table
-                        theirs = np.array(found["alpha"])
-                        if len(theirs) == len(table):
-                            worst = float(np.max(np.abs(table["alpha"].to_numpy() / theirs - 1)))
-                            print(f"  alphas differ by at most {worst:.1e}")
+                        alphas = np.sort(strati.scan(path, jobs=1).table["alpha"].to_numpy(dtype=float))
+                        theirs = np.sort(np.array(found["alpha"]))
+                        if len(theirs) == len(alphas):
+                            print(
+                                f"  alphas differ by at most {np.max(np.abs(alphas / theirs - 1)):.1e}, relative"
+                            )
             results[name] = row
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -118,7 +118,7 @@ def _judge(sizes: FloatArray) -> EntryTail:
 
 
 def _verdict(index: float, size: int) -> EntryTail:
-    heavy = index > max(_LEAST_INDEX, 1 / np.sqrt(size))
+    heavy = bool(index > max(_LEAST_INDEX, 1.8 / np.sqrt(size)))  # its standard error is about 1/sqrt(size)
     return EntryTail(heavy, 1 / index if heavy else float("nan"), size)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from strati.types import FloatArray
 
 _GRID = 2049
+_CELL = np.pi / (_GRID - 1)
 
 
 def edges(q: float, sigma: float = 1.0) -> tuple[float, float]:
@@ -79,18 +80,29 @@ def ppf(p: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
         [0.25, 0.916, 2.25]
     """
     p = np.clip(np.asarray(p, dtype=np.float64), 0, 1)
-    angles, shares = _table(q)
-    start = np.interp(p, shares, angles)
-    angle = start
+    start = angle(p, q)
+    turned = start
     low, high = edges(q)
     # Newton steps in the angle, where the law is smooth up to both edges; the table is right to one cell.
     for _ in range(2):
-        x = 1 + 1 / q - (high - low) / 2 * np.cos(angle)
-        slope = pdf(x, q) * (high - low) / 2 * np.sin(angle)
+        x = 1 + 1 / q - (high - low) / 2 * np.cos(turned)
+        slope = pdf(x, q) * (high - low) / 2 * np.sin(turned)
         step = np.where(slope > 0, (cdf(x, q) - p) / np.where(slope > 0, slope, 1.0), 0.0)
-        angle = np.clip(angle - step, np.maximum(start - angles[1], 0), np.minimum(start + angles[1], np.pi))
-    quantile: FloatArray = np.clip(1 + 1 / q - (high - low) / 2 * np.cos(angle), low, high) * sigma**2
+        turned = np.clip(turned - step, np.maximum(start - _CELL, 0), np.minimum(start + _CELL, np.pi))
+    quantile: FloatArray = np.clip(1 + 1 / q - (high - low) / 2 * np.cos(turned), low, high) * sigma**2
     return quantile
+
+
+def angle(p: ArrayLike, q: float) -> FloatArray:
+    """Where the quantile of share ``p`` lies on the half circle over the support, from 0 to pi (to 1e-6 or so).
+
+    Example:
+        >>> angle([0.0, 1.0], 4.0).round(4).tolist()
+        [0.0, 3.1416]
+    """
+    angles, shares = _table(q)
+    place: FloatArray = np.interp(np.clip(np.asarray(p, dtype=np.float64), 0, 1), shares, angles)
+    return place
 
 
 @lru_cache(maxsize=64)
