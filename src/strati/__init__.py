@@ -54,5 +54,23 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-if TYPE_CHECKING:
-    from strati.errors import StratiError
+if TYPE_CHECKING:  # what type checkers see; at run time the names above are imported when first used
+    from strati.errors import StratiError as StratiError
+    from strati.intervene.audit import audit as audit
+    from strati.intervene.study import study as study
+    from strati.landscape.basis import interaction_basis as interaction_basis
+    from strati.landscape.count import degeneracy as degeneracy
+    from strati.landscape.graph import interaction_graph as interaction_graph
+    from strati.landscape.llc import learning_coefficient as learning_coefficient
+    from strati.landscape.llc import llc as llc
+    from strati.landscape.modules import modules as modules
+    from strati.landscape.scales import effective_parameters as effective_parameters
+    from strati.landscape.sparsify import sparsify as sparsify
+    from strati.network.layers import Layer as Layer
+    from strati.network.open import Network as Network
+    from strati.network.open import open as open
+    from strati.reassembly.solve import reassemble as reassemble
+    from strati.spectra.compare import compare as compare
+    from strati.spectra.scan import scan as scan
+    from strati.spectra.spectrum import Spectrum as Spectrum
+    from strati.spectra.spectrum import spectrum as spectrum

@@ -73,4 +73,6 @@ def require(module: str, extra: str, needed_for: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise MissingExtraError(needed_for, f"needs {module}; install it with: pip install 'strati[{extra}]'") from None
+        raise MissingExtraError(
+            needed_for, f"needs {module}; install it with: pip install 'strati[{extra}]'"
+        ) from None

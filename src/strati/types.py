@@ -109,7 +109,7 @@ def jsonable(value: Any) -> Any:
         >>> jsonable({"a": np.array([1.0, np.nan]), "b": (np.int64(2), Flag("c", "t"))})
         {'a': [1.0, None], 'b': [2, {'code': 'c', 'text': 't'}]}
     """
-    if value is None or isinstance(value, bool | str) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, bool | str) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, enum.Enum):
         return jsonable(value.value)

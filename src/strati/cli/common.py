@@ -49,9 +49,9 @@ def output_options(function: F) -> F:
 
 def seed_option(function: F) -> F:
     """Add ``--seed``."""
-    return click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all chance.")(
-        function
-    )
+    return click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all chance."
+    )(function)
 
 
 def emit(result: Result, output: Output) -> None:

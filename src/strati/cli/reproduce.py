@@ -11,7 +11,9 @@ from strati.run.progress import progress
 @click.command("reproduce")
 @click.argument("name", required=False)
 @click.option("--quick", is_flag=True, help="Fewer networks or draws: minutes instead of an hour.")
-@click.option("--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work.")
+@click.option(
+    "--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work."
+)
 @seed_option
 @output_options
 def command(name: str | None, quick: bool, folder: str, seed: int, output: Output) -> None:
