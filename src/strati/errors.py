@@ -20,7 +20,7 @@ class StratiError(Exception):
         what: The thing at fault: a path, a tensor's name, an option.
         why: What is wrong with it and what to do about it.
 
-    Example:
+    Examples:
         >>> print(StratiError("model.bin", "empty file"))
         model.bin: empty file
     """

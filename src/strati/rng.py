@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def derive(seed: int, *names: object) -> int:
     """A 63-bit seed that depends on ``seed`` and the unit's name, and on nothing else.
 
-    Example:
+    Examples:
         >>> derive(0, "layer1", 3) == derive(0, "layer1", 3) != derive(0, "layer1", 4)
         True
     """
@@ -27,7 +27,7 @@ def derive(seed: int, *names: object) -> int:
 def stream(seed: int, *names: object) -> np.random.Generator:
     """The random stream of one unit of work.
 
-    Example:
+    Examples:
         >>> float(stream(0, "a").random()) == float(stream(0, "a").random())
         True
     """

@@ -14,7 +14,7 @@ def printable(text: str, limit: int = 160) -> str:
     Control characters, bidirectional marks, zero-width characters and surrogates become ``\x..``,
     ``\u....`` or ``\U........`` escapes; what is longer than ``limit`` is cut in the middle.
 
-    Example:
+    Examples:
         >>> printable("layer\x1b[31m\u202eevil")
         'layer\\x1b[31m\\u202eevil'
     """
@@ -30,7 +30,7 @@ def printable(text: str, limit: int = 160) -> str:
 def as_html(text: object) -> str:
     """Escape text for HTML, elements and attributes alike.
 
-    Example:
+    Examples:
         >>> as_html("<b onclick='x'>")
         '&lt;b onclick=&#x27;x&#x27;&gt;'
     """

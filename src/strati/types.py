@@ -40,7 +40,7 @@ def silent(_: str) -> None:
 class Flag:
     """Something a reader must know about a number: a stable code and a sentence.
 
-    Example:
+    Examples:
         >>> Flag("short-tail", "only 12 eigenvalues are in the tail").code
         'short-tail'
     """
@@ -104,7 +104,7 @@ def jsonable(value: Any) -> Any:
 
     NaN and infinities become ``None``: a number that is not defined is ``null``.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> jsonable({"a": np.array([1.0, np.nan]), "b": (np.int64(2), Flag("c", "t"))})
         {'a': [1.0, None], 'b': [2, {'code': 'c', 'text': 't'}]}

@@ -15,7 +15,7 @@ Name = Literal["digits-mlp.safetensors", "digits-mlp-init.safetensors", "digits.
 def path(name: Name) -> Path:
     """Where an embedded file lies.
 
-    Example:
+    Examples:
         >>> path("digits.npz").is_file()
         True
     """

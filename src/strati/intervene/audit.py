@@ -171,7 +171,7 @@ def audit(source: str | Path | Study, *, options: AuditOptions | None = None) ->
     Raises:
         BadInputError: No study there, or no point of it succeeded.
 
-    Example:
+    Examples:
         >>> rows = [
         ...     {"network": f"n{i}", "layer": "fc1", "type": "linear", "intervention": kind, "draw": 0,
         ...      "status": "done", "performance": 0.9 - 0.8 * (kind == "rerandomise") - 0.01 * i,

@@ -98,7 +98,7 @@ class ChainProbe:
 def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
     """``inputs @ W_k^T + b_k`` for every ``k``: (rows, in) and (k, out, in) to (k, rows, out).
 
-    Example:
+    Examples:
         >>> stacked_linear(torch.ones(2, 3), torch.ones(4, 5, 3), torch.zeros(4, 5)).shape
         torch.Size([4, 2, 5])
     """

@@ -33,7 +33,7 @@ class Distribution:
     def sample(self, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
         """Independent values, as float32.
 
-        Example:
+        Examples:
             >>> float(np.abs(Distribution("uniform", 0.5).sample((100,), np.random.default_rng(0))).max()) <= 0.5
             True
         """
@@ -117,7 +117,7 @@ class Scheme:
 def scheme_of(model: torch.nn.Module, name: str = "auto") -> Scheme:
     """The scheme to use: the one asked for, else the one the network's class implies, else its own moments.
 
-    Example:
+    Examples:
         >>> import torch
         >>> scheme_of(torch.nn.Linear(2, 2)).name
         'moments'

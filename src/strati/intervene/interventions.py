@@ -72,7 +72,7 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
     Raises:
         BadInputError: No layer is left.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
         >>> [(t.name, t.kind, t.shape) for t in find_targets(net)]
@@ -110,7 +110,7 @@ def values_of(
 def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[None]:
     """Put new values into a layer; afterwards the old ones are back, whatever happened.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2))
         >>> (target,), before = find_targets(net), net[0].weight.clone()

@@ -29,7 +29,7 @@ Plugin = Callable[..., float]
 def spectral_metrics(matrix: NDArray[Any]) -> dict[str, float | None]:
     """All numbers of a matrix's spectrum, by the names of ``scan``.
 
-    Example:
+    Examples:
         >>> found = spectral_metrics(np.diag([3.0, 4.0]))
         >>> found["frobenius_norm"], found["spectral_norm"]
         (5.0, 4.0)
@@ -44,7 +44,7 @@ def distances(
 ) -> dict[str, float | None]:
     """How far the weight was moved: ``||W' - W||_F``, and the same relative to ``||W||_F``.
 
-    Example:
+    Examples:
         >>> distances((np.eye(2), None), (np.zeros((2, 2)), None))["relative_distance"]
         1.0
     """
@@ -59,7 +59,7 @@ class Disagreement:
     Disagreement is the mean over data and neurons of ``[O > 0] != [M > 0]`` in percent; divergence the mean over
     data of ``JS(softmax(O), softmax(M))`` in nats.
 
-    Example:
+    Examples:
         >>> import torch
         >>> both = Disagreement(1)
         >>> both.add(torch.tensor([[1.0, -1.0]]), torch.tensor([[[1.0, 1.0]]]))

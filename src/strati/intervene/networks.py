@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 class MLP(nn.Sequential):
     """A fully connected network, layers named ``fc1``, ``fc2``, ... as in the paper's figures.
 
-    Example:
+    Examples:
         >>> [name for name, _ in MLP([784, 512, 10]).named_children()]
         ['flatten', 'fc1', 'act1', 'fc2']
     """
@@ -72,7 +72,7 @@ class _Block(nn.Module):
 class ResNet(nn.Module):
     """The residual network of He et al. (2016) for small images: ``6 n + 2`` layers, option-A shortcuts.
 
-    Example:
+    Examples:
         >>> sum(p.numel() for p in ResNet(20, 16).parameters())
         269722
     """

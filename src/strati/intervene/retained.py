@@ -20,7 +20,7 @@ def retained_share(table: pd.DataFrame, performance: Mapping[str, Any]) -> Float
     the chance of 50,000. Without a known chance the share is performance over intact performance, or the inverse
     where less is better.
 
-    Example:
+    Examples:
         >>> import pandas as pd
         >>> rows = pd.DataFrame({"performance": [0.9, 0.1], "intact_performance": [0.9, 0.9]})
         >>> retained_share(rows, {"name": "accuracy", "chance": 0.1, "higher_is_better": True}).tolist()
@@ -41,7 +41,7 @@ def retained_share(table: pd.DataFrame, performance: Mapping[str, Any]) -> Float
 def classify(share: float | None, robust: float, critical: float) -> str:
     """``robust``, ``critical`` or ``mixed`` by the share of performance retained.
 
-    Example:
+    Examples:
         >>> [classify(share, 0.9, 0.5) for share in (0.95, 0.7, 0.1)]
         ['robust', 'mixed', 'critical']
     """

@@ -167,7 +167,7 @@ _SECTIONS = {
 def builtin_names() -> tuple[str, ...]:
     """The studies that come with strati.
 
-    Example:
+    Examples:
         >>> "fcn-digits" in builtin_names()
         True
     """
@@ -181,7 +181,7 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
     Raises:
         BadInputError: No such file, not TOML, an unknown key or a value out of place.
 
-    Example:
+    Examples:
         >>> read_spec("fcn-digits").network.count
         3
         >>> read_spec({"trian": {"epochs": 3}})

@@ -36,7 +36,7 @@ def resamples(clusters: Sequence[Any], count: int, rng: np.random.Generator) -> 
 
     Points of one cluster (all points of one network, say) are not independent and are drawn together.
 
-    Example:
+    Examples:
         >>> drawn = resamples(["a", "a", "b"], 4, np.random.default_rng(0))
         >>> bool((drawn[:, 0] == drawn[:, 1]).all())
         True
@@ -70,7 +70,7 @@ def weights_of(clusters: Sequence[Any], count: int, seed: int, *names: object) -
 def spearman(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
     """Spearman's rank correlation of every resample; NaN where x or y is constant.
 
-    Example:
+    Examples:
         >>> spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]), np.ones((1, 3))).tolist()
         [0.5]
     """
@@ -80,7 +80,7 @@ def spearman(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
 def kendall(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
     """Kendall's tau-b of every resample; copies of one point are ties.
 
-    Example:
+    Examples:
         >>> kendall(np.array([1.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0]), np.ones((1, 3))).round(4).tolist()
         [0.3333]
     """
@@ -100,7 +100,7 @@ def kendall(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
 def linear_rmse(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
     """Root mean square error of the least-squares line ``y ~ a + b x`` of every resample.
 
-    Example:
+    Examples:
         >>> linear_rmse(np.array([0.0, 1.0, 2.0]), np.array([1.0, 3.0, 5.0]), np.ones((1, 3))).round(6).tolist()
         [0.0]
     """
@@ -113,7 +113,7 @@ def linear_rmse(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray
 def roc_area(x: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
     """Chance that a positive point has the larger ``x`` (ties count half); NaN without both kinds.
 
-    Example:
+    Examples:
         >>> roc_area(np.array([1.0, 2.0, 3.0]), np.array([0.0, 1.0, 1.0]), np.ones((1, 3))).tolist()
         [1.0]
     """

@@ -125,7 +125,7 @@ def study(
         BadInputError: A spec with an unknown key, data that do not fit, a folder that holds another study.
         StoppedError: Ctrl-C.
 
-    Example:
+    Examples:
         >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

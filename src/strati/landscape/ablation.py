@@ -75,7 +75,7 @@ def ablation_curve(
         layer: Index of the layer, not the last.
         labels: Class numbers; with them the accuracy of the largest output is given too.
 
-    Example:
+    Examples:
         >>> import torch
         >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)).double()

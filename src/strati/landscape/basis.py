@@ -70,7 +70,7 @@ def interaction_basis(
         BadInputError: The data do not fit the network, or are not finite.
         UnsupportedError: The network is neither a chain nor made of blocks.
 
-    Example:
+    Examples:
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
         >>> x = torch.randn(100, 3) @ torch.randn(3, 6)       # inputs in a 3-dimensional space

@@ -182,7 +182,7 @@ class InteractionBasis(Result):
 def needed(values: FloatArray, share: float) -> int:
     """How many of the largest values make up a share of their sum.
 
-    Example:
+    Examples:
         >>> needed(np.array([6.0, 3.0, 1.0]), 0.9)
         2
     """

@@ -67,7 +67,7 @@ class FlatModel:
     Raises:
         BadInputError: A name matches nothing, there is nothing to vary, or a weight is not finite.
 
-    Example:
+    Examples:
         >>> flat = FlatModel(nn.Linear(2, 3), layers=["bias"])
         >>> flat.size, tuple(flat(torch.zeros(3), torch.ones(5, 2)).shape)
         (3, (5, 3))
@@ -177,7 +177,7 @@ def objective(
     Raises:
         BadInputError: The data do not fit the model or the loss, or the loss is not finite as things are.
 
-    Example:
+    Examples:
         >>> value = objective(nn.Linear(2, 1), "behavioural-mse", torch.ones(4, 2))
         >>> float(value(value.flat.theta)), value.count
         (0.0, 4)
@@ -217,7 +217,7 @@ def objective(
 def behavioural_loss(model: nn.Module, x: Any, *, kind: str = "mse") -> Objective:
     """The behavioural loss of eq. 6 (``kind="mse"``) or its KL form (``kind="kl"``).
 
-    Example:
+    Examples:
         >>> loss = behavioural_loss(nn.Linear(1, 1, bias=False), torch.tensor([[1.0], [2.0]]))
         >>> round(float(loss(loss.flat.theta + 1)), 6)  # mean of 1 and 4
         2.5
@@ -261,7 +261,7 @@ def run(flat: FlatModel, theta: Tensor, x: Inputs) -> Tensor:
 def exact_hessian(potential: Potential, theta: Tensor) -> Tensor:
     """The Hessian by exact automatic differentiation, ``(d, d)``; for thousands of parameters at most.
 
-    Example:
+    Examples:
         >>> exact_hessian(lambda w: (w**2).sum() + w[0] * w[1], torch.zeros(2)).tolist()
         [[2.0, 1.0], [1.0, 2.0]]
     """
@@ -286,7 +286,7 @@ def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Te
     Returns:
         A symmetric ``(d, d)`` matrix.
 
-    Example:
+    Examples:
         >>> flat = FlatModel(nn.Linear(1, 1, bias=False))
         >>> gauss_newton_matrix(flat, torch.tensor([[1.0], [2.0]])).tolist()  # 2 mean(x^2)
         [[5.0]]

@@ -41,7 +41,7 @@ class Activation:
     def derivative(self, p: Tensor) -> Tensor:
         """The slope at ``p``: the firing pattern of a ReLU; at a kink the lower one, as torch has it.
 
-        Example:
+        Examples:
             >>> RELU.derivative(torch.tensor([-1.0, 0.0, 2.0])).tolist()
             [0.0, 0.0, 1.0]
         """
@@ -104,7 +104,7 @@ class Stage:
 class Chain:
     """A feed-forward network as a line of stages.
 
-    Example:
+    Examples:
         >>> chain = as_chain(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
         >>> chain.widths, [s.activation.name for s in chain.stages], chain.parameters
         ((3, 4, 2), ['relu', 'identity'], 26)
@@ -166,7 +166,7 @@ def as_chain(model: nn.Module) -> Chain:
         UnsupportedError: It branches, or holds a layer of another kind; the message names it.
         BadInputError: It has no linear layer.
 
-    Example:
+    Examples:
         >>> as_chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())).stages[0].activation.name
         'tanh'
     """

@@ -162,7 +162,7 @@ def degeneracy(
         BadInputError: The data do not fit, there is no linear layer, or outputs are not finite.
         UnsupportedError: The network holds trained layers of a kind that is not understood.
 
-    Example:
+    Examples:
         >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         >>> result = degeneracy(model, torch.randn(100, 3))

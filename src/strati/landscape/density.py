@@ -47,7 +47,7 @@ class DensityOfStates:
     def coefficient(self, epsilon: float) -> tuple[float, float] | None:
         """``lambda(eps)`` and its standard error; ``None`` where there are too few samples.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from strati.landscape.llc import LLCConfig, sample
             >>> traces = sample(lambda w: (w**2).sum(), torch.zeros(2), LLCConfig(chains=16, draws=200, coldest=1e4))

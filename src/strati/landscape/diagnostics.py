@@ -23,7 +23,7 @@ def rhat(trace: FloatArray) -> float | None:
     ``None`` for fewer than four draws or a trace that is not finite; a trace that never moves gives
     infinity (chains stuck in different places) or 1 (all in one place).
 
-    Example:
+    Examples:
         >>> moving = np.random.default_rng(0).normal(size=(4, 500))
         >>> rhat(moving) < 1.01 < rhat(moving + np.arange(4)[:, None])
         True
@@ -41,7 +41,7 @@ def ess(trace: FloatArray, *, rank: bool = True) -> float | None:
 
     ``None`` for fewer than four draws or a trace that is not finite.
 
-    Example:
+    Examples:
         >>> 1000 < ess(np.random.default_rng(0).normal(size=(4, 500))) < 3000
         True
     """
@@ -54,7 +54,7 @@ def ess(trace: FloatArray, *, rank: bool = True) -> float | None:
 def standard_error(trace: FloatArray) -> float | None:
     """Monte Carlo standard error of the mean: ``sd / sqrt(ess)``, never below what the chains' means say.
 
-    Example:
+    Examples:
         >>> abs(standard_error(np.random.default_rng(0).normal(size=(4, 2500))) - 0.01) < 0.003
         True
     """

@@ -32,7 +32,7 @@ def masked_edges(following: FloatArray, into: FloatArray, gate: FloatArray) -> t
         ``E`` (directions of the next layer x directions of this one), and its relative error: measured
         against double precision on a sample of rows where single precision was used, 0 otherwise.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> C, W, r = rng.normal(size=(3, 5)), rng.normal(size=(5, 2)), rng.integers(0, 2, (40, 5)) * 1.0
         >>> E, error = masked_edges(C, W, r.T @ r / 40)

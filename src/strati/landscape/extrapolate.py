@@ -50,7 +50,7 @@ def extrapolate(
         hottest: The temperature at which the loss begins to be felt over the localisation; valleys then have a
             length of at least ``ln(nbeta/hottest)``, which bounds the logarithmic forms. 1/100 of the first by default.
 
-    Example:
+    Examples:
         >>> t = np.linspace(5, 25, 15)
         >>> limit = extrapolate(np.exp(t), 0.5 - 1 / (t + 2), np.full(15, 0.003), hottest=1.0)
         >>> abs(limit.value - 0.5) < 0.01, limit.multiplicity

@@ -32,7 +32,7 @@ def closed_form(curvature: FloatArray, nbeta: float, gamma: float) -> float:
         nbeta: Inverse temperature.
         gamma: Localisation.
 
-    Example:
+    Examples:
         >>> closed_form(np.array([1.0, 0.0]), 1e4, 1.0)
         0.49995...
     """
@@ -47,7 +47,7 @@ def matching_scale(coefficient: float, nbeta: float) -> float:
     a Gamma distribution of shape ``lambda + 1``, whose geometric mean this is: near ``1/nbeta`` for
     ``lambda = 1/2``, near ``lambda/nbeta`` for a large ``lambda``.
 
-    Example:
+    Examples:
         >>> round(matching_scale(0.5, 1.0), 3), round(matching_scale(100.0, 1.0), 1)
         (1.037, 100.5)
     """
@@ -68,7 +68,7 @@ def temperature_for(epsilon: float, curvature: FloatArray, gamma: float) -> floa
 def curvature_spectrum(objective: Objective) -> FloatArray | None:
     """Eigenvalues of the Gauss-Newton matrix of a behavioural loss, ascending; ``None`` if there are too many.
 
-    Example:
+    Examples:
         >>> from strati.landscape.behaviour import behavioural_loss
         >>> loss = behavioural_loss(nn.Linear(1, 1, bias=False), torch.tensor([[1.0], [2.0]]))
         >>> curvature_spectrum(loss)

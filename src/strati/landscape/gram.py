@@ -28,7 +28,7 @@ class Balanced:
         gram: ``sum_x v(x) v(x)^T``, symmetric, positive semi-definite.
         tolerance: Relative to the largest eigenvalue of the balanced matrix.
 
-    Example:
+    Examples:
         >>> v = torch.tensor([[1.0, 1e6, 1.0], [2.0, -1e6, 2.0], [3.0, 5e6, 3.0]], dtype=torch.float64)
         >>> balanced = Balanced(v.T @ v)  # the third column repeats the first
         >>> balanced.rank, balanced.rank_of([0, 2])
@@ -69,7 +69,7 @@ class Balanced:
 def rank(gram: Tensor, tolerance: float = TOLERANCE) -> int:
     """Rank of a Gram matrix, independent of the scale of its directions.
 
-    Example:
+    Examples:
         >>> rank(torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64))
         1
     """
@@ -87,7 +87,7 @@ def added_rank(joint: Tensor, first: int, tolerance: float = TOLERANCE / 10) -> 
     Returns:
         ``rank([A, B]) - rank(B)``.
 
-    Example:
+    Examples:
         >>> ab = torch.eye(3, dtype=torch.float64)[:, [0, 1, 1, 2]]  # A has two columns, B has two
         >>> added_rank(ab.T @ ab, 2)
         1
@@ -109,7 +109,7 @@ def pairs_above(first: Tensor, second: Tensor, threshold: float) -> int:
     These are the eigenvalues of the factorised Hessian ``G (x) K`` above it: a unit step along such a
     direction of a layer's weights changes the behavioural loss by more than the threshold.
 
-    Example:
+    Examples:
         >>> pairs_above(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.1]), 0.5)
         2
     """

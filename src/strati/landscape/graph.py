@@ -137,7 +137,7 @@ def interaction_graph(basis: InteractionBasis) -> InteractionGraph:
     Raises:
         BadInputError: The basis was loaded or built without its network.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from strati import interaction_basis
         >>> _ = torch.manual_seed(0)

@@ -60,7 +60,7 @@ def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = sil
     Returns:
         The traces; nothing of the warm-up is in them.
 
-    Example:
+    Examples:
         >>> from strati.landscape.samplers import target
         >>> quick = LLCConfig(chains=8, draws=50, ladder=False)
         >>> traces = sample_hmc(target(lambda w: (w**2).sum(), torch.zeros(1), 1.0), quick, 100.0)

@@ -42,7 +42,7 @@ def backward(chain: Chain, slopes: list[Tensor], last: Tensor) -> Iterator[tuple
     Yields:
         Index of the stage and ``(batch, directions, outputs of the stage)``.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from strati.landscape.chain import as_chain
         >>> chain = as_chain(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))

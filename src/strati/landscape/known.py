@@ -24,7 +24,7 @@ class Known(NamedTuple):
 def monomial(powers: Sequence[int]) -> Known:
     """``prod_i |w_i|^(p_i)``: the least ``1/p_i``, as often as it occurs.
 
-    Example:
+    Examples:
         >>> monomial([2, 4]), monomial([2, 2])
         (Known(value=Fraction(1, 4), multiplicity=1), Known(value=Fraction(1, 2), multiplicity=2))
     """
@@ -40,7 +40,7 @@ def monomial(powers: Sequence[int]) -> Known:
 def sum_of_powers(powers: Sequence[int]) -> Known:
     """``sum_i c_i |w_i|^(p_i)`` with any positive ``c_i``: ``sum_i 1/p_i``, multiplicity 1.
 
-    Example:
+    Examples:
         >>> sum_of_powers([4, 4, 6])
         Known(value=Fraction(2, 3), multiplicity=1)
     """
@@ -52,7 +52,7 @@ def sum_of_powers(powers: Sequence[int]) -> Known:
 def regular(rank: int) -> Known:
     """A quadratic of this rank in any number of dimensions, a regular model with so many parameters.
 
-    Example:
+    Examples:
         >>> regular(5)
         Known(value=Fraction(5, 2), multiplicity=1)
     """
@@ -64,7 +64,7 @@ def regular(rank: int) -> Known:
 def independent(*parts: Known) -> Known:
     """A sum of losses of separate parameters: the values add up, ``m = 1 + sum (m_i - 1)``.
 
-    Example:
+    Examples:
         >>> independent(monomial([2, 2]), regular(1))
         Known(value=Fraction(1, 1), multiplicity=2)
     """
@@ -87,7 +87,7 @@ def deep_linear(widths: Sequence[int], rank: int) -> Known:
         M. Aoyagi, Consideration on the learning efficiency of multiple-layered neural networks with linear
         units, Neural Networks 172 (2024).
 
-    Example:
+    Examples:
         >>> deep_linear([5, 3, 5], 0), deep_linear([10] * 5, 3).value
         (Known(value=Fraction(13, 2), multiplicity=2), Fraction(41, 1))
     """

@@ -158,7 +158,7 @@ def llc(
     Raises:
         BadInputError: The data do not fit the model, or the loss is not finite at its parameters.
 
-    Example:
+    Examples:
         >>> x = torch.linspace(-1, 1, 50)[:, None]
         >>> result = llc(nn.Linear(1, 1), "behavioural-mse", x, chains=8, draws=100)  # two parameters
         >>> abs(result.asymptotic - 1.0) < 0.02
@@ -192,7 +192,7 @@ def learning_coefficient(
     Raises:
         BadInputError: The potential is not finite at ``theta``.
 
-    Example:
+    Examples:
         >>> result = learning_coefficient(lambda w: (w**4).sum(), torch.zeros(1), chains=8, draws=100)
         >>> abs(result.asymptotic - 0.25) < 0.01
         True
@@ -212,7 +212,7 @@ def learning_coefficient(
 def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = silent) -> Traces:
     """The expensive step: draws of the localised posterior, kept for any number of estimates.
 
-    Example:
+    Examples:
         >>> settings = LLCConfig(chains=4, draws=20, ladder=False)
         >>> sample(lambda w: (w**2).sum(), torch.zeros(2), settings).excess.shape[1:]
         (4, 20)
@@ -235,7 +235,7 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
 def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoefficient:
     """The cheap step: the coefficient, its error and its limit out of traces.
 
-    Example:
+    Examples:
         >>> settings = LLCConfig(chains=8, draws=100)
         >>> traces = sample(lambda w: (w**2).sum(), torch.zeros(1), settings)
         >>> estimate(traces).asymptotic == estimate(traces).asymptotic

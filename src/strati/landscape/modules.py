@@ -193,7 +193,7 @@ def modules(
     Raises:
         BadInputError: A cutoff, balance or number that makes no sense.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from strati import interaction_basis, interaction_graph
         >>> _ = torch.manual_seed(0)

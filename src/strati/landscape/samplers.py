@@ -226,7 +226,7 @@ def target(potential: Potential, theta: Tensor, gamma: float) -> Target:
     Raises:
         BadInputError: The potential is not finite at ``theta`` or does not depend on it differentiably.
 
-    Example:
+    Examples:
         >>> t = target(lambda w: (w**2).sum(), torch.zeros(2), 1.0)
         >>> excess, slope = t.evaluate(torch.ones(3, 2))
         >>> excess.tolist(), t.curvature.tolist()

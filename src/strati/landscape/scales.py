@@ -158,7 +158,7 @@ def effective_parameters(
     References:
         degeneracy-in-the-loss-landscape, section 2.2.2.
 
-    Example:
+    Examples:
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> curve = effective_parameters(nn.Linear(1, 1), x, scales=[1e-3], chains=16, draws=100)
         >>> abs(curve.rows[0].effective - 2) < 0.2
@@ -184,7 +184,7 @@ def seed_scale(outputs: Sequence[Any]) -> float:
     Raises:
         BadInputError: Fewer than two seeds, or shapes that differ.
 
-    Example:
+    Examples:
         >>> seed_scale([np.zeros((5, 1)), 2 * np.ones((5, 1))])
         2.0
     """

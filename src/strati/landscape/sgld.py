@@ -42,7 +42,7 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
         nbeta: Inverse temperature.
         tick: Called after each group of chains.
 
-    Example:
+    Examples:
         >>> from strati.landscape.behaviour import behavioural_loss
         >>> loss = behavioural_loss(torch.nn.Linear(2, 1), torch.randn(64, 2))
         >>> settings = LLCConfig(sampler="sgld", batch=32, chains=2, draws=20)

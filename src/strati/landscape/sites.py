@@ -69,7 +69,7 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
         BadInputError: A name is not a module's.
         UnsupportedError: No blocks are recognised.
 
-    Example:
+    Examples:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
         >>> [site.name for site in find_sites(net, None, tokens=False)]
         ['input', '1', 'output']
@@ -107,7 +107,7 @@ def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tenso
     Raises:
         BadInputError: Fewer than two rows, not numbers, or not finite.
 
-    Example:
+    Examples:
         >>> as_data([[1, 2], [3, 4]]).dtype, as_data([[1, 2], [3, 4]], tokens=True).dtype
         (torch.float64, torch.int64)
     """

@@ -148,7 +148,7 @@ def sparsify(model: nn.Module | str | Path, x: ArrayLike, *, tolerance: float = 
         UnsupportedError: The network is not a chain.
         BadInputError: The data do not fit, or are not finite.
 
-    Example:
+    Examples:
         >>> _ = torch.manual_seed(0)
         >>> net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)).double()
         >>> x = torch.randn(100, 3, dtype=torch.float64) @ torch.randn(3, 6, dtype=torch.float64)
@@ -288,7 +288,7 @@ def dependencies(
     Returns:
         Kept columns, ``coefficients`` (others x kept) and ``constant`` (others): ``f_j = coefficients f + constant``.
 
-    Example:
+    Examples:
         >>> rows = np.random.default_rng(0).normal(size=(20, 2))
         >>> rows = np.column_stack([rows, 2 * rows[:, 0] + 5])
         >>> keep, coefficients, constant = dependencies(rows, 1e-12, with_constant=True)

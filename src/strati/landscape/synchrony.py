@@ -22,7 +22,7 @@ class FiringHash:
         neurons: Width of the layer.
         seed: Seed of the random words; the blocks do not depend on it.
 
-    Example:
+    Examples:
         >>> patterns = FiringHash(3)
         >>> patterns.add(torch.tensor([[True, False, True], [False, True, False]]))
         >>> patterns.blocks()
@@ -51,7 +51,7 @@ class FiringHash:
 def group(keys: list[tuple[int, int]] | list[bytes]) -> list[list[int]]:
     """Indices with equal keys together, in order of first appearance.
 
-    Example:
+    Examples:
         >>> group([b"a", b"b", b"a"])
         [[0, 2], [1]]
     """
@@ -66,7 +66,7 @@ class Asynchrony:
 
     It is what the loss pays, to leading order, for mixing two neurons that do not quite fire together.
 
-    Example:
+    Examples:
         >>> pairs = Asynchrony(2)
         >>> pairs.add(torch.tensor([[1.0, 2.0], [1.0, -0.2]]))
         >>> [round(v, 6) for v in pairs.matrix().flatten().tolist()]
@@ -101,7 +101,7 @@ def approximate_blocks(asynchrony: Tensor, epsilon: float) -> list[list[int]]:
         asynchrony: From :meth:`Asynchrony.matrix`.
         epsilon: Loss scale.
 
-    Example:
+    Examples:
         >>> approximate_blocks(torch.tensor([[0.0, 0.1, 9.0], [0.1, 0.0, 9.0], [9.0, 9.0, 0.0]]), 0.5)
         [[0, 1], [2]]
     """

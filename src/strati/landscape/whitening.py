@@ -56,7 +56,7 @@ class MomentStream:
     A column of ones put in front makes the factorisation centre the data by itself:
     ``qr([1 F]) = [[sqrt(n), sqrt(n) mean], [0, R]]`` with ``R^T R`` the scatter around the mean.
 
-    Example:
+    Examples:
         >>> F = np.random.default_rng(0).normal(size=(50, 3)) + 7.0
         >>> stream = MomentStream(centre=True)
         >>> stream.add(F[:20]), stream.add(F[20:])
@@ -118,7 +118,7 @@ def whitening(moment: Moments, tolerance: float) -> Whitening:
 def diagonalise(gram: FloatArray, tolerance: float) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Non-zero eigenvalues, descending, their eigenvectors as rows, and those of the zero eigenvalues.
 
-    Example:
+    Examples:
         >>> values, rows, null = diagonalise(np.diag([0.0, 3.0, 5.0]), 1e-12)
         >>> values.tolist(), np.abs(null).tolist()
         ([5.0, 3.0], [[1.0, 0.0, 0.0]])
@@ -145,7 +145,7 @@ def repeated(values: FloatArray) -> tuple[tuple[int, ...], ...]:
 
     Within a group only the subspace is defined, not the directions.
 
-    Example:
+    Examples:
         >>> repeated(np.array([4.0, 4.0, 2.0, 1.0, 1.0]))
         ((0, 1), (3, 4))
     """

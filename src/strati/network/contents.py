@@ -111,7 +111,7 @@ class Contents:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a name, ml_dtypes' included.
 
-    Example:
+    Examples:
         >>> numpy_dtype("bfloat16").itemsize, numpy_dtype("float32").itemsize
         (2, 4)
     """
@@ -126,7 +126,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     """A sort key that puts ``h.2`` before ``h.10``.
 
-    Example:
+    Examples:
         >>> sorted(["h.10.w", "h.2.w", "b"], key=natural)
         ['b', 'h.2.w', 'h.10.w']
     """

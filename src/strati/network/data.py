@@ -77,7 +77,7 @@ def read_data(
     Raises:
         BadInputError: The file is broken, or a named column or array is not there.
 
-    Example:
+    Examples:
         >>> import tempfile, pathlib
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder) / "d.csv"

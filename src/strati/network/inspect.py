@@ -105,7 +105,7 @@ def inspect(network: Network | str | Path, *, split_qkv: bool = False, conv: Con
     Returns:
         The layers as rows, and the skipped tensors with their reasons.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np
         >>> file = Path(tempfile.mkdtemp()) / "net.npz"
         >>> np.savez(file, **{"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)})

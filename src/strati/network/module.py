@@ -56,7 +56,7 @@ def as_module(source: str | Path | Network, *, activation: ActivationName = "rel
             kind transformers does not know by itself.
         BadInputError: The file or directory is broken.
 
-    Example:
+    Examples:
         >>> from strati import embedded
         >>> [type(layer).__name__ for layer in as_module(embedded.path("digits-mlp.safetensors"))]
         ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']

@@ -40,7 +40,7 @@ def open(path: str | Path) -> Network:
     Raises:
         StratiError: The file is missing, damaged, lies about itself, or is nothing that strati reads.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, strati
         >>> file = Path(tempfile.mkdtemp()) / "small.npz"
         >>> np.savez(file, **{"fc.weight": np.ones((3, 2), np.float32), "fc.bias": np.zeros(3, np.float32)})

@@ -84,7 +84,7 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
         block: The block it belongs to, if any: ``fc1`` means an MLP's input only inside a block.
         siblings: Last words of the names beside it: Meta's ``w1`` is a gate only where there is a ``w3``.
 
-    Example:
+    Examples:
         >>> role_of("h.0.attn.c_proj.weight", 0), role_of("h.0.mlp.c_proj.weight", 0), role_of("fc1.weight")
         (<Role.ATTENTION_OUT: 'attention.out'>, <Role.MLP_OUT: 'mlp.out'>, <Role.LINEAR: 'linear'>)
     """
@@ -142,7 +142,7 @@ def _mlp(
 def modules(name: str) -> list[str]:
     """The words of a name, its last one being the module's.
 
-    Example:
+    Examples:
         >>> modules("encoder.layers.0.self_attn.in_proj_weight"), modules("dense_1/dense_1/kernel:0")
         (['encoder', 'layers', '0', 'self_attn', 'in_proj'], ['dense_1', 'dense_1'])
     """
@@ -164,7 +164,7 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
 
     Where blocks are numbered within stages (ResNet's ``layer2.0.conv1``), they are counted through.
 
-    Example:
+    Examples:
         >>> blocks(["h.3.attn.c_attn.weight", "layer1.1.conv1.weight", "layer2.0.conv1.weight", "fc.weight"])
         {'h.3.attn.c_attn.weight': 3, 'layer1.1.conv1.weight': 0, 'layer2.0.conv1.weight': 1, 'fc.weight': None}
     """

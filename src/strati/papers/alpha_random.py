@@ -26,7 +26,7 @@ _BATCH = 250
 def alphas(draws: int, seed: int, side: int = _SIDE) -> Iterator[Spectrum]:
     """Spectra of layers as PyTorch initialises ``Linear``: uniform within ``1/sqrt(side)``.
 
-    Example:
+    Examples:
         >>> [round(s.tail.alpha, 2) > 1 for s in alphas(2, 0, side=64)]
         [True, True]
     """

@@ -45,7 +45,7 @@ def draw(phase: Phase, shape: tuple[int, int], rng: np.random.Generator) -> Floa
         shape: Rows and columns.
         rng: The random stream.
 
-    Example:
+    Examples:
         >>> draw(Phase.HEAVY_TAILED, (100, 100), np.random.default_rng(0)).shape
         (100, 100)
     """
@@ -55,7 +55,7 @@ def draw(phase: Phase, shape: tuple[int, int], rng: np.random.Generator) -> Floa
 def confusion(draws: int, seed: int, tick: Tick = silent) -> dict[tuple[Phase, Phase], int]:
     """Count (true, named) pairs over ``draws`` matrices of each phase and shape.
 
-    Example:
+    Examples:
         >>> counts = confusion(0, 0)
         >>> sum(counts.values())
         0

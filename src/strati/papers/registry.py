@@ -93,6 +93,19 @@ ENTRIES: dict[str, Entry] = {
         "degeneracy-in-the-loss-landscape",
         "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
     ),
+    "dropped-net-tables": Entry(
+        "dropped_net:dropped_net_tables",
+        "dropped-neural-net",
+        "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
+    ),
+    "dropped-net-figures": Entry(
+        "dropped_net:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
+    ),
+    "dropped-net-study": Entry(
+        "dropped_study:dropped_net_study",
+        "dropped-neural-net",
+        "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 

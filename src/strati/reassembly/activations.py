@@ -27,7 +27,7 @@ class Activation:
 def activation(name: str) -> Activation:
     """The activation of that name: ``relu``, ``gelu`` (erf), ``gelu-tanh``, ``tanh``, ``silu``.
 
-    Example:
+    Examples:
         >>> float(activation("silu").value(np.array([0.0]))[0])
         0.0
     """

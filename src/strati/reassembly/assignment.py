@@ -23,7 +23,7 @@ def assign(score: NDArray[Any]) -> Ints:
     Jonker and Volgenant's shortest augmenting path: each row is added in turn along the cheapest path of
     reduced costs, O(n^3) in all.
 
-    Example:
+    Examples:
         >>> assign(np.array([[3.0, 4.0], [0.0, 2.0]])).tolist()
         [0, 1]
     """
@@ -88,7 +88,7 @@ def match(score: NDArray[Any]) -> tuple[Ints, Ints]:
     ``score[i, j]`` is for ``i`` as first and ``j`` as second; the diagonal is not used. Greedy by score, then
     couples exchange members while the total grows: exact where scores are separated, near otherwise.
 
-    Example:
+    Examples:
         >>> first, second = match(np.array([[0, 9, 1, 1], [0, 0, 1, 1], [1, 1, 0, 2], [1, 1, 8, 0.0]]))
         >>> first.tolist(), second.tolist()
         ([0, 3], [1, 2])

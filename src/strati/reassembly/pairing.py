@@ -64,7 +64,7 @@ def pair(parts: Parts, score: Score = Score.DIAGONAL) -> Pairing:
 
     ``diagonal`` is :math:`|tr(W_{out} W_{in})| / \|W_{out} W_{in}\|_F` (paper, equation 4).
 
-    Example:
+    Examples:
         >>> from strati.reassembly.parts import Parts
         >>> from strati.reassembly.activations import activation
         >>> A = np.random.default_rng(0).standard_normal((3, 8, 4)).astype(np.float32)

@@ -94,7 +94,7 @@ def as_pieces(pieces: object) -> list[Piece]:
     A piece is ``(weight, bias)``, a weight alone, or a mapping with ``weight`` and ``bias``; arrays of
     numpy or torch.
 
-    Example:
+    Examples:
         >>> as_pieces([(np.ones((3, 2)), np.zeros(3))])[0].weight.shape
         (3, 2)
     """

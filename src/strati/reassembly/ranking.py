@@ -62,7 +62,7 @@ def bradley_terry(wins: Matrix, *, tolerance: float = 1e-8, limit: int = 10_000)
     ``s_i <- sum_j w_ij / sum_j (w_ij + w_ji) / (s_i + s_j)``, until no strength moves by more than
     ``tolerance``.
 
-    Example:
+    Examples:
         >>> fit = bradley_terry(np.array([[0, 0.8], [0.2, 0]]))
         >>> [round(float(s), 6) for s in fit.strengths]
         [0.8, 0.2]

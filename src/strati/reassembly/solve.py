@@ -98,7 +98,7 @@ def reassemble(
         H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
         regressions are strati's own (docs/reassemble.md).
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> W = [(rng.normal(size=s) / 3, rng.normal(size=s[0]) / 9) for s in [(8, 4), (4, 8)] * 3 + [(1, 4)]]

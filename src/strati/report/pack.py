@@ -35,7 +35,7 @@ def pack(document: Mapping[str, Any]) -> str:
 
     Floats are rounded to seven significant digits: a page shows four.
 
-    Example:
+    Examples:
         >>> len(pack({"results": []})) < 60
         True
     """
@@ -61,7 +61,7 @@ def kept_ranks(values: FloatArray, most: int, marks: Sequence[float] = ()) -> In
         most: How many may be kept.
         marks: Values whose surroundings are kept whole.
 
-    Example:
+    Examples:
         >>> kept_ranks(np.arange(1.0, 9.0), 8).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
     """

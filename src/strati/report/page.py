@@ -30,7 +30,7 @@ def build_page(results: Sequence[Mapping[str, Any]]) -> str:
     Raises:
         BadInputError: No result, or one that is not strati's.
 
-    Example:
+    Examples:
         >>> page = build_page([{"schema": "strati.scan/1", "strati": "1", "network": {}, "layers": []}])
         >>> page.startswith("<!doctype html>") and "Content-Security-Policy" in page
         True

@@ -54,7 +54,7 @@ def check_result(result: Any, what: object) -> str:
     Raises:
         BadInputError: Another schema, a field of the wrong kind, or values JSON does not have.
 
-    Example:
+    Examples:
         >>> check_result({"schema": "strati.scan/1", "layers": []}, "scan.json")
         'scan'
     """

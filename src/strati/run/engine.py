@@ -55,7 +55,7 @@ Engine = Callable[[Body, Iterable[Unit]], Iterator[Outcome]]
 def run_here(body: Body, units: Iterable[Unit]) -> Iterator[Outcome]:
     """Run the units one after the other in this process.
 
-    Example:
+    Examples:
         >>> units = [Unit(k, k, "", {"x": x}) for k, x in (("a", 2.0), ("b", 0.0))]
         >>> [(o.value, o.reason) for o in run_here(lambda unit, load: 1 / unit.config["x"], units)]
         [(0.5, None), (None, 'ZeroDivisionError: float division by zero')]

@@ -45,7 +45,7 @@ class Finished:
 def unit_key(config: Mapping[str, Any]) -> str:
     """The key of a unit: a hash of everything its result depends on.
 
-    Example:
+    Examples:
         >>> unit_key({"layer": "fc1", "draws": 2}) == unit_key({"draws": 2, "layer": "fc1"})
         True
     """
@@ -55,7 +55,7 @@ def unit_key(config: Mapping[str, Any]) -> str:
 class Store:
     """An open store. Any number of processes may have the same one open.
 
-    Example:
+    Examples:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     store = Store(Path(folder) / "units.sqlite", about={"study": "an example"})

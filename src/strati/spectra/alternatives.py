@@ -48,7 +48,7 @@ def judge_tail(values: FloatArray, tail: Tail, *, samples: int = 100, seed: int 
         samples: Bootstrap samples; the p-value's error is about ``0.5/sqrt(samples)``.
         seed: Seed of the bootstrap.
 
-    Example:
+    Examples:
         >>> x = np.sort(np.random.default_rng(0).pareto(1.5, size=300) + 1)
         >>> verdict = judge_tail(x, fit_tail(x), samples=50)
         >>> verdict.pvalue > 0.1, sorted(verdict.alternatives)

@@ -68,7 +68,7 @@ def fit_bulk(
     Returns:
         The fit, or ``None`` for fewer than ten eigenvalues.
 
-    Example:
+    Examples:
         >>> W = np.random.default_rng(0).normal(scale=0.1, size=(400, 100))
         >>> W[:, 0] += 3.0
         >>> bulk = fit_bulk(np.linalg.svd(W, compute_uv=False)[::-1] ** 2, 400, 100)
@@ -134,7 +134,7 @@ def noise_limit(size: int, matrices: int = 1) -> float:
     Eigenvalues repel each other, so the distance falls almost as ``1/size`` (calibrated on Gaussian and
     uniform noise of 20 to 1000 columns, aspects from 1 to 20); pooled matrices are independent.
 
-    Example:
+    Examples:
         >>> round(noise_limit(500), 4)
         0.0089
     """

@@ -178,7 +178,7 @@ def compare(
     Raises:
         BadInputError: Fewer than two networks, or none of their layers correspond.
 
-    Example:
+    Examples:
         >>> from strati import embedded
         >>> c = compare(embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors"))
         >>> [layer.name for layer in c.layers], c.movement.moved

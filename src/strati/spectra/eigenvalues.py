@@ -79,7 +79,7 @@ def eigenvalues(
     Raises:
         BadInputError: An array is not a matrix of real floating-point or integer numbers, or shapes differ.
 
-    Example:
+    Examples:
         >>> eigenvalues(np.diag([3.0, 2.0, 1.0])).values.round(12).tolist()
         [1.0, 4.0, 9.0]
     """
@@ -119,7 +119,7 @@ def eigenvalues(
 def spacing(dtype: Any) -> float:
     """Machine epsilon of a dtype or its name; integers are exact, so float64's.
 
-    Example:
+    Examples:
         >>> spacing("bfloat16"), spacing(np.float32) == 2.0**-23
         (0.0078125, True)
     """

@@ -85,7 +85,7 @@ class EntrySizes:
 def entry_tail(matrix: NDArray[Any]) -> EntryTail:
     """Estimate the exponent of the tail of a matrix's entries.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> entry_tail(rng.normal(size=(100, 100))).heavy
         False

@@ -29,7 +29,7 @@ _CELL = np.pi / (_GRID - 1)
 def edges(q: float, sigma: float = 1.0) -> tuple[float, float]:
     """The ends ``x_minus, x_plus`` of the law's support.
 
-    Example:
+    Examples:
         >>> edges(4.0)
         (0.25, 2.25)
     """
@@ -40,7 +40,7 @@ def edges(q: float, sigma: float = 1.0) -> tuple[float, float]:
 def pdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
     """The law's density at ``x``; zero outside its support.
 
-    Example:
+    Examples:
         >>> pdf([0.1, 1.0, 3.0], 4.0).round(4).tolist()
         [0.0, 0.6164, 0.0]
     """
@@ -55,7 +55,7 @@ def pdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
 def cdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
     """The share of eigenvalues below ``x``, in closed form.
 
-    Example:
+    Examples:
         >>> cdf([0.25, 1.0, 2.25], 4.0).round(4).tolist()
         [0.0, 0.5534, 1.0]
     """
@@ -75,7 +75,7 @@ def cdf(x: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
 def ppf(p: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
     """The quantile of share ``p``: the inverse of :func:`cdf`.
 
-    Example:
+    Examples:
         >>> ppf([0.0, 0.5, 1.0], 4.0).round(4).tolist()
         [0.25, 0.916, 2.25]
     """
@@ -96,7 +96,7 @@ def ppf(p: ArrayLike, q: float, sigma: float = 1.0) -> FloatArray:
 def angle(p: ArrayLike, q: float) -> FloatArray:
     """Where the quantile of share ``p`` lies on the half circle over the support, from 0 to pi (to 1e-6 or so).
 
-    Example:
+    Examples:
         >>> angle([0.0, 1.0], 4.0).round(4).tolist()
         [0.0, 3.1416]
     """

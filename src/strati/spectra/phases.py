@@ -129,7 +129,7 @@ def universality_exponent(alpha: float) -> float:
     ``mu = 2 (alpha - 1)`` up to 2; between 2 and 4 the finite-size relation is roughly linear,
     ``alpha = 3 mu - 4``, by simulation; beyond, 4.
 
-    Example:
+    Examples:
         >>> universality_exponent(1.75), universality_exponent(5.0)
         (1.5, 3.0)
     """

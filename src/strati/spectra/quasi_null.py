@@ -58,7 +58,7 @@ def quasi_null(values: FloatArray, rows: int, columns: int, sigma: float) -> int
     Returns:
         The number of eigenvalues that noise of that strength would not leave so small.
 
-    Example:
+    Examples:
         >>> W = np.random.default_rng(1).normal(size=(200, 100))
         >>> U, s, V = np.linalg.svd(W, full_matrices=False)
         >>> quasi_null(s[::-1] ** 2, 200, 100, 1.0)

@@ -45,7 +45,7 @@ class Gap:
 def hard_rank(eigenvalues: Eigenvalues) -> int:
     r"""Number of singular values above :math:`\max(N, M)\,\epsilon\,s_\max` of the dtype the weights came in.
 
-    Example:
+    Examples:
         >>> from strati.spectra.eigenvalues import eigenvalues
         >>> hard_rank(eigenvalues(np.outer([1.0, 2.0], [3.0, 4.0, 5.0])))
         1
@@ -56,7 +56,7 @@ def hard_rank(eigenvalues: Eigenvalues) -> int:
 def stable_rank(values: FloatArray) -> float:
     """``sum(lambda) / lambda_max``.
 
-    Example:
+    Examples:
         >>> stable_rank(np.array([1.0, 1.0, 2.0]))
         2.0
     """
@@ -69,7 +69,7 @@ def entropy(eigenvalues: Eigenvalues) -> float:
     ``R`` is the hard rank. For half-precision weights its tolerance may exceed every singular value, so there
     ``R`` is the rank to working precision.
 
-    Example:
+    Examples:
         >>> from strati.spectra.eigenvalues import eigenvalues
         >>> round(entropy(eigenvalues(np.eye(5))), 12)
         1.0
@@ -91,7 +91,7 @@ def widest_gap(eigenvalues: Eigenvalues) -> Gap:
 
     What is zero to working precision counts as one rounding error of the largest eigenvalue.
 
-    Example:
+    Examples:
         >>> from strati.spectra.eigenvalues import eigenvalues
         >>> gap = widest_gap(eigenvalues(np.diag([1.0] * 5 + [1e-6] * 5)))
         >>> round(gap.decades), gap.below, gap.collapsed

@@ -95,7 +95,7 @@ def differences(rows: Sequence[Mapping[str, object]], least: int = 4) -> tuple[D
     Returns:
         The differences, p-values Holm-corrected within each comparison.
 
-    Example:
+    Examples:
         >>> rows = [{"role": r, "alpha": v} for r, v in zip(["attention.q"] * 5 + ["mlp.in"] * 5, range(10))]
         >>> d = differences(rows)[0]
         >>> d.metric, d.effect, round(d.pvalue, 4)

@@ -200,7 +200,7 @@ def scan(
     Raises:
         StratiError: The file cannot be read, or an option makes no sense.
 
-    Example:
+    Examples:
         >>> import tempfile, numpy as np, strati
         >>> file = Path(tempfile.mkdtemp()) / "small.npz"
         >>> W = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32)

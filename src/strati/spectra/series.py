@@ -85,7 +85,7 @@ def series_of(
 def leaves_random_like(phases: Sequence[str | None]) -> int | None:
     """From which checkpoint on a layer never is random-like again; ``None`` if it ends random-like.
 
-    Example:
+    Examples:
         >>> leaves_random_like(["random-like", "bleeding-out", "random-like", "bulk+spikes"])
         3
     """
@@ -97,7 +97,7 @@ def leaves_random_like(phases: Sequence[str | None]) -> int | None:
 def out_of_order(checkpoints: Sequence[Path]) -> bool:
     """Whether the step numbers in the checkpoints' names fail to ascend.
 
-    Example:
+    Examples:
         >>> out_of_order([Path("step-200.pt"), Path("step-100.pt")])
         True
     """

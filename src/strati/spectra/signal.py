@@ -49,7 +49,7 @@ def split(W: NDArray[Any], *, edge: float | None = None, level: float = 0.01) ->
     Returns:
         Noise and signal in float64.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> W = rng.normal(size=(200, 100)) + 3 * np.outer(np.ones(200), np.ones(100)) / 10
         >>> parts = split(W)

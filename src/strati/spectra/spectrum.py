@@ -124,7 +124,7 @@ def spectrum(
     Raises:
         BadInputError: ``W`` is not a real matrix.
 
-    Example:
+    Examples:
         >>> W = np.random.default_rng(1).normal(size=(300, 200))
         >>> sp = spectrum(W)
         >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]

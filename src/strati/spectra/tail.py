@@ -58,7 +58,7 @@ def fit_tail(eigenvalues: FloatArray) -> Tail | None:
     Returns:
         The fit, or ``None`` when there are fewer than :data:`FEWEST` values or they are all equal.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> x = np.sort((1 - rng.random(4000)) ** (-1 / 1.5))
         >>> tail = fit_tail(x)

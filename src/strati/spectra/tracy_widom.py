@@ -29,7 +29,7 @@ _NODES, _END = 24, 12.0
 def cdf(s: float) -> float:
     """The probability that a Tracy-Widom (beta = 1) variable is at most ``s``.
 
-    Example:
+    Examples:
         >>> round(cdf(0.9793), 4)
         0.95
     """
@@ -51,7 +51,7 @@ def cdf(s: float) -> float:
 def quantile(p: float) -> float:
     """The value below which a Tracy-Widom (beta = 1) variable falls with probability ``p``.
 
-    Example:
+    Examples:
         >>> round(quantile(0.99), 4)
         2.0234
 
@@ -74,7 +74,7 @@ def centre_and_scale(rows: int, columns: int) -> tuple[float, float]:
               s = (\sqrt{N-\tfrac12} + \sqrt{M-\tfrac12})
                   \left(\tfrac{1}{\sqrt{N-1/2}} + \tfrac{1}{\sqrt{M-1/2}}\right)^{1/3}
 
-    Example:
+    Examples:
         >>> tuple(round(v, 3) for v in centre_and_scale(100, 25))
         (222.747, 10.016)
     """

@@ -54,7 +54,7 @@ def update_between(before: Matrix, after: Matrix) -> Update:
         before: ``A``, a matrix.
         after: ``B``, of the same shape.
 
-    Example:
+    Examples:
         >>> rng = np.random.default_rng(0)
         >>> A = rng.standard_normal((40, 30))
         >>> u = update_between(A, A + 0.1 * np.outer(rng.standard_normal(40), rng.standard_normal(30)))
@@ -86,7 +86,7 @@ def update_between(before: Matrix, after: Matrix) -> Update:
 def relative_change(before: Matrix, after: Matrix) -> float | None:
     """``||B - A||_F / ||A||_F``; ``None`` where the shapes differ or ``A`` is zero.
 
-    Example:
+    Examples:
         >>> relative_change(np.ones((2, 2)), np.full((2, 2), 1.5))
         0.5
     """
@@ -110,7 +110,7 @@ def spectral_distance(first: FloatArray, second: FloatArray) -> float | None:
     Returns:
         The distance, ``None`` when either has no positive eigenvalue.
 
-    Example:
+    Examples:
         >>> round(spectral_distance(np.array([1.0, 2.0, 4.0]), np.array([2.0, 4.0, 8.0])), 6)
         0.693147
     """
