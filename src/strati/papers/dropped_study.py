@@ -48,7 +48,7 @@ def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
     )
     tick("trained networks")
     rows += _cost((12, 24, 48) if quick else (12, 24, 48, 96, 192), tick)
-    figures = []
+    figures: list[str] = []
     if not quick:
         more, figures = _appendix_a(folder, seed, tick)
         rows += more
@@ -159,7 +159,7 @@ def random_network(blocks: int, width: int = 16, hidden: int = 32) -> tuple[Part
     rng = stream(0, "random network", blocks)
 
     def draw(*shape: int) -> NDArray[Any]:
-        return (rng.uniform(-1, 1, shape) / np.sqrt(shape[-1])).astype(np.float32)
+        return np.asarray(rng.uniform(-1, 1, shape) / np.sqrt(shape[-1]), dtype=np.float32)
 
     scale = np.float32(min(1.0, np.sqrt(12 / blocks)))
     inner = [(draw(hidden, width), draw(hidden)) for _ in range(blocks)]
@@ -174,7 +174,7 @@ def _order_from_chance(parts: Parts, x: Floats, y: Floats, limit: int = 20) -> i
     """Regression from random orders until exact; the number of starts it took (``limit`` if never)."""
     for start in range(1, limit + 1):
         shuffle = stream(0, "start", start).permutation(parts.blocks)
-        order, mse = regress_order(parts, shuffle, shuffle, x, y, floor=EXACT * float(y.var()))
+        _, mse = regress_order(parts, shuffle, shuffle, x, y, floor=EXACT * float(y.var()))
         if mse < EXACT * float(y.var()):
             return start
     return limit
