@@ -49,17 +49,7 @@ def make(home: Path) -> dict[str, Path]:
     run("compare", initial, model, "--eigenvalues", "--json", found["compare"])
     run("compare", "--series", *checkpoints(home), "--json", found["series"])
     run("study", home / "study.toml", "--out", home / "study", "--json", found["study"])
-    run(
-        "degeneracy",
-        model,
-        "--data",
-        data,
-        "--structural",
-        "--llc",
-        "--scales",
-        "--json",
-        found["degeneracy"],
-    )
+    degeneracy(found["degeneracy"])
     run("basis", model, "--data", data, "--rows", "200", "--compare", "--json", found["basis"])
     run("reassemble", "--make", home / "dropped", "--blocks", "4")
     run("reassemble", home / "dropped", home / "dropped" / "data.csv", "--json", found["pieces"])
@@ -103,7 +93,7 @@ def checkpoints(home: Path) -> list[Path]:
 
 
 def degeneracy(target: Path) -> None:
-    """Counts, chains and scales of a network of two hidden neurons: sampling the embedded one takes minutes."""
+    """Counts, chains and scales of a network of six hidden neurons: sampling the embedded one takes minutes."""
     import torch
 
     from strati.landscape.count import degeneracy as count
@@ -112,16 +102,16 @@ def degeneracy(target: Path) -> None:
 
     torch.manual_seed(0)
     with np.load(embedded.path("digits.npz")) as arrays:
-        x, y = torch.from_numpy(arrays["x"][:60]), torch.from_numpy(arrays["y"][:60])
-    model = torch.nn.Sequential(torch.nn.Linear(64, 2), torch.nn.Tanh(), torch.nn.Linear(2, 10))
+        x, y = torch.from_numpy(arrays["x"][:400]), torch.from_numpy(arrays["y"][:400])
+    model = torch.nn.Sequential(torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 10))
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for _ in range(200):
+    for _ in range(300):
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimiser.step()
-    few = {"chains": 3, "draws": 12, "warmup": 10, "leapfrog": 3}
-    chains = llc(model, "behavioural-mse", x, **few)
-    scales = effective_parameters(model, x, scales=[1e-1, 10.0], **few)
+    few = {"chains": 4, "draws": 20, "warmup": 10}
+    chains = llc(model, "behavioural-mse", x, sampler="sgld", ladder=False, **few)
+    scales = effective_parameters(model, x, scales=[1e-2, 1e-1, 1.0], **few)
     replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(target)
 
 
