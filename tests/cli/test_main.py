@@ -45,9 +45,8 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
     assert done.returncode == 0, done.stderr
     assert "Example:" in done.stdout
     assert f"strati {verb}" in done.stdout
-    if verb != "report":
-        assert "--json" in done.stdout
-        assert "--html" in done.stdout
+    assert "--json" in done.stdout
+    assert "--html" in done.stdout
     assert "--quiet" in done.stdout
 
 

@@ -5,26 +5,61 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import show
+from strati.cli.common import Output, emit
 from strati.errors import BadInputError
 from strati.run.files import check_writable, write_atomic
+from strati.types import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LARGEST = 512 * 2**20
 _UNCHECKED = 32 * 2**20
 _HEAD = b'{"schema": "strati.'
 
 
+@dataclass(frozen=True)
+class Page(Result):
+    """The page that was written."""
+
+    verb: ClassVar[str] = "report"
+
+    file: str
+    size: int
+    results: tuple[str, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """Where it is, its bytes, and the schemas of what is on it."""
+        return dict(vars(self))
+
+    def frame(self) -> pd.DataFrame:
+        """One row per result on the page."""
+        import pandas as pd
+
+        return pd.DataFrame({"schema": self.results})
+
+    def summary(self) -> str:
+        """Where it is and how large."""
+        from rich.markup import escape
+
+        return escape(f"wrote {self.file} ({len(self.results)} results, {self.size / 1e6:.2f} MB)")
+
+
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--output", "-o", "target", required=True, metavar="FILE.html", help="The page to write.")
+@click.option(
+    "--output", "-o", "--html", "target", required=True, metavar="FILE.html", help="The page to write."
+)
+@click.option("--json", "json_", metavar="FILE", help="Write what is on the page as JSON ('-' for stdout).")
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
-def command(runs: tuple[str, ...], target: str, quiet: bool) -> None:
+def command(runs: tuple[str, ...], target: str, json_: str | None, quiet: bool) -> None:
     """Draw RUN... as one self-contained interactive page.
 
     RUN is a JSON result of any verb (written with --json) or the folder of a study, which is audited first.
@@ -37,12 +72,13 @@ def command(runs: tuple[str, ...], target: str, quiet: bool) -> None:
     """
     from strati.report.page import build_page
 
+    output = Output(json_, None, quiet)
+    output.check()
     check_writable(target)
     results = [result for run in runs for result in read_run(run)]
     page = build_page(results)
     write_atomic(target, page)
-    if not quiet:
-        show(f"wrote {target} ({len(results)} results, {len(page.encode()) / 1e6:.2f} MB)", markup=False)
+    emit(Page(target, len(page.encode()), tuple(result["schema"] for result in results)), output)
 
 
 def read_run(run: str) -> list[dict[str, Any]]:
