@@ -2,8 +2,8 @@
 
 A start is a relaxation (:mod:`strati.reassembly.relaxed`) rounded to whole pairs. From there, ordering by
 regression alternates with exchanging pieces between blocks, both predicted by the adjoint and accepted only
-if the true error falls; single exchanges finish. If that ends short of exact, the next start begins from
-another mixture and order, until the time is over.
+if the true error falls; single exchanges finish. If that ends short of exact, every second start loosens the
+best chain so far and relaxes again, the others begin from another mixture and order, until the time is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from strati.reassembly.assignment import assign, match
 from strati.reassembly.parts import run
 from strati.reassembly.regression import RIDGES, regress_order, ridge
-from strati.reassembly.relaxed import relax, to_polytope, uniform
+from strati.reassembly.relaxed import relax, softened, to_polytope, uniform
 from strati.rng import stream
 from strati.types import Tick, silent
 
@@ -73,9 +73,13 @@ def search(
         if start == 4 and best is not None and best.mse > hopeless:
             break
         rng = stream(seed, "reassembly", start)
-        m = len(parts.A)
-        order = np.arange(m) if start < 2 else rng.permutation(m)
-        relaxed = relax(parts, x, y, _start(parts, prior, start, rng), order, steps=6 + 2 * (start % 3))
+        if best is not None and start % 2:
+            # what is nearly right is loosened rather than thrown away: a few pieces are usually entangled
+            mixture, order = softened(parts, best.ins, best.outs, float(rng.uniform(0.2, 0.9)))
+        else:
+            mixture = _start(parts, prior, start // 2, rng)
+            order = np.arange(len(parts.A)) if start < 3 else rng.permutation(len(parts.A))
+        relaxed = relax(parts, x, y, mixture, order, steps=6 + 2 * (start % 3), ordered=bool(start % 2))
         ins, outs = _rounded(parts, relaxed.mixture, relaxed.order)
         ins, outs, mse = polish(parts, ins, outs, x, y, floor=floor)
         start += 1

@@ -39,7 +39,15 @@ class Relaxed:
 
 
 def relax(
-    parts: Parts, x: Floats, y: Floats, mixture: Matrix, order: Ints, *, steps: int = 8, penalty: float = 1e-2
+    parts: Parts,
+    x: Floats,
+    y: Floats,
+    mixture: Matrix,
+    order: Ints,
+    *,
+    steps: int = 8,
+    penalty: float = 1e-2,
+    ordered: bool = False,
 ) -> Relaxed:
     """Gauss-Newton on the mixture and the order.
 
@@ -51,6 +59,7 @@ def relax(
         order: Order of the input projections to start from.
         steps: At most so many steps.
         penalty: Ridge, as a share of the mean squared norm of a column; lowered when a step gains nothing.
+        ordered: The order given is worth something; otherwise the first step is taken whatever it brings.
     """
     best = _mixed_mse(parts, x, y, mixture, order)
     for step in range(steps):
@@ -61,7 +70,8 @@ def relax(
         columns = np.concatenate([effects, flips * scale], axis=1)
         target = (y - passed.output).T.reshape(-1)
         # at the first step nothing is known of the order: every pair is half the wrong way round
-        half = 0.5 if step == 0 else 0.0
+        blind = step == 0 and not ordered
+        half = 0.5 if blind else 0.0
         target = target - half * flips.sum(axis=1)
         (solution,) = ridge(columns, target, (penalty,))
         change = solution[: effects.shape[1]].reshape(mixture.shape)
@@ -69,14 +79,14 @@ def relax(
         trials = []
         for reach in (1.0, 0.5, 0.25):
             moved = to_polytope(mixture + reach * change, parts.shared)
-            for candidate in (turned, order) if step else (turned,):
+            for candidate in (turned,) if blind else (turned, order):
                 trials.append((_mixed_mse(parts, x, y, moved, candidate), moved, candidate))
-            if step == 0 or min(t[0] for t in trials) < 0.9 * best:
+            if blind or min(t[0] for t in trials) < 0.9 * best:
                 break
         mse, moved, candidate = min(trials, key=lambda trial: trial[0])
-        if step and mse >= 0.999 * best:
+        if not blind and mse >= 0.999 * best:
             penalty *= 0.3
-        if step == 0 or mse < best:
+        if blind or mse < best:
             best, mixture, order = mse, moved, candidate
         if penalty < 1e-4:
             break
@@ -91,6 +101,14 @@ def uniform(parts: Parts) -> Matrix:
     even = np.full((m, m), 0.5 / max(m - 1, 1))
     np.fill_diagonal(even, 0)
     return even
+
+
+def softened(parts: Parts, ins: Ints, outs: Ints, share: float) -> tuple[Matrix, Ints]:
+    """A chain as a mixture that keeps ``share`` of its pairs and spreads the rest, and its order of all blocks."""
+    mixture = (1 - share) * uniform(parts)
+    mixture[ins, outs] += share
+    order = np.stack([ins, outs], axis=1).reshape(-1) if parts.shared else ins
+    return to_polytope(mixture, parts.shared), order
 
 
 def to_polytope(mixture: Matrix, shared: bool, rounds: int = 40) -> Matrix:
