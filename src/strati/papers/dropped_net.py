@@ -90,7 +90,7 @@ def dropped_net_tables(*, quick: bool, seed: int, folder: Path, tick: Tick) -> R
     ranked, ranking_rows = _ranking(found, tick)
     table += ranking_rows
     for title, chain, paper_rounds, note in (
-        ("table 1 (from Bradley-Terry)", ranked, _TABLE_1, "our seed of the comparisons differs"),
+        ("table 1 (from Bradley-Terry)", ranked, _TABLE_1, "ranked around delta-norm"),
         ("table 2 (from delta-norm)", found.seeded(Seed.DELTA_NORM), _TABLE_2, "our seed MSE differs"),
         ("table 3 (from ||W_out||_F)", found.seeded(Seed.FROBENIUS), _TABLE_3, ""),
     ):
@@ -174,28 +174,38 @@ def _typical(found: Puzzle) -> float:
 
 
 def _ranking(found: Puzzle, tick: Tick) -> tuple[tuple[Ints, Ints], list[Row]]:
+    """Comparisons around two seeds: the paper's as we read it, and the one without output bias.
+
+    The paper's seed (MSE 0.0368) lies between the two (0.0524 and 0.0155), and so do its numbers.
+    """
     x, y = found.x[:2000], found.y[:2000]
-    ins, outs = found.seeded(Seed.DELTA_NORM_NO_BIAS)
-    gap = gaps(found.parts, ins, outs, x, y, tick=tick)
-    fit = bradley_terry(soft_wins(gap, 0.001))
-    round_trips = cycles(gap)
-    order = np.argsort(-fit.strengths, kind="stable")
-    chain = (ins[order], outs[order])
-    n = len(ins)
-    note = (
-        "comparisons around the delta-norm seed without output bias, the nearest we have to the paper's seed"
-    )
-    return chain, [
-        Row("Bradley-Terry: iterations of MM", 280, fit.iterations, "to a change below 1e-8"),
-        Row(
-            "directed triples that violate transitivity",
-            66,
-            3 * len(round_trips),
-            f"of {n * (n - 1) * (n - 2) // 6}",
-        ),
-        Row("3-cycles", 22, len(round_trips), note),
-        Row("MSE of the Bradley-Terry order", 0.00299, found.parts.mse(*chain, found.x, found.y), note),
-    ]
+    rows: list[Row] = []
+    for seed in (Seed.DELTA_NORM_NO_BIAS, Seed.DELTA_NORM):
+        ins, outs = found.seeded(seed)
+        gap = gaps(found.parts, ins, outs, x, y, tick=tick)
+        wins = soft_wins(gap, 0.001)
+        fit = bradley_terry(wins, tolerance=1e-4)
+        early = bradley_terry(wins, tolerance=0.0, limit=280)
+        round_trips = cycles(gap)
+        order = np.argsort(-fit.strengths, kind="stable")
+        same = np.array_equal(order, np.argsort(-early.strengths, kind="stable"))
+        chain = (ins[order], outs[order])
+        n = len(ins)
+        triples = n * (n - 1) * (n - 2) // 6
+        settled = f"to a change below 1e-4; the order after 280 is {'the same' if same else 'another'}"
+        rows += [
+            Row(f"Bradley-Terry on {seed}: iterations of MM", 280, fit.iterations, settled),
+            Row(
+                f"Bradley-Terry on {seed}: triples not transitive", 66, 3 * len(round_trips), f"of {triples}"
+            ),
+            Row(f"Bradley-Terry on {seed}: 3-cycles", 22, len(round_trips)),
+            Row(
+                f"Bradley-Terry on {seed}: MSE of its order",
+                0.00299,
+                found.parts.mse(*chain, found.x, found.y),
+            ),
+        ]
+    return chain, rows
 
 
 def _rounds(
@@ -260,8 +270,8 @@ def _appendix_b(found: Puzzle) -> list[Row]:
         Row("appendix B: tr(W_out W_in), mean over blocks", None, float(np.mean(trace))),
         Row("appendix B: -E||J_r||_F^2, mean over blocks", "equal to the trace", -float(np.mean(jacobian)),
             f"correlation over blocks {correlation:.2f}"),
-        Row("appendix B: activation probability, mean (least to greatest)", 0.5, float(np.mean(active)),
-            f"{min(active):.2f} to {max(active):.2f}"),
+        Row("appendix B: activation probability, mean", 0.5, float(np.mean(active)),
+            f"{min(active):.2f} to {max(active):.2f}: the proposition's assumption does not hold here"),
         Row("appendix B: E tr(J_f^T J_f) / d, mean over blocks", 1.0, float(np.mean(isometry)),
             f"{min(isometry):.2f} to {max(isometry):.2f}"),
     ]  # fmt: skip

@@ -1,0 +1,37 @@
+"""The puzzle's reproductions; the tables themselves take minutes and are marked slow."""
+
+import numpy as np
+import pytest
+
+from strati.papers.dropped_study import _inversions, random_network
+from strati.papers.registry import reproduce
+
+
+def test_inversions_are_counted():
+    assert _inversions(np.arange(6)) == 0
+    assert _inversions(np.arange(6)[::-1]) == 15
+
+
+def test_random_network_has_its_own_outputs():
+    parts, x, y = random_network(12)
+    order = np.arange(12)
+    assert parts.mse(order, order, x, y) == 0
+    assert parts.mse(order[::-1], order[::-1], x, y) > 0
+
+
+@pytest.mark.slow
+def test_tables_of_the_paper(dropped_net, tmp_path):
+    found = {row.what: row for row in reproduce("dropped-net-tables", quick=True, folder=tmp_path).rows}
+    assert found["seed MSE, ||W_out||_F"].ours == pytest.approx(0.075851, abs=1e-6)
+    assert found["table 3 (from ||W_out||_F): rounds"].ours == 6
+    assert found["diagonal dominance of pairs, least"].ours == pytest.approx(1.764, abs=1e-3)
+    assert found["appendix B: activation probability, mean"].ours == pytest.approx(0.20, abs=0.02)
+
+
+@pytest.mark.slow
+def test_figures_of_the_paper(dropped_net, tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = reproduce("dropped-net-figures", folder=tmp_path)
+    assert len(drawn.figures) == 5 and all((tmp_path / "dropped-net-figures").iterdir())
+    traces = [row.ours for row in drawn.rows if "traces" in row.what]
+    assert traces == pytest.approx([-13.5, -7.4], abs=0.05)
