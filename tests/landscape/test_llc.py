@@ -18,6 +18,7 @@ import strati
 from strati.errors import BadInputError
 from strati.landscape.extrapolate import extrapolate
 from strati.landscape.llc import LLCConfig, estimate, sample
+from strati.landscape.samplers import Cost
 
 LIGHT = LLCConfig(chains=32, draws=150, warmup=30)
 
@@ -149,6 +150,49 @@ def test_chains_that_do_not_mix_give_a_reason_not_a_number():
     assert result.estimate is None and "not mixed" in result.reason and result.rhat > 1.1
     diverged = type(traces)(**(vars(traces) | {"excess": np.where(apart > 0, np.inf, apart)}))
     assert estimate(diverged).estimate is None and "diverged" in estimate(diverged).reason
+
+
+def test_values_that_no_minimum_can_have_give_a_reason_not_a_number():
+    """More than half the parameters, a ladder that climbs, chains on their way: none of it is a coefficient."""
+    settings = LLCConfig(chains=8, draws=100, coldest=1e6)
+    traces = sample(lambda w: (w**2).sum(), torch.zeros(2, dtype=torch.float64), settings)
+    high = type(traces)(**(vars(traces) | {"excess": 50 * traces.excess}))
+    assert estimate(high).estimate is None and "cannot be that of 2 parameters" in estimate(high).reason
+    assert all(np.isnan(value) for _, value, _ in estimate(high).ladder)
+    climb = traces.excess * (1 + np.arange(len(traces.nbeta)))[:, None, None]
+    assert estimate(type(traces)(**(vars(traces) | {"excess": climb}))).asymptotic is None
+    ramp = traces.excess * np.linspace(0.5, 1.5, traces.draws)
+    assert "on their way" in estimate(type(traces)(**(vars(traces) | {"excess": ramp}))).reason
+
+
+def test_small_relu_network_is_sampled_at_its_own_minimum():
+    """A 2-2-1 network once came out at 172 of 9 parameters: other minima's losses were taken for its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    curve = strati.effective_parameters(model, torch.randn(40, 2), chains=8, draws=60)
+    for row in curve.rows:
+        assert (row.coefficient is None) == (row.reason is not None)
+        assert row.coefficient is None or 0 <= row.coefficient <= 4.5 + 3 * row.stderr
+
+
+def test_deep_linear_network_on_data():
+    """Layers 5-3-5 at rank one: 8 by Aoyagi's formula."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 3, bias=False), nn.Linear(3, 5, bias=False))
+    for layer in model:
+        layer.weight.data = torch.randn(len(layer.weight), 1) @ torch.randn(1, layer.weight.shape[1]) / 2
+    x = torch.randn(100, 5)
+    result = strati.llc(model, "mse", (x, model(x).detach()), chains=16, draws=80, nbeta=145.0)
+    assert result.reason is None and result.asymptotic == pytest.approx(8.0, rel=0.1)
+
+
+def test_cost_decides_how_much_is_sampled():
+    settings, cheap, dear = LLCConfig(), Cost(5e-4, 1e-6), Cost(5e-4, 1e-2)
+    assert settings.plan(2, cheap).exchange and not settings.plan(2, dear).exchange
+    assert settings.plan(30, cheap).chains > settings.plan(30, dear).chains
+    assert settings.plan(30, cheap).ladder and not settings.plan(30, dear).ladder
+    own = LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True).plan(30, dear)
+    assert own[:3] == (5, 33, 4) and own.ladder
 
 
 def test_a_function_that_cannot_be_batched_is_sampled_one_by_one():

@@ -11,26 +11,30 @@ leaves the posterior invariant, so averages have no bias of step size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from strati.landscape.samplers import EXCHANGE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler, Target, Traces
+from strati.landscape.samplers import BUDGET, VIRIAL_LIMIT, LLCConfig, Plan, Sampler, Target, Traces
 from strati.rng import derive
 from strati.types import Tick, silent
 
 _AIM = 0.8  # acceptance the step size is steered to
+_LOCAL_AIM = (
+    0.9  # the same without exchange: curvature varies along valleys, and no other move frees a stuck chain
+)
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
-_LOCAL_RUNGS = (
-    1.0,
-    10**0.5,
-    10.0,
-    10**1.5,
-    100.0,
-)  # of the requested temperature, for problems too large for exchange
+_LOCAL_RUNGS = (4.0, 16.0)  # of the requested temperature, without exchange
+_RUNG_SETTLE = 20  # rounds at a temperature before its draws, without exchange
+_FEWEST_DRAWS = 80
+_HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
+_HOPELESS_DRAWS = 20
+_REACH = 3.0  # longest trajectory, in spreads of a direction
+_ANNEAL = 8  # rounds per temperature on the way down a ladder
 
 
 class State(NamedTuple):
@@ -67,20 +71,42 @@ def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = sil
         >>> traces.excess.shape[1:]
         (8, 50)
     """
-    walk = _Walk(target, config)
-    if target.size <= EXCHANGE_LIMIT:
+    plan = config.plan(target.size, target.cost)
+    walk = _Walk(target, config, plan)
+    if plan.exchange:
         return _exchange(walk, nbeta, tick)
-    return _local(walk, nbeta, tick)
+    limit = _rounding_limit(target) if config.coldest is None else config.coldest
+    colder = [r * nbeta for r in _LOCAL_RUNGS if r * nbeta <= limit] if plan.ladder else []
+    return _local(walk, [nbeta, *colder], tick)
+
+
+def sample_rungs(target: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick = silent) -> Traces:
+    """Draw at several given temperatures, each from where the chains of the hotter one ended.
+
+    Example:
+        >>> from strati.landscape.samplers import target
+        >>> quick = LLCConfig(chains=8, draws=20)
+        >>> sample_rungs(target(lambda w: (w**2).sum(), torch.zeros(1), 1.0), quick, [10.0, 100.0]).excess.shape
+        (2, 8, 20)
+    """
+    plan = config.plan(target.size, target.cost, rungs=len(nbetas))
+    return _local(_Walk(target, config, plan), sorted(nbetas), tick)
 
 
 class _Walk:
     """The moves. Holds the random stream and counts gradients."""
 
-    def __init__(self, target: Target, config: LLCConfig) -> None:
-        self.target, self.config = target, config
-        self.chains = config.chains_for(target.size)
+    def __init__(self, target: Target, config: LLCConfig, plan: Plan) -> None:
+        self.target, self.config, self.plan = target, config, plan
+        self.chains, self.longest = plan.chains, plan.leapfrog
+        self.hopeless = False  # whether trajectories are far too short for the valleys
+        self.aim = _AIM if plan.exchange else _LOCAL_AIM
         self.generator = torch.Generator().manual_seed(derive(config.seed, "hmc"))
         self.gradients = 0
+
+    def wide(self, i: int) -> bool:
+        """Whether the ``i``-th trajectory draws its step over decades: half of them where valleys may meet."""
+        return i % 2 == 1 if self.plan.exchange else i % 8 == 7
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.generator, dtype=self.target.theta.dtype)
@@ -98,7 +124,7 @@ class _Walk:
     def trajectory(self, state: State, nbeta: Tensor, tuning: Tuning, *, wide: bool) -> tuple[State, Tensor]:
         """One trajectory of random length; returns the new state and the mean acceptance per temperature."""
         temperatures, chains, size = state.offset.shape
-        steps = 1 + int(self.uniform(1) * self.config.leapfrog_for(size))
+        steps = 1 + int(self.uniform(1) * self.longest)
         u = self.uniform(temperatures, chains)
         jitter = 10.0 ** (0.5 - 2.5 * u) if wide else torch.exp(0.4 * (u - 0.5))
         step = (tuning.log_step.exp()[:, None] * jitter)[..., None]
@@ -182,16 +208,34 @@ class _Walk:
         """Spread of every eigendirection were the loss quadratic."""
         return 1 / torch.sqrt(nbeta[:, None] * self.target.curvature + self.target.gamma)
 
+    def lengthen(self, tuning: Tuning) -> int:
+        """Without exchange, fit trajectories to the step found, and return how many draws the budget then allows.
+
+        A step of one crosses a quadratic valley; curved ones force short steps, and only long trajectories
+        follow them.
+        """
+        if self.plan.exchange or self.config.leapfrog is not None:
+            return self.plan.draws
+        budget = (self.plan.draws + _RUNG_SETTLE) * (1 + self.plan.leapfrog) / 2
+        seconds = self.plan.seconds(self.config.warmup, self.target.cost)
+        most = self.plan.leapfrog * (3 if seconds < BUDGET / 3 else 1)
+        needed = math.ceil(_REACH / float(tuning.log_step.exp().min()))
+        self.hopeless = needed > _HOPELESS * most
+        self.longest = min(max(needed, 3), most)
+        affordable = int(2 * budget / (1 + self.longest)) - _RUNG_SETTLE
+        draws = min(max(affordable, _FEWEST_DRAWS), 2 * self.plan.draws)
+        return self.config.draws or (_HOPELESS_DRAWS if self.hopeless else draws)
+
     def settle(
         self, state: State, nbeta: Tensor, tuning: Tuning, rounds: int
     ) -> tuple[State, Tuning, Tensor]:
         """Move at one temperature while the step is steered; returns the later offsets and losses too."""
         log_step, offsets = tuning.log_step, []
         for i in range(rounds):
-            wide = i % 2 == 1
+            wide = self.wide(i)
             state, chance = self.trajectory(state, nbeta, Tuning(log_step, tuning.scale), wide=wide)
             if not wide:
-                log_step = log_step + (chance - _AIM) / (1 + i / 8)
+                log_step = log_step + (chance - self.aim) / (1 + i / 8)
             if self.target.size <= 2 * VIRIAL_LIMIT:
                 state = self.rescale(state, nbeta)
             offsets.append(state)
@@ -203,7 +247,7 @@ class _Walk:
 def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     """Anneal from the localisation alone to the coldest temperature, then sample the whole ladder together."""
     target, config = walk.target, walk.config
-    coldest = _coldest(target, config, nbeta) if config.ladder else nbeta
+    coldest = _coldest(target, config, nbeta) if walk.plan.ladder else nbeta
     state = walk.at(walk.normal(1, walk.chains, target.size) / math.sqrt(target.gamma))
     energies = state.excess
     tuning = Tuning(torch.zeros(1, dtype=target.theta.dtype), walk.quadratic_scales(torch.zeros(1)))
@@ -217,7 +261,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
         current = following
         here = torch.tensor([current], dtype=target.theta.dtype)
         tuning = Tuning(tuning.log_step, walk.scales(state.offset[None], here))
-        state, tuning, energies = walk.settle(state, here, tuning, 20)
+        state, tuning, energies = walk.settle(state, here, tuning, _ANNEAL)
         ladder.append(current)
         rungs.append(state)
         tunings.append(tuning)
@@ -228,47 +272,53 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     return _record(walk, together, temperatures, joint, ladder.index(nbeta))[0]
 
 
-def _local(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
-    """Start at the minimum, sample the temperature asked for, then cool and sample a few colder ones."""
+def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
+    """Start at the minimum, sample the first temperature, then cool and sample the others in turn."""
     target, config = walk.target, walk.config
-    limit = _rounding_limit(target) if config.coldest is None else config.coldest
-    rungs = (
-        [nbeta, *(r * nbeta for r in _LOCAL_RUNGS[1:] if r * nbeta <= limit)] if config.ladder else [nbeta]
-    )
     state = walk.at(torch.zeros(1, walk.chains, target.size, dtype=target.theta.dtype))
     parts: list[Traces] = []
-    current = torch.tensor([nbeta], dtype=target.theta.dtype)
+    current = torch.tensor([rungs[0]], dtype=target.theta.dtype)
     tuning = Tuning(torch.full((1,), math.log(0.3), dtype=target.theta.dtype), walk.quadratic_scales(current))
-    state, tuning, energies = walk.settle(state, current, tuning, max(10, config.warmup // 2))
+    for _ in range(3):
+        state, tuning, energies = walk.settle(state, current, tuning, max(6, config.warmup // 4))
+        draws = walk.lengthen(tuning)
     for rung in rungs:
         while float(current) < rung:
-            following = max(
-                _next_temperature(energies, float(current), rung, rung), min(rung, 1.3 * float(current))
-            )
+            following = torch.tensor([min(rung, 2 * float(current))], dtype=target.theta.dtype)
             state = walk.rescue(state, energies)
-            shrink = walk.quadratic_scales(torch.tensor([following])) / walk.quadratic_scales(current)
-            current = torch.tensor([following], dtype=target.theta.dtype)
-            tuning = Tuning(tuning.log_step, tuning.scale * shrink)
+            shrink = walk.quadratic_scales(following) / walk.quadratic_scales(current)
+            # Stiff directions shrink with the temperature; what is not quadratic settles afterwards.
+            state = walk.at(target.unrotate(target.rotate(state.offset) * shrink[:, None, :]))
+            current, tuning = following, Tuning(tuning.log_step, tuning.scale * shrink)
             state, tuning, energies = walk.settle(state, current, tuning, 6)
-        state, tuning, _ = walk.settle(state, current, tuning, max(10, config.warmup // 2))
-        part, state = _record(walk, state, current, tuning, 0)
+        state, tuning, _ = walk.settle(state, current, tuning, _RUNG_SETTLE // 2)
+        # The step last: it has to fit the scales that are used.
+        state, found, energies = walk.settle(state, current, tuning, _RUNG_SETTLE // 2)
+        tuning = tuning._replace(log_step=found.log_step)
+        part, state = _record(walk, state, current, tuning, 0, draws)
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
+        if draws == _HOPELESS_DRAWS and walk.hopeless:  # colder, the valleys are narrower still
+            break
+        walk.lengthen(tuning)
     return _join(parts)
 
 
-def _record(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int) -> tuple[Traces, State]:
+def _record(
+    walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int, count: int | None = None
+) -> tuple[Traces, State]:
     """Finish the warm-up at all temperatures together, then keep the draws."""
     target, config = walk.target, walk.config
-    draws = config.draws_for(target.size)
-    warmup = config.warmup if target.size <= EXCHANGE_LIMIT else 0
+    draws = walk.lengthen(tuning) if count is None else count
+    warmup = config.warmup if walk.plan.exchange else 0
     log_step = tuning.log_step
     excess, spread, controls, accepted = [], [], [], torch.zeros(len(nbeta), dtype=target.theta.dtype)
+    counted = 0
     for i in range(warmup + draws):
-        wide = i % 2 == 1
+        wide = walk.wide(i)
         state, chance = walk.trajectory(state, nbeta, Tuning(log_step, tuning.scale), wide=wide)
         if i < warmup and not wide:
-            log_step = log_step + (chance - _AIM) / math.sqrt(1 + i / 2)
+            log_step = log_step + (chance - walk.aim) / math.sqrt(1 + i / 2)
         if target.size <= 2 * VIRIAL_LIMIT:
             state = walk.rescale(walk.rescale(state, nbeta), nbeta)
         state = walk.exchange(state, nbeta, i % 2)
@@ -276,7 +326,8 @@ def _record(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int)
             excess.append(state.excess)
             spread.append((state.offset**2).sum(-1))
             controls.append(target.controls(state.offset, state.slope, nbeta).to(torch.float32))
-            accepted += 0 if wide else 2 * chance / draws
+            accepted += 0 if wide else chance
+            counted += not wide
     traces = Traces(
         nbeta=_array(nbeta),
         main=main,
@@ -287,9 +338,9 @@ def _record(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int)
         controls=_array(torch.stack(controls).permute(1, 2, 0, 3)),
         parameters=target.size,
         sampler=Sampler.HMC,
-        acceptance=_array(accepted),
+        acceptance=_array(accepted / counted),
         gradients=walk.gradients,
-        global_start=target.size <= EXCHANGE_LIMIT,
+        global_start=walk.plan.exchange,
     )
     return traces, state
 
@@ -335,12 +386,7 @@ def _coldest(target: Target, config: LLCConfig, nbeta: float) -> float:
     """The ladder's end: far down for a few parameters, for more where the least curvature has come into view."""
     if config.coldest is not None:
         return max(config.coldest, nbeta)
-    if target.size <= VIRIAL_LIMIT:
-        wanted = 1e12
-    else:
-        seen = target.curvature[target.curvature > 1e-10 * target.curvature.max()]
-        wanted = 1e6 if len(seen) == 0 else min(1e10, max(1e6, 1e2 * target.gamma / float(seen.min())))
-    return max(nbeta, min(max(wanted, 1e3 * nbeta), _rounding_limit(target)))
+    return max(nbeta, min(max(1e12, 1e3 * nbeta), _rounding_limit(target)))
 
 
 def _rounding_limit(target: Target) -> float:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, Objective, Potential, objective
 from strati.landscape.diagnostics import ess, rhat, standard_error
-from strati.landscape.extrapolate import extrapolate
+from strati.landscape.extrapolate import Limit, extrapolate
 from strati.landscape.hmc import sample_hmc
-from strati.landscape.samplers import EXCHANGE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler, Traces, target
+from strati.landscape.samplers import LLCConfig, Sampler, Traces, gradient_cost, target
 from strati.landscape.sgld import sample_sgld
 from strati.types import Result, Tick, silent
 
@@ -35,10 +35,15 @@ if TYPE_CHECKING:
 __all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
 
 _DOUBLE_LIMIT = 20_000  # parameters up to which computing in double precision costs little
-_FULL_PASS_LIMIT = 2e11  # parameters x data x chains above which "auto" turns to minibatches
+_FULL_PASS_LIMIT = (
+    60.0  # seconds of the cost model for the least number of gradients, above which "auto" samples by SGLD
+)
+_LEAST_GRADIENTS = 1200
 _LEAST_ESS = 30.0
+_ABOVE_HALF = (
+    1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
+)
 _TRACE_POINTS = 500
-_MUCH_DATA = 10_000  # rows x parameters
 _SLOW_RHAT = 1.03
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 
@@ -168,7 +173,6 @@ def llc(
     size = sum(p.numel() for p in model.parameters())
     dtype = torch.float64 if size <= _DOUBLE_LIMIT else None
     function = objective(model, loss, data, layers=layers, dtype=dtype)
-    settings = _affordable(settings, function)
     return estimate(sample(function, function.flat.theta, settings, tick), settings)
 
 
@@ -220,16 +224,23 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
     nbeta = config.nbeta
     if nbeta is None:
         nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
-    kind = Sampler(config.sampler)
-    if kind is Sampler.AUTO:
-        rows = potential.rows if isinstance(potential, Objective) else 0
-        work = rows * theta.numel() * config.chains_for(theta.numel())
-        kind = Sampler.SGLD if work > _FULL_PASS_LIMIT else Sampler.HMC
+    kind = chosen_sampler(potential, theta, config)
     if kind is Sampler.HMC:
         return sample_hmc(target(potential, theta, config.gamma), config, float(nbeta), tick)
     if not isinstance(potential, Objective):
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
+
+
+def chosen_sampler(potential: Potential, theta: Tensor, config: LLCConfig) -> Sampler:
+    """The sampler asked for; ``auto`` is HMC unless so many passes over all data are unaffordable."""
+    kind = Sampler(config.sampler)
+    if kind is not Sampler.AUTO:
+        return kind
+    if not isinstance(potential, Objective):
+        return Sampler.HMC
+    seconds = _LEAST_GRADIENTS * gradient_cost(potential, theta, rotated=False).replica
+    return Sampler.SGLD if seconds > _FULL_PASS_LIMIT else Sampler.HMC
 
 
 def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoefficient:
@@ -243,16 +254,16 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
     """
     settings = config or LLCConfig()
     main = traces.lambda_trace()
-    ladder = tuple((float(traces.nbeta[k]), *controlled_mean(traces, k)) for k in range(len(traces.nbeta)))
-    _, value, error = ladder[traces.main]
+    ladder = tuple((float(traces.nbeta[k]), *_rung(traces, k, settings)) for k in range(len(traces.nbeta)))
+    value, error = controlled_mean(traces, traces.main)
     refusal = _refusal(traces, value, error, settings)
     limit, no_limit = None, "no colder temperatures were sampled: no limit for large nbeta"
     if refusal is None and traces.main < len(ladder) - 1:
-        usable = [row for k, row in enumerate(ladder) if _usable(traces, k, row, settings)]
+        usable = [row for row in ladder if math.isfinite(row[1]) and row[0] >= _hottest(traces)]
         hottest = float(traces.nbeta[0]) if traces.global_start else None
         limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
         no_limit = "too few colder temperatures mixed to extrapolate; more draws would help"
-        if limit is not None and limit.value - 3 * limit.stderr > traces.parameters / 2:
+        if limit is not None and _unsettled(limit, traces.parameters):
             limit, no_limit = None, "the values over the ladder do not settle: no limit for large nbeta"
     return LearningCoefficient(
         estimate=value if refusal is None else None,
@@ -317,31 +328,69 @@ def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) ->
             f"the chains have not mixed (R-hat {r_hat:.3g} above {settings.max_rhat:g}); "
             "more draws, a longer warm-up or a larger gamma would help"
         )
+    if drifting(traces, traces.main):
+        return "the chains are still on their way from where they started; more draws or a larger gamma would help"
     if size < _LEAST_ESS:
         return f"the chains hold only {size:.0f} independent draws; more draws would help"
+    return impossible(value, error, traces.parameters)
+
+
+def impossible(value: float, error: float, parameters: int) -> str | None:
+    """Why a sampled coefficient cannot be one, or ``None``: at a minimum it lies between 0 and half the parameters."""
     if value < -3 * error:
         return (
             f"lower losses lie nearby (nbeta (<L> - L*) = {value:.4g}): the parameters are not at a minimum; "
             "train further, or use a behavioural loss"
         )
+    if value - 3 * error > _ABOVE_HALF * parameters / 2 or error > 0.25 * parameters:
+        return (
+            f"the average {value:.4g} +- {error:.2g} cannot be that of {parameters} parameters (half of them at most): "
+            "the chains left the minimum for places of higher loss; a larger gamma or more draws would help"
+        )
     return None
 
 
-def _usable(traces: Traces, index: int, row: tuple[float, float, float], settings: LLCConfig) -> bool:
-    """Whether a temperature of the ladder may enter the extrapolation."""
-    trace = traces.lambda_trace(index)
-    r_hat = rhat(trace)
-    mixed = r_hat is not None and r_hat <= settings.max_rhat and traces.acceptance[index] >= 0.1
-    cold_enough = traces.nbeta[index] >= min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1])
-    return bool(mixed and cold_enough and math.isfinite(row[1]) and math.isfinite(row[2]))
+def _rung(traces: Traces, index: int, settings: LLCConfig) -> tuple[float, float]:
+    """Value and error at one temperature, not a number where the chains do not allow one."""
+    value, error = controlled_mean(traces, index)
+    good = mixed(traces, index, settings) and impossible(value, error, traces.parameters) is None
+    return (value, error) if good else (math.nan, math.nan)
 
 
-def _affordable(settings: LLCConfig, function: Objective) -> LLCConfig:
-    """Fewer chains and draws on the whole ladder where each of its many gradients is a pass over much data."""
-    size = function.flat.size
-    if not VIRIAL_LIMIT < size <= EXCHANGE_LIMIT or function.rows * size < _MUCH_DATA:
-        return settings
-    return dataclasses.replace(settings, chains=settings.chains or 8, draws=settings.draws or 120)
+def mixed(traces: Traces, index: int, settings: LLCConfig) -> bool:
+    """Whether the chains of one temperature move and agree."""
+    r_hat = rhat(traces.lambda_trace(index))
+    moving = float(traces.acceptance[index]) >= 0.1 and not drifting(traces, index)
+    return moving and r_hat is not None and r_hat <= settings.max_rhat
+
+
+def drifting(traces: Traces, index: int) -> bool:
+    """Whether loss or distance differ between the first and second half of the draws, beyond chance.
+
+    Chains that start in one place agree with one another long before they have arrived: R-hat alone is blind to it.
+    """
+    half = traces.draws // 2
+    if not np.isfinite(traces.excess[index]).all():
+        return True
+    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.2)):
+        first, second = trace[:, :half].mean(1), trace[:, half:].mean(1)
+        change, size = second - first, abs(float(trace.mean()))
+        error = float(change.std(ddof=1)) / math.sqrt(len(change))
+        if abs(float(change.mean())) > 4 * error + share * size:
+            return True
+    return False
+
+
+def _hottest(traces: Traces) -> float:
+    """The hottest temperature that may enter the extrapolation."""
+    return float(min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1]))
+
+
+def _unsettled(limit: Limit, parameters: int) -> bool:
+    above = limit.value - parameters / 2
+    return above > min(3 * limit.stderr, 0.05 * parameters) + 0.01 * parameters or limit.stderr > max(
+        0.3 * limit.value, 0.05
+    )
 
 
 def _settings(config: LLCConfig | None, options: dict[str, Any]) -> LLCConfig:

@@ -8,14 +8,15 @@ The target at inverse temperature ``nbeta`` is ``exp(-nbeta (L(theta) - L*) - ga
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from strati.errors import BadInputError, require
 from strati.landscape.behaviour import Objective, Potential, check_finite, exact_hessian, gauss_newton_matrix
@@ -23,14 +24,24 @@ from strati.landscape.behaviour import Objective, Potential, check_finite, exact
 if TYPE_CHECKING:
     from strati.types import FloatArray
 
-EXCHANGE_LIMIT = 64
-"""Up to so many parameters the whole ladder from the localisation down is sampled, with exchange."""
-
 DENSE_LIMIT = 2500
 """Up to so many parameters the curvature is diagonalised to precondition the moves."""
 
 VIRIAL_LIMIT = 8
-"""Up to so many parameters each direction has a control variate of its own."""
+"""Up to so many parameters each direction has a control variate of its own, and replicas exchange places along
+the whole ladder from the localisation down, where that is affordable."""
+
+BUDGET = 8.0
+"""Seconds (of the cost model, so the same on every machine) that unset numbers of chains and draws are cut to."""
+
+_RUNGS = 3
+_EXCHANGED = 40  # temperatures of a whole ladder, about
+
+
+_PER_MOVE = 4e-4
+_PER_CALL = 2e-5
+_PER_NUMBER = 2e-9
+_PER_PRODUCT = 0.8e-10
 
 
 class Sampler(StrEnum):
@@ -49,11 +60,11 @@ class LLCConfig:
     Attributes:
         nbeta: Inverse temperature; ``None`` means ``n / ln n`` for data and 1e4 for a plain potential.
         gamma: Localisation, ``gamma/2 |theta - theta*|^2``.
-        chains: Independent chains; ``None`` means 64 below nine parameters, 16 to 64, 8 beyond.
-        draws: Kept draws per chain; ``None`` means 400 below nine parameters, 200 beyond.
+        chains: Independent chains; ``None`` means 64 or as many as are affordable, 4 at least.
+        draws: Kept draws per chain; ``None`` means 200 below nine parameters, 100 beyond, fewer if costly.
         warmup: Iterations before the first kept draw, in which step sizes are found.
         leapfrog: Longest trajectory in steps; ``None`` means 6 below nine parameters, 10 beyond.
-        ladder: Also sample colder temperatures and extrapolate (``asymptotic``).
+        ladder: Also sample colder temperatures and extrapolate (``asymptotic``); ``None`` means where affordable.
         coldest: The ladder's last inverse temperature; ``None`` means as cold as the problem allows.
         seed: Seed of all chance.
         sampler: ``hmc`` (all data, Metropolis-corrected), ``sgld`` or ``rmsprop-sgld`` (minibatches);
@@ -69,7 +80,7 @@ class LLCConfig:
     draws: int | None = None
     warmup: int = 60
     leapfrog: int | None = None
-    ladder: bool = True
+    ladder: bool | None = None
     coldest: float | None = None
     seed: int = 0
     sampler: str = "auto"
@@ -89,17 +100,64 @@ class LLCConfig:
         if self.sampler not in set(Sampler):
             raise BadInputError(self.sampler, f"no such sampler; there are: {', '.join(Sampler)}")
 
-    def chains_for(self, size: int) -> int:
-        """How many chains a problem of this size gets."""
-        return self.chains or (64 if size <= VIRIAL_LIMIT else 16 if size <= EXCHANGE_LIMIT else 8)
+    def plan(self, size: int, cost: Cost, *, rungs: int | None = None) -> Plan:
+        """What is set, and for the rest the most that the cost model's budget allows.
 
-    def draws_for(self, size: int) -> int:
-        """How many draws a problem of this size keeps per chain."""
-        return self.draws or (400 if size <= VIRIAL_LIMIT else 200)
+        Args:
+            size: Number of parameters.
+            cost: Of a batched gradient.
+            rungs: Sample just so many temperatures, without exchange.
+        """
+        small = size <= VIRIAL_LIMIT
+        leapfrog = self.leapfrog or (6 if small else 10)
+        wanted = [True, False] if self.ladder is None else [self.ladder]
+        exchanged = [Plan(c, d, leapfrog, True, wanted[0]) for c, d in ((64, 200), (32, 200), (16, 150))]
+        local = [
+            Plan(c, d, leapfrog, False, ladder)
+            for ladder in wanted
+            for c, d in ((64, 100), (32, 100), (16, 100), (8, 100), (8, 80), (4, 80))
+            if not (ladder and self.ladder is None and c < 8)
+        ]
+        candidates = [self._own(p) for p in (exchanged if small and rungs is None else []) + local]
+        return next((p for p in candidates if p.seconds(self.warmup, cost, rungs) <= BUDGET), candidates[-1])
 
-    def leapfrog_for(self, size: int) -> int:
-        """The longest trajectory for a problem of this size."""
-        return self.leapfrog or (6 if size <= VIRIAL_LIMIT else 10)
+    def _own(self, plan: Plan) -> Plan:
+        return plan._replace(
+            chains=self.chains or plan.chains,
+            draws=self.draws or plan.draws,
+            leapfrog=self.leapfrog or plan.leapfrog,
+        )
+
+
+class Cost(NamedTuple):
+    """Seconds per batched gradient, and per replica in it, on a machine of 2020: a model, hence reproducible."""
+
+    call: float
+    replica: float
+
+
+class Plan(NamedTuple):
+    """How much is sampled.
+
+    ``exchange`` is whether replicas come down the whole ladder and exchange places, or start at the minimum.
+    """
+
+    chains: int
+    draws: int
+    leapfrog: int
+    exchange: bool
+    ladder: bool
+
+    def seconds(self, warmup: int, cost: Cost, rungs: int | None = None) -> float:
+        """What the cost model expects."""
+        moves = (1 + self.leapfrog) / 2
+        if self.exchange:
+            together = _EXCHANGED * self.chains
+            alone = _EXCHANGED * 8 * (moves + 1) * (cost.call + self.chains * cost.replica)
+            return alone + (warmup + self.draws) * (moves + 2) * (cost.call + together * cost.replica)
+        rounds = rungs or (_RUNGS if self.ladder else 1)
+        iterations = warmup // 2 + rounds * (self.draws + warmup // 3)
+        return iterations * moves * (cost.call + self.chains * cost.replica)
 
 
 @dataclass(frozen=True)
@@ -114,6 +172,7 @@ class Target:
         basis: Eigenvectors (columns) of the curvature at ``theta``; ``None`` keeps the coordinates.
         curvature: The eigenvalues, none negative.
         blocks: Sizes of the parameter tensors in ``theta``.
+        cost: Of a batched gradient, by the cost model.
         evaluate: Excess loss and slope at offsets ``(..., d)`` from ``theta``.
     """
 
@@ -124,6 +183,7 @@ class Target:
     basis: Tensor | None
     curvature: Tensor
     blocks: tuple[int, ...]
+    cost: Cost
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor]] = field(repr=False)
 
     @property
@@ -198,6 +258,18 @@ class Traces:
         """Kept draws per chain."""
         return int(self.excess.shape[2])
 
+    def only(self, index: int) -> Traces:
+        """The draws of one temperature."""
+        return self._part(slice(index, index + 1))
+
+    def first(self, count: int) -> Traces:
+        """The draws of the hottest temperatures, one at least."""
+        return self._part(slice(0, max(1, count)))
+
+    def _part(self, k: slice) -> Traces:
+        parts = {n: getattr(self, n)[k] for n in ("nbeta", "excess", "spread", "controls", "acceptance")}
+        return replace(self, main=0, **parts)
+
     def lambda_trace(self, index: int | None = None) -> FloatArray:
         """``nbeta (L - L*)`` on (chain, draw) axes, at the main temperature or another."""
         k = self.main if index is None else index
@@ -254,7 +326,46 @@ def target(potential: Potential, theta: Tensor, gamma: float) -> Target:
     blocks = potential.flat.sizes if isinstance(potential, Objective) else (int(theta.numel()),)
     if len(blocks) > 16:
         blocks = (int(theta.numel()),)
-    return Target(potential, theta, gamma, baseline, basis, curvature, blocks, evaluate)
+    cost = gradient_cost(potential, theta, rotated=basis is not None)
+    return Target(potential, theta, gamma, baseline, basis, curvature, blocks, cost, evaluate)
+
+
+def gradient_cost(potential: Potential, theta: Tensor, *, rotated: bool = True) -> Cost:
+    """What a gradient costs, from the operations, numbers and products of one evaluation.
+
+    Example:
+        >>> cheap = gradient_cost(lambda w: (w**2).sum(), torch.zeros(2))
+        >>> dear = gradient_cost(lambda w: (w[:, None] * torch.ones(1, 10**6)).sum(), torch.zeros(2))
+        >>> cheap.replica < 1e-6 < 1e-3 < dear.replica
+        True
+    """
+    with torch.no_grad(), _Work() as work:
+        potential(theta)
+    size = theta.numel()
+    turning = 4 * size * size if rotated else 0
+    replica = 3 * (work.numbers * _PER_NUMBER + work.products * _PER_PRODUCT)
+    return Cost(
+        _PER_MOVE + 3 * work.calls * _PER_CALL, replica + turning * _PER_PRODUCT + size * 20 * _PER_NUMBER
+    )
+
+
+class _Work(TorchDispatchMode):
+    """Counts operations, the numbers they write, and multiply-adds of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = self.numbers = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        written = out.numel() if isinstance(out, Tensor) else 0
+        self.calls += 1
+        if any(product in func.__name__ for product in ("mm", "conv")):
+            inner = [a for a in args if isinstance(a, Tensor) and a.ndim > 1][-1]
+            self.products += written * (inner.shape[-2] if "mm" in func.__name__ else inner[0].numel())
+        if not func.is_view:
+            self.numbers += written
+        return out
 
 
 def _batched(potential: Potential, theta: Tensor) -> Callable[[Tensor], Tensor]:
@@ -299,7 +410,7 @@ def _curvature(potential: Potential, theta: Tensor) -> tuple[Tensor | None, Tens
     size = theta.numel()
     if size > DENSE_LIMIT:
         return None, torch.zeros_like(theta)
-    if isinstance(potential, Objective) and potential.name is not None and size > EXCHANGE_LIMIT:
+    if isinstance(potential, Objective) and potential.name is not None and size > VIRIAL_LIMIT:
         kind = "mse" if potential.name.value.endswith("mse") else "kl"
         matrix = gauss_newton_matrix(potential.flat, potential.x, kind=kind)
     else:

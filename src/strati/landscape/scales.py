@@ -1,8 +1,8 @@
 """How many parameters a network uses at a loss scale: ``N_eff(eps) = 2 lambda_B(eps)`` (eq. 9).
 
-Up to 64 parameters ``lambda(eps)`` is the slope of the density of states; beyond, the tempered value at the temperature
-that sees ``eps``. Beside it the closed form of the curvature: their gap shows where the landscape stops being
-quadratic. How a scale is chosen from the spread between seeds is in ``seed_scale``.
+For a few parameters ``lambda(eps)`` is the slope of the density of states; beyond, the tempered value at the
+temperature that sees ``eps``. Beside it the closed form of the curvature: their gap shows where the landscape stops
+being quadratic. How a scale is chosen from the spread between seeds is in ``seed_scale``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from strati.errors import BadInputError
 from strati.landscape.behaviour import Objective, as_tensor, objective
 from strati.landscape.density import DensityOfStates, density_of_states
 from strati.landscape.gauss_newton import closed_form, curvature_spectrum, matching_scale, temperature_for
-from strati.landscape.llc import estimate, sample
-from strati.landscape.samplers import EXCHANGE_LIMIT, LLCConfig
+from strati.landscape.hmc import sample_rungs
+from strati.landscape.llc import chosen_sampler, estimate, impossible, mixed, sample
+from strati.landscape.samplers import LLCConfig, Sampler, gradient_cost, target
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from strati.types import FloatArray
 
 _COLUMNS = ("epsilon", "lambda", "stderr", "effective", "nbeta", "gauss_newton", "gap", "reason")
+_TOO_STIFF = (
+    "not sampled: already at the hotter temperatures the valleys were too narrow for affordable trajectories; "
+    "a larger gamma or larger scales would help"
+)
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ def effective_parameters(
     function = objective(model, f"behavioural-{kind}", x, dtype=torch.float64)
     wanted = _scales(scales, function)
     curvature = curvature_spectrum(function)
-    if function.flat.size <= EXCHANGE_LIMIT:
+    theta = function.flat.theta
+    if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
         return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
 
@@ -199,18 +205,21 @@ def _by_density(
     function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
 ) -> EffectiveParameters:
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
-    chosen = dataclasses.replace(
-        settings, nbeta=settings.nbeta or 1 / float(np.median(scales)), coldest=coldest
-    )
+    nbeta = settings.nbeta or 1 / float(np.median(scales))
+    chosen = dataclasses.replace(settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.HMC)
     traces = sample(function, function.flat.theta, chosen, tick)
-    density = density_of_states(traces)
+    # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
+    good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
+    density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
     rows = []
     for epsilon in scales:
         found = density.coefficient(float(epsilon))
         value, error = found if found is not None else (None, None)
-        reason = (
-            None if found is not None else "too few samples at this scale; it lies outside the localisation"
-        )
+        reason = None
+        if value is None or error is None:
+            reason = "too few samples at this scale: it lies outside the localisation, or the chains do not mix there"
+        elif (reason := impossible(value, error, function.flat.size)) is not None:
+            value = error = None
         nbeta = matching_scale(value, 1.0) / float(epsilon) if value is not None else 1 / float(epsilon)
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma)
         rows.append(Scale(float(epsilon), value, error, nbeta, second, reason))
@@ -221,12 +230,21 @@ def _by_temperature(
     function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
 ) -> EffectiveParameters:
     quadratic = curvature if curvature is not None else np.ones(function.flat.size)
+    nbetas = [temperature_for(float(e), quadratic, settings.gamma) for e in scales]
+    theta = function.flat.theta
+    if chosen_sampler(function, theta, settings) is Sampler.HMC:
+        traces = sample_rungs(target(function, theta, settings.gamma), settings, nbetas, tick)
+        found = {float(n): traces.only(k) for k, n in enumerate(traces.nbeta)}
+    else:
+        each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
+        found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
     rows = []
-    for epsilon in scales:
-        nbeta = temperature_for(float(epsilon), quadratic, settings.gamma)
-        chosen = dataclasses.replace(settings, nbeta=nbeta, ladder=False, draws=settings.draws or 100)
-        result = estimate(sample(function, function.flat.theta, chosen, tick), chosen)
+    for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma)
+        if nbeta not in found:
+            rows.append(Scale(float(epsilon), None, None, nbeta, second, _TOO_STIFF))
+            continue
+        result = estimate(found[nbeta], settings)
         reason = None if result.estimate is not None else result.reason
         rows.append(Scale(float(epsilon), result.estimate, result.stderr, nbeta, second, reason))
     return EffectiveParameters(_at_scales(rows), function.flat.size, settings.gamma)
