@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,13 +162,15 @@ class _FlatCopy:
     """A module whose parameters live in one vector and whose gradients gather in another, without copying."""
 
     def __init__(self, flat: FlatModel) -> None:
-        self.module = copy.deepcopy(flat.module).to(flat.dtype)
         self.values, self.slopes = flat.theta.clone(), torch.zeros_like(flat.theta)
         values, slopes = flat.split(self.values), flat.split(self.slopes)
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(name in values)
+        memo: dict[int, Any] = {}  # what a deep copy takes instead of copying the weights
+        for name, parameter in flat.module.named_parameters():
+            held = values[name] if name in values else parameter.detach()
+            memo[id(parameter)] = torch.nn.Parameter(held, requires_grad=name in values)
             if name in values:
-                parameter.data, parameter.grad = values[name], slopes[name]
+                memo[id(parameter)].grad = slopes[name]
+        self.module = copy.deepcopy(flat.module, memo).to(flat.dtype)
 
     def gradient(
         self,

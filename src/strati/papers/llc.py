@@ -127,7 +127,7 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
     noise = torch.tensor(
         [[1.0], [0.0], [1.0]], dtype=torch.float64
     )  # orthogonal to x: the fit stays the best one
-    settings = LLCConfig(seed=seed, chains=32, draws=200, nbeta=1e3)
+    settings = LLCConfig(seed=seed, chains=16, draws=150, nbeta=1e3, coldest=1e8)
     behaviour = llc(model, "behavioural-mse", x, config=settings)
     training = llc(model, "mse", (x, slope * x.double() + noise), config=settings)
     tick("2.2.1")
@@ -163,7 +163,7 @@ def _scale_from_seeds(seed: int, tick: Tick) -> list[Row]:
     with torch.no_grad():
         epsilon = seed_scale([m(x) for m in models])
     curve = effective_parameters(
-        models[0], x, scales=[1e-4 * epsilon, epsilon], chains=16, draws=200, seed=seed
+        models[0], x, scales=[1e-4 * epsilon, epsilon], chains=16, draws=100, seed=seed
     )
     tick("2.2.2")
     rows = [
