@@ -200,7 +200,7 @@ def test_a_function_that_cannot_be_batched_is_sampled_one_by_one():
         return (w**2).sum() if float(w.detach().sum()) > 0 else (w**2).sum() * 1.0
 
     result = strati.learning_coefficient(branching, torch.zeros(2), chains=4, draws=60, ladder=False)
-    assert result.estimate == pytest.approx(1.0, rel=0.15)
+    assert abs(result.estimate - 1.0) < 5 * result.stderr < 0.7
 
 
 @pytest.mark.parametrize(

@@ -376,6 +376,10 @@ def drifting(traces: Traces, index: int) -> bool:
         first, second = trace[:, :half].mean(1), trace[:, half:].mean(1)
         change, size = second - first, abs(float(trace.mean()))
         error = float(change.std(ddof=1)) / math.sqrt(len(change))
+        if (
+            traces.chains < 8
+        ):  # too few tell the error of their change badly; that of the mean, twice, stands in
+            error = max(error, 2 * (standard_error(trace) or math.inf))
         if abs(float(change.mean())) > 4 * error + share * size:
             return True
     return False

@@ -60,7 +60,7 @@ class LLCConfig:
     Attributes:
         nbeta: Inverse temperature; ``None`` means ``n / ln n`` for data and 1e4 for a plain potential.
         gamma: Localisation, ``gamma/2 |theta - theta*|^2``.
-        chains: Independent chains; ``None`` means 64 or as many as are affordable, 4 at least.
+        chains: Independent chains; ``None`` means 32 below nine parameters, 64 beyond, or what is affordable.
         draws: Kept draws per chain; ``None`` means 200 below nine parameters, 100 beyond, fewer if costly.
         warmup: Iterations before the first kept draw, in which step sizes are found.
         leapfrog: Longest trajectory in steps; ``None`` means 6 below nine parameters, 10 beyond.
@@ -111,7 +111,7 @@ class LLCConfig:
         small = size <= VIRIAL_LIMIT
         leapfrog = self.leapfrog or (6 if small else 10)
         wanted = [True, False] if self.ladder is None else [self.ladder]
-        exchanged = [Plan(c, d, leapfrog, True, wanted[0]) for c, d in ((64, 200), (32, 200), (16, 150))]
+        exchanged = [Plan(c, d, leapfrog, True, wanted[0]) for c, d in ((32, 200), (16, 150))]
         local = [
             Plan(c, d, leapfrog, False, ladder)
             for ladder in wanted
