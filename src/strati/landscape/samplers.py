@@ -118,8 +118,14 @@ class LLCConfig:
             for c, d in ((64, 100), (32, 100), (16, 100), (8, 100), (8, 80), (4, 80))
             if not (ladder and self.ladder is None and c < 8)
         ]
-        candidates = [self._own(p) for p in (exchanged if small and rungs is None else []) + local]
-        return next((p for p in candidates if p.seconds(self.warmup, cost, rungs) <= BUDGET), candidates[-1])
+        candidates = (exchanged if small and rungs is None else []) + local
+
+        def affordable(plan: Plan) -> bool:
+            # More chains than the default are the caller's wish; they do not change what is sampled.
+            asked = self._own(plan).seconds(self.warmup, cost, rungs)
+            return min(asked, plan.seconds(self.warmup, cost, rungs) if plan.exchange else asked) <= BUDGET
+
+        return self._own(next((p for p in candidates if affordable(p)), candidates[-1]))
 
     def _own(self, plan: Plan) -> Plan:
         return plan._replace(
