@@ -56,7 +56,7 @@ def run(command: str) -> str:
 def main(words: list[str]) -> int:
     """Fill, or check."""
     check = "--check" in words
-    files = [Path(w) for w in words if not w.startswith("--")] or [
+    files = [Path(w).resolve() for w in words if not w.startswith("--")] or [
         ROOT / "README.md",
         *sorted((ROOT / "docs").glob("*.md")),
     ]

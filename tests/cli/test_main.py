@@ -130,13 +130,13 @@ def test_import_is_light() -> None:
 
 
 def test_a_fault_of_strati_is_exit_1_and_says_how_to_see_more(monkeypatch, capsys) -> None:
-    import strati.network.open as home
+    import strati.network.inspect as home
     from strati.cli.main import main
 
-    def broken(path: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(home, "open", broken)
+    monkeypatch.setattr(home, "inspect", broken)
     monkeypatch.delenv("STRATI_DEBUG", raising=False)
     with pytest.raises(SystemExit) as stopped:
         main(["inspect", MODEL])
