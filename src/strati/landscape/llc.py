@@ -299,6 +299,10 @@ def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
     # Controls pass the slowness of the distance on: they help only where the distance itself has mixed.
     if slow is None or slow > _SLOW_RHAT:
         return plain
+    if trace.shape[0] * batches < 4 * controls.shape[-1] + 4 and controls.shape[-1] > traces.parameters:
+        controls = controls[..., : traces.parameters].sum(
+            -1, keepdims=True
+        )  # too many to fit: their sum is one
     if controls.shape[-1] == 0 or trace.shape[0] * batches < 4 * controls.shape[-1] + 4:
         return plain
     keep = trace.shape[1] // batches * batches
