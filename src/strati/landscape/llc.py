@@ -270,7 +270,9 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         stderr=error if refusal is None else None,
         nbeta=float(traces.nbeta[traces.main]),
         gamma=traces.gamma,
-        asymptotic=max(limit.value, 0.0) if limit else None,
+        asymptotic=min(max(limit.value, 0.0), traces.parameters / 2)
+        if limit
+        else None,  # bounds of any minimum
         asymptotic_stderr=limit.stderr if limit else None,
         multiplicity=limit.multiplicity if limit else None,
         rhat=rhat(main),
