@@ -20,11 +20,10 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 
 from strati.network.data import read_data  # noqa: E402
-from strati.reassembly.activations import activation  # noqa: E402
+from strati.papers.dropped_study import planted_network  # noqa: E402
 from strati.reassembly.pairing import pair  # noqa: E402
-from strati.reassembly.parts import Parts, stack  # noqa: E402
+from strati.reassembly.parts import stack  # noqa: E402
 from strati.reassembly.pieces import read_pieces, sort_out  # noqa: E402
-from strati.reassembly.regression import regress_order  # noqa: E402
 from strati.reassembly.repair import bubble  # noqa: E402
 from strati.reassembly.seeds import Seed, seed_order  # noqa: E402
 from strati.reassembly.solve import reassemble  # noqa: E402
@@ -96,41 +95,18 @@ def whole_command() -> None:
 
 
 def growth(sizes: tuple[int, ...]) -> None:
-    """Order of ``n`` paired blocks from random starts, by regression: exact, and how the time grows."""
+    """The whole solve of planted networks (pairs told by the weights, seed near but not right) by depth."""
     seconds = []
     for blocks in sizes:
-        parts, x, y = _random(blocks)
-        taken, starts = _cpu(lambda parts=parts, x=x, y=y: _from_random_starts(parts, x, y))
+        pieces, x, y = planted_network(blocks)
+        taken, found = _cpu(lambda p=pieces, x=x, y=y: reassemble(p, x, y))
         seconds.append(taken)
-        print(f"{blocks:4d} blocks: {taken:7.2f} s CPU, exact after {starts} start(s)")
+        rounds = len(found.rounds)
+        print(
+            f"{blocks:4d} blocks: {taken:7.2f} s CPU, exact {found.exact}, {rounds} rounds, joint {found.searched}"
+        )
     exponent = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
     print(f"growth of the time with the number of blocks: exponent {exponent:.2f}")
-
-
-def _from_random_starts(parts: Parts, x: np.ndarray, y: np.ndarray, limit: int = 20) -> int:
-    rng = np.random.default_rng(1)
-    for start in range(1, limit + 1):
-        shuffle = rng.permutation(parts.blocks)
-        order, _ = regress_order(parts, shuffle, shuffle, x, y, floor=1e-10 * float(y.var()))
-        if bool((shuffle[order] == np.arange(parts.blocks)).all()):
-            return start
-    raise SystemExit(f"{parts.blocks} blocks: not exact after {limit} starts")
-
-
-def _random(blocks: int, width: int = 16, hidden: int = 32) -> tuple[Parts, np.ndarray, np.ndarray]:
-    """Blocks in default initialisation, scaled so that the stream keeps its size whatever the depth."""
-    rng = np.random.default_rng(blocks)
-
-    def draw(*shape: int) -> np.ndarray:
-        return (rng.uniform(-1, 1, shape) / np.sqrt(shape[-1])).astype(np.float32)
-
-    scale = np.float32(min(1.0, np.sqrt(12 / blocks)))
-    A, a = draw(blocks, hidden, width), draw(blocks, hidden)
-    B, b = draw(blocks, width, hidden) * scale, draw(blocks, width) * scale
-    parts = Parts(A, a, B, b, draw(1, width), draw(1), activation("relu"), blocks)
-    x = rng.standard_normal((max(1000, blocks * (blocks - 1)), width)).astype(np.float32)
-    true = np.arange(blocks)
-    return parts, x, parts.output(true, true, x)
 
 
 def _wall(work):

@@ -28,7 +28,15 @@ RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 
 
 def regress_order(
-    parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, steps: int = 20, floor: float = 0.0
+    parts: Parts,
+    ins: Ints,
+    outs: Ints,
+    x: Floats,
+    y: Floats,
+    *,
+    steps: int = 20,
+    floor: float = 0.0,
+    window: int | None = None,
 ) -> tuple[Ints, float]:
     """Reorder the given blocks by repeated regression while the error falls.
 
@@ -40,6 +48,7 @@ def regress_order(
         y: Outputs to reach, rows x outputs.
         steps: At most so many regressions.
         floor: Stop when the mean squared error is below this.
+        window: Only pairs at most so many places apart may change; for orders that are nearly right.
 
     Returns:
         Positions of the given blocks in the new order, and its mean squared error.
@@ -50,11 +59,11 @@ def regress_order(
         return order, best
     for _ in range(steps):
         passed = run(parts, ins[order], outs[order], x)
-        columns, upper = flip_effects(passed)
+        columns, pairs = flip_effects(passed, window)
         step_best, step_order = best, order
         for flips in ridge(columns, (y - passed.output).T.reshape(-1), RIDGES):
             for reach in (1.0, 2.0):  # the ridge shrinks, so a longer step is often better
-                candidate = order[sorted_by_flips(reach * flips, upper, len(order))]
+                candidate = order[sorted_by_flips(reach * flips, pairs, len(order))]
                 if np.array_equal(candidate, step_order):
                     continue
                 mse = parts.mse(ins[candidate], outs[candidate], x, y)
@@ -68,23 +77,37 @@ def regress_order(
     return order, best
 
 
-def flip_effects(passed: Pass) -> tuple[Floats, tuple[Ints, Ints]]:
-    """The effect on the output of exchanging each pair of blocks: (outputs * rows, pairs), and the pairs."""
+def flip_effects(passed: Pass, window: int | None = None) -> tuple[Floats, tuple[Ints, Ints]]:
+    """The effect on the output of exchanging pairs of blocks: (outputs * rows, pairs), and the pairs.
+
+    Args:
+        passed: A forward and backward pass.
+        window: Only pairs at most so many places apart; all of them by default.
+    """
     adjoint = np.stack(passed.adjoint)  # positions, outputs, rows, width
-    steps = (adjoint[:-1] - adjoint[1:]).transpose(1, 2, 0, 3)
-    residuals = np.stack(passed.residuals).transpose(1, 2, 0)  # rows, width, positions
-    effect = np.matmul(steps, residuals)  # outputs, rows, a, b: <J_a^T g, r_b>
-    upper = np.triu_indices(effect.shape[-1], 1)
-    pairs = effect[..., upper[0], upper[1]] - effect[..., upper[1], upper[0]]
-    return pairs.reshape(-1, len(upper[0])), upper
+    steps = adjoint[:-1] - adjoint[1:]
+    residuals = np.stack(passed.residuals)  # positions, rows, width
+    n = len(residuals)
+    first, second, effects = [], [], []
+    for apart in range(1, min(n - 1, window or n) + 1):
+        early, late = np.arange(n - apart), np.arange(apart, n)
+        effect = np.einsum("aoxd,axd->oxa", steps[early], residuals[late])
+        effect -= np.einsum("aoxd,axd->oxa", steps[late], residuals[early])
+        effects.append(effect.reshape(-1, len(early)))
+        first.append(early)
+        second.append(late)
+    return np.concatenate(effects, axis=1), (np.concatenate(first), np.concatenate(second))
 
 
-def sorted_by_flips(flips: NDArray[np.float64], upper: tuple[Ints, Ints], n: int) -> Ints:
-    """Positions sorted by the expected number of blocks each precedes, given how far each pair is flipped."""
+def sorted_by_flips(flips: NDArray[np.float64], pairs: tuple[Ints, Ints], n: int) -> Ints:
+    """Positions sorted by the expected number of blocks each precedes, given how far each pair is flipped.
+
+    Pairs that are not named stay as they are.
+    """
     share = np.clip(flips, 0, 1)
-    before = np.zeros((n, n))
-    before[upper] = 1 - share
-    before[upper[1], upper[0]] = share
+    before = np.triu(np.ones((n, n)), 1)
+    before[pairs] = 1 - share
+    before[pairs[1], pairs[0]] = share
     return np.argsort(-before.sum(axis=1), kind="stable")
 
 

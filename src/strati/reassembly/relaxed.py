@@ -65,7 +65,7 @@ def relax(
     for step in range(steps):
         passed = _pass(parts, x, mixture, order)
         effects = mixing_effects(parts, passed, order)
-        flips, upper = flip_effects(passed)
+        flips, pairs = flip_effects(passed)
         scale = _ratio(effects, flips)
         columns = np.concatenate([effects, flips * scale], axis=1)
         target = (y - passed.output).T.reshape(-1)
@@ -75,7 +75,7 @@ def relax(
         target = target - half * flips.sum(axis=1)
         (solution,) = ridge(columns, target, (penalty,))
         change = solution[: effects.shape[1]].reshape(mixture.shape)
-        turned = order[sorted_by_flips(half + scale * solution[effects.shape[1] :], upper, len(order))]
+        turned = order[sorted_by_flips(half + scale * solution[effects.shape[1] :], pairs, len(order))]
         trials = []
         for reach in (1.0, 0.5, 0.25):
             moved = to_polytope(mixture + reach * change, parts.shared)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 EXACT = 1e-10
 """Mean squared error, as a share of the variance of the outputs, below which an answer is exact."""
 
+_NEAR = 12
+_MOST = 64
+"""Regression of an order: pairs so far apart at most at first, and all of them only up to so many blocks."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -189,11 +193,11 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
     Few rows make a sweep cheap and changing them keeps it from settling in a minimum of those rows only.
     """
     x, y = rows
-    batch, stalled = min(256, len(x)), 0
+    step = max(1, len(x) // 256)
+    stalled = 0
     ins, outs = state.ins, state.outs
     best = float("inf")
     for number in range(1, 61):
-        step = max(1, len(x) // batch)
         part = slice(number % step, None, step)
         order, swaps, mse = sweep(parts, ins, outs, x[part], y[part], floor=floor)
         if number > 1:
@@ -205,17 +209,18 @@ def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
         tick(f"round {number}")
         stalled = 0 if mse < 0.8 * best else stalled + 1
         best = min(best, mse)
-        if stalled >= 6:
-            if batch >= min(2048, len(x)):
-                break
-            batch, stalled = min(2 * batch, len(x)), 0
+        if stalled >= 4:
+            break
     if mse >= floor:
         mse = parts.mse(ins, outs, *_some(rows, 2000))
         state.rounds[-1] = Round(len(state.rounds), state.rounds[-1].swaps, mse)
     state.stages.append(("sweeps", ins, outs, mse))
-    if mse >= floor:
-        enough = _some(rows, max(2000, 2 * len(ins) ** 2))
-        order, mse = regress_order(parts, ins, outs, *enough, floor=floor)
+    # near pairs first, which is enough for an order that is nearly right; then, where they are not too many, all
+    for window in (_NEAR, len(ins)) if len(ins) <= _MOST else (_NEAR,):
+        if mse < floor:
+            break
+        enough = _some(rows, max(2000, 2 * len(ins) * min(window, len(ins) // 2)))
+        order, mse = regress_order(parts, ins, outs, *enough, floor=floor, window=window)
         ins, outs = ins[order], outs[order]
         state.rounds.append(Round(len(state.rounds) + 1, int((order != np.arange(len(order))).sum()), mse))
         state.stages.append(("regression", ins, outs, mse))
