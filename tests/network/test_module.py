@@ -156,3 +156,29 @@ def test_a_folder_that_lacks_weights(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadInputError, match="lacks"):
         as_module(folder)
+
+
+def test_a_reassembled_network_keeps_its_residual_stream(tmp_path):
+    import numpy as np
+    import torch
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    shapes = {
+        "blocks.0.inp": (5, 3),
+        "blocks.0.out": (3, 5),
+        "blocks.1.inp": (5, 3),
+        "blocks.1.out": (3, 5),
+        "last": (2, 3),
+    }
+    tensors = {f"{k}.weight": rng.standard_normal(v).astype(np.float32) for k, v in shapes.items()}
+    tensors |= {f"{k}.bias": rng.standard_normal(v[0]).astype(np.float32) for k, v in shapes.items()}
+    save_file(tensors, tmp_path / "net.safetensors")
+    x = rng.standard_normal((7, 3)).astype(np.float32)
+    stream = x
+    for i in range(2):
+        hidden = np.tanh(stream @ tensors[f"blocks.{i}.inp.weight"].T + tensors[f"blocks.{i}.inp.bias"])
+        stream = stream + hidden @ tensors[f"blocks.{i}.out.weight"].T + tensors[f"blocks.{i}.out.bias"]
+    expected = stream @ tensors["last.weight"].T + tensors["last.bias"]
+    model = as_module(tmp_path / "net.safetensors", activation="tanh")
+    np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), expected, rtol=1e-4, atol=1e-5)

@@ -116,8 +116,6 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
                 model,
                 "--data",
                 data,
-                "--llc",
-                "--scales",
                 *chance,
                 "--json",
                 found["degeneracy"],

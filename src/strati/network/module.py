@@ -1,9 +1,10 @@
 """A checkpoint as a runnable ``nn.Module``.
 
-Two kinds can be rebuilt from what a file holds: a plain multilayer perceptron, whose architecture follows
-from the shapes of its tensors (only the nonlinearity must be told), and a transformer in a local Hugging
-Face directory, whose ``config.json`` names the class. Nothing is downloaded, no code from the checkpoint
-runs, pickled weights are not taken for transformers. Other networks: build the module and use the Python API.
+Three kinds can be rebuilt from what a file holds: a plain multilayer perceptron, whose architecture follows
+from the shapes of its tensors (only the nonlinearity must be told); a residual network as ``strati reassemble``
+writes it (``residual.py``); and a transformer in a local Hugging Face directory, whose ``config.json`` names the
+class. Nothing is downloaded, no code from the checkpoint runs, pickled weights are not taken for transformers.
+Other networks: build the module and use the Python API.
 """
 
 from __future__ import annotations
@@ -72,6 +73,12 @@ def as_module(source: str | Path | Network, *, activation: ActivationName = "rel
     folder = Path(network.path)
     if folder.is_dir() and (folder / "config.json").is_file():
         return _transformer(folder, network)
+    from strati.network.residual import is_residual, residual_module
+
+    if is_residual(network):
+        from torch import nn
+
+        return residual_module(network, getattr(nn, _CLASSES[activation])())
     return _perceptron(network, activation)
 
 
