@@ -162,10 +162,10 @@ def _transformer(quick: bool, seed: int) -> Iterator[Row]:
     from strati.landscape.sites import Reading
     from strati.network.module import as_module
     from strati.papers import zoo
-    from strati.papers.degeneracy_real import _tell
+    from strati.papers.degeneracy_real import tell_stories
 
     model = as_module(zoo.path("stories15m"))
-    tokens = _tell(model, 10 if quick else 32, 32, derive(seed, "stories"))
+    tokens = tell_stories(model, 10 if quick else 32, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
     reading = Reading(sites, probes=8, batch=5 if quick else 8)
     found = compare_bases(model, tokens, layer=0, kinds=("interaction", "pca", "neuron"), reading=reading)

@@ -133,7 +133,7 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     from strati.papers import zoo
 
     model = as_module(zoo.path("stories15m"))
-    tokens = _tell(model, 8 if quick else 32, 64, derive(seed, "stories"))
+    tokens = tell_stories(model, 8 if quick else 32, 64, derive(seed, "stories"))
     count = _count(model, tokens)
     yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
     heads = sum(layer.free_from_synchrony for layer in count.layers)
@@ -150,7 +150,8 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     tick("stories15M")
 
 
-def _tell(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
+def tell_stories(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
+    """Token numbers of stories that a language model tells itself: data of its own kind, without a data set."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
