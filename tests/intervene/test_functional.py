@@ -10,7 +10,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from torch import Tensor, nn
 
-from strati.intervene.functional import ChainProbe, Recording, measure_module
+from strati.intervene.functional import ChainProbe, Recording, measure_module, whole_performance
 from strati.intervene.initialisers import scheme_of
 from strati.intervene.interventions import Change, Target, changed, find_targets, values_of
 from strati.intervene.metrics import Disagreement, as_rows
@@ -107,11 +107,11 @@ def test_replaying_equals_full_passes_in_every_layer(name: str) -> None:
     assert len(targets) >= 3
     for target in targets:
         changes = changes_of(model, target)
-        intact, found = measure_module(model, task, target, changes)
-        assert intact == full(model, task)
+        found = measure_module(model, task, target, changes)
         for change, one in zip(changes, found, strict=True):
             with changed(model, target, change):
                 assert one.performance == full(model, task), target.name
+    assert whole_performance(model, task) == full(model, task)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all("forward" not in module.__dict__ for module in model.modules())
 
@@ -123,7 +123,8 @@ def test_replaying_skips_what_came_before() -> None:
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda _m, _i, _o, name=name: calls.append(name))
     with torch.inference_mode(), Recording(model, "blocks.1.up_proj") as tape:
-        task.output(model, task.batches[0][0])
+        tape.run(lambda: task.output(model, task.batches[0][0]))
+    assert calls[-1] == "blocks.1.up_proj"  # the recorded pass ends at the layer
     calls.clear()
     with torch.inference_mode(), tape.replayed():
         task.output(model, task.batches[0][0])
@@ -152,7 +153,7 @@ def test_in_place_changes_and_repeated_calls_do_not_disturb_the_tape() -> None:
     model, task = InPlace().eval(), make_task(rows(), "loss", 20)
     for target in find_targets(model):
         changes = changes_of(model, target)
-        _, found = measure_module(model, task, target, changes)
+        found = measure_module(model, task, target, changes)
         for change, one in zip(changes, found, strict=True):
             with changed(model, target, change):
                 assert one.performance == full(model, task)
@@ -168,7 +169,7 @@ def test_a_chain_in_stacked_products_equals_full_passes(activation: str) -> None
         assert probe.performance == pytest.approx(full(model, task), rel=1e-6)
         for target in find_targets(model):
             changes = changes_of(model, target, 3)
-            slow = measure_module(model, task, target, changes)[1]
+            slow = measure_module(model, task, target, changes)
             for change, one, other in zip(changes, probe.measure(target, changes), slow, strict=True):
                 with changed(model, target, change):
                     assert one.performance == pytest.approx(full(model, task), rel=1e-5)

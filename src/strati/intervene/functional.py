@@ -8,7 +8,7 @@ outputs of the parts that ran before the layer. Both give what full forward pass
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,16 +112,26 @@ def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
     return found
 
 
+def whole_performance(model: nn.Module, task: Task) -> float:
+    """Performance of a module as it is."""
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for inputs, targets in task.batches:
+            total += task.add_up(task.output(model, inputs), targets)
+            count += task.count(targets)
+    return task.finish(total, count)
+
+
 def measure_module(
     model: nn.Module, task: Task, target: Target, changes: Sequence[Change], *, activations: bool = True
-) -> tuple[float, list[Measured]]:
-    """Performance of any module intact and under the changes of one layer, replaying what ran before the layer."""
+) -> list[Measured]:
+    """Performance of any module under the changes of one layer, replaying what ran before the layer."""
     both = Disagreement(len(changes))
-    totals, whole, count = [0.0] * len(changes), 0.0, 0
+    totals, count = [0.0] * len(changes), 0
     with torch.inference_mode():
         for inputs, targets in task.batches:
             with Recording(model, target.name) as tape:
-                whole += task.add_up(task.output(model, inputs), targets)
+                tape.run(lambda inputs=inputs: task.output(model, inputs))  # type: ignore[misc]
             for i, change in enumerate(changes):
                 with changed(model, target, change), tape.replayed() as heard:
                     logits = task.output(model, inputs)
@@ -129,17 +139,21 @@ def measure_module(
                 if activations and tape.output is not None and heard:
                     both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
             count += task.count(targets)
-    found = [
+    return [
         Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)
     ]
-    return task.finish(whole, count), found
+
+
+class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
+    """Ends the recorded pass behind the layer."""
 
 
 class Recording:
     """The outputs of all parts of a network that finish before a given layer starts, on one batch.
 
     Parts are the modules beside the layer and beside each module around it. Replaying, they return what they
-    returned, whatever they contain, so only the layer and what follows is computed.
+    returned, whatever they contain, so only the layer and what follows is computed. The recorded pass itself ends
+    at the layer: nothing after it is worth keeping.
     """
 
     def __init__(self, model: nn.Module, layer: str) -> None:
@@ -163,6 +177,11 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def run(self, forward: Callable[[], object]) -> None:
+        """Run the network up to the layer; one that never gets there runs to its end."""
+        with suppress(_Reached):
+            forward()
+
     @contextmanager
     def replayed(self) -> Iterator[list[Tensor]]:
         """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come."""
@@ -178,8 +197,8 @@ class Recording:
         self._reached = True
 
     def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        if self.output is None:
-            self.output = output.clone()
+        self.output = output.clone()
+        raise _Reached
 
     def _record(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self._reached:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.intervene.functional import ChainProbe, Measured, measure_module
+from strati.intervene.functional import ChainProbe, Measured, measure_module, whole_performance
 from strati.intervene.initialisers import scheme_of
 from strati.intervene.interventions import Change, Target, as_matrix, changed, values_of
 from strati.intervene.metrics import Plugin, degeneracy_metrics, distances, plugin_metrics, spectral_metrics
@@ -56,10 +56,13 @@ class Subject:
         return self._probe
 
     def intact(self) -> float:
-        """What the user's function says of the network as it is."""
+        """The performance of the network as it is, by the task or by the user's function."""
         if self._intact is None:
-            assert self.evaluate is not None
-            self._intact = float(self.evaluate(self.model))
+            if self.task is not None:
+                self._intact = whole_performance(self.model, self.task)
+            else:
+                assert self.evaluate is not None
+                self._intact = float(self.evaluate(self.model))
         return self._intact
 
 
@@ -198,8 +201,8 @@ def _outcomes(
         return probe.performance, list(
             probe.measure(target, changes, activations=activations)
         ) if changes else []
-    intact, found = measure_module(subject.model, subject.task, target, changes, activations=activations)
-    return intact, list(found)
+    found = measure_module(subject.model, subject.task, target, changes, activations=activations)
+    return subject.intact(), list(found)
 
 
 def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | str:

@@ -63,6 +63,8 @@ class Data:
         if self.mean != (0.0,) or self.std != (1.0,):
             shape = (-1, 1, 1) if self.kind == "images" else (-1,)
             x = (x - torch.tensor(self.mean).view(shape)) / torch.tensor(self.std).view(shape)
+        if self.kind == "images":  # the order in which convolutions on processors are fastest, by a third
+            x = x.contiguous(memory_format=torch.channels_last)
         return x
 
     def to_bytes(self) -> bytes:

@@ -7,21 +7,20 @@ WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.errors import BadInputError, StratiError, require
-from strati.intervene.audit import audit
-from strati.intervene.driver import Run
+from strati.intervene.driver import STORE, Run
 from strati.intervene.spec import InterventionSpec, MeasureSpec, MetricSpec, NetworkSpec
-from strati.intervene.study import Study, study
+from strati.intervene.study import load_study, study
 from strati.papers import zoo
 from strati.papers.beside import beside
 from strati.papers.llama_gguf import llama_from_gguf
+from strati.papers.pretrained_tables import Case, case_figures, case_rows
 from strati.papers.registry import Reproduction, Row
 from strati.run.engine import cores
 from strati.types import Flag, Tick
@@ -31,53 +30,44 @@ if TYPE_CHECKING:
 
     from strati.intervene.points import Plan
 
-MEASURED = {"resnet20": 0.9173, "stories15m": 1.136, "smollm2": 17.6}
-STORIES_W1 = (7.70, 4.40, 3.07, 2.21, 1.95, 3.66)
-PAPER_MEANS = "ResNet34 .006/.005, ViT -.051/-.035, GPT-2 .028/.018, GPT-2-Large .116/.078"
-FIGURE_METRICS = (
-    *("alpha", "alpha_weighted", "log_alpha_norm", "mp_soft_rank"),
-    *("spectral_norm", "stable_rank", "entropy", "frobenius_norm"),
-)
-
-
-@dataclass(frozen=True)
-class _Case:
-    """A network, what it is measured on, and what the paper has in its place."""
-
-    name: str
-    models: Any
-    plan: Plan
-    data: Any = None
-    evaluate: Callable[[nn.Module], float] | None = None
-    alike: str = ""
-
 
 def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Run (or resume) all four studies; a network that cannot be had is left out with its reason.
 
-    Quick: two draws, fewer images and tokens, and SmolLM2's first and last blocks only.
+    Quick: two draws, fewer images, tokens and places, and every third block of SmolLM2; but a full study that is
+    already finished in the same folder is shown instead. The rows say what was run.
     """
     require("torch", "torch", "running pretrained networks")
     rows: list[Row] = []
     figures: list[str] = []
     warnings: list[Flag] = []
-    for make in (_resnet20, _stories15m, _geoclip, _smollm2):
+    for make in (_stories15m, _geoclip, _resnet20, _smollm2):
+        name = make.__name__.removeprefix("_")
+        full = folder / f"full-seed-{seed}" / name
+        small = quick and not _finished(full)
         try:
-            case = make(quick, seed)
+            case = make(small, seed)
         except StratiError as error:
             warnings.append(Flag("left-out", str(error)))
             continue
-        place = folder / ("quick" if quick else "full") / case.name
+        place = folder / f"quick-seed-{seed}" / name if small else full
         run = Run(workers=cores(), tick=tick, resume="the same command")
         found = study(case.models, evaluate=case.evaluate, data=case.data, plan=case.plan, out=place, run=run)
-        rows += _rows(case, found, quick)
-        figures += _draw(found, place)
+        rows += case_rows(case, found, seed)
+        figures += case_figures(case, found, place)
     if not rows:
         raise BadInputError(
             "pretrained", "none of the networks can be had here: " + "; ".join(w.text for w in warnings)
         )
     title = "Re-randomised layers of pretrained networks: robust-and-critical-layers, section 5"
     return Reproduction("pretrained", title, tuple(rows), tuple(figures), tuple(warnings))
+
+
+def _finished(place: Path) -> bool:
+    if not (place / STORE).is_file():
+        return False
+    there = load_study(place)
+    return there.done + there.failed == there.units
 
 
 def _plan(draws: int, seed: int, performance: str, batch: int, **options: Any) -> Plan:
@@ -91,7 +81,7 @@ def _plan(draws: int, seed: int, performance: str, batch: int, **options: Any) -
     )
 
 
-def _resnet20(quick: bool, seed: int) -> _Case:
+def _resnet20(quick: bool, seed: int) -> Case:
     from strati.intervene.networks import open_checkpoint
     from strati.intervene.tasks import Data
 
@@ -103,13 +93,19 @@ def _resnet20(quick: bool, seed: int) -> _Case:
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     data = Data("images", 10, x[:0], None, x[:count], y[:count], **scale)
     model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
-    plan = _plan(2 if quick else 10, seed, "accuracy", 250)
-    return _Case(
-        "resnet20", {"resnet20": model}, plan, data=data, alike="table 2, figures 5 and 8 (ResNet34)"
+    draws = 2 if quick else 10
+    return Case(
+        "resnet20",
+        {"resnet20": model},
+        _plan(draws, seed, "accuracy", 250),
+        data=data,
+        size=f"{draws} draws, {count} images",
+        table="table 2",
+        figures=("figure 5", "figure 8"),
     )
 
 
-def _stories15m(quick: bool, seed: int) -> _Case:
+def _stories15m(quick: bool, seed: int) -> Case:
     from strati.intervene.tasks import IGNORED, Data
     from strati.network.module import as_module
     from strati.papers.zoo.llama2c import Tokenizer
@@ -121,18 +117,19 @@ def _stories15m(quick: bool, seed: int) -> _Case:
     x = np.full((len(stories), max(map(len, stories))), IGNORED)
     for row, story in zip(x, stories, strict=True):
         row[: len(story)] = story
-    plan = _plan(2 if quick else 10, seed, "loss", 5, init="moments", layers=("model.layers.*",))
-    data = Data("tokens", 32000, x[:0], None, x, None)
-    return _Case(
+    draws = 2 if quick else 10
+    return Case(
         "stories15m",
         {"stories15m": as_module(home)},
-        plan,
-        data=data,
-        alike="table 3, figures 6 and 10 (GPT-2)",
+        _plan(draws, seed, "loss", 5, init="moments", layers=("model.layers.*",)),
+        data=Data("tokens", 32000, x[:0], None, x, None),
+        size=f"{draws} draws, {len(stories)} stories",
+        table="table 3",
+        figures=("figure 6", "figure 10"),
     )
 
 
-def _smollm2(quick: bool, seed: int) -> _Case:
+def _smollm2(quick: bool, seed: int) -> Case:
     from strati.intervene.tasks import Data
 
     path = zoo.path("smollm2")
@@ -148,14 +145,20 @@ def _smollm2(quick: bool, seed: int) -> _Case:
     windows = tokens[:512][None] if quick else tokens[:2048].reshape(2, 1024)
     settings: Any = model.config
     data = Data("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
-    layers = ("model.layers.0.*", "model.layers.29.*") if quick else ("model.layers.*",)
-    plan = _plan(2 if quick else 10, seed, "perplexity", 1, layers=layers)
-    return _Case(
-        "smollm2", {"smollm2": model.eval()}, plan, data=data, alike="table 3, figures 6 and 11 (GPT-2-Large)"
+    layers = tuple(f"model.layers.{block}.*" for block in range(0, 30, 3 if quick else 1))
+    draws = 2 if quick else 10
+    return Case(
+        "smollm2",
+        {"smollm2": model.eval()},
+        _plan(draws, seed, "perplexity", 1, layers=layers),
+        data=data,
+        size=f"{draws} draws, {windows.size} tokens, {len(layers)} of 30 blocks",
+        table="table 3",
+        figures=("figure 6", "figure 11"),
     )
 
 
-def _geoclip(quick: bool, seed: int) -> _Case:
+def _geoclip(quick: bool, seed: int) -> Case:
     """No labels come with these: performance is the mean cosine between changed and intact embeddings."""
     import torch
 
@@ -171,9 +174,17 @@ def _geoclip(quick: bool, seed: int) -> _Case:
             tensors, number, torch.from_numpy(places).float()
         )
     evaluate = _Cosine(models, list(inputs.values()))
-    plan = replace(_plan(2 if quick else 10, seed, "cosine to the intact output", 1000, init="pytorch"))
-    plan = replace(plan, measure=replace(plan.measure, chance=0.0))
-    return _Case("geoclip", models, plan, evaluate=evaluate, alike="no counterpart in the paper")
+    draws = 2 if quick else 10
+    plan = _plan(draws, seed, "cosine to the intact output", 1000, init="pytorch")
+    return Case(
+        "geoclip",
+        models,
+        replace(plan, measure=replace(plan.measure, chance=0.0)),
+        evaluate=evaluate,
+        size=f"{draws} draws, {len(places)} places",
+        table="no counterpart",
+        figures=("alpha", "other metrics"),
+    )
 
 
 class _Cosine:
@@ -229,72 +240,3 @@ def _equal_earth(places: Any) -> Any:
     east = 2 * 3**0.5 * longitude * torch.cos(theta) / (3 * slope)
     north = a4 * theta**9 + a3 * theta**7 + a2 * theta**3 + a1 * theta
     return torch.stack([east, north], 1) * (66.50336 / 180)  # GeoCLIP's own scale
-
-
-def _rows(case: _Case, found: Study, quick: bool) -> list[Row]:
-    table = found.frame()
-    good = table[table["status"] == "done"]
-    intact = good[good["intervention"] == "intact"]
-    what, measure = case.name, found.performance["name"]
-    known = None if quick else MEASURED.get(case.name)
-    note = "quick: fewer data" if quick else "known from its publisher or measured before"
-    error = float(intact["alpha"].to_numpy(float).std(ddof=1) / len(intact) ** 0.5)
-    rows = [
-        Row(f"{what}: {measure}, intact", known, round(float(intact["intact_performance"].mean()), 4), note),
-        Row(
-            f"{what}: mean layer alpha",
-            None,
-            round(float(intact["alpha"].mean()), 3),
-            f"+- {error:.3f} SEM, {len(intact)} layers; {case.alike}",
-        ),
-    ]
-    verdict = audit(found)
-    mean = next(m for m in verdict.means if m.metric == "alpha")
-    pooled = next(m for m in verdict.metrics if m.metric == "alpha" and m.layer is None)
-    rows.append(
-        Row(
-            f"{what}: alpha, mean rho/tau over layers",
-            PAPER_MEANS,
-            _pair(mean.spearman, mean.kendall),
-            "other networks",
-        )
-    )
-    rows.append(
-        Row(f"{what}: alpha, pooled rho/tau", None, _pair(pooled.spearman, pooled.kendall), f"n {pooled.n}")
-    )
-    classes = [row.layer_class for row in verdict.layers]
-    share = ", ".join(f"{classes.count(k)} {k}" for k in ("robust", "mixed", "critical"))
-    rows.append(Row(f"{what}: layers by class", None, share, f"{found.failed} points failed"))
-    rows += [
-        Row(f"{what}: verdict on {v.metric}", None, None, v.text)
-        for v in verdict.verdicts
-        if v.metric == "alpha"
-    ]
-    if case.name == "stories15m":
-        by_layer = {row.layer: row.performance_mean for row in verdict.layers}
-        for block, loss in enumerate(STORIES_W1):
-            ours = by_layer.get(f"model.layers.{block}.mlp.gate_proj")
-            rows.append(
-                Row(
-                    f"stories15m: loss, w1 of layer {block}",
-                    loss,
-                    None if ours is None else round(ours, 2),
-                    "one earlier measurement against the mean of our draws",
-                )
-            )
-    return rows
-
-
-def _pair(rho: float | None, tau: float | None) -> str | None:
-    return None if rho is None or tau is None else f"{rho:.3f}/{tau:.3f}"
-
-
-def _draw(found: Study, folder: Path) -> list[str]:
-    from strati.report.plots.study import scatter
-
-    drawn = []
-    for metric in FIGURE_METRICS:
-        path = folder / f"{metric}.png"
-        scatter(found, metric, pooled=True).savefig(path, dpi=110)
-        drawn.append(str(path))
-    return drawn

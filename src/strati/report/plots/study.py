@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,33 @@ def scatter(study: Study, metric: str = "alpha", *, pooled: bool | None = None) 
     figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
     for i, (title, part) in enumerate(panels):
         _panel(figure.add_subplot(rows, columns, i + 1), str(title), part, metric, study.performance["name"])
+    return figure
+
+
+def by_metric(study: Study, metrics: Sequence[str]) -> Any:
+    """Performance against each of several metrics, all layers in one panel, as figures 8 to 11.
+
+    Args:
+        study: The rows.
+        metrics: One panel each; those without a value are left out.
+
+    Raises:
+        BadInputError: None of them has a value.
+    """
+    require("matplotlib", "plot", "drawing")
+    from matplotlib.figure import Figure
+
+    table = study.frame()
+    table = table[(table["status"] == "done") & (table["intervention"] != "intact")]
+    kept = [m for m in metrics if m in study.metrics and table[m].notna().any()]
+    if not kept:
+        raise BadInputError(", ".join(metrics), "have no value on any changed layer of this study")
+    columns = min(len(kept), 4)
+    rows = -(-len(kept) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
+    for i, metric in enumerate(kept):
+        part = table[table[metric].notna()]
+        _panel(figure.add_subplot(rows, columns, i + 1), metric, part, metric, study.performance["name"])
     return figure
 
 
