@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _RESIDUAL_OUTPUTS = ("c_proj", "o_proj", "out_proj", "down_proj", "wo", "w2")
 
 
+CUT = 2.0
+"""Where PyTorch's truncated normal ends: values, not deviations, so that one of deviation 0.02 is hardly cut."""
+
+
 @dataclass(frozen=True)
 class Distribution:
     """Where values are drawn from. ``scale`` is the half-width (uniform) or the standard deviation."""
@@ -40,18 +44,17 @@ class Distribution:
         if self.kind == "uniform":
             drawn = rng.uniform(self.mean - self.scale, self.mean + self.scale, shape)
         else:
-            drawn = rng.standard_normal(shape)
-            if self.kind == "truncated":  # at two deviations, by drawing again
-                while (wide := np.abs(drawn) > 2.0).any():
-                    drawn[wide] = rng.standard_normal(int(wide.sum()))
-            drawn = self.mean + self.scale * drawn
+            drawn = self.mean + self.scale * rng.standard_normal(shape)
+            if self.kind == "truncated":
+                while (wide := np.abs(drawn) > CUT).any():
+                    drawn[wide] = self.mean + self.scale * rng.standard_normal(int(wide.sum()))
         return drawn.astype(np.float32)
 
     def __str__(self) -> str:
         if self.kind == "uniform":
             return f"U({self.mean - self.scale:.4g}, {self.mean + self.scale:.4g})"
-        shape = "N" if self.kind == "normal" else "truncated N"
-        return f"{shape}({self.mean:.4g}, sd {self.scale:.4g})"
+        ends = "" if self.kind == "normal" else f" within +-{CUT:g}"
+        return f"N({self.mean:.4g}, sd {self.scale:.4g}){ends}"
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,9 @@ class Scheme:
         if self.name == "vit":
             return Distribution("truncated", self.deviation), zero
         if self.name == "timm":
-            if target.kind == "conv":  # the patch embedding keeps PyTorch's default there
-                return Scheme("pytorch").of(target, weight, bias)
+            if target.kind == "conv":  # a patch embedding keeps PyTorch's default there, other kernels are He's
+                known = "pytorch" if "patch" in target.name else "kaiming_fan_out"
+                return Scheme(known).of(target, weight, bias)
             return Distribution("truncated", self.deviation), zero
         raise UnsupportedError(self.name, "no such initialisation scheme")
 
