@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from strati.intervene.interventions import Target
-
 Plugin = Callable[..., float]
 """``matrix -> number`` or ``(intact matrix, changed matrix) -> number``."""
 
@@ -107,24 +105,38 @@ def as_rows(output: Tensor, kind: str) -> Tensor:
     return output.reshape(-1, output.shape[-1])
 
 
-def degeneracy_metrics(model: torch.nn.Module, target: Target, x: Tensor) -> dict[str, float | None]:
-    """What ``degeneracy`` counts in the layer: its ranks and free directions on the data."""
+def degeneracy_metrics(model: torch.nn.Module, x: Tensor) -> dict[str, dict[str, float | None]]:
+    """What ``degeneracy`` counts on the data, by layer: its ranks and free directions.
+
+    ``activation_rank`` is of what goes into the layer, which no change of the layer itself can alter; ``output_rank``
+    is of what the next layer gets, ``jacobian_rank`` of how the network's output depends on the layer's.
+    ``free_directions`` are the layer's own, ``free_in_network`` those of the whole network.
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> found = degeneracy_metrics(net, torch.eye(3))
+        >>> sorted(found), found["0"]["output_rank"] == found["2"]["activation_rank"]
+        (['0', '2'], True)
+    """
     from strati.landscape.count import degeneracy
 
     try:
-        layers = degeneracy(model, x, exact=False).layers
-    except (
-        UnsupportedError
-    ):  # counts are defined for feed-forward chains; other networks have no such columns
+        counts = degeneracy(model, x, exact=False)
+    except UnsupportedError:  # networks that cannot be counted have no such columns
         return {}
-    for layer in layers:
-        if layer.name == target.name:
-            return {
-                "activation_rank": float(layer.activation_rank),
-                "jacobian_rank": float(layer.jacobian_rank),
-                "free_directions": float(layer.free),
-            }
-    return {}
+    found: dict[str, dict[str, float | None]] = {}
+    layers = counts.layers
+    for layer, after in zip(layers, (*layers[1:], None), strict=True):
+        follows = after is not None and after.inputs == layer.outputs
+        found[layer.name] = {
+            "activation_rank": float(layer.activation_rank),
+            "output_rank": float(after.activation_rank) if after is not None and follows else None,
+            "jacobian_rank": float(layer.jacobian_rank),
+            "free_directions": float(layer.free),
+            "free_in_network": float(counts.free),
+        }
+    return found
 
 
 def check_plugins(plugins: Mapping[str, Plugin]) -> dict[str, int]:

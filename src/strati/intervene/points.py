@@ -45,6 +45,7 @@ class Subject:
     _probe: ChainProbe | None = field(default=None, repr=False)
     _plain: bool = field(default=False, repr=False)
     _intact: float | None = field(default=None, repr=False)
+    counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
         """The kept activations of a feed-forward network; ``None`` for any other."""
@@ -228,9 +229,11 @@ def _degeneracy(subject: Subject, target: Target, plan: Plan, change: Change | N
     assert subject.task is not None
     x = subject.task.batches[0][0][: plan.metrics.samples]
     if change is None:
-        return degeneracy_metrics(subject.model, target, x)
+        if subject.counts is None:
+            subject.counts = degeneracy_metrics(subject.model, x)
+        return dict(subject.counts.get(target.name, {}))
     with changed(subject.model, target, change):
-        return degeneracy_metrics(subject.model, target, x)
+        return dict(degeneracy_metrics(subject.model, x).get(target.name, {}))
 
 
 def _finite(value: Any) -> Any:
