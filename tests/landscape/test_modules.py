@@ -6,80 +6,78 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
+from halves import SHAPES, dense, mixed, true_halves, two_halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import strati
 from strati.errors import BadInputError
-from strati.landscape.partition import LayeredGraph, partition
-
-
-def two_halves(seed, widths=(3, 5, 4, 2), *, mix=True, condition=30.0):
-    """Two disjoint ReLU halves; every layer's activations mixed by a random invertible map."""
-    torch.manual_seed(seed)
-    rng = np.random.default_rng(seed)
-    layers: list[nn.Module] = []
-    undo = np.eye(2 * widths[0])
-    start = None
-    for k, (a, b) in enumerate(itertools.pairwise(widths)):
-        weight = np.zeros((2 * b, 2 * a))
-        weight[:b, :a], weight[b:, a:] = rng.normal(size=(b, a)), rng.normal(size=(b, a))
-        R = mixing(rng, 2 * a, condition) if mix else np.eye(2 * a)
-        if k == 0:
-            start = R
-        else:
-            layers.append(linear(R))  # f -> R f after the nonlinearity ...
-        undo = np.linalg.inv(R)
-        layers.append(linear(weight @ undo, rng.normal(size=2 * b) * 0.3))  # ... and W -> W R^-1
-        if k + 2 < len(widths):
-            layers.append(nn.ReLU())
-    first, second = rng.normal(size=(25, widths[0])), rng.normal(size=(25, widths[0]))
-    x = np.concatenate([np.repeat(first, 25, axis=0), np.tile(second, (25, 1))], axis=1)
-    return nn.Sequential(*layers), x @ start.T, start
-
-
-def mixing(rng, d, condition):
-    left, right = (np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2))
-    return left * np.geomspace(1, 1 / condition, d) @ right
-
-
-def linear(weight, bias=None):
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).double()
-    layer.weight.data = torch.from_numpy(weight)
-    if bias is not None:
-        layer.bias.data = torch.from_numpy(bias)
-    return layer
+from strati.landscape.partition import LayeredGraph, partition, quality
+from strati.landscape.separation import among_degrees, anywhere, separate
 
 
 @pytest.mark.parametrize("kind", ["interaction", "local"])
-@pytest.mark.parametrize("seed", range(6))
-def test_two_hidden_halves_come_apart(seed, kind):
-    net, x, start = two_halves(seed)
-    basis = strati.interaction_basis(net, x, kind)
-    found = strati.modules(strati.interaction_graph(basis), epsilon=1e-8)
-    # at the input the truth is known: which half a direction reads is seen after undoing the mixing
-    pure = basis.layers[0].matrix @ start
-    half = (pure[:, 3:] ** 2).sum(axis=1) > (pure[:, :3] ** 2).sum(axis=1)
-    of_input = np.array(found.labels[0])
-    assert found.between == 0
-    for module in found.modules:
-        assert len({bool(half[d]) for layer, d in module.members if layer == 0}) <= 1
-    halves_of = [
-        {bool(h) for h, label in zip(half, of_input, strict=True) if label == m.id} for m in found.modules
-    ]
-    assert {h for s in halves_of for h in s} == {False, True}
+@pytest.mark.parametrize(("widths", "other"), SHAPES)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+def test_two_hidden_halves_come_apart(widths, other, activation, kind):
+    """Exactly two modules, whatever the cutoff; benchmarks/bench_modules.py does it with more seeds."""
+    seed = 9008 + len(widths)
+    net, x, start = two_halves(seed, widths, other, activation=activation, draws=16)
+    graph = strati.interaction_graph(strati.interaction_basis(net, x, kind))
+    truth = true_halves(graph, start, widths[0])
+    for epsilon in (None, 1e-8) if kind == "local" else (None, 1e-4):
+        found = strati.modules(graph, epsilon)
+        assert mixed(found, truth) == 0
+        assert found.between == 0
+        assert len(found.modules) == 2
+        assert found.quality == pytest.approx(0.5, abs=0.15)
+        assert not found._warnings()
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3])
+def test_strong_mixing_hides_nothing(condition):
+    for seed in range(9020, 9024):
+        net, x, start = two_halves(seed, condition=condition, draws=16)
+        graph = strati.interaction_graph(strati.interaction_basis(net, x))
+        found = strati.modules(graph)
+        assert len(found.modules) == 2 and mixed(found, true_halves(graph, start, 3)) == 0
+
+
+def test_independent_draws_of_wide_halves_come_apart():
+    """No edge is exactly zero then: the split must be found by its cost and believed on evidence."""
+    net, x, start = two_halves(9030, (8, 16, 16, 8), activation=nn.Tanh, product=False)
+    graph = strati.interaction_graph(strati.interaction_basis(net, x))
+    truth = true_halves(graph, start, 8)
+    found = strati.modules(graph, epsilon=1e-2)
+    assert found.between > 0
     assert len(found.modules) == 2
-    assert found.quality == pytest.approx(0.5, abs=0.1)
-    assert found.shuffled < 0.75 * found.quality
-    assert not found._warnings()
+    wrong = [
+        min(np.mean([truth[k][d] == side for k, d in m.members]) for side in (True, False))
+        for m in found.modules
+    ]
+    assert max(wrong) < 0.1
+
+
+@pytest.mark.parametrize("widths", [(12, 12, 12, 12), (8, 16, 4), (20, 40, 10)])
+def test_networks_of_one_piece_are_left_whole(widths):
+    for seed in (9040, 9041):
+        graph = dense(seed, widths, (nn.ReLU, nn.Tanh)[seed % 2])
+        for epsilon in (None, 1e-6):
+            assert len(strati.modules(graph, epsilon).modules) == 1
+
+
+def test_threads_of_a_linear_network_are_its_modules():
+    graph = dense(0, (6, 7, 5), nn.Identity)
+    found = strati.modules(graph, epsilon=1e-9)
+    assert [m.members for m in found.modules] == [((0, k), (1, k), (2, k)) for k in range(5)]
+    assert found.between == 0 and not found._warnings()
 
 
 def test_the_neuron_basis_does_not_show_the_hidden_halves():
     net, x, _ = two_halves(1)
     found = strati.modules(strati.interaction_graph(strati.interaction_basis(net, x, "neuron")), epsilon=1e-8)
-    assert found.between > 0 or len(found.modules) == 1
+    assert len(found.modules) == 1
 
 
 def random_graph(rng, sizes=(4, 5, 3)):
@@ -160,14 +158,41 @@ def test_same_seed_same_modules_and_epsilon_cuts():
     assert nothing.modules == () and nothing.to_dict()["warnings"][-1]["code"] == "no-edges"
 
 
-def test_a_dense_network_is_called_chance():
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12)
-    ).double()
-    x = torch.randn(400, 12, dtype=torch.float64)
-    found = strati.modules(strati.interaction_graph(strati.interaction_basis(net, x, "neuron")), epsilon=1e-4)
-    assert len(found.modules) == 1 or any(flag.code == "chance-modules" for flag in found._warnings())
+def test_modules_asked_for_in_a_dense_network_are_called_chance():
+    graph = dense(0, (12, 12, 12, 12))
+    found = strati.modules(graph, epsilon=1e-4, number=3)
+    assert len(found.modules) == 3
+    assert [flag.code for flag in found._warnings()] == ["chance-modules"]
+    assert found.quality == pytest.approx(found.shuffled, rel=0.4)
+
+
+def test_a_balance_leaves_the_number_to_the_cost():
+    graph = dense(0, (12, 12, 12, 12))
+    counts = [len(strati.modules(graph, epsilon=1e-4, balance=b).modules) for b in (0.3, 1.0, 2.0)]
+    assert counts == sorted(counts) and counts[0] == 1 < counts[-1]
+    assert strati.modules(graph, balance=1.0).to_dict()["modularity"]["how"] == "balance"
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), rows=st.integers(2, 6), columns=st.integers(2, 6))
+def test_shuffles_keep_what_they_promise(seed, rows, columns):
+    rng = np.random.default_rng(seed)
+    w = np.maximum(rng.normal(size=(rows, columns)) + 0.5, 0)
+    assert np.allclose(np.sort(anywhere(w, rng).ravel()), np.sort(w.ravel()))
+    other = among_degrees(w, rng)
+    assert (other >= 0).all() and (other[:, w.sum(axis=0) == 0] == 0).all()
+    if (w > 0).all():
+        assert np.allclose(other.sum(axis=0), w.sum(axis=0)) and np.allclose(
+            other.sum(axis=1), w.sum(axis=1), rtol=0.05
+        )
+
+
+def test_splits_of_random_graphs_are_rarely_believed():
+    """Five deviations of ten shuffles and a margin of 1.4: none of 30 random graphs."""
+    found = [separate(random_graph(np.random.default_rng(seed), (8, 10, 7))) for seed in range(30)]
+    assert sum(labels.max() > 0 for labels in found) == 0
+    graph = random_graph(np.random.default_rng(0))
+    assert quality(graph, np.zeros(graph.nodes, dtype=np.int64)) == pytest.approx(0, abs=1e-12)
 
 
 def test_bad_calls():

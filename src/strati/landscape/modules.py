@@ -1,6 +1,7 @@
 """Modules of a network: the partition of its interaction graph that cuts the least interaction.
 
-The cost and the search are ``partition``; here a graph and a cutoff become modules with their members.
+The cost and the search are ``partition``, how many modules there are ``separation``; here a graph and a cutoff become
+modules with their members.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.landscape.basis_result import as_table
 from strati.landscape.graph import InteractionGraph
-from strati.landscape.partition import LayeredGraph, partition
-from strati.rng import stream
+from strati.landscape.partition import LayeredGraph, partition, quality
+from strati.landscape.separation import MARGIN, by_chance, separate
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 RELATIVE_EPSILON = 1e-3
 """The default cutoff is this share of the strongest edge."""
-_SHUFFLES = 2
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Modules(Result):
         total: The same over all edges.
         balance: Weight of the balance term.
         number: The number of modules asked for, ``None`` if free.
+        how: ``"evidence"``, ``"number"`` or ``"balance"``: what decided how many modules there are.
         quality: 1 - cost / cost of one single module; 0 means nothing comes apart.
-        shuffled: The same for the same weights put on edges at random: what chance gives.
+        shuffled: The same for as many modules of the same weights put on edges at random: what chance gives.
         comparison: Other bases of the same network, if they were asked for.
     """
 
@@ -68,6 +69,7 @@ class Modules(Result):
     quality: float
     shuffled: float | None
     seed: int = 0
+    how: str = "evidence"
     comparison: Comparison | None = None
 
     @property
@@ -82,11 +84,13 @@ class Modules(Result):
     @property
     def objective(self) -> str:
         """The cost that was minimised, in words."""
-        how = "" if self.number is None else f", {self.number} modules asked for"
-        return (
-            "sum of max(0, log(E/epsilon)) between modules + balance * what modules of that size share by chance"
-            + how
-        )
+        number = {
+            "evidence": "the connected components, split in two as long as that beats shuffled edges",
+            "number": f"{self.number} modules asked for",
+            "balance": "as many modules as make the cost least",
+        }
+        cost = "sum of max(0, log(E/epsilon)) between modules + balance * what modules of that size share by chance"
+        return f"{cost}; {number[self.how]}"
 
     def payload(self) -> dict[str, Any]:
         """The graph with its modules."""
@@ -98,6 +102,7 @@ class Modules(Result):
             "objective": self.objective,
             "balance": self.balance,
             "number": self.number,
+            "how": self.how,
             "between": self.between,
             "total": self.total,
             "quality": self.quality,
@@ -161,10 +166,14 @@ class Modules(Result):
     def _warnings(self) -> tuple[Flag, ...]:
         if not self.modules:
             return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
-        if len(self.modules) > 1 and self.shuffled is not None and self.quality <= 1.25 * self.shuffled:
+        apart = self.between == 0  # nothing above the cutoff joins them: no question of chance
+        if len(self.modules) > 1 and not apart and self._like_chance():
             text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
             return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
         return ()
+
+    def _like_chance(self) -> bool:
+        return self.shuffled is not None and self.quality <= MARGIN * self.shuffled
 
 
 def modules(
@@ -172,23 +181,26 @@ def modules(
     epsilon: float | None = None,
     *,
     number: int | None = None,
-    balance: float = 0.5,
+    balance: float | None = None,
     seed: int = 0,
 ) -> Modules:
     """The modules of a network: the partition with the least interaction between its parts.
 
     Minimises ``sum_between max(0, log(E/eps)) + balance * sum_l sum_a out_a,l in_a,l / m_l`` over partitions of
     the directions: section 5.2.3 of degeneracy-in-the-loss-landscape plus the balance term without which one
-    single module would win. Leiden gives starts, moves of single directions and joins of modules refine them
-    on this very cost.
+    single module would win. How many modules there are is decided by evidence: directions that nothing above the
+    cutoff joins are apart; what is joined is split in two by this cost as long as the split is clearly better than
+    the best split of shuffled edges. Leiden and the leading eigenvector give starts, moves of single directions and
+    joins of modules refine them on this very cost.
 
     Args:
         graph: From :func:`strati.interaction_graph`.
         epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
             strongest.
-        number: Ask for so many modules instead of leaving the number free.
-        balance: Weight of the balance term; larger gives more and smaller modules.
-        seed: Seed of Leiden.
+        number: Ask for so many modules.
+        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
+            modules that gives; larger gives more and smaller ones.
+        seed: Seed of Leiden and of the shuffles.
 
     Raises:
         BadInputError: A cutoff, balance or number that makes no sense.
@@ -208,27 +220,30 @@ def modules(
         )
     if epsilon is not None and not 0 < epsilon < np.inf:
         raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
-    if not 0 < balance < np.inf:
+    if balance is not None and not 0 < balance < np.inf:
         raise BadInputError("balance", "must be positive; without balance one single module always wins")
     if number is not None and number < 1:
         raise BadInputError("number", "ask for at least one module")
     strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
     cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest
-    layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], balance)
-    labels = partition(layered, number=number, seed=seed)
-    found = [_places(layered, np.flatnonzero(labels == k)) for k in range(int(labels.max(initial=-1)) + 1)]
+    weight = 1.0 if balance is None else balance
+    layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
+    free = number is None and balance is None
+    labels = separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed)
+    count = int(labels.max(initial=-1)) + 1
     return Modules(
         graph,
-        tuple(Module(k, members) for k, members in enumerate(found)),
+        tuple(Module(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
         _places(layered, np.flatnonzero(labels < 0)),
         cutoff,
         layered.between(labels),
         float(layered.totals.sum()),
-        balance,
+        weight,
         number,
-        _quality(layered, labels),
-        _by_chance(layered, number, seed),
+        quality(layered, labels),
+        by_chance(layered, count, seed=seed) if count > 1 else None,
         seed,
+        "evidence" if free else "balance" if number is None else "number",
     )
 
 
@@ -240,21 +255,3 @@ def _log_weights(edges: FloatArray, epsilon: float) -> FloatArray:
 def _places(layered: LayeredGraph, nodes: Any) -> tuple[tuple[int, int], ...]:
     layers = np.searchsorted(layered.starts, nodes, side="right") - 1
     return tuple((int(k), int(n - layered.starts[k])) for k, n in zip(layers, nodes, strict=True))
-
-
-def _quality(layered: LayeredGraph, labels: Any) -> float:
-    single = layered.balance * float(layered.totals.sum())
-    return max(0.0, 1 - layered.cost(labels) / single) if single > 0 else 0.0
-
-
-def _by_chance(layered: LayeredGraph, number: int | None, seed: int) -> float | None:
-    """Quality of partitions of the same weights put on edges at random."""
-    if layered.nodes > 3000 or layered.totals.sum() <= 0:
-        return None
-    found = []
-    for k in range(_SHUFFLES):
-        rng = stream(seed, "shuffled", k)
-        weights = [rng.permuted(w.ravel()).reshape(w.shape) for w in layered.weights]
-        other = LayeredGraph(weights, layered.balance)
-        found.append(_quality(other, partition(other, number=number, seed=seed)))
-    return float(np.mean(found))

@@ -16,15 +16,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import scipy.linalg
 from scipy import sparse
 
 from strati.errors import require
 from strati.rng import derive
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray, IntArray
+    from strati.types import BoolArray, FloatArray, IntArray
 
 _SWEEPS = 100
+_FEW = 60
+"""Up to so many nodes joining them one by one from the start is a start, too."""
 
 
 class LayeredGraph:
@@ -55,9 +58,13 @@ class LayeredGraph:
         """The same graph without nodes that have no edge."""
         keep = np.zeros(self.nodes, dtype=bool)
         keep[self.attached] = True
-        parts = [keep[self.starts[k] : self.starts[k + 1]] for k in range(len(self.sizes))]
-        weights = [w[parts[k + 1]][:, parts[k]] for k, w in enumerate(self.weights)]
-        return LayeredGraph(weights, self.balance)
+        return self._of(keep)
+
+    def part(self, nodes: IntArray) -> LayeredGraph:
+        """The graph of some nodes only, which are numbered in their order."""
+        keep = np.zeros(self.nodes, dtype=bool)
+        keep[nodes] = True
+        return self._of(keep)
 
     def adjacency(self) -> sparse.csr_matrix:
         """The symmetric weight matrix of all nodes."""
@@ -126,6 +133,11 @@ class LayeredGraph:
             labels = _renumber(np.where(labels == second, first, labels))
         return labels
 
+    def _of(self, keep: BoolArray) -> LayeredGraph:
+        parts = [keep[self.starts[k] : self.starts[k + 1]] for k in range(len(self.sizes))]
+        weights = [w[parts[k + 1]][:, parts[k]] for k, w in enumerate(self.weights)]
+        return LayeredGraph(weights, self.balance)
+
     def _layer(self, labels: IntArray, k: int) -> IntArray:
         return labels[self.starts[k] : self.starts[k + 1]]
 
@@ -180,7 +192,13 @@ def partition(graph: LayeredGraph, *, number: int | None = None, seed: int = 0) 
     slack = 1e-9 * inner.totals.sum()
     best = next(k for k, cost in enumerate(costs) if cost <= min(costs) + slack)
     labels[attached] = found[best]
-    return _by_size(labels)
+    return by_size(labels)
+
+
+def quality(graph: LayeredGraph, labels: IntArray) -> float:
+    """1 - cost / cost of one single module: 0 means that nothing comes apart."""
+    single = graph.balance * float(graph.totals.sum())
+    return max(0.0, 1 - graph.cost(labels) / single) if single > 0 else 0.0
 
 
 def _refine(graph: LayeredGraph, labels: IntArray, number: int | None) -> IntArray:
@@ -195,29 +213,52 @@ def _refine(graph: LayeredGraph, labels: IntArray, number: int | None) -> IntArr
 
 
 def _starts(graph: LayeredGraph, number: int | None, seed: int) -> list[IntArray]:
-    native = require("graspologic_native", "torch", "finding modules")
     adjacency = graph.adjacency()
     adjacency.sort_indices()
-    parts: list[IntArray] = []
     if number is None:
         parts = [np.zeros(graph.nodes, dtype=np.int64)]
         parts.append(sparse.csgraph.connected_components(adjacency, directed=False)[1].astype(np.int64))
-    for resolution in (0.5, 1.0, 2.0, 4.0):
-        _, found = native.leiden_csr(
-            adjacency.indptr.astype(np.int64),
-            adjacency.indices.astype(np.int32),
-            adjacency.data.astype(np.float64),
-            graph.nodes,
-            resolution=resolution * max(graph.balance, 1e-6),
-            iterations=4,
-            trials=2,
-            seed=derive(seed, "leiden", str(resolution)) % 2**32,
-        )
-        parts.append(np.array([found[k] for k in range(graph.nodes)], dtype=np.int64))
-    if number is not None:
+        parts += [_leiden(graph, adjacency, resolution, seed) for resolution in (0.5, 1.0, 2.0, 4.0)]
+        return [_renumber(part) for part in parts]
+    parts = [_halves(graph, adjacency)] if number == 2 else []
+    parts += [_leiden(graph, adjacency, resolution, seed) for resolution in (1.0, 2.0)]
+    resolution = 4.0
+    while resolution < 100 and sum(_fits(part, number) for part in parts) < 2:
+        parts.append(_leiden(graph, adjacency, resolution, seed))
+        resolution *= 2
+    parts = [part for part in parts if _fits(part, number)]
+    if not parts or graph.nodes <= _FEW:
         parts.append(np.arange(graph.nodes))
-        parts = [part for part in parts if int(part.max()) + 1 >= min(number, graph.nodes)]
     return [_renumber(part) for part in parts]
+
+
+def _fits(labels: IntArray, number: int) -> bool:
+    return int(labels.max()) + 1 >= number
+
+
+def _leiden(graph: LayeredGraph, adjacency: sparse.csr_matrix, resolution: float, seed: int) -> IntArray:
+    native = require("graspologic_native", "torch", "finding modules")
+    _, found = native.leiden_csr(
+        adjacency.indptr.astype(np.int64),
+        adjacency.indices.astype(np.int32),
+        adjacency.data.astype(np.float64),
+        graph.nodes,
+        resolution=resolution * max(graph.balance, 1e-6),
+        iterations=4,
+        trials=2,
+        seed=derive(seed, "leiden", str(resolution)) % 2**32,
+    )
+    return np.array([found[k] for k in range(graph.nodes)], dtype=np.int64)
+
+
+def _halves(graph: LayeredGraph, adjacency: sparse.csr_matrix) -> IntArray:
+    """Two modules by the sign of the leading eigenvector of the weights less what chance gives."""
+    excess = adjacency.toarray()
+    chance = (graph.out * graph._scale) @ graph.into.T
+    excess -= chance + chance.T
+    _, vectors = scipy.linalg.eigh(excess, subset_by_index=(graph.nodes - 1, graph.nodes - 1))
+    halves: IntArray = (vectors[:, -1] > 0).astype(np.int64)
+    return halves
 
 
 def _one_hot(labels: IntArray, count: int) -> FloatArray:
@@ -228,7 +269,7 @@ def _renumber(labels: IntArray) -> IntArray:
     return np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def _by_size(labels: IntArray) -> IntArray:
+def by_size(labels: IntArray) -> IntArray:
     """Largest module first, ties by the first node; -1 stays."""
     ids = [label for label in np.unique(labels) if label >= 0]
     order = sorted(ids, key=lambda k: (-int((labels == k).sum()), int(np.flatnonzero(labels == k)[0])))
