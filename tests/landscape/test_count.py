@@ -198,6 +198,43 @@ def test_the_same_seed_gives_the_same_result_and_batches_do_not_matter(
     assert first.free <= strati.degeneracy(model, x, exact=True).free
 
 
+def test_probes_never_count_above_the_exact_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More outputs than are taken, and so few data that a datum brings more directions than it has probes."""
+    monkeypatch.setattr("strati.landscape.survey.MOST_OUTPUTS", 3)
+    monkeypatch.setattr("strati.landscape.hooked.MOST_OUTPUTS", 3)
+    monkeypatch.setattr("strati.landscape.hooked.PROBES", 3)
+    certain = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        widths = [
+            int(rng.integers(2, 5)),
+            int(rng.integers(3, 10)),
+            int(rng.integers(2, 9)),
+            int(rng.integers(4, 10)),
+        ]
+        model = mlp(widths, seed=seed, bias=bool(seed % 2))
+        x = data(int(rng.choice([1, 2, 3, 40])), widths[0], seed)
+        exact = exact_free(model, x)
+        count = strati.degeneracy(model, x, exact=False)
+        assert count.free - count.free_from_few_data <= exact, seed
+        text = next(w.text for w in count.warnings if w.code == "probes")
+        certain.append("exact" in text)
+        watched = strati.degeneracy(Twice(model), x, exact=False)  # not a chain: read by hooks
+        assert watched.free - watched.free_from_few_data <= exact, seed
+    assert 0 < sum(certain) < len(certain)
+
+
+class Twice(nn.Module):
+    """The same function as a network that is no chain."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 0.0 * x.sum(dim=1, keepdim=True)
+
+
 def test_without_the_grams_of_single_neurons_the_count_is_a_lower_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -210,13 +210,23 @@ def _count_chain(
     sizes = [layer.parameters for layer in layers]
     warnings = []
     if not found.exact_jacobians:
-        warnings.append(Flag("probes", "Jacobian ranks are from random probes of the many outputs"))
+        warnings.append(probed(found.uncertain))
     ranks = None
     if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
     size = Size(sum(sizes) + unused, unused, found.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
+
+
+def probed(uncertain: Sequence[str]) -> Flag:
+    """What a reader must know where random probes stood for many outputs."""
+    text = "Jacobian ranks are from random probes of the many outputs"
+    if uncertain:
+        return Flag(
+            "probes", f"{text}; they do not settle those of {len(uncertain)} layers, taken as full there"
+        )
+    return Flag("probes", f"{text}; one probe more added nothing, so they are exact")
 
 
 def wanted(exact: bool | None, parameters: int, values: int) -> bool:

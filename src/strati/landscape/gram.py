@@ -96,6 +96,32 @@ def added_rank(joint: Tensor, first: int, tolerance: float = TOLERANCE / 10) -> 
     return balanced.rank - balanced.rank_of(torch.arange(first, joint.shape[0]))
 
 
+def certified(gram: Tensor, last: Tensor) -> tuple[Tensor, bool]:
+    """A Gram matrix of random probes, whose rank is that of all directions or is put above it.
+
+    Every datum's Jacobian is seen through some random probes. Each further probe per datum can add at most as many
+    dimensions as the one before (ranks are submodular, and probes are exchangeable), so if the last one added none,
+    no other would, and the rank is exact with probability one. If it added some, nothing is known but that silent
+    directions are silent: then all others are taken as used, which never overcounts what is free.
+
+    Args:
+        gram: Of all probes but the last.
+        last: Of the last probe.
+
+    Returns:
+        The Gram matrix to use, and whether its rank is exact.
+
+    Examples:
+        >>> v = torch.tensor([[1.0, 0, 0], [0, 1, 0]], dtype=torch.float64)
+        >>> certified(v.T @ v, v.T @ v)[1], certified(v[:1].T @ v[:1], v.T @ v)[1]
+        (True, False)
+    """
+    whole = gram + last
+    if rank(gram) == rank(whole):
+        return whole, True
+    return torch.diag(whole.diagonal()), False
+
+
 def fold(activations: Tensor, bias: bool) -> Tensor:
     """Activations with the constant 1 that carries the bias as their last column."""
     if not bias:

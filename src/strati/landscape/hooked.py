@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape import exact as exactly
 from strati.landscape.behaviour import FlatModel, run
-from strati.landscape.count import Degeneracy, Size, assemble, wanted
-from strati.landscape.gram import fold, pairs_above, rank
+from strati.landscape.count import Degeneracy, Size, assemble, probed, wanted
+from strati.landscape.gram import certified, fold, pairs_above, rank
 from strati.landscape.heads import Attention, find_attention, value_used
 from strati.landscape.jacobians import MOST_OUTPUTS
 from strati.landscape.structure import AtEpsilon, LayerCount
@@ -44,6 +44,7 @@ class Watched:
     jacobians: Tensor | None
     tokens: Tensor | None = None
     uses: int = 0
+    last_probe: Tensor | None = None
 
     @property
     def activation_rank(self) -> int:
@@ -109,6 +110,7 @@ def count_module(
     _stream(flat, inputs, layers, attention, values, seed, tick)
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
+    uncertain = [w.name for w in layers if not _settle(w)]
     rows = [_count(w, attention, int(inputs.shape[0]), epsilon) for w in layers]
     own = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
     parameters = sum(p.numel() for p in own.values())
@@ -116,7 +118,7 @@ def count_module(
         Flag("not-a-chain", f"{refusal.what}: {refusal.why}; counted inside layers and attention heads only")
     ]
     if values > MOST_OUTPUTS:
-        warnings.append(Flag("probes", "Jacobian ranks are from random probes of the many outputs"))
+        warnings.append(probed(uncertain))
     ranks = None
     total = values * int(inputs.shape[0])
     if flat.size == parameters and wanted(exact, parameters, total):
@@ -217,7 +219,19 @@ def _backwards(result: Tensor, outputs: list[tuple[Watched, Tensor]], generator:
         for (watched, _), slope in zip(wanted, slopes, strict=True):
             if slope is not None and watched.jacobians is not None:
                 rows = slope.reshape(-1, slope.shape[-1])
-                watched.jacobians += rows.T @ rows
+                if not exact and index == 0:
+                    before = 0.0 if watched.last_probe is None else watched.last_probe
+                    watched.last_probe = before + rows.T @ rows
+                else:
+                    watched.jacobians += rows.T @ rows
+
+
+def _settle(watched: Watched) -> bool:
+    """Put the probes of a layer together; whether they tell its rank."""
+    if watched.last_probe is None or watched.jacobians is None:
+        return True
+    watched.jacobians, certain = certified(watched.jacobians, watched.last_probe)
+    return certain
 
 
 @contextmanager

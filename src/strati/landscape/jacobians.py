@@ -1,7 +1,7 @@
 """Jacobians of a chain's outputs with respect to the preactivations of each layer, batch by batch.
 
 With few outputs all of them are taken (exact); with many, random combinations of outputs (probes) whose
-Gram matrix has the same expectation and, with enough data, the same rank.
+Gram matrix has the same expectation. Whether it also has the same rank is told by ``gram.certified``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_OUTPUTS = 64
 """Up to this many outputs Jacobians are exact; above, this many random probes per datum are taken."""
 
 
-def output_directions(slopes: Tensor, generator: torch.Generator, most: int = MOST_OUTPUTS) -> Tensor:
+def output_directions(slopes: Tensor, generator: torch.Generator, most: int) -> Tensor:
     """Rows ``v`` of ``v^T df/dp`` at the last layer, ``(batch, directions, outputs)``.
 
     The unit vectors where there are at most ``most`` outputs, else Gaussian probes with

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from strati.errors import BadInputError
 from strati.landscape.chain import Chain, Stage
-from strati.landscape.gram import SILENT, fold
+from strati.landscape.gram import SILENT, certified, fold
 from strati.landscape.jacobians import MOST_OUTPUTS, backward, output_directions
 from strati.landscape.synchrony import Asynchrony, FiringHash
 from strati.types import Tick, silent
@@ -41,6 +41,7 @@ class LayerSurvey:
         joint: Per neuron ``i`` the Gram matrix of ``[r_i f, f']``, ``f'`` the inputs of the next layer, over the
             data on which the output depends on ``f'_i`` at all; ``None`` where that is too dear or there is no
             next layer.
+        last_probe: What one of the random probes per datum added to ``jacobians``, while the data stream by.
     """
 
     stage: Stage
@@ -50,15 +51,17 @@ class LayerSurvey:
     patterns: FiringHash
     asynchrony: Asynchrony | None = None
     joint: Tensor | None = None
+    last_probe: Tensor | None = None
 
 
 @dataclass
 class Survey:
-    """What all layers showed, the number of data, and whether Jacobians were exact."""
+    """What all layers showed, the number of data, whether Jacobians were exact, and where probes did not suffice."""
 
     layers: list[LayerSurvey]
     data: int = 0
     exact_jacobians: bool = True
+    uncertain: list[str] = field(default_factory=list)
     output_power: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -85,6 +88,11 @@ def survey(
         for batch in batches(chain, x, result.layers):
             _take_in(chain, batch, result, generator)
             tick(f"{result.data} data")
+    for layer in result.layers:
+        if layer.last_probe is not None:
+            layer.jacobians, certain = certified(layer.jacobians, layer.last_probe)
+            if not certain:
+                result.uncertain.append(layer.stage.name)
     return result
 
 
@@ -111,6 +119,8 @@ def _empty(chain: Chain, data: int, asynchrony: bool, seed: int) -> list[LayerSu
             torch.zeros(stage.outputs, stage.outputs, dtype=torch.float64),
             FiringHash(stage.outputs, seed),
         )
+        if chain.widths[-1] > MOST_OUTPUTS:
+            layer.last_probe = torch.zeros_like(layer.jacobians)
         if index + 1 < len(chain.stages):
             layer.asynchrony = (
                 Asynchrony(stage.outputs) if asynchrony and stage.activation.name == "relu" else None
@@ -141,10 +151,13 @@ def _take_in(chain: Chain, batch: Tensor, result: Survey, generator: torch.Gener
         layer.patterns.add(preactivations[index] > 0)
         if layer.asynchrony is not None:
             layer.asynchrony.add(preactivations[index])
-    for index, jacobian in backward(chain, slopes, output_directions(slopes[-1], generator)):
+    for index, jacobian in backward(chain, slopes, output_directions(slopes[-1], generator, MOST_OUTPUTS)):
         layer = result.layers[index]
-        rows = jacobian.reshape(-1, jacobian.shape[-1])
+        last = 0 if layer.last_probe is None else 1
+        rows = jacobian[:, last:].reshape(-1, jacobian.shape[-1])
         layer.jacobians += rows.T @ rows
+        if layer.last_probe is not None:
+            layer.last_probe += jacobian[:, 0].T @ jacobian[:, 0]
         before = result.layers[index - 1].joint if index > 0 else None
         if before is not None:
             heard = (jacobian @ chain.stages[index].weight).square().sum(dim=1)  # (data, neurons below)
