@@ -70,6 +70,8 @@ def test_purity_of_fourier_modes():
 
 
 @pytest.mark.slow
-def test_modular_addition_generalises():
-    *_, accuracy, _ = _train(31, 128, 0)
+def test_modular_addition_generalises(tmp_path):
+    net, x, *_, accuracy, _ = _train(31, 128, 0, tmp_path)
     assert accuracy > 0.9
+    again, *_ = _train(31, 128, 0, tmp_path)  # the second time the weights are there
+    assert torch.equal(net(x), again(x))

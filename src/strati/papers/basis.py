@@ -1,4 +1,4 @@
-"""The interaction basis put to use: modular addition, a digits MLP, a small language model.
+"""The interaction basis put to use: modular addition, MLPs on digits and on MNIST, a small language model.
 
 degeneracy-in-the-loss-landscape conjectures that the basis makes networks sparser and easier to read; it gives no
 numbers. What is measured: the share of edges that carries 99 % of the interaction, the directions of a layer
@@ -7,7 +7,7 @@ needed to keep the outputs, and modules against what shuffled edges give, in eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,17 +24,21 @@ if TYPE_CHECKING:
     from strati.landscape.ablation import Comparison
     from strati.types import FloatArray
 
+_STEPS = 4000
 KEEP = 0.95
 """Directions are counted that keep this share of the outputs' variance."""
 
 
 def interaction_basis_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Sparsity, ablation and modules in four bases, on three networks."""
+    """Sparsity, ablation and modules in four bases, on four networks (``quick``: three, the small ones smaller)."""
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     figures: list[str] = []
-    for name, study in (("modular addition", _modular_addition), ("digits MLP", _digits)):
-        found, lines = study(quick, seed)
+    studies = [("modular addition", _modular_addition), ("digits MLP", _digits)]
+    if not quick:
+        studies.append(("MNIST MLP", _mnist))
+    for name, study in studies:
+        found, lines = study(quick, seed, folder)
         rows += lines
         rows += _compared(name, found, seed)
         figures += _draw(name, found, folder)
@@ -76,7 +80,7 @@ def _compared(name: str, found: Comparison, seed: int) -> Iterator[Row]:
         )
 
 
-def _digits(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
+def _digits(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]:
     from strati import embedded
     from strati.landscape.ablation import compare_bases
     from strati.network.module import as_module
@@ -84,24 +88,74 @@ def _digits(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     data = np.load(embedded.path("digits.npz"))
     net = as_module(embedded.path("digits-mlp.safetensors"))
     found = compare_bases(net, data["x_test"], labels=data["y_test"])
+    return found, [_accuracies("digits MLP", found)]
+
+
+def _accuracies(name: str, found: Comparison) -> Row:
     best = {p.kind: p.accuracy for p in found.ablation if p.kept == 8}
     note = ", ".join(f"{kind} {value:.3f}" for kind, value in best.items() if value is not None)
-    return found, [Row("digits MLP: accuracy with 8 directions of the widest layer", None, note or None)]
+    return Row(f"{name}: accuracy with 8 directions of {found.ablation[0].layer}", None, note or None)
 
 
-def _modular_addition(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
+def _mnist(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]:
+    """784-256-128-10 on MNIST, Adam, five epochs; read on 2,000 test images."""
+    import torch
+    from torch import nn
+
+    from strati.landscape.ablation import compare_bases
+    from strati.papers import zoo
+
+    with np.load(zoo.path("mnist")) as data:
+        x, y = (torch.tensor(data[k]) for k in ("x_train", "y_train"))
+        x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
+    x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
+    torch.manual_seed(derive(seed, "mnist mlp") % 2**31)
+    net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
+
+    def train() -> None:
+        optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+        for _ in range(5):
+            for part in torch.split(torch.randperm(len(x)), 128):
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(net(x[part]), y[part].long()).backward()
+                optimiser.step()
+
+    _once(net, folder / f"mnist-mlp-{seed}.safetensors", train)
+    with torch.no_grad():
+        accuracy = float((net(x_test).argmax(dim=1) == y_test).double().mean())
+    found = compare_bases(net, x_test[:2000], labels=y_test[:2000].numpy().astype(np.int64))
+    trained = Row(
+        "MNIST MLP 784-256-128-10: test accuracy", None, accuracy, "Adam 1e-3, batches of 128, 5 epochs"
+    )
+    return found, [trained, _accuracies("MNIST MLP", found)]
+
+
+def _once(net: nn.Module, path: Path, train: Callable[[], None]) -> None:
+    """Train a network, or take the weights that an earlier run left."""
+    from safetensors.torch import load_file, save
+
+    from strati.run.files import write_atomic
+
+    if path.is_file():
+        net.load_state_dict(load_file(path))
+        return
+    train()
+    write_atomic(path, save({name: value.contiguous() for name, value in net.state_dict().items()}))
+
+
+def _modular_addition(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]:
     """``a + b mod p`` by a ReLU MLP on one-hot pairs, trained with weight decay until it generalises."""
     from strati.landscape.ablation import compare_bases
 
     prime, width = (31, 128) if quick else (59, 256)
-    net, x, labels, accuracy, steps = _train(prime, width, derive(seed, "modular addition"))
+    net, x, labels, accuracy, steps = _train(prime, width, derive(seed, "modular addition"), folder)
     found = compare_bases(net, x, labels=labels)
     rows = [
         Row(
             f"a + b mod {prime}: accuracy on pairs not trained on",
             None,
             accuracy,
-            f"MLP {2 * prime}-{width}-{prime}, AdamW, weight decay 1, {steps} full-batch steps on 70 % of the pairs",
+            f"MLP {2 * prime}-{width}-{prime}, AdamW, weight decay 1, {steps} full-batch steps at most, 70 % of pairs",
         )
     ]
     for graph in found.graphs:
@@ -118,7 +172,9 @@ def _modular_addition(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     return found, rows
 
 
-def _train(prime: int, width: int, seed: int) -> tuple[nn.Module, torch.Tensor, FloatArray, float, int]:
+def _train(
+    prime: int, width: int, seed: int, folder: Path
+) -> tuple[nn.Module, torch.Tensor, FloatArray, float, int]:
     import torch
     from torch import nn
 
@@ -134,17 +190,22 @@ def _train(prime: int, width: int, seed: int) -> tuple[nn.Module, torch.Tensor, 
     order = torch.randperm(len(x))
     train, test = order[: int(0.7 * len(x))], order[int(0.7 * len(x)) :]
     net = nn.Sequential(nn.Linear(2 * prime, width), nn.ReLU(), nn.Linear(width, prime))
-    optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=1.0)
-    accuracy, steps = 0.0, 0
-    while steps < 4000 and accuracy < 0.995:
-        for _ in range(200):
+
+    def accuracy() -> float:
+        with torch.no_grad():
+            return float((net(x[test]).argmax(dim=1) == y[test]).double().mean())
+
+    def grok() -> None:
+        optimiser = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=1.0)
+        for step in range(_STEPS):
+            if step % 200 == 0 and accuracy() >= 0.995:
+                return
             optimiser.zero_grad()
             nn.functional.cross_entropy(net(x[train]), y[train]).backward()
             optimiser.step()
-        steps += 200
-        with torch.no_grad():
-            accuracy = float((net(x[test]).argmax(dim=1) == y[test]).double().mean())
-    return net, x, y.numpy(), accuracy, steps
+
+    _once(net, folder / f"modular-{prime}-{width}-{seed}.safetensors", grok)
+    return net, x, y.numpy(), accuracy(), _STEPS
 
 
 def _purity(directions: FloatArray, prime: int) -> FloatArray:
@@ -165,7 +226,7 @@ def _transformer(quick: bool, seed: int) -> Iterator[Row]:
     from strati.papers.degeneracy_real import tell_stories
 
     model = as_module(zoo.path("stories15m"))
-    tokens = tell_stories(model, 10 if quick else 32, 32, derive(seed, "stories"))
+    tokens = tell_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
     reading = Reading(sites, probes=8, batch=5 if quick else 8)
     found = compare_bases(model, tokens, layer=0, kinds=("interaction", "pca", "neuron"), reading=reading)
