@@ -18,7 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strati.landscape.samplers import BUDGET, VIRIAL_LIMIT, LLCConfig, Plan, Sampler, Target, Traces
+from strati.landscape.samplers import (
+    BUDGET,
+    VIRIAL_LIMIT,
+    LLCConfig,
+    Plan,
+    Sampler,
+    Target,
+    Traces,
+    rounding_limit,
+)
 from strati.rng import derive
 from strati.types import Tick, silent
 
@@ -75,7 +84,7 @@ def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = sil
     walk = _Walk(target, config, plan)
     if plan.exchange:
         return _exchange(walk, nbeta, tick)
-    limit = _rounding_limit(target) if config.coldest is None else config.coldest
+    limit = rounding_limit(target) if config.coldest is None else config.coldest
     colder = [r * nbeta for r in _LOCAL_RUNGS if r * nbeta <= limit] if plan.ladder else []
     return _local(walk, [nbeta, *colder], tick)
 
@@ -386,13 +395,7 @@ def _coldest(target: Target, config: LLCConfig, nbeta: float) -> float:
     """The ladder's end: far down for a few parameters, for more where the least curvature has come into view."""
     if config.coldest is not None:
         return max(config.coldest, nbeta)
-    return max(nbeta, min(max(1e12, 1e3 * nbeta), _rounding_limit(target)))
-
-
-def _rounding_limit(target: Target) -> float:
-    """Where ``nbeta (L - L*)`` drowns in the rounding of ``L*``."""
-    precision = torch.finfo(target.theta.dtype).eps
-    return 1e-2 / (precision * max(abs(target.baseline), 1e-3))
+    return max(nbeta, min(max(1e12, 1e3 * nbeta), rounding_limit(target)))
 
 
 def _where(accept: Tensor, new: State, old: State) -> State:

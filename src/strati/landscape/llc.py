@@ -22,8 +22,9 @@ from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, Objective, Potential, objective
 from strati.landscape.diagnostics import ess, rhat, standard_error
 from strati.landscape.extrapolate import Limit, extrapolate
+from strati.landscape.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
 from strati.landscape.hmc import sample_hmc
-from strati.landscape.samplers import LLCConfig, Sampler, Traces, gradient_cost, target
+from strati.landscape.samplers import LLCConfig, Sampler, Target, Traces, gradient_cost, target
 from strati.landscape.sgld import sample_sgld
 from strati.types import Result, Tick, silent
 
@@ -225,11 +226,39 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
     if nbeta is None:
         nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
     kind = chosen_sampler(potential, theta, config)
-    if kind is Sampler.HMC:
-        return sample_hmc(target(potential, theta, config.gamma), config, float(nbeta), tick)
+    if kind in (Sampler.HMC, Sampler.GIBBS):
+        return _sample_all_data(target(potential, theta, config.gamma), config, float(nbeta), tick)
     if not isinstance(potential, Objective):
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
+
+
+def _sample_all_data(seen: Target, config: LLCConfig, nbeta: float, tick: Tick) -> Traces:
+    """By conditional draws where the loss allows them and no whole ladder of exchanges is affordable, else by HMC."""
+    if config.sampler == Sampler.HMC or (
+        config.sampler == Sampler.AUTO and config.plan(seen.size, seen.cost).exchange
+    ):
+        return sample_hmc(seen, config, nbeta, tick)
+    traces = conditional_traces(seen, config, ladder(seen, config, nbeta), tick)
+    return traces if traces is not None else sample_hmc(seen, config, nbeta, tick)
+
+
+def conditional_traces(seen: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick) -> Traces | None:
+    """Draws by conditionals of blocks; ``None`` where the loss has no such blocks and they were not insisted on.
+
+    Raises:
+        BadInputError: ``gibbs`` was asked for and is not possible.
+    """
+    if config.sampler == Sampler.HMC:
+        return None
+    sizes = seen.potential.flat.sizes if isinstance(seen.potential, Objective) else None
+    blocks = quadratic_blocks(seen.potential, seen.theta, sizes)
+    traces = None
+    if blocks is not None and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost)):
+        traces = sample_gibbs(seen, blocks, config, nbetas, tick)
+    if traces is None and config.sampler == Sampler.GIBBS:
+        raise BadInputError("gibbs", "the loss is not quadratic in each layer given the others; use hmc")
+    return traces
 
 
 def chosen_sampler(potential: Potential, theta: Tensor, config: LLCConfig) -> Sampler:

@@ -49,6 +49,7 @@ class Sampler(StrEnum):
 
     AUTO = "auto"
     HMC = "hmc"
+    GIBBS = "gibbs"
     SGLD = "sgld"
     RMSPROP = "rmsprop-sgld"
 
@@ -67,8 +68,9 @@ class LLCConfig:
         ladder: Also sample colder temperatures and extrapolate (``asymptotic``); ``None`` means where affordable.
         coldest: The ladder's last inverse temperature; ``None`` means as cold as the problem allows.
         seed: Seed of all chance.
-        sampler: ``hmc`` (all data, Metropolis-corrected), ``sgld`` or ``rmsprop-sgld`` (minibatches);
-            ``auto`` is ``hmc`` unless a full pass is unaffordable.
+        sampler: ``hmc`` (all data, Metropolis-corrected), ``gibbs`` (all data, where the loss is quadratic in each
+            layer given the others), ``sgld`` or ``rmsprop-sgld`` (minibatches); ``auto`` is ``gibbs`` where that
+            is possible, else ``hmc``, and ``sgld`` where a full pass is unaffordable.
         batch: Data per minibatch for SGLD.
         step: Step size of SGLD; ``None`` calibrates it.
         max_rhat: Above this R-hat no value is given.
@@ -313,7 +315,7 @@ def target(potential: Potential, theta: Tensor, gamma: float) -> Target:
     if theta.ndim != 1 or theta.numel() == 0:
         raise BadInputError("theta", f"must be a flat tensor, not one of shape {tuple(theta.shape)}")
     baseline = check_finite(potential, theta, "loss" if isinstance(potential, Objective) else "potential")
-    chunk = _chunk(potential)
+    chunk = replicas_per_pass(potential)
     batched = _batched(potential, theta)
 
     def evaluate(offset: Tensor) -> tuple[Tensor, Tensor]:
@@ -334,6 +336,17 @@ def target(potential: Potential, theta: Tensor, gamma: float) -> Target:
         blocks = (int(theta.numel()),)
     cost = gradient_cost(potential, theta, rotated=basis is not None)
     return Target(potential, theta, gamma, baseline, basis, curvature, blocks, cost, evaluate)
+
+
+def rounding_limit(target: Target) -> float:
+    """The inverse temperature at which ``nbeta (L - L*)`` drowns in the rounding of ``L*``.
+
+    Examples:
+        >>> 1e15 < rounding_limit(target(lambda w: (w**2).sum(), torch.zeros(1, dtype=torch.float64), 1.0)) < 1e18
+        True
+    """
+    precision = torch.finfo(target.theta.dtype).eps
+    return 1e-2 / (precision * max(abs(target.baseline), 1e-3))
 
 
 def gradient_cost(potential: Potential, theta: Tensor, *, rotated: bool = True) -> Cost:
@@ -380,18 +393,29 @@ def _batched(potential: Potential, theta: Tensor) -> Callable[[Tensor], Tensor]:
     def scalar(t: Tensor) -> Tensor:
         return potential(t).reshape(())
 
-    together = vmap(scalar, randomness="error")
+    if batchable(potential, theta):
+        return vmap(scalar, randomness="error")
+    return lambda points: torch.stack([scalar(p) for p in points])
+
+
+def batchable(potential: Potential, theta: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` can trace the potential: no branches on values, no writes in place.
+
+    Examples:
+        >>> batchable(lambda w: (w**2).sum(), torch.zeros(2))
+        True
+        >>> batchable(lambda w: w.sum() if float(w.sum()) > 0 else -w.sum(), torch.zeros(2))
+        False
+    """
     try:
         with torch.no_grad():
-            together(torch.stack([theta, theta]))
-    except (
-        Exception
-    ):  # whatever vmap cannot trace (branches on values, in-place writes) still runs one by one
-        return lambda points: torch.stack([scalar(p) for p in points])
-    return together
+            vmap(lambda t: potential(t).reshape(()), randomness="error")(torch.stack([theta, theta]))
+    except Exception:  # whatever it is that vmap cannot trace: the answer is no
+        return False
+    return True
 
 
-def _chunk(potential: Potential) -> int:
+def replicas_per_pass(potential: Potential) -> int:
     """Replicas per pass, so that activations stay within some hundred megabytes."""
     if not isinstance(potential, Objective):
         return 1 << 20
