@@ -117,10 +117,10 @@ def test_bubble_is_the_papers_repair_and_sweep_agrees_with_it():
     fixed, rounds = bubble(parts, ins[order], outs[order], x, y)
     assert (order[fixed] == np.arange(8)).all()
     assert sum(r.swaps for r in rounds) == 2 and rounds[-1].mse < 1e-10
-    swept, swaps, before = sweep(parts, ins[order], outs[order], x, y)
-    assert (order[swept] == np.arange(8)).all()
-    assert swaps == 2
-    assert before == pytest.approx(parts.mse(ins[order], outs[order], x, y), rel=1e-4)
+    swept = sweep(parts, ins[order], outs[order], x, y)
+    assert (order[swept.order] == np.arange(8)).all()
+    assert len(swept.moves) == 2
+    assert swept.before == pytest.approx(parts.mse(ins[order], outs[order], x, y), rel=1e-4)
 
 
 def test_regression_orders_blocks_from_nothing():

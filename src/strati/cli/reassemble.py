@@ -14,7 +14,7 @@ from strati.run.files import check_writable
 from strati.run.progress import progress
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "tanh", "silu")
-PAIRINGS = ("auto", "diagonal", "cosine", "gram", "norms", "combined", "joint")
+PAIRINGS = ("auto", "diagonal", "cosine", "gram", "norms", "readout", "combined", "joint")
 SEEDS = ("auto", "delta-norm", "delta-norm-no-bias", "frobenius", "l1", "spread", "consensus")
 
 

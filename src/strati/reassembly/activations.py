@@ -23,6 +23,10 @@ class Activation:
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
 
+    def spend(self, u: Array) -> Array:
+        """The value where ``u`` is not needed any more and may be overwritten."""
+        return np.maximum(u, 0, out=u) if self.name == "relu" else self.value(u)
+
 
 def activation(name: str) -> Activation:
     """The activation of that name: ``relu``, ``gelu`` (erf), ``gelu-tanh``, ``tanh``, ``silu``.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is built and trained: AdamW on the mean squared error, PyTorch's default initial weights."""
+    """How a network is built and trained: on the mean squared error, from PyTorch's default initial weights.
+
+    ``optimiser`` is ``adamw`` (decay apart from the gradient) or ``adam`` (decay as part of the gradient, which Adam
+    then rescales: far stronger for the same number).
+    """
 
     blocks: int = 12
     width: int = 24
@@ -42,6 +47,7 @@ class Recipe:
     activation: str = "relu"
     batch: int = 128
     seed: int = 0
+    optimiser: str = "adamw"
 
 
 @dataclass(frozen=True)
@@ -127,13 +133,17 @@ def make(folder: Path, recipe: Recipe, *, tick: Tick = silent) -> Made:
     return Made(str(folder), recipe, trained.loss, permutation)
 
 
-def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) -> Trained:
+def train(
+    recipe: Recipe, *, x: Any = None, y: Any = None, keep: Path | None = None, tick: Tick = silent
+) -> Trained:
     """Train a network on a random smooth function of Gaussian inputs, or on given ``x`` and ``y``.
 
     Args:
         recipe: Shapes and training.
         x: Inputs to use instead, rows x width.
         y: Targets to use instead, rows or rows x outputs.
+        keep: A file for the state of the training every few epochs; training goes on from it, or, once it is
+            finished, takes no time. A file of another recipe or other data is started over.
         tick: Called after each epoch.
     """
     require("torch", "torch", "training a network to drop")
@@ -143,8 +153,8 @@ def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) 
     if x is None:
         x = rng.standard_normal((recipe.rows, recipe.width)).astype(np.float32)
         y = _teacher(x, recipe.outputs, rng)
-    inputs = torch.as_tensor(np.asarray(x, dtype=np.float32))
-    targets = torch.as_tensor(np.asarray(y, dtype=np.float32).reshape(len(inputs), -1))
+    inputs = torch.as_tensor(np.ascontiguousarray(x, dtype=np.float32))
+    targets = torch.as_tensor(np.ascontiguousarray(y, dtype=np.float32).reshape(len(inputs), -1))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(recipe.seed, "reassembly", "train"))
         inner = [torch.nn.Linear(recipe.width, recipe.hidden) for _ in range(recipe.blocks)]
@@ -158,13 +168,17 @@ def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) 
             return last(z)
 
         parameters = [p for layer in (*inner, *outer, last) for p in layer.parameters()]
-        optimiser = torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-        for epoch in range(recipe.epochs):
+        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimiser]
+        optimiser = kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        kept = _Kept(keep, f"{recipe} {zlib.crc32(inputs.numpy().data)} {zlib.crc32(targets.numpy().data)}")
+        for epoch in range(kept.resume(parameters, optimiser), recipe.epochs):
             for rows in torch.randperm(len(inputs)).split(recipe.batch):
                 loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
                 optimiser.zero_grad()
                 loss.backward()
                 optimiser.step()
+            if (epoch + 1) % 10 == 0 or epoch + 1 == recipe.epochs:
+                kept.save(epoch + 1, parameters, optimiser)
             tick(f"epoch {epoch + 1}")
         with torch.no_grad():
             pred = forward(inputs)
@@ -178,6 +192,48 @@ def train(recipe: Recipe, *, x: Any = None, y: Any = None, tick: Tick = silent) 
         targets.numpy(),
         final,
     )
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The state of a training in a file, so that an interrupted one goes on where it was, chance included."""
+
+    path: Path | None
+    about: str
+
+    def resume(self, parameters: list[Any], optimiser: Any) -> int:
+        """Put the kept state back; the number of epochs it has behind it."""
+        import torch
+
+        if self.path is None or not self.path.is_file():
+            return 0
+        kept = torch.load(self.path, weights_only=True)
+        if kept["about"] != self.about:
+            return 0
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept["parameters"], strict=True):
+                parameter.copy_(value)
+        optimiser.load_state_dict(kept["optimiser"])
+        torch.set_rng_state(kept["chance"])
+        return int(kept["epoch"])
+
+    def save(self, epoch: int, parameters: list[Any], optimiser: Any) -> None:
+        """Write it, whole or not at all."""
+        import torch
+
+        if self.path is None:
+            return
+        buffer = io.BytesIO()
+        state = {
+            "about": self.about,
+            "epoch": epoch,
+            "parameters": [p.detach() for p in parameters],
+            "optimiser": optimiser.state_dict(),
+            "chance": torch.get_rng_state(),
+        }
+        torch.save(state, buffer)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path, buffer.getvalue())
 
 
 def _teacher(x: Floats, outputs: int, rng: np.random.Generator) -> Floats:

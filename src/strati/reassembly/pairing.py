@@ -2,13 +2,13 @@
 
 Training leaves traces that tie a block's two matrices together: a negative diagonal of ``W_out W_in``
 (dropped-neural-net, section 3), row norms of ``W_in`` that follow column norms of ``W_out`` neuron by neuron,
-and similar Gram matrices over neurons (both conserved up to a constant by gradient flow). None is
+similar Gram matrices over neurons (both conserved up to a constant by gradient flow), and neurons that matter to the
+last layer reading alike (the first steps of training add to ``W_in`` what ``W_last W_out`` asks for). None is
 universal, so the separation of matched from unmatched scores always goes with the answer.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.assignment import assign, match
+from strati.reassembly.combined import combine
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class Score(StrEnum):
     COSINE = "cosine"
     GRAM = "gram"
     NORMS = "norms"
+    READOUT = "readout"
     COMBINED = "combined"
 
 
@@ -114,7 +116,10 @@ def scores(parts: Parts, score: Score) -> NDArray[np.float64]:
         return _gram(parts)
     if score is Score.NORMS:
         return _norms(parts)
-    return _combined(parts)
+    if score is Score.READOUT:
+        return np.asarray(np.square(_reads(parts)).sum(axis=2))
+    signals = (-_dominance(parts), _gram(parts), scores(parts, Score.READOUT), _norms(parts))
+    return combine(signals, _reads(parts), shared=parts.shared)
 
 
 def _dominance(parts: Parts) -> NDArray[np.float64]:
@@ -146,41 +151,23 @@ def _gram(parts: Parts) -> NDArray[np.float64]:
 
 
 def _norms(parts: Parts) -> NDArray[np.float64]:
-    """Correlation over neurons of row norms of ``W_in`` with column norms of ``W_out``."""
-    return _correlation(np.linalg.norm(parts.A, axis=2), np.linalg.norm(parts.B, axis=1))
+    """Correlation over neurons of squared norms of input weights (bias included) and of output weights."""
+    inner = np.square(parts.A).sum(axis=2) + np.square(parts.a)
+    return _correlation(inner, np.square(parts.B).sum(axis=1))
 
 
-def _combined(parts: Parts) -> NDArray[np.float64]:
-    """Gram, norms and signed dominance, each standardised and weighted by how far it beats chance.
+def _reads(parts: Parts) -> NDArray[np.float64]:
+    """``W_last W_out W_in`` over the norms of ``W_last W_out`` and of ``W_in``: (inputs, outputs, outputs * width).
 
-    A signal's strength is the mean standardised score of its own best assignment over what the best
-    assignment of Gaussian noise reaches; weak signals count with the third power of little.
+    What the network would read from its inputs through two pieces, were the activation the identity.
     """
-    dominance = _standard(_dominance(parts), parts.shared)
-    negative, positive = _strength(parts, -dominance), _strength(parts, dominance)
-    # theory and most networks say negative; some trained with weight decay turn the sign
-    signed = dominance if positive > negative + 0.15 else -dominance
-    signals = [_standard(_gram(parts), parts.shared), _standard(_norms(parts), parts.shared), signed]
-    weights = np.array([max(_strength(parts, signal) - 0.8, 0.05) ** 3 for signal in signals])
-    weights /= weights.sum()
-    return np.asarray(sum(w * s for w, s in zip(weights, signals, strict=True)))
-
-
-def _strength(parts: Parts, standard: NDArray[np.float64]) -> float:
-    found = pairing_of(parts, "", standard)
-    # least-squares fit to the mean score of the best assignment of n x n Gaussian noise, n = 2 to 192
-    chance = max(1.1 * math.sqrt(2 * math.log(max(len(standard), 2))) - 1.01, 0.3)
-    return float(standard[found.ins, found.outs].mean()) / chance
-
-
-def _standard(matrix: NDArray[np.float64], shared: bool) -> NDArray[np.float64]:
-    """Row and column means taken out (a large piece scores high with everyone), then unit variance."""
-    if shared:
-        matrix = matrix.copy()
-        np.fill_diagonal(matrix, (matrix.sum() - np.trace(matrix)) / max(matrix.size - len(matrix), 1))
-    centred = matrix - matrix.mean(axis=1, keepdims=True) - matrix.mean(axis=0, keepdims=True) + matrix.mean()
-    deviation = float(centred.std())
-    return np.asarray(centred / deviation) if deviation > 0 else np.zeros_like(centred)
+    seen = np.einsum("od,mdh->moh", parts.L, parts.B).astype(np.float64)
+    seen /= _safe(np.linalg.norm(seen, axis=(1, 2), keepdims=True))
+    inner = parts.A.astype(np.float64)
+    inner /= _safe(np.linalg.norm(inner, axis=(1, 2), keepdims=True))
+    m, h, d = inner.shape
+    reads = seen.reshape(-1, h) @ inner.transpose(1, 0, 2).reshape(h, m * d)
+    return np.asarray(reads.reshape(m, -1, m, d).transpose(2, 0, 1, 3).reshape(m, m, -1))
 
 
 def _correlation(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float64]:

@@ -50,7 +50,7 @@ class Parts:
         """``W_out act(W_in z + b_in) + b_out`` of input projection ``i`` and output projection ``j``."""
         u = z @ self.A[i].T
         u += self.a[i]
-        r: Floats = self.act.value(u) @ self.B[j].T
+        r: Floats = self.act.spend(u) @ self.B[j].T
         r += self.b[j]
         return r
 
@@ -62,7 +62,7 @@ class Parts:
             for i, j in zip(ins, outs, strict=True):
                 u = self.A[i] @ z
                 u += self.a[i][:, None]
-                r = self.B[j] @ self.act.value(u)
+                r = self.B[j] @ self.act.spend(u)
                 r += self.b[j][:, None]
                 z += r
             chunks.append((self.L @ z + self.l[:, None]).T)

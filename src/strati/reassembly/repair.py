@@ -1,9 +1,10 @@
-"""Improving an order by exchanging neighbours.
+"""Improving an order by exchanging neighbours, or by taking a block out and putting it elsewhere.
 
 :func:`bubble` is the paper's repair: every neighbouring pair is tried with a full forward pass. :func:`sweep`
 does the same walk with the adjoint of one backward pass: the exchange of two neighbours is computed
 exactly where it happens and carried to the output linearly, so a whole sweep costs about as much as
-four forward passes, whatever the number of blocks.
+four forward passes, whatever the number of blocks. :func:`insert` is for orders where neighbours are all in
+order and a block is far from its place: one pass ranks every way to move one block.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.reassembly.parts import run
+
 if TYPE_CHECKING:
-    from strati.reassembly.parts import Floats, Ints, Parts
+    from numpy.typing import NDArray
+
+    from strati.reassembly.parts import Floats, Ints, Parts, Pass
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,18 @@ def bubble(
     return order, tuple(rounds)
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did: the new order, the error before it, and each exchange with the error predicted after it."""
+
+    order: Ints
+    before: float
+    moves: tuple[tuple[int, float], ...]
+
+
 def sweep(
     parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, caution: float = 0.5, floor: float = 0.0
-) -> tuple[Ints, int, float]:
+) -> Swept:
     """One walk from first to last block, exchanging neighbours where the predicted error falls.
 
     With ``z`` the stream before blocks ``a, b``, the exchange changes the stream after them by
@@ -76,21 +90,23 @@ def sweep(
         floor: Below this error nothing is exchanged.
 
     Returns:
-        Positions of the given blocks in the new order, the number of exchanges, and the error before them.
+        Positions of the given blocks in the new order, the error before, and the exchanges (the first of the two
+        places, the error predicted after it).
     """
     streams, pre = _forward(parts, ins, outs, x)
     error = parts.L @ streams[-1] + parts.l[:, None] - y.T
     before = float(np.mean(np.square(error, dtype=np.float64)))
     order = list(range(len(ins)))
     if before < floor:
-        return np.array(order), 0, before
+        return Swept(np.array(order), before, ())
     adjoint = _backward(parts, ins, outs, pre)
-    swaps, z, moved = 0, streams[0], False
+    moves: list[tuple[int, float]] = []
+    z = streams[0]
     ra = streams[1] - streams[0] if len(order) > 1 else z
     for k in range(len(order) - 1):
         a, b = order[k], order[k + 1]
-        za = z + ra if moved else streams[k + 1]
-        rba = _residual(parts, ins[b], outs[b], za) if moved else streams[k + 2] - za
+        za = z + ra if moves else streams[k + 1]
+        rba = _residual(parts, ins[b], outs[b], za) if moves else streams[k + 2] - za
         rb = _residual(parts, ins[b], outs[b], z)
         zb = z + rb
         rab = _residual(parts, ins[a], outs[a], zb)
@@ -102,11 +118,67 @@ def sweep(
         if gain > caution * error_of_gain:
             order[k], order[k + 1] = b, a
             error += effect
-            z, ra, moved = zb, rab, True
-            swaps += 1
+            z, ra = zb, rab
+            moves.append((k, float(np.mean(np.square(error)))))
         else:
             z, ra = za, rba
-    return np.array(order), swaps, before
+    return Swept(np.array(order), before, tuple(moves))
+
+
+def insert(
+    parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, tries: int = 12
+) -> tuple[Ints, float, tuple[tuple[int, int, float], ...]]:
+    """Take blocks out and put them elsewhere, while the true error falls.
+
+    Moving a block past others exchanges it with each of them, so its effect on the output is, to second order, the
+    sum of the effects ``<J_a^T g, r_b> - <J_b^T g, r_a>`` of those pairs (:mod:`strati.reassembly.regression`): one
+    forward and one backward pass predict all ``n (n - 1)`` moves. The best are tried in turn with a forward pass each.
+
+    Returns:
+        Positions of the given blocks in the new order, its error on these rows, and the moves made: from where, to
+        where, and the error after it.
+    """
+    n = len(ins)
+    order = np.arange(n)
+    passed = run(parts, ins, outs, x)
+    error = passed.output - y
+    best = float(np.mean(np.square(error, dtype=np.float64)))
+    moves: list[tuple[int, int, float]] = []
+    gains = _insertion_gains(passed, error)
+    for flat in np.argsort(-gains, axis=None, kind="stable")[:tries]:
+        block, place = divmod(int(flat), n)
+        if gains[block, place] <= 0:
+            break
+        start = int(np.flatnonzero(order == block)[0])
+        moved = np.insert(np.delete(order, start), place, block)
+        mse = parts.mse(ins[moved], outs[moved], x, y)
+        if mse < best:
+            order, best = moved, mse
+            moves.append((start, place, mse))
+    return order, best, tuple(moves)
+
+
+def insertion_rows(blocks: int) -> int:
+    """So many rows that the effects of all pairs on them stay within some tens of megabytes."""
+    return max(64, min(1000, 8_000_000 // blocks**2))
+
+
+def _insertion_gains(passed: Pass, error: Floats) -> NDArray[np.float64]:
+    """By how much the mean squared error is predicted to fall when block ``a`` is put at place ``b``."""
+    residuals = np.stack(passed.residuals, axis=1)  # rows, blocks, width
+    adjoint = np.stack(passed.adjoint, axis=2)  # outputs, rows, places, width
+    steps = adjoint[:, :, :-1] - adjoint[:, :, 1:]
+    rows, n, _ = residuals.shape
+    total = np.zeros((n, n))
+    for q in range(len(steps)):
+        effect = steps[q] @ residuals.transpose(0, 2, 1)  # rows, a, b
+        effect -= effect.transpose(0, 2, 1).copy()
+        # to the right, a meets a + 1, ..., b; to the left it meets a - 1, ..., b, each pair the other way round
+        right = np.cumsum(np.triu(effect, 1), axis=2)
+        left = np.cumsum(np.tril(effect, -1)[:, :, ::-1], axis=2)[:, :, ::-1]
+        moved = np.triu(right, 1) - np.tril(left, -1)
+        total -= np.einsum("xab,xab->ab", moved, moved) + 2 * np.einsum("x,xab->ab", error[:, q], moved)
+    return np.asarray(total / (rows * len(steps)))
 
 
 # The walk works on columns (width x rows): matrix products of a few hundred columns run half again as fast.
@@ -115,7 +187,7 @@ def sweep(
 def _residual(parts: Parts, i: int, j: int, z: Floats) -> Floats:
     u = parts.A[i] @ z
     u += parts.a[i][:, None]
-    r: Floats = parts.B[j] @ parts.act.value(u)
+    r: Floats = parts.B[j] @ parts.act.spend(u)
     r += parts.b[j][:, None]
     return r
 

@@ -21,7 +21,7 @@ from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
 from strati.reassembly.parts import Parts, stack
 from strati.reassembly.pieces import as_pieces, sort_out
 from strati.reassembly.regression import regress_order
-from strati.reassembly.repair import Round, sweep
+from strati.reassembly.repair import Round, insert, insertion_rows, sweep
 from strati.reassembly.result import Reassembly, Stage
 from strati.reassembly.seeds import Seed, seed_order
 from strati.types import Flag, Tick, silent
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 
 EXACT = 1e-10
 """Mean squared error, as a share of the variance of the outputs, below which an answer is exact."""
+
+_SWEEP = 192
+_STRIDE = 17
+_JUDGE = 1000
+"""Rows of a sweep, how far the next sweep's rows are shifted, and rows on which a repaired order is judged."""
+
+_STAGES = 200
+_DRAWN = 10_000
+"""At most so many stages of the progression, and so many blocks in all of them together."""
 
 _NEAR = 12
 _MOST = 64
@@ -69,6 +78,22 @@ class _State:
     mse: float
     rounds: list[Round]
     stages: list[tuple[str, Ints, Ints, float]]
+
+    def exchange(self, a: int, b: int) -> None:
+        """The blocks at two places change places."""
+        order = np.arange(len(self.ins))
+        order[[a, b]] = b, a
+        self.ins, self.outs = self.ins[order], self.outs[order]
+
+    def add_round(self, name: str, moves: int) -> None:
+        """Note a round that led to the present chain and error."""
+        self.rounds.append(Round(len(self.rounds) + 1, moves, self.mse))
+        self.stages.append((name, self.ins, self.outs, self.mse))
+
+    def correct_round(self) -> None:
+        """The error of the last round, predicted so far, as measured."""
+        self.rounds[-1] = Round(self.rounds[-1].round, self.rounds[-1].swaps, self.mse)
+        self.stages[-1] = (*self.stages[-1][:3], self.mse)
 
 
 def reassemble(
@@ -188,43 +213,67 @@ def _pairing(parts: Parts, options: Options) -> Pairing:
 
 
 def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
-    """Sweeps of predicted neighbour exchanges on changing rows, then, if these stall, regression.
+    """Sweeps of predicted neighbour exchanges on changing rows; if these stall, insertions, then regression."""
+    _sweeps(parts, rows, state, floor, tick)
+    if state.mse >= floor:
+        _insertions(parts, rows, state, floor, tick)
+    # near pairs first, which is enough for an order that is nearly right; then, where they are not too many, all
+    n = len(state.ins)
+    for window in (_NEAR, n) if n <= _MOST else (_NEAR,):
+        if state.mse < floor:
+            return
+        enough = _some(rows, max(2000, 2 * n * min(window, n // 2)))
+        order, mse = regress_order(parts, state.ins, state.outs, *enough, floor=floor, window=window)
+        state.ins, state.outs, state.mse = state.ins[order], state.outs[order], mse
+        state.add_round("regression", int((order != np.arange(n)).sum()))
 
-    Few rows make a sweep cheap and changing them keeps it from settling in a minimum of those rows only.
+
+def _sweeps(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
+    """Few rows make a sweep cheap; changing them keeps it from settling in a minimum of those rows only.
+
+    What a sweep has reached is known to the next one, on other rows; an order without error on those is judged
+    on the rows that :data:`_JUDGE` says before it is believed.
     """
     x, y = rows
-    step = max(1, len(x) // 256)
-    stalled = 0
-    ins, outs = state.ins, state.outs
-    best = float("inf")
+    step = max(1, len(x) // _SWEEP)
+    stalled, best = 0, float("inf")
     for number in range(1, 61):
-        part = slice(number % step, None, step)
-        order, swaps, mse = sweep(parts, ins, outs, x[part], y[part], floor=floor)
-        if number > 1:
-            state.rounds[-1] = Round(number - 1, state.rounds[-1].swaps, mse)
-        if mse < floor:
-            break
-        ins, outs = ins[order], outs[order]
-        state.rounds.append(Round(number, swaps, mse))
+        part = slice(number * _STRIDE % step, None, step)
+        swept = sweep(parts, state.ins, state.outs, x[part], y[part], floor=floor)
+        state.mse = swept.before
+        if state.rounds:
+            state.correct_round()
+        if swept.before < floor:
+            state.mse = parts.mse(state.ins, state.outs, *_some(rows, _JUDGE))
+            if state.rounds:
+                state.correct_round()
+            return
+        for move, (place, mse) in enumerate(swept.moves, start=1):
+            state.exchange(place, place + 1)
+            state.stages.append((f"round {number}, move {move}", state.ins, state.outs, mse))
+            state.mse = mse
+        state.add_round(f"round {number}", len(swept.moves))
         tick(f"round {number}")
-        stalled = 0 if mse < 0.8 * best else stalled + 1
-        best = min(best, mse)
+        stalled = 0 if swept.before < 0.8 * best else stalled + 1
+        best = min(best, swept.before)
         if stalled >= 4:
             break
-    if mse >= floor:
-        mse = parts.mse(ins, outs, *_some(rows, 2000))
-        state.rounds[-1] = Round(len(state.rounds), state.rounds[-1].swaps, mse)
-    state.stages.append(("sweeps", ins, outs, mse))
-    # near pairs first, which is enough for an order that is nearly right; then, where they are not too many, all
-    for window in (_NEAR, len(ins)) if len(ins) <= _MOST else (_NEAR,):
-        if mse < floor:
-            break
-        enough = _some(rows, max(2000, 2 * len(ins) * min(window, len(ins) // 2)))
-        order, mse = regress_order(parts, ins, outs, *enough, floor=floor, window=window)
-        ins, outs = ins[order], outs[order]
-        state.rounds.append(Round(len(state.rounds) + 1, int((order != np.arange(len(order))).sum()), mse))
-        state.stages.append(("regression", ins, outs, mse))
-    state.ins, state.outs, state.mse = ins, outs, mse
+    state.mse = parts.mse(state.ins, state.outs, *_some(rows, _JUDGE))
+    state.correct_round()
+
+
+def _insertions(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
+    """Rounds of insertions while they gain: for a block that no exchange of neighbours brings to its place."""
+    part = _some(rows, insertion_rows(len(state.ins)))
+    for _ in range(40):
+        if state.mse < floor:
+            return
+        order, mse, moves = insert(parts, state.ins, state.outs, *part)
+        if not moves:
+            return
+        state.ins, state.outs, state.mse = state.ins[order], state.outs[order], mse
+        state.add_round("insertions", len(moves))
+        tick(f"round {len(state.rounds)}")
 
 
 def _search(
@@ -244,8 +293,7 @@ def _search(
     if found.mse < state.mse:
         moved = int((found.ins != state.ins).sum() + (found.outs != state.outs).sum())
         state.ins, state.outs, state.mse = found.ins, found.outs, found.mse
-        state.rounds.append(Round(len(state.rounds) + 1, moved, found.mse))
-        state.stages.append(("joint search", found.ins, found.outs, found.mse))
+        state.add_round("joint search", moved)
 
 
 def _data(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
@@ -293,8 +341,14 @@ def _stages(state: _State) -> tuple[Stage, ...]:
     final = {int(i): k for k, i in enumerate(state.ins)}
     # where roles are open, a piece that ended as output projection has the position of its block
     final |= {int(j): k for k, j in enumerate(state.outs) if int(j) not in final}
-    stages = [*state.stages, ("final", state.ins, state.outs, state.mse)]
+    stages = [*_thinned(state.stages), ("final", state.ins, state.outs, state.mse)]
     return tuple(Stage(name, tuple(final[int(i)] for i in ins), mse) for name, ins, _, mse in stages)
+
+
+def _thinned(stages: list[tuple[str, Ints, Ints, float]]) -> list[tuple[str, Ints, Ints, float]]:
+    """All stages, or as many of them, evenly, as can be drawn; the first always."""
+    most = max(2, min(_STAGES, _DRAWN // max(len(stages[0][1]), 1))) - 1
+    return stages[:: -(-len(stages) // most)]
 
 
 def _warnings(
