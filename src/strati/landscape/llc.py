@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from strati.errors import BadInputError
+from strati.landscape.affine import condensed
 from strati.landscape.behaviour import Loss, Objective, Potential, objective
 from strati.landscape.diagnostics import ess, rhat, standard_error
 from strati.landscape.extrapolate import Limit, extrapolate
@@ -225,26 +226,29 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
     nbeta = config.nbeta
     if nbeta is None:
         nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
-    kind = chosen_sampler(potential, theta, config)
+    few = condensed(potential) if isinstance(potential, Objective) else potential
+    kind = chosen_sampler(few, theta, config)
     if kind in (Sampler.HMC, Sampler.GIBBS):
-        return _sample_all_data(target(potential, theta, config.gamma), config, float(nbeta), tick)
+        return _sample_all_data(target(few, theta, config.gamma), config, float(nbeta), tick)
     if not isinstance(potential, Objective):
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
 
 
 def _sample_all_data(seen: Target, config: LLCConfig, nbeta: float, tick: Tick) -> Traces:
-    """By conditional draws where the loss allows them and no whole ladder of exchanges is affordable, else by HMC."""
-    if config.sampler == Sampler.HMC or (
-        config.sampler == Sampler.AUTO and config.plan(seen.size, seen.cost).exchange
-    ):
-        return sample_hmc(seen, config, nbeta, tick)
-    traces = conditional_traces(seen, config, ladder(seen, config, nbeta), tick)
+    """By conditional draws where the loss allows them, else by HMC.
+
+    Where a whole ladder of exchanges is affordable it is as good, and goes colder; but one block is drawn outright.
+    """
+    most = 1 if config.sampler == Sampler.AUTO and config.plan(seen.size, seen.cost).exchange else None
+    traces = conditional_traces(seen, config, ladder(seen, config, nbeta), tick, most=most)
     return traces if traces is not None else sample_hmc(seen, config, nbeta, tick)
 
 
-def conditional_traces(seen: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick) -> Traces | None:
-    """Draws by conditionals of blocks; ``None`` where the loss has no such blocks and they were not insisted on.
+def conditional_traces(
+    seen: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick, *, most: int | None = None
+) -> Traces | None:
+    """Draws by conditionals of at most so many blocks; ``None`` where there are no such and they are not insisted on.
 
     Raises:
         BadInputError: ``gibbs`` was asked for and is not possible.
@@ -254,7 +258,12 @@ def conditional_traces(seen: Target, config: LLCConfig, nbetas: Sequence[float],
     sizes = seen.potential.flat.sizes if isinstance(seen.potential, Objective) else None
     blocks = quadratic_blocks(seen.potential, seen.theta, sizes)
     traces = None
-    if blocks is not None and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost)):
+    few = blocks is not None and (most is None or len(blocks) <= most)
+    if (
+        blocks is not None
+        and few
+        and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost))
+    ):
         traces = sample_gibbs(seen, blocks, config, nbetas, tick)
     if traces is None and config.sampler == Sampler.GIBBS:
         raise BadInputError("gibbs", "the loss is not quadratic in each layer given the others; use hmc")

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from strati.errors import BadInputError
+from strati.landscape.affine import condensed
 from strati.landscape.behaviour import Objective, as_tensor, objective
 from strati.landscape.density import DensityOfStates, density_of_states
 from strati.landscape.gauss_newton import closed_form, curvature_spectrum, matching_scale, temperature_for
 from strati.landscape.hmc import sample_rungs
-from strati.landscape.llc import chosen_sampler, estimate, impossible, mixed, sample
+from strati.landscape.llc import chosen_sampler, conditional_traces, estimate, impossible, mixed, sample
 from strati.landscape.samplers import LLCConfig, Sampler, gradient_cost, target
 from strati.types import Result, Tick, silent
 
@@ -170,8 +171,9 @@ def effective_parameters(
         True
     """
     settings = dataclasses.replace(config or LLCConfig(), **options)
-    function = objective(model, f"behavioural-{kind}", x, dtype=torch.float64)
-    wanted = _scales(scales, function)
+    whole = objective(model, f"behavioural-{kind}", x, dtype=torch.float64)
+    wanted = _scales(scales, whole)
+    function = condensed(whole)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
@@ -232,8 +234,11 @@ def _by_temperature(
     quadratic = curvature if curvature is not None else np.ones(function.flat.size)
     nbetas = [temperature_for(float(e), quadratic, settings.gamma) for e in scales]
     theta = function.flat.theta
-    if chosen_sampler(function, theta, settings) is Sampler.HMC:
-        traces = sample_rungs(target(function, theta, settings.gamma), settings, nbetas, tick)
+    if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
+        seen = target(function, theta, settings.gamma)
+        traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
+            seen, settings, nbetas, tick
+        )
         found = {float(n): traces.only(k) for k, n in enumerate(traces.nbeta)}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
