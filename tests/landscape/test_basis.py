@@ -128,6 +128,134 @@ def test_invariance_in_a_hidden_layer(kind):
     assert same_up_to_signs(one.layers[0].forward(F[0]), two.layers[0].forward(F[0])) < 1e-6
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    widths=st.lists(st.integers(2, 9), min_size=2, max_size=4),
+    outputs=st.sampled_from([1, 2, 5]),
+    activation=st.sampled_from([nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.Identity]),
+    bias=st.booleans(),
+    spoilt=st.sampled_from(["", "duplicate", "dead", "flat data"]),
+)
+def test_invariance_of_all_kinds_of_networks(seed, widths, outputs, activation, bias, spoilt):
+    """``f -> R f, W -> W R^-1`` in any layer, condition number up to 1e3: the same coordinates up to signs."""
+    rng = np.random.default_rng(seed)
+    net, x = (
+        mlp([*widths, outputs], seed=seed, bias=bias, activation=activation),
+        normal(250, widths[0], seed=seed),
+    )
+    with torch.no_grad():
+        if spoilt == "duplicate":
+            net[0].weight[1] = 2 * net[0].weight[0]
+        if spoilt == "dead":
+            net[0].weight[0] = 0.0
+        if spoilt == "flat data":
+            x = x[:, :2] @ normal(2, widths[0], seed=seed)
+    place = int(rng.integers(0, len(widths)))
+    at = [k for k, module in enumerate(net) if isinstance(module, nn.Linear)][place]
+    R = conditioned(widths[place], 10 ** rng.uniform(0, 3), seed=seed)
+    reader = nn.Linear(widths[place], net[at].out_features, bias=bias).double()
+    reader.weight.data = net[at].weight.data @ torch.linalg.inv(R)
+    if bias:
+        reader.bias.data = net[at].bias.data
+    change = nn.Linear(widths[place], widths[place], bias=False).double()
+    change.weight.data = R
+    front = [] if place == 0 else [*list(net)[:at], change]
+    other = nn.Sequential(*front, reader, *list(net)[at + 1 :])
+    F = activations(net, x)[place]
+    for kind in KINDS:
+        one = strati.interaction_basis(net, x, kind).layers[place]
+        two = strati.interaction_basis(other, x @ R.T if place == 0 else x, kind).layers[place + (place > 0)]
+        assert one.directions == two.directions
+        plain, mixed = one.forward(F), two.forward(F @ R.numpy().T)
+        apart = [k for k in range(one.directions) if not any(k in group for group in one.ambiguous)]
+        # directions that hardly vary (tanh of a line, say) are seen through their rounding errors
+        sure = one.eigenvalues.size == 0 or one.eigenvalues[-1] > 1e-9 * one.eigenvalues[0]
+        if apart and sure:
+            assert same_up_to_signs(plain[:, apart], mixed[:, apart]) < 1e-6
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    widths=st.lists(st.integers(1, 9), min_size=2, max_size=5),
+    bias=st.booleans(),
+)
+def test_deep_linear_networks_of_any_shape_are_diagonal(seed, widths, bias):
+    net, x = mlp(widths, seed=seed, activation=None, bias=bias), normal(200, widths[0], seed=seed) + 1.0
+    for kind in KINDS:
+        basis = strati.interaction_basis(net, x, kind)
+        count = basis.layers[-1].directions
+        assert [layer.directions for layer in basis.layers] == [count] * len(widths) and count <= min(widths)
+        if any(layer.ambiguous for layer in basis.layers) or basis.layers[-1].eigenvalues[-1] < 1e-9:
+            continue
+        for edges in strati.interaction_graph(basis).edges:
+            assert np.abs(edges - np.eye(count)).max() < 1e-6
+        for layer in basis.layers:
+            assert np.allclose(layer.eigenvalues, basis.layers[-1].eigenvalues, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_single_precision_gives_the_same_basis(kind):
+    net, x = mlp([5, 7, 6, 3], seed=2), normal(300, 5)
+    with torch.no_grad():
+        net[0].weight[1], net[0].bias[1] = 2 * net[0].weight[0], 2 * net[0].bias[0]
+        net[0].bias[2] = -100.0
+    double = strati.interaction_basis(net, x, kind)
+    single = strati.interaction_basis(net.float(), x.float(), kind)
+    for a, b in zip(double.layers, single.layers, strict=True):
+        assert a.directions == b.directions
+        assert np.allclose(a.eigenvalues, b.eigenvalues, rtol=1e-4, atol=1e-5 * a.eigenvalues[0])
+
+
+def convolutional(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)
+    ).double()
+
+
+def test_feature_maps_have_channels_as_directions_and_pixels_as_data():
+    net, x = convolutional(), torch.from_numpy(np.random.default_rng(0).normal(size=(60, 2, 5, 5)))
+    basis = strati.interaction_basis(net, x)
+    assert [layer.width for layer in basis.layers] == [2, 3, 16, 2]
+    f = net[:2](x).detach()
+    J = (
+        torch.func.vmap(torch.func.jacrev(net[2:]))(f).detach().numpy()
+    )  # (data, output, channel, row, column)
+    pixels = f.shape[2] * f.shape[3]
+    M = np.einsum("nkcij,nkdij->cd", J, J) / (len(x) * pixels)
+    rows = f.movedim(1, -1).reshape(-1, 3).numpy()
+    layer = basis.layers[1]
+    assert layer.error == 0
+    assert np.allclose(layer.inverse.T @ M @ layer.inverse, np.eye(layer.directions), atol=1e-9)
+    assert np.allclose(
+        layer.matrix @ np.cov(rows.T, bias=True) @ layer.matrix.T, np.diag(layer.eigenvalues), atol=1e-9
+    )
+    assert all(layer.round_trip < 1e-12 for layer in basis.layers)
+    graph = strati.interaction_graph(basis)
+    assert [e.shape for e in graph.edges] == [(b.directions, a.directions) for a, b in pairwise(basis.layers)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixing_the_channels_of_a_feature_map_changes_nothing(kind):
+    net, x = convolutional(1), torch.from_numpy(np.random.default_rng(1).normal(size=(60, 2, 5, 5)))
+    R = conditioned(3, 1e3, seed=1)
+    mix = nn.Conv2d(3, 3, 1, bias=False).double()
+    mix.weight.data = R[:, :, None, None].clone()
+    reader = nn.Conv2d(3, 4, 2).double()
+    reader.weight.data = torch.einsum("ocij,cd->odij", net[2].weight.data, torch.linalg.inv(R))
+    reader.bias.data = net[2].bias.data
+    other = nn.Sequential(*list(net)[:2], mix, reader, *list(net)[3:])
+    f = net[:2](x).detach().movedim(1, -1).reshape(-1, 3).numpy()
+    reading = Reading(
+        probes=64
+    )  # the local basis of three channels needs its next layer's 16 directions only
+    one = strati.interaction_basis(net, x, kind, reading=reading)
+    two = strati.interaction_basis(other, x, kind, reading=reading)
+    assert same_up_to_signs(one.layers[1].forward(f), two.layers[2].forward(f @ R.numpy().T)) < 1e-6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_deep_linear_networks_are_diagonal(kind, bias):

@@ -24,10 +24,21 @@ def test_section_five(tmp_path):
     rows = {row.what: row for row in found.rows}
     assert len(ticks) == 3
     assert rows["disjoint modules: free directions add up (5.2.1)"].ours == "10 of 10"
-    shares = [row for row in found.rows if "eq. 34" in row.what]
-    assert all(row.ours == pytest.approx(row.paper, abs=0.04) for row in shares)
-    pairs = [row for row in found.rows if "eq. 35" in row.what]
-    assert all(0.9 < row.ours < 1.3 for row in pairs)
+    # V(w) = sqrt(eps)/w, counted in n = 100,000 draws: ln V is off by sqrt((1/V - 1)/n), at most 0.0315 here
+    full = np.sqrt((1 / 1e-2 - 1) / 100_000)
+    for row in (row for row in found.rows if "eq. 34" in row.what):
+        volume = 1e-2 ** float(row.paper)
+        error = (np.sqrt((1 / volume - 1) / 100_000) + float(row.paper) * full) / -np.log(1e-2)
+        assert error < 0.014
+        assert row.ours == pytest.approx(row.paper, abs=3.5 * error)
+    # two links leave a disc in a square, pi/4 of what eq. 35 says: its ratio is 1 + ln(4/pi) / (2 ln r)
+    for row in (row for row in found.rows if "eq. 35" in row.what):
+        ratio = float(row.what.split(" links of ")[1].split()[0])
+        exact = 1 + np.log(4 / np.pi) / (2 * np.log(ratio))
+        volumes = np.pi / 4 / ratio**2, 1 / ratio**2
+        error = sum(np.sqrt((1 / v - 1) / 100_000) for v in volumes) * exact / (2 * np.log(ratio))
+        assert error < 0.03
+        assert row.ours == pytest.approx(exact, abs=3.5 * error)
 
 
 def test_the_two_directions_eq_31_misses_are_exactly_free():

@@ -115,6 +115,7 @@ def _links(samples: int, seed: int) -> list[Row]:
                 f"two links of {ratio:g} sqrt(eps) against one of {ratio**2:g} sqrt(eps): ratio of ln V (eq. 35)",
                 1.0,
                 float(np.log(two) / np.log(one)),
+                f"exactly {1 + np.log(4 / np.pi) / (2 * np.log(ratio)):.3f}: a disc where the law has a square; "
                 f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(one):.2f}",
             )
         )
