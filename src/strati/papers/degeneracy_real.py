@@ -42,12 +42,12 @@ class Point:
 def real_networks(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Counts on the embedded network, on FCN 5x512 at points of its training, and on stories15M."""
     rows = [*_embedded(tick)]
-    series = _training(quick, seed, tick)
+    series = _training(quick, seed, folder, tick)
     rows += [
         _row(f"FCN 5x512 on MNIST, {p.label}", p.count, f"test accuracy {p.accuracy:.2f} %", p.fixed)
         for p in series
     ]
-    rows.append(_trend(series))
+    rows.append(trend(series))
     rows += _transformer(quick, seed, tick)
     figure = _draw(series, folder)
     return Reproduction(
@@ -71,7 +71,7 @@ def _embedded(tick: Tick) -> Iterator[Row]:
         tick(f"digits {state}")
 
 
-def _training(quick: bool, seed: int, tick: Tick) -> list[Point]:
+def _training(quick: bool, seed: int, folder: Path, tick: Tick) -> list[Point]:
     """An FCN 5x512 at its start, during and after training."""
     import numpy as np
     import torch
@@ -82,32 +82,73 @@ def _training(quick: bool, seed: int, tick: Tick) -> list[Point]:
         x, y = (torch.tensor(data[k]) for k in ("x_train", "y_train"))
         x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
     x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
-    probe = x_test[: 2_000 if quick else 10_000]
-    kept = list(_snapshots(x, y.long(), 2 if quick else 10, seed, tick))
-    final = scale_of(kept[-1][1], probe)
-    points = []
-    for label, model in kept:
-        with torch.no_grad():
-            accuracy = 100 * float((model(x_test).argmax(1) == y_test).double().mean())
-        points.append(Point(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
-        tick(f"FCN {label}")
-    return points
+    kept = snapshots((x, y.long()), 2 if quick else 10, seed, folder, tick)
+    return points(kept, x_test[: 2_000 if quick else 10_000], (x_test, y_test), tick)
 
 
-def _snapshots(
-    x: torch.Tensor, y: torch.Tensor, epochs: int, seed: int, tick: Tick
-) -> Iterator[tuple[str, nn.Module]]:
-    """Train with Adam (1e-3, batches of 256); the network at some moments."""
+def points(
+    kept: list[tuple[str, nn.Module]],
+    probe: torch.Tensor,
+    test: tuple[torch.Tensor, torch.Tensor],
+    tick: Tick,
+) -> list[Point]:
+    """Counts of a network at moments of its training, the last of which sets the fixed loss scale."""
     import torch
 
-    model = _fcn(derive(seed, "fcn"))
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    final = scale_of(kept[-1][1], probe)
+    found = []
+    for label, model in kept:
+        with torch.no_grad():
+            accuracy = 100 * float((model(test[0]).argmax(1) == test[1]).double().mean())
+        found.append(Point(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
+        tick(f"FCN {label}")
+    return found
+
+
+def snapshots(
+    data: tuple[torch.Tensor, torch.Tensor],
+    epochs: int,
+    seed: int,
+    folder: Path,
+    tick: Tick,
+    *,
+    width: int = 512,
+) -> list[tuple[str, nn.Module]]:
+    """A network of five hidden layers at some moments of its training, from files where an earlier run left them."""
+    from safetensors.torch import load_file, save
+
+    from strati.run.files import write_atomic
+
+    x, y = data
     per_epoch = -(-len(x) // 256)
     stops = {0: "initial", 50: "50 steps", per_epoch: "1 epoch", epochs * per_epoch: f"{epochs} epochs"}
+    stops = {step: stops[step] for step in sorted(stops) if step <= epochs * per_epoch}
+    files = {step: folder / f"fcn-{width}-{epochs}-{seed}-step-{step}.safetensors" for step in stops}
+    models = {step: _fcn(derive(seed, "fcn"), x.shape[1], width) for step in stops}
+    if all(file.is_file() for file in files.values()):
+        for step, file in files.items():
+            models[step].load_state_dict(load_file(file))
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        for step, model in _train(models[0], x, y, epochs, seed, set(stops), tick):
+            models[step].load_state_dict(model.state_dict())
+            write_atomic(files[step], save({k: v.contiguous() for k, v in model.state_dict().items()}))
+    return [(stops[step], models[step]) for step in stops]
+
+
+def _train(
+    start: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, seed: int, stops: set[int], tick: Tick
+) -> Iterator[tuple[int, nn.Module]]:
+    """Train a copy with Adam (1e-3, batches of 256); the network at some steps."""
+    import torch
+
+    model = copy.deepcopy(start)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    per_epoch = -(-len(x) // 256)
     generator = torch.Generator().manual_seed(derive(seed, "batches"))
     for step in range(epochs * per_epoch + 1):
         if step in stops:
-            yield stops[step], copy.deepcopy(model)
+            yield step, model
         if step % per_epoch == 0:
             order = torch.randperm(len(x), generator=generator)
             tick(f"step {step}")
@@ -117,14 +158,14 @@ def _snapshots(
         optimiser.step()
 
 
-def _fcn(seed: int) -> nn.Module:
+def _fcn(seed: int, inputs: int, width: int) -> nn.Module:
     import torch
     from torch import nn
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        hidden = [part for _ in range(4) for part in (nn.Linear(512, 512), nn.ReLU())]
-        return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), *hidden, nn.Linear(512, 10))
+        hidden = [part for _ in range(4) for part in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
 
 
 def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
@@ -207,7 +248,8 @@ def _row(what: str, count: Degeneracy, note: str, fixed: int | None = None) -> R
     return Row(what, None, f"{_by_layers(count):,} of {analysed:,}", "; ".join(words))
 
 
-def _trend(series: list[Point]) -> Row:
+def trend(series: list[Point]) -> Row:
+    """Whether the number of used parameters falls from the first point to the last, in three senses."""
     first, last = series[0], series[-1]
     ratios = {
         "to first order": _by_layers(last.count) / _by_layers(first.count),
