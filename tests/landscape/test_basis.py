@@ -220,9 +220,8 @@ def test_feature_maps_have_channels_as_directions_and_pixels_as_data():
     basis = strati.interaction_basis(net, x)
     assert [layer.width for layer in basis.layers] == [2, 3, 16, 2]
     f = net[:2](x).detach()
-    J = (
-        torch.func.vmap(torch.func.jacrev(net[2:]))(f).detach().numpy()
-    )  # (data, output, channel, row, column)
+    rest = torch.func.jacrev(lambda h: net[2:](h[None])[0])
+    J = torch.func.vmap(rest)(f).detach().numpy()  # (data, output, channel, row, column)
     pixels = f.shape[2] * f.shape[3]
     M = np.einsum("nkcij,nkdij->cd", J, J) / (len(x) * pixels)
     rows = f.movedim(1, -1).reshape(-1, 3).numpy()
