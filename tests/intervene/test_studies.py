@@ -310,6 +310,65 @@ def test_a_transformers_directory_as_it_is(tmp_path: Path) -> None:
         study(spec)
 
 
+@pytest.mark.parametrize(
+    ("kind", "performance", "scheme"),
+    [
+        ("LlamaForCausalLM", "loss", "normal"),
+        ("BertForSequenceClassification", "accuracy", "normal"),
+        ("ViTForImageClassification", "accuracy", "vit"),
+        ("ResNetForImageClassification", "loss", "kaiming_fan_out"),
+    ],
+)
+def test_every_architecture_of_transformers_runs_from_its_directory(
+    kind: str, performance: str, scheme: str, tmp_path: Path
+) -> None:
+    """The paper's ResNet-34, ViT-B/16 and GPT-2 are such directories; re-initialising has a second one."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    options: dict[str, Any] = {
+        "LlamaForCausalLM": sizes | {"vocab_size": 30},
+        "BertForSequenceClassification": sizes | {"vocab_size": 30, "num_labels": 3},
+        "ViTForImageClassification": sizes | {"image_size": 16, "patch_size": 8, "num_labels": 3},
+        "ResNetForImageClassification": {
+            "embedding_size": 4,
+            "hidden_sizes": [4, 8],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "num_labels": 3,
+        },
+    }
+    model = getattr(transformers, kind)
+    for seed, name in enumerate(("first", "trained")):
+        torch.manual_seed(seed)
+        model(model.config_class(**options[kind])).save_pretrained(tmp_path / name)
+    rng = np.random.default_rng(0)
+    if kind in ("ViTForImageClassification", "ResNetForImageClassification"):
+        x: Any = rng.integers(0, 255, (9, 16, 16, 3), np.uint8)
+    else:
+        x = rng.integers(0, 30, (9, 8))
+    labels = {} if kind == "LlamaForCausalLM" else {"y": rng.integers(0, 3, 9)}
+    np.savez(tmp_path / "data.npz", x=x, **labels)
+    spec = {
+        "network": {
+            "source": "transformers",
+            "path": str(tmp_path / "trained"),
+            "initial": str(tmp_path / "first"),
+        },
+        "data": {"path": str(tmp_path / "data.npz")},
+        "measure": {"performance": performance, "batch": 4},
+        "metrics": {"spectral": False},
+    }
+    found = study(spec)
+    table = found.frame()
+    layers = table["layer"].nunique()
+    assert layers >= 6 and found.done == found.units == 3 * layers
+    changed = table[table["intervention"] != "intact"]
+    assert changed["activation_disagreement"].notna().all() and (changed["distance"] > 0).all()
+    drawn = set(table[table["intervention"] == "rerandomise"]["initialiser"].str.split(":").str[0])
+    assert drawn == {scheme}
+
+
 def test_a_residual_checkpoint(tmp_path: Path) -> None:
     torch.manual_seed(0)
     torch.save(
@@ -325,6 +384,26 @@ def test_a_residual_checkpoint(tmp_path: Path) -> None:
     assert study(spec).done == 8 * 2
     with pytest.raises(BadInputError, match="2 numbers for 3 channels"):
         study(spec | {"data": spec["data"] | {"mean": [0.1, 0.2]}})
+
+
+def test_counts_of_degeneracy_say_what_a_change_did_to_the_layer() -> None:
+    x = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))
+    narrow = module()
+    with torch.no_grad():
+        narrow[0].weight[1:] = narrow[0].weight[:1]  # all neurons alike but for the bias
+        narrow[0].bias.zero_()
+    plan = Plan(InterventionSpec(draws=1), MetricSpec(spectral=False, degeneracy=True, samples=60))
+    table = (
+        study(narrow, data=(x, narrow(x).argmax(1)), plan=plan).frame().set_index(["layer", "intervention"])
+    )
+    before, after = table.loc[("0", "intact")], table.loc[("0", "rerandomise")]
+    assert before["output_rank"] < after["output_rank"]
+    assert before["free_directions"] > after["free_directions"]
+    assert (
+        before["activation_rank"] == after["activation_rank"]
+    )  # of its inputs, which the change cannot touch
+    assert before["free_in_network"] > after["free_in_network"]
+    assert pd.isna(table.loc[("2", "intact")]["output_rank"])  # nothing follows the last layer
 
 
 def test_frames_are_written_and_read_alike(calm: Any, tmp_path: Path) -> None:
