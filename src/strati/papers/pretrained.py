@@ -205,7 +205,8 @@ class _Cosine:
         _, x, intact = max(
             self._known, key=lambda known: sum(a == b for a, b in zip(known[0], marks, strict=True))
         )
-        return float(torch.nn.functional.cosine_similarity(model(x), intact).mean())
+        with torch.no_grad():
+            return float(torch.nn.functional.cosine_similarity(model(x), intact).mean())
 
 
 def _marks(model: nn.Module) -> list[float]:
