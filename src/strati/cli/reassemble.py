@@ -73,7 +73,7 @@ def command(pieces: str | None, data: str | None, make: str | None, output: Outp
 
 def _reassemble(pieces: str, data: str, output: Output, options: dict[str, Any]) -> None:
     from strati.network.data import read_data
-    from strati.reassembly.pieces import read_pieces, sort_out
+    from strati.reassembly.pieces import read_pieces, sort_all
     from strati.reassembly.solve import Options, reassemble
 
     out = options["out"]
@@ -85,12 +85,12 @@ def _reassemble(pieces: str, data: str, output: Output, options: dict[str, Any])
         data, inputs=options["inputs"], target=options["target"] or ("pred", "y", "target", "output")
     )
     width = table.x.shape[-1]
-    shapes = sort_out(found, width=width, where=pieces)
+    outputs = 1 if table.y is None or table.y.ndim == 1 else table.y.shape[1]
+    shapes = sort_all(found, width=width, outputs=outputs, where=pieces)[0]
     if table.x.ndim != 2 or width != shapes.width:
         raise BadInputError(
             data, f"has {width} input columns, the network takes {shapes.width}; see --inputs"
         )
-    outputs = 1 if table.y is None or table.y.ndim == 1 else table.y.shape[1]
     if outputs != len(shapes.last.weight):
         raise BadInputError(
             data,

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
+from strati.papers.dropped_battery import battery, moves_rows, pairing_rows, solving_rows
 from strati.papers.dropped_net import puzzle
+from strati.papers.dropped_training import appendix_a, in_order
 from strati.papers.registry import Reproduction, Row
 from strati.reassembly.make import Recipe, Trained, train
-from strati.reassembly.pairing import Score, pair
-from strati.reassembly.parts import Parts, stack
+from strati.reassembly.parts import stack
 from strati.reassembly.pieces import as_pieces, sort_out
 from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import bubble
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """The open questions, each with its measurement."""
+    """The open questions, each with its measurement. Trainings are kept in ``folder`` and resumed."""
     base = Recipe(blocks=12, width=24, hidden=48, rows=2000, seed=seed)
     lengths = (3, 30) if quick else (1, 10, 100, 300)
     rows: list[Row] = []
@@ -41,52 +43,34 @@ def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
     for decay in (0.0, 0.1):
         for epochs in lengths:
             recipe = replace(base, epochs=epochs, weight_decay=decay)
-            trained.append((f"{epochs} epochs, weight decay {decay}", train(recipe)))
+            keep = None if quick else folder / f"diagonal-{epochs}-epochs-{decay:g}.pt"
+            trained.append((f"{epochs} epochs, weight decay {decay}", train(recipe, keep=keep)))
             tick(f"{epochs} epochs")
-    rows += (
-        _diagonal(trained) + _pairings(trained) + _seeds(trained, seed) + _minima(trained[-1], seed, quick)
-    )
-    tick("trained networks")
-    rows += _cost((12, 24, 48) if quick else (12, 24, 48, 96, 192), tick)
-    figures: list[str] = []
-    if not quick:
-        more, figures = _appendix_a(folder, seed, tick)
-        rows += more
-    title = "I Dropped a Neural Net: open questions on networks trained here"
-    return Reproduction("dropped-net-study", title, tuple(rows), tuple(figures))
-
-
-def _truth(network: Trained) -> tuple[Parts, Ints]:
-    """The parts in their true order and that order, 0 to n - 1."""
-    layers = [*network.inner, *network.outer, network.last]
-    parts = stack(sort_out(as_pieces(layers)), "relu")
-    return parts, np.arange(len(network.inner))
+    with threadpool_limits(limits=1, user_api="blas"):
+        rows += _diagonal(trained) + _seeds(trained) + _minima(trained[-1], seed, quick)
+        tick("trained networks")
+        members = battery(quick=quick, seed=1 + seed, folder=folder, tick=tick)
+        rows += pairing_rows(members)
+        rows += moves_rows([m for m in members if m.recipe.blocks < 20], seed, 1 if quick else 2)
+        tick("moves")
+        rows += solving_rows(members, 10 if quick else 30, tick)
+        rows += _cost((12, 24, 48) if quick else (12, 24, 48, 96, 192), tick)
+    more, figures = appendix_a(quick=quick, seed=seed, folder=folder, tick=tick)
+    title = "I Dropped a Neural Net: appendix A and open questions on networks trained here"
+    return Reproduction("dropped-net-study", title, tuple(rows + more), tuple(figures))
 
 
 def _diagonal(trained: list[tuple[str, Trained]]) -> list[Row]:
     rows = []
     for name, network in trained:
-        parts, _ = _truth(network)
+        parts, _ = in_order(network)
         trace = np.trace(parts.B @ parts.A, axis1=1, axis2=2)
         note = f"{(trace < 0).mean():.0%} of the blocks negative; training MSE {network.loss:.2g}"
         rows.append(Row(f"trace of W_out W_in, mean: {name}", "negative", float(trace.mean()), note))
     return rows
 
 
-def _pairings(trained: list[tuple[str, Trained]]) -> list[Row]:
-    rows = []
-    for name, network in trained:
-        parts, order = _truth(network)
-        right = [f"{score} {int((pair(parts, score).outs == order).sum())}" for score in Score]
-        pieces, permutation = network.pieces()
-        found = reassemble(pieces, network.x, network.pred)
-        solved = "exact" if found.exact and found.permutation == permutation else "not exact"
-        joint = "joint search" if found.searched else "by weights"
-        rows.append(Row(f"pairs right of {len(order)}: {name}", None, ", ".join(right), f"{solved}, {joint}"))
-    return rows
-
-
-def _seeds(trained: list[tuple[str, Trained]], seed: int) -> list[Row]:
+def _seeds(trained: list[tuple[str, Trained]]) -> list[Row]:
     """Quality of a seed is the number of pairs in the wrong order: it, not the MSE, decides the swaps needed."""
     rows = []
     found = puzzle()
@@ -106,7 +90,7 @@ def _seeds(trained: list[tuple[str, Trained]], seed: int) -> list[Row]:
             )
         )
     for name, network in trained:
-        parts, order = _truth(network)
+        parts, order = in_order(network)
         counts = [
             f"{which} {_inversions(seed_order(parts, order, order, network.x[:500], which))}"
             for which in Seed
@@ -118,7 +102,7 @@ def _seeds(trained: list[tuple[str, Trained]], seed: int) -> list[Row]:
 def _minima(named: tuple[str, Trained], seed: int, quick: bool) -> list[Row]:
     """Repair from random orders of true pairs: how often it ends short of the truth."""
     name, network = named
-    parts, order = _truth(network)
+    parts, order = in_order(network)
     x, y = network.x[:500], network.pred[:500]
     floor = EXACT * float(y.var())
     starts = 5 if quick else 20
@@ -180,45 +164,6 @@ def planted_network(
     order = np.arange(blocks)
     y = parts.output(order, order, x)
     return [layers[int(k)] for k in rng.permutation(len(layers))], x, y
-
-
-def _appendix_a(folder: Path, seed: int, tick: Tick) -> tuple[list[Row], list[str]]:
-    """48 blocks on the puzzle's own data, Adam 1e-4, 200 epochs, as the paper trained; with and without decay."""
-    from strati.report.plots.reassembly import products
-
-    found = puzzle()
-    rows, figures = [], []
-    for decay in (0.0, 0.1):
-        recipe = Recipe(
-            blocks=48,
-            width=48,
-            hidden=96,
-            epochs=200,
-            lr=1e-4,
-            weight_decay=decay,
-            rows=len(found.x),
-            seed=seed,
-        )
-        network = train(recipe, x=found.x, y=found.true, tick=tick)
-        parts, _ = _truth(network)
-        product = parts.B @ parts.A
-        trace = np.trace(product, axis1=1, axis2=2)
-        pairs = pair(parts)
-        note = f"training MSE {network.loss:.2g}, {(trace < 0).sum()} of 48 negative, separated {pairs.separated}"
-        rows.append(
-            Row(
-                f"appendix A: mean trace, weight decay {decay}",
-                "strongly negative",
-                float(trace.mean()),
-                note,
-            )
-        )
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"figure-7-decay-{decay}.png"
-        by_norm = np.argsort(np.linalg.norm(product, axis=(1, 2)))
-        products(product[by_norm], [f"tr {trace[k]:.1f}" for k in by_norm]).savefig(file, dpi=110)
-        figures.append(str(file))
-    return rows, figures
 
 
 def _inversions(order: Ints) -> int:

@@ -1,6 +1,7 @@
 """Pairing and order searched together with the data, for networks whose weights do not tell the pairs.
 
-A start is a relaxation (:mod:`strati.reassembly.relaxed`) rounded to whole pairs. From there, ordering by
+The first start is the chain that the weights suggest, every other a relaxation
+(:mod:`strati.reassembly.relaxed`) rounded to whole pairs. From there, ordering by
 regression alternates with exchanging pieces between blocks, both predicted by the adjoint and accepted only
 if the true error falls; single exchanges finish. If that ends short of exact, every second start loosens the
 best chain so far and relaxes again, the others begin from another mixture and order, until the time is over.
@@ -47,6 +48,7 @@ def search(
     y: Floats,
     *,
     prior: NDArray[np.float64] | None = None,
+    chain: tuple[Ints, Ints] | None = None,
     floor: float,
     seconds: float = 60.0,
     seed: int = 0,
@@ -58,15 +60,16 @@ def search(
         parts: The weights.
         x: Inputs.
         y: Outputs to reach.
-        prior: Score of every input with every output projection from the weights, standardised; used to
-            start some of the searches.
+        prior: Evidence in nats, from the weights, that input and output projection are a pair; used to start some
+            of the searches.
+        chain: Pairs in an order to start from: where the weights tell most pairs, a few exchanges are enough.
         floor: Mean squared error that counts as exact.
         seconds: No new start after so long.
         seed: Seed of the starts after the first two.
         tick: Called after each start.
     """
     began = time.monotonic()
-    best: Found | None = None
+    best = None if chain is None else Found(*polish(parts, *chain, x, y, floor=floor), 0)
     start = 0
     hopeless = HOPELESS * float(np.var(y, axis=0, dtype=np.float64).mean())
     while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
@@ -144,7 +147,7 @@ def _start(
     """Start 0 knows nothing, start 1 believes the weights, later ones mix belief and chance."""
     if start == 0 or (prior is None and start == 1):
         return uniform(parts)
-    belief = np.zeros(uniform(parts).shape) if prior is None else 0.7 * prior
+    belief = np.zeros(uniform(parts).shape) if prior is None else prior
     if start > 1:
         belief = rng.uniform(0, 1) * belief + rng.uniform(0, 1) * rng.standard_normal(belief.shape)
     return to_polytope(np.exp(np.clip(belief, -20, 20)) + 1e-3, parts.shared, rounds=200)

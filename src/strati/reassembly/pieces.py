@@ -142,6 +142,33 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
     return PieceSet(inner, outer, last)
 
 
+def sort_all(
+    pieces: Sequence[Piece], *, width: int, outputs: int, where: object = "pieces"
+) -> list[PieceSet]:
+    """All ways to tell the pieces apart: one, or, where the last layer has a block's shape, one per such piece.
+
+    A network whose outputs are as many as its hidden neurons (or, where all pieces are square, as its width) has a last
+    layer that shape does not tell from an input projection; only the data can (:mod:`strati.reassembly.last`).
+
+    Raises:
+        BadInputError: As :func:`sort_out`.
+    """
+    shapes = Counter(p.weight.shape for p in pieces)
+    inner, outer = (outputs, width), (width, outputs)
+    only_these = len(pieces) > 2 and len(pieces) % 2 == 1 and set(shapes) == {inner, outer}
+    if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
+        _refuse_twins(where, pieces)
+        return [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
+    return [sort_out(pieces, width=width, where=where)]
+
+
+def _with_last(pieces: Sequence[Piece], last: Piece) -> PieceSet:
+    rest = [p for p in pieces if p is not last]
+    shape = last.weight.shape
+    inner = tuple(p for p in rest if p.weight.shape == shape)
+    return PieceSet(inner, tuple(p for p in rest if p.weight.shape == shape[::-1]), last)
+
+
 def _readings(shapes: Counter[tuple[int, ...]]) -> list[tuple[int, int, tuple[int, ...]]]:
     """Every (width, hidden, last layer's shape) that accounts for all pieces."""
     found = []

@@ -17,9 +17,10 @@ from threadpoolctl import threadpool_limits
 from strati.errors import BadInputError
 from strati.reassembly import joint
 from strati.reassembly.activations import ACTIVATIONS
+from strati.reassembly.last import by_likelihood
 from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
 from strati.reassembly.parts import Parts, stack
-from strati.reassembly.pieces import as_pieces, sort_out
+from strati.reassembly.pieces import as_pieces, sort_all
 from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import Round, insert, insertion_rows, sweep
 from strati.reassembly.result import Reassembly, Stage
@@ -142,12 +143,24 @@ def reassemble(
     chosen = options or Options(**_known(choices))
     began = time.perf_counter()
     inputs, outputs = _data(x, y)
-    sorted_pieces = sort_out(as_pieces(pieces), width=inputs.shape[1])
-    _check_fit(sorted_pieces, inputs, outputs)
-    parts = stack(sorted_pieces, chosen.activation)
+    readings = sort_all(as_pieces(pieces), width=inputs.shape[1], outputs=outputs.shape[1])
+    _check_fit(readings[0], inputs, outputs)
     # the matrices are small: several BLAS threads gain nothing and, on a busy machine, wait for each other
     with threadpool_limits(limits=1, user_api="blas"):
-        return _solve(sorted_pieces, parts, inputs, outputs, chosen, load_seconds, began, tick)
+        if len(readings) > 1:
+            readings = by_likelihood(readings, inputs, outputs)
+        best: Reassembly | None = None
+        for number, reading in enumerate(readings):
+            # half of the time left for each: the likeliest last layer is nearly always the one
+            left = chosen.seconds - (time.perf_counter() - began)
+            limited = replace(chosen, seconds=left / 2 if number + 1 < len(readings) else left)
+            parts = stack(reading, chosen.activation)
+            found = _solve(reading, parts, inputs, outputs, limited, load_seconds, began, tick)
+            best = found if best is None or found.mse < best.mse else best
+            if best.exact or left < 0:
+                break
+    assert best is not None  # there is a reading, or sort_all has said why not
+    return best
 
 
 def _solve(
@@ -285,6 +298,7 @@ def _search(
         parts,
         *_some(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
         prior=scores(parts, Score.COMBINED),
+        chain=None if options.pairing == "joint" else (state.ins, state.outs),
         floor=floor,
         seconds=options.seconds,
         seed=options.seed,
