@@ -202,6 +202,9 @@ def test_reinitialise_puts_the_initial_values_back() -> None:
     assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
     with pytest.raises(BadInputError, match="needs the network's initial values"):
         study(model, data=(x, y), plan=replace(plan, initial=None))
+    for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "it is not there")):
+        with pytest.raises(BadInputError, match=word):
+            study(model, data=(x, y), plan=replace(plan, initial=wrong))
 
 
 def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:

@@ -53,11 +53,13 @@ def spec_job(spec: Spec, plugins: Mapping[str, Plugin], find: Find) -> Job:
         model = open_checkpoint(str(spec.network.path), spec.network)
         data = prepare(spec, find, *_tokeniser(spec, model))
         names, weights = [Path(str(spec.network.path)).name], state_digest(model)
-        if spec.network.initial is not None:
-            weights += state_digest(open_checkpoint(spec.network.initial, spec.network))
     task = task_of(data, spec)
     check_fits(model, task)
     targets = targets_of(model, plan)
+    if spec.network.initial is not None:
+        first = open_checkpoint(spec.network.initial, spec.network)
+        _check_initial(targets, _tensors(first), spec.network.initial)
+        weights += state_digest(first)
     raw = data.to_bytes()
     digest = digest_of(raw)
     initial = spec.trained_here or spec.network.initial is not None
@@ -153,8 +155,9 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> 
             if plan.initial is not None and isinstance(source, Mapping)
             else plan.initial
         )
-        subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
         targets[str(name)] = targets_of(model, plan)
+        subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        _check_initial(targets[str(name)], _tensors(first), "initial")
     _check_points(plan, any(s.initial is not None for s in subjects.values()))
     settings = [asdict(plan.interventions), asdict(plan.metrics), sorted(plan.plugins), asdict(plan.measure)]
     common = {"plan": settings, "seed": plan.seed, "data": None if task is None else _digest(task)}
@@ -195,6 +198,16 @@ def _check_points(plan: Plan, initial: bool) -> None:
     if plan.interventions.kinds == ("reinitialise",) and not initial:
         why = "re-initialising needs the network's initial values: give network.initial, or re-randomise"
         raise BadInputError("interventions.kinds", why)
+
+
+def _check_initial(targets: tuple[Target, ...], initial: Mapping[str, Any] | None, what: str) -> None:
+    """Before any work: the initial values have to be those of the same network."""
+    for target in targets if initial is not None else ():
+        first = initial.get(f"{target.name}.weight") if initial is not None else None
+        if first is None or tuple(first.shape) != target.shape:
+            shape = "it is not there" if first is None else f"there it is {tuple(first.shape)}"
+            why = f"not the initial values of this network: {target.name}.weight is {target.shape} here, {shape}"
+            raise BadInputError(what, why)
 
 
 def _tokeniser(spec: Spec, model: nn.Module) -> tuple[Callable[[str], list[int]] | None, int]:
