@@ -23,6 +23,10 @@ def test_planted_network_is_a_puzzle_of_the_public_kind():
 def test_tables_of_the_paper(dropped_net, tmp_path):
     found = {row.what: row for row in reproduce("dropped-net-tables", quick=True, folder=tmp_path).rows}
     assert found["seed MSE, ||W_out||_F"].ours == pytest.approx(0.075851, abs=1e-6)
+    assert found["seed MSE, delta-norm"].ours == pytest.approx(0.036794, abs=1e-6)
+    assert found["Bradley-Terry: 3-cycles"].ours == 22
+    assert found["Bradley-Terry: triples not transitive"].ours == 66
+    assert found["Bradley-Terry: MSE of its order"].ours == pytest.approx(0.00299, abs=5e-6)
     assert found["table 3 (from ||W_out||_F): rounds"].ours == 6
     assert found["diagonal dominance of pairs, least"].ours == pytest.approx(1.764, abs=1e-3)
     assert found["appendix B: activation probability, mean"].ours == pytest.approx(0.20, abs=0.02)

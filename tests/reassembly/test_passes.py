@@ -8,7 +8,7 @@ from strati.reassembly.parts import run, stack
 from strati.reassembly.pieces import as_pieces, sort_out
 from strati.reassembly.regression import flip_effects, regress_order, ridge, sorted_by_flips
 from strati.reassembly.relaxed import _pass, mixing_effects, to_polytope, uniform
-from strati.reassembly.repair import bubble, sweep
+from strati.reassembly.repair import _insertion_gains, bubble, insert, sweep
 
 
 def chain(pieces, permutation, act="relu"):
@@ -135,3 +135,27 @@ def test_regression_orders_blocks_from_nothing():
 def test_forward_of_the_tests_is_the_forward_of_the_paper():
     pieces, x, y, truth = drop(2, 3, 4, rows=10)
     assert np.allclose(forward([pieces[k] for k in truth], x), y)
+
+
+def test_insertion_brings_a_block_home_where_neighbours_are_in_order():
+    pieces, x, y, truth = drop(10, 12, 24, rows=600, seed=6)
+    parts, ins, outs = chain(pieces, truth)
+    order = np.insert(np.delete(np.arange(10), 1), 7, 1)  # one block six places from home
+    found, mse, moves = insert(parts, ins[order], outs[order], x, y)
+    assert (order[found] == np.arange(10)).all() and mse < 1e-10
+    assert moves[0][:2] == (7, 1) and moves[-1][2] == mse
+
+
+def test_predicted_gain_of_a_neighbours_insertion_is_that_of_their_exchange():
+    pieces, x, y, truth = drop(6, 8, 16, outputs=2, act="tanh", rows=200)
+    parts, ins, outs = chain(pieces, truth, "tanh")
+    small = parts.__class__(**(vars(parts) | {"B": 0.05 * parts.B, "b": 0.05 * parts.b}))
+    passed = run(small, ins, outs, x)
+    gains = _insertion_gains(passed, passed.output - y)
+    before = small.mse(ins, outs, x, y)
+    for a in range(5):
+        order = np.arange(6)
+        order[[a, a + 1]] = a + 1, a
+        true = before - small.mse(ins[order], outs[order], x, y)
+        assert gains[a, a + 1] == pytest.approx(gains[a + 1, a], abs=1e-9)
+        assert gains[a, a + 1] == pytest.approx(true, rel=0.1, abs=1e-6)

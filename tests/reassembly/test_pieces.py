@@ -3,7 +3,7 @@ import pytest
 from dropped import drop
 
 from strati.errors import BadInputError
-from strati.reassembly.pieces import as_pieces, read_pieces, sort_out
+from strati.reassembly.pieces import as_pieces, read_pieces, sort_all, sort_out
 
 
 def write(folder, pieces, start=0):
@@ -38,6 +38,9 @@ def test_single_block_is_read_by_the_width_of_the_data():
     pieces = drop(1, 3, 5, outputs=5, rows=5)[0]
     with pytest.raises(BadInputError):
         sort_out(as_pieces(pieces))  # the last layer has the shape of the input projection
+    assert len(sort_all(as_pieces(pieces), width=3, outputs=5)) == 2
+    with pytest.raises(BadInputError):
+        sort_all(as_pieces(pieces), width=3, outputs=1)  # one output: then a piece is too many
     pieces = drop(1, 3, 5, outputs=1, rows=5)[0]
     assert sort_out(as_pieces(pieces), width=3).width == 3
 

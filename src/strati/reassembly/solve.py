@@ -80,11 +80,11 @@ class _State:
     rounds: list[Round]
     stages: list[tuple[str, Ints, Ints, float]]
 
-    def exchange(self, a: int, b: int) -> None:
-        """The blocks at two places change places."""
-        order = np.arange(len(self.ins))
-        order[[a, b]] = b, a
-        self.ins, self.outs = self.ins[order], self.outs[order]
+    def move(self, start: int, place: int, mse: float, name: str) -> None:
+        """Take the block at one place out, put it at another, and note the stage."""
+        order = np.insert(np.delete(np.arange(len(self.ins)), start), place, start)
+        self.ins, self.outs, self.mse = self.ins[order], self.outs[order], mse
+        self.stages.append((name, self.ins, self.outs, mse))
 
     def add_round(self, name: str, moves: int) -> None:
         """Note a round that led to the present chain and error."""
@@ -262,9 +262,7 @@ def _sweeps(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
                 state.correct_round()
             return
         for move, (place, mse) in enumerate(swept.moves, start=1):
-            state.exchange(place, place + 1)
-            state.stages.append((f"round {number}, move {move}", state.ins, state.outs, mse))
-            state.mse = mse
+            state.move(place, place + 1, mse, f"round {number}, move {move}")
         state.add_round(f"round {number}", len(swept.moves))
         tick(f"round {number}")
         stalled = 0 if swept.before < 0.8 * best else stalled + 1
@@ -281,11 +279,12 @@ def _insertions(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor:
     for _ in range(40):
         if state.mse < floor:
             return
-        order, mse, moves = insert(parts, state.ins, state.outs, *part)
+        moves = insert(parts, state.ins, state.outs, *part)[2]
         if not moves:
             return
-        state.ins, state.outs, state.mse = state.ins[order], state.outs[order], mse
-        state.add_round("insertions", len(moves))
+        for number, (start, place, mse) in enumerate(moves, start=1):
+            state.move(start, place, mse, f"round {len(state.rounds) + 1}, insertion {number}")
+        state.add_round(f"round {len(state.rounds) + 1}", len(moves))
         tick(f"round {len(state.rounds)}")
 
 
