@@ -86,6 +86,23 @@ def test_units_and_neuron_scales_do_not_matter(factor: float) -> None:
     assert (after.free, after.structural_free) == (before.free, before.structural_free)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("power", [-30, -10, 10, 30])
+def test_layers_of_very_different_scale_are_not_overcounted(power: int, bias: bool) -> None:
+    factor = 10.0 ** (
+        power / 3 if bias else power
+    )  # a bias acts on a constant that has no other scale to be seen on
+    for seed in range(8):
+        model, x = mlp([4, 6, 5, 3], seed=seed, bias=bias), data(80, 4, seed)
+        before = strati.degeneracy(model, x, exact=False).structural_free
+        with torch.no_grad():  # the same function: ReLUs keep a positive scale
+            model[0].weight *= factor
+            model[2].weight /= factor
+            if bias:
+                model[0].bias *= factor
+        assert strati.degeneracy(model, x, exact=False).structural_free == before
+
+
 def test_the_order_of_data_and_of_neurons_does_not_matter() -> None:
     model, x, _ = random_network(7)
     order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1))

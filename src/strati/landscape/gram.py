@@ -92,7 +92,9 @@ def added_rank(joint: Tensor, first: int, tolerance: float = TOLERANCE / 10) -> 
         >>> added_rank(ab.T @ ab, 2)
         1
     """
-    balanced = Balanced(joint, tolerance)
+    power = joint.diagonal().clamp(min=0)
+    size = torch.cat([_largest(power[:first]), _largest(power[first:])]).rsqrt()  # each by its own unit
+    balanced = Balanced(joint * size[:, None] * size[None, :], tolerance)
     return balanced.rank - balanced.rank_of(torch.arange(first, joint.shape[0]))
 
 
@@ -145,6 +147,11 @@ def pairs_above(first: Tensor, second: Tensor, threshold: float) -> int:
         return 0
     below = torch.searchsorted(ordered, threshold / positive, right=True)
     return int((ordered.numel() - below).sum())
+
+
+def _largest(power: Tensor) -> Tensor:
+    top = float(power.max()) if power.numel() else 0.0
+    return torch.full_like(power, top if top > 0 else 1.0)
 
 
 def _eigenvalues(matrix: Tensor) -> Tensor:
