@@ -110,7 +110,6 @@ def degeneracy_metrics(model: torch.nn.Module, x: Tensor) -> dict[str, dict[str,
 
     ``activation_rank`` is of what goes into the layer, which no change of the layer itself can alter; ``output_rank``
     is of what the next layer gets, ``jacobian_rank`` of how the network's output depends on the layer's.
-    ``free_directions`` are the layer's own, ``free_in_network`` those of the whole network.
 
     Examples:
         >>> import torch
@@ -122,11 +121,10 @@ def degeneracy_metrics(model: torch.nn.Module, x: Tensor) -> dict[str, dict[str,
     from strati.landscape.count import degeneracy
 
     try:
-        counts = degeneracy(model, x, exact=False)
+        layers = degeneracy(model, x, exact=False).layers
     except UnsupportedError:  # networks that cannot be counted have no such columns
         return {}
     found: dict[str, dict[str, float | None]] = {}
-    layers = counts.layers
     for layer, after in zip(layers, (*layers[1:], None), strict=True):
         follows = after is not None and after.inputs == layer.outputs
         found[layer.name] = {
@@ -134,7 +132,6 @@ def degeneracy_metrics(model: torch.nn.Module, x: Tensor) -> dict[str, dict[str,
             "output_rank": float(after.activation_rank) if after is not None and follows else None,
             "jacobian_rank": float(layer.jacobian_rank),
             "free_directions": float(layer.free),
-            "free_in_network": float(counts.free),
         }
     return found
 
