@@ -437,6 +437,11 @@ def test_probes_agree_with_exact_within_their_error():
         assert b.eigenvalues.sum() == pytest.approx(a.eigenvalues.sum(), rel=4 * b.error)
 
 
+def test_the_error_of_probes_is_known_for_few_data():
+    basis = strati.interaction_basis(residual(), normal(6, 5), reading=Reading(probes=1))
+    assert all(0 < layer.error < 3 for layer in basis.layers[:-1])
+
+
 def test_mlp_hidden_layers_and_named_sites():
     net, x = residual(), normal(50, 5)
     hidden = strati.interaction_basis(net, x, reading=Reading("mlp"))

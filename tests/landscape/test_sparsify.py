@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from halves import two_halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -127,6 +128,26 @@ def test_single_precision_and_saving(tmp_path):
     assert {t.name for t in opened.tensors} == set(net.state_dict())
     assert (opened.read("0.weight") == 0).sum() == (result.tensors["0.weight"] == 0).sum() >= 48
     assert strati.sparsify(tmp_path / "s.safetensors", x).zeros_after >= result.zeros_after
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_two_hidden_halves_and_the_embedded_network(dtype):
+    """A zero for every free direction used, and outputs the same up to the rounding of the checkpoint."""
+    from strati import embedded
+    from strati.network.module import as_module
+
+    net, x, _ = two_halves(2, (3, 8, 6, 2), draws=12)
+    digits = np.load(embedded.path("digits.npz"))["x"][:400]
+    for model, rows in ((net, x), (as_module(embedded.path("digits-mlp.safetensors")), digits)):
+        result = strati.sparsify(model.to(dtype), rows)
+        readers = [part.out_features for part in model if isinstance(part, nn.Linear)]
+        used = sum(layer.dependent * width for layer, width in zip(result.layers, readers, strict=True))
+        won = sum(layer.block_zeros for layer in result.layers)
+        assert result.zeros_after >= used + won > 0
+        assert result.change < (1e-6 if dtype == torch.float32 else 1e-8)
+        assert all(
+            v.dtype == (np.float32 if dtype == torch.float32 else np.float64) for v in result.tensors.values()
+        )
 
 
 def test_deep_linear_network():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +49,8 @@ class ProbeMachine:
         tokens = not x.is_floating_point()
         self._x = x if tokens else x.to(self.dtype)
         self._sites = find_sites(self._model, reading.sites, tokens=tokens)
-        self._reading, self._seed = reading, seed
+        halves = -(-len(x) // 2)  # two batches at least: their difference tells the error of the probes
+        self._reading, self._seed = replace(reading, batch=min(reading.batch, halves)), seed
         self.frame: FloatArray | None = None
         trial = self._try()
         if not tokens and len(self._sites) > 2 and trial[-2].data_ptr() == trial[-1].data_ptr():

@@ -213,5 +213,6 @@ def _cell(value: object) -> str:
     from strati.text import printable
 
     if isinstance(value, float):
-        return "-" if np.isnan(value) else f"{value:.4g}"
+        whole = value.is_integer() and abs(value) < 1e7  # counts beside missing ones are floats
+        return "-" if np.isnan(value) else f"{value:.0f}" if whole else f"{value:.4g}"
     return "-" if value is None else printable(str(value), 60)
