@@ -1,7 +1,8 @@
-"""How many directions of a layer are needed, and whether one basis does better than another.
+"""How many directions of a layer, or edges between two, are needed, and whether one basis does better than another.
 
 A layer's activations are rebuilt from their first ``kept`` coordinates, the rest put at its mean, and the
-network's outputs are compared with the intact ones.
+network's outputs are compared with the intact ones. For edges every coordinate of the next layer is computed from
+those coordinates only whose edge to it is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor, nn
 
-    from strati.types import FloatArray
+    from strati.types import BoolArray, FloatArray
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,48 @@ def ablation_curve(
     return tuple(found)
 
 
+def edge_ablation_curve(
+    graph: InteractionGraph, site: int, *, labels: ArrayLike | None = None
+) -> tuple[AblationPoint, ...]:
+    """Outputs with ever fewer edges between a layer and the next one, strongest (normalised) first.
+
+    A coordinate of the next layer is computed from the coordinates whose edge to it is kept, the others at their mean.
+
+    Args:
+        graph: Whose edges.
+        site: Index of the earlier layer.
+        labels: Class numbers; with them the accuracy of the largest output is given too.
+
+    Examples:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)).double()
+        >>> graph = interaction_graph(interaction_basis(net, torch.randn(50, 4, dtype=torch.float64)))
+        >>> [(p.kept, round(p.loss, 6)) for p in edge_ablation_curve(graph, 0)][2:]  # the diagonal is all there is
+        [(2, 0.0), (3, 0.0), (4, 0.0)]
+    """
+    basis = graph.basis
+    if not 0 <= site < len(graph.edges):
+        raise BadInputError(str(site), f"no such pair of layers; there are 0 to {len(graph.edges) - 1}")
+    if basis.machine.frame is not None and site + 2 == len(basis.layers):
+        raise BadInputError(str(site), "edges to an output this wide cannot be ablated; take an earlier pair")
+    strengths = graph.normalised(site)
+    order = np.argsort(-strengths, axis=None, kind="stable")
+    intact, coordinates = _intact(basis, site)
+    wanted = _labels(labels, basis.data)
+    total = float(((intact - intact.mean(axis=0)) ** 2).sum())
+    name = f"{basis.layers[site].name} -> {basis.layers[site + 1].name}"
+    found = []
+    for kept in _sizes(strengths.size):
+        mask = np.zeros(strengths.size, dtype=bool)
+        mask[order[:kept]] = True
+        changed = _with_edges(basis, site, coordinates, mask.reshape(strengths.shape))
+        loss = float(((changed - intact) ** 2).sum()) / total if total > 0 else 0.0
+        accuracy = None if wanted is None else float((changed.argmax(axis=-1) == wanted).mean())
+        found.append(AblationPoint(basis.kind, name, kept, loss, accuracy))
+    return tuple(found)
+
+
 def compare_bases(
     model: nn.Module | str | Path,
     x: ArrayLike | Tensor,
@@ -153,13 +196,41 @@ def _intact(basis: InteractionBasis, layer: int) -> tuple[FloatArray, list[Float
     return np.concatenate(outputs), coordinates
 
 
+def _mean(basis: InteractionBasis, layer: int, coordinates: list[FloatArray]) -> FloatArray:
+    if basis.centred:
+        return np.zeros(basis.layers[layer].directions)
+    rows = np.concatenate([c.reshape(-1, c.shape[-1]) for c in coordinates])
+    mean: FloatArray = rows.mean(axis=0)
+    return mean
+
+
+def _with_edges(
+    basis: InteractionBasis, site: int, coordinates: list[FloatArray], mask: BoolArray
+) -> FloatArray:
+    """Outputs when every coordinate of the next layer sees only the sources that ``mask`` leaves it."""
+    place, after = basis.layers[site], basis.layers[site + 1]
+    mean = _mean(basis, site, coordinates)
+    rows_of = {row.tobytes(): np.flatnonzero((mask == row).all(axis=1)) for row in mask}
+    outputs, start = [], 0
+    for part in coordinates:
+        seen: FloatArray | None = None
+        for targets in rows_of.values():
+            kept = np.where(mask[targets[0]], part, mean)
+            following = after.forward(basis.machine.onward(site, place.backward(kept), start))
+            seen = np.empty_like(following) if seen is None else seen
+            seen[..., targets] = following[..., targets]
+        assert seen is not None
+        rows = after.backward(seen)
+        last = site + 2 == len(basis.layers)
+        found = rows if last else basis.machine.outputs(site + 1, rows, start)
+        outputs.append(found.reshape(-1, found.shape[-1]))
+        start += len(part)
+    return np.concatenate(outputs)
+
+
 def _rebuilt(basis: InteractionBasis, layer: int, coordinates: list[FloatArray], dropped: Any) -> FloatArray:
     place = basis.layers[layer]
-    mean = np.zeros(place.directions)
-    if not basis.centred:
-        mean = sum(c.reshape(-1, c.shape[-1]).sum(axis=0) for c in coordinates) / sum(
-            c[..., 0].size for c in coordinates
-        )
+    mean = _mean(basis, layer, coordinates)
     outputs, start = [], 0
     for part in coordinates:
         kept = part.copy()

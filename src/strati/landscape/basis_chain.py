@@ -118,6 +118,11 @@ class ChainMachine:
         result: FloatArray = self._from(site, len(self.stages), torch.from_numpy(rows)).numpy()
         return result
 
+    def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
+        """The next site's activations when those of a site are ``rows`` (``start`` plays no part here)."""
+        result: FloatArray = self._from(site, site + 1, torch.from_numpy(rows)).numpy()
+        return result
+
     def _from(self, site: int, end: int, rows: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             for stage in self.stages[site:end]:

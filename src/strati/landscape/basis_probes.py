@@ -128,9 +128,16 @@ class ProbeMachine:
 
     def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """The outputs of the data from ``start`` on when the activations of a site are ``rows``."""
+        return self._replaced(site, rows, start)[-1].double().numpy()
+
+    def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
+        """The next site's activations of the data from ``start`` on when those of a site are ``rows``."""
+        return self._replaced(site, rows, start)[site + 1].double().numpy()
+
+    def _replaced(self, site: int, rows: FloatArray, start: int) -> list[torch.Tensor]:
         value = torch.from_numpy(rows).to(self.dtype)
         x = self._x[start : start + len(rows)]
-        return self._forward(x, gradients=False, replace=(site, value))[-1].double().numpy()
+        return self._forward(x, gradients=False, replace=(site, value))
 
     def _starts(self) -> range:
         return range(0, len(self._x), self._reading.batch)

@@ -53,6 +53,9 @@ class Machine(Protocol):
     def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """Outputs when a site's activations are ``rows``, those of the data from ``start`` on."""
 
+    def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
+        """The same, the next site's activations."""
+
 
 @dataclass(frozen=True)
 class BasisLayer:
