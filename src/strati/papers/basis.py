@@ -88,7 +88,23 @@ def _digits(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]
     data = np.load(embedded.path("digits.npz"))
     net = as_module(embedded.path("digits-mlp.safetensors"))
     found = compare_bases(net, data["x_test"], labels=data["y_test"])
-    return found, [_accuracies("digits MLP", found)]
+    return found, [_accuracies("digits MLP", found), *_edges_needed(found, data["y_test"])]
+
+
+def _edges_needed(found: Comparison, labels: FloatArray) -> Iterator[Row]:
+    """How many edges between the first two layers keep the outputs, every other edge between them taken out."""
+    from strati.landscape.ablation import edge_ablation_curve
+
+    for graph in found.graphs:
+        points = edge_ablation_curve(graph, 0, labels=labels)
+        kept = min(point.kept for point in points if point.loss <= 1 - KEEP)
+        accuracy = next(point.accuracy for point in points if point.kept == 256)
+        yield Row(
+            f"digits MLP, {graph.basis.kind}: edges {points[0].layer} kept for {KEEP:.0%} of the outputs",
+            None,
+            kept,
+            f"of {points[-1].kept}; accuracy with 256 of them {accuracy:.3f}",
+        )
 
 
 def _accuracies(name: str, found: Comparison) -> Row:
