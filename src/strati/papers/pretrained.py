@@ -53,7 +53,7 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         place = folder / f"quick-seed-{seed}" / name if small else full
         run = Run(workers=cores(), tick=tick, resume="the same command")
         found = study(case.models, evaluate=case.evaluate, data=case.data, plan=case.plan, out=place, run=run)
-        rows += case_rows(case, found, seed)
+        rows += case_rows(case, found)
         figures += case_figures(case, found, place)
     if not rows:
         raise BadInputError(

@@ -70,7 +70,7 @@ class Case:
     evaluate: Callable[[nn.Module], float] | None = None
 
 
-def case_rows(case: Case, found: Study, seed: int) -> list[Row]:
+def case_rows(case: Case, found: Study) -> list[Row]:
     """The network's line of its table, the correlations of its figures, and what becomes of its layers."""
     verdict = audit(found)
     rows = [*_table(case, found), *_correlations(case, verdict)]

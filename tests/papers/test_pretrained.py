@@ -1,0 +1,88 @@
+"""The tables and figures of ``reproduce pretrained``, on networks small enough to run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from strati.intervene.networks import ResNet, Transformer
+from strati.intervene.points import Plan
+from strati.intervene.spec import InterventionSpec, MeasureSpec
+from strati.intervene.study import study
+from strati.intervene.tasks import Data
+from strati.papers.pretrained import _equal_earth, _finished
+from strati.papers.pretrained_tables import FIGURE_METRICS, Case, case_figures, case_rows
+from strati.run.store import Finished, Store
+
+
+def case(performance: str) -> Case:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    plan = Plan(
+        InterventionSpec(kinds=("rerandomise",), draws=3, init="pytorch"),
+        measure=MeasureSpec(performance=performance, batch=8),
+    )
+    if performance == "accuracy":
+        images = rng.integers(0, 255, (16, 3, 8, 8), np.uint8)
+        data = Data("images", 10, images[:0], None, images, rng.integers(0, 10, 16))
+        model = {"resnet20": ResNet(8, 8).eval()}
+        return Case("resnet20", model, plan, "3 draws", "table 2", ("figure 5", "figure 8"), data=data)
+    tokens = rng.integers(0, 30, (4, 9))
+    data = Data("tokens", 30, tokens[:0], None, tokens, None)
+    language = {"smollm2": Transformer(30, 16, 1, 2, 16).eval()}
+    return Case("smollm2", language, plan, "3 draws", "table 3", ("figure 6", "figure 11"), data=data)
+
+
+@pytest.mark.parametrize(("performance", "table"), [("accuracy", "table 2"), ("perplexity", "table 3")])
+def test_tables_and_figures_are_in_the_papers_form(performance: str, table: str, tmp_path: Path) -> None:
+    one = case(performance)
+    found = study(dict(one.models), data=one.data, plan=one.plan, out=tmp_path)
+    rows = {row.what: row for row in case_rows(one, found)}
+    where = f"{table}, {one.name}"
+    parameters = sum(p.numel() for p in next(iter(one.models.values())).parameters())
+    assert rows[f"{where}: parameters"].ours == f"{parameters / 1e6:.1f}M"
+    loss, second = rows[f"{where}: loss"].ours, rows[f"{where}: {performance}"].ours
+    assert isinstance(loss, float) and isinstance(second, float)
+    if performance == "perplexity":
+        assert np.exp(loss) == pytest.approx(second, rel=1e-2)
+        assert rows[f"{where}: perplexity"].paper == "GPT-2-Large: 19.436"
+    else:
+        logits = next(iter(one.models.values()))(one.data.inputs(one.data.x_test)).detach()
+        want = torch.nn.functional.cross_entropy(logits, torch.from_numpy(one.data.y_test))
+        assert loss == pytest.approx(float(want), abs=1e-3)
+        assert second == pytest.approx(100 * float((logits.argmax(1).numpy() == one.data.y_test).mean()))
+    assert "+-" in str(rows[f"{where}: mean layer alpha"].ours)
+    for metric in FIGURE_METRICS:
+        figure = one.figures[0] if metric == "alpha" else one.figures[1]
+        assert f"{figure}, {one.name}: {metric}, mean rho/tau over layers" in rows
+        assert "n " in rows[f"{figure}, {one.name}: {metric}, all points rho/tau"].note
+    assert all(Path(path).stat().st_size > 1000 for path in case_figures(one, found, tmp_path))
+
+
+def test_only_a_finished_study_stands_for_the_quick_one(tmp_path: Path) -> None:
+    assert not _finished(tmp_path)
+    about = {"identity": "x", "name": "study", "units": 2, "performance": {"name": "loss"}}
+    row = {"network": "n", "layer": "l", "intervention": "intact", "draw": 0}
+    with Store(tmp_path / "study.sqlite", about=about) as store:
+        store.put(Finished("a", "a", {"rows": [row | {"status": "done"}]}))
+    assert not _finished(tmp_path)
+    with Store(tmp_path / "study.sqlite") as store:
+        store.put(Finished("b", "b", {"rows": [row | {"status": "failed", "draw": 1}]}))
+    assert _finished(tmp_path)
+
+
+def test_the_projection_keeps_areas() -> None:
+    """Equal Earth is an equal-area projection: small squares anywhere keep their areas in proportion."""
+    areas = []
+    for latitude in (0.0, 40.0, 75.0):
+        step = 0.01
+        corners = torch.tensor(
+            [[latitude, 10.0], [latitude + step, 10.0], [latitude, 10.0 + step]], dtype=torch.float64
+        )
+        origin, north, east = _equal_earth(corners)
+        area = torch.linalg.det(torch.stack([east - origin, north - origin]))
+        areas.append(float(area) / np.cos(np.deg2rad(latitude + step / 2)))
+    assert np.ptp(areas) < 1e-3 * np.mean(areas)
