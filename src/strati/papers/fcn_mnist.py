@@ -41,7 +41,7 @@ def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproducti
     """Run (or resume) the study and put its numbers beside the paper's.
 
     The alphas of table 1 depend on how the networks were trained, which the paper does not say: a second, smaller
-    study trains to the same accuracy by SGD instead of Adam.
+    study trains to about the same accuracy by SGD instead of Adam.
     """
     run = Run(workers=cores(), tick=tick, resume="the same command")
     spec, warnings = _spec("fcn-mnist", 10 if quick else 100, seed)

@@ -143,7 +143,7 @@ def _correlations(case: Case, verdict: Audit) -> list[Row]:
                 f"{figure}, {case.name}: {metric}, mean rho/tau over layers",
                 theirs,
                 _pair(mean.spearman, mean.kendall),
-                f"over {mean.layers} layers",
+                f"over {mean.layers} layers" if mean.layers else "needs three draws of a layer at least",
             )
         )
         rows.append(
