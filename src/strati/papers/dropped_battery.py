@@ -5,6 +5,7 @@ A part of ``dropped-net-study``. The seeds are not those on which the combined s
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,19 @@ def battery(*, quick: bool, seed: int, folder: Path, tick: Tick) -> list[Member]
     return members
 
 
+def squares(*, quick: bool, seed: int, folder: Path, tick: Tick) -> list[Member]:
+    """Briefly trained networks whose hidden width is the block width, so that shape does not tell the roles."""
+    members = []
+    for number in range(1 if quick else 4):
+        recipe = Recipe(
+            blocks=8 if quick else 16, width=24, hidden=24, rows=3000, epochs=5, seed=200 * seed + number
+        )
+        keep = None if quick else folder / f"square-{number}.pt"
+        members.append(Member(f"square {number}", recipe, train(recipe, keep=keep)))
+        tick(f"square {number}")
+    return members
+
+
 def pairing_rows(members: list[Member]) -> list[Row]:
     """Pairs right by each score, network by network and in all."""
     rows, totals, blocks = [], dict.fromkeys(Score, 0), 0
@@ -76,9 +90,10 @@ def pairing_rows(members: list[Member]) -> list[Row]:
     return [*rows, Row(f"pairs right of {blocks} in {len(members)} networks", None, listed, note)]
 
 
-def solving_rows(members: list[Member], seconds: float, tick: Tick) -> list[Row]:
-    """How many of the networks are put back exactly, and how many needed the joint search."""
+def solving_rows(what: str, members: list[Member], seconds: float, tick: Tick) -> list[Row]:
+    """How many of the networks are put back exactly, how many needed the joint search, and the CPU time."""
     exact, searched, short = 0, 0, []
+    began = time.process_time()
     for member in members:
         pieces, permutation = member.network.pieces()
         found = reassemble(
@@ -94,8 +109,12 @@ def solving_rows(members: list[Member], seconds: float, tick: Tick) -> list[Row]
         if not good:
             short.append(member.name)
         tick(member.name)
-    note = f"{searched} needed the joint search" + (f"; not exact: {'; '.join(short)}" if short else "")
-    return [Row(f"networks put back exactly, of {len(members)}, {seconds:g} s each", None, exact, note)]
+    taken = time.process_time() - began
+    note = (
+        f"{searched} needed the joint search, {taken:.0f} s of CPU in all, new starts for {seconds:g} s each"
+    )
+    note += f"; not exact: {'; '.join(short)}" if short else ""
+    return [Row(f"{what} put back exactly, of {len(members)}", None, exact, note)]
 
 
 def moves_rows(members: list[Member], seed: int, starts: int) -> list[Row]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from strati.papers.dropped_battery import battery, moves_rows, pairing_rows, solving_rows
+from strati.papers.dropped_battery import battery, moves_rows, pairing_rows, solving_rows, squares
 from strati.papers.dropped_net import puzzle
 from strati.papers.dropped_training import appendix_a, in_order
 from strati.papers.registry import Reproduction, Row
@@ -53,7 +53,11 @@ def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
         rows += pairing_rows(members)
         rows += moves_rows([m for m in members if m.recipe.blocks < 20], seed, 1 if quick else 2)
         tick("moves")
-        rows += solving_rows(members, 10 if quick else 30, tick)
+        seconds = 10 if quick else 40
+        rows += solving_rows("networks of the battery", members, seconds, tick)
+        pool = squares(quick=quick, seed=1 + seed, folder=folder, tick=tick)
+        rows += solving_rows("16 blocks of 24/24, roles not told by shape, 5 epochs," if not quick else "square", pool,
+                             seconds, tick)  # fmt: skip
         rows += _cost((12, 24, 48) if quick else (12, 24, 48, 96, 192), tick)
     more, figures = appendix_a(quick=quick, seed=seed, folder=folder, tick=tick)
     title = "I Dropped a Neural Net: appendix A and open questions on networks trained here"
