@@ -231,6 +231,13 @@ def test_combined_score_is_ahead_of_every_single_one_on_trained_networks():
     assert right[Score.COMBINED] >= best and right[Score.COMBINED] >= 30  # of 36
 
 
+@pytest.mark.parametrize(("blocks", "width"), [(5, 10), (8, 16), (12, 24)])
+def test_chance_does_not_look_like_separation(blocks, width):
+    for seed in range(4):
+        parts = stack(sort_out(as_pieces(drop(blocks, width, 2 * width, rows=2, seed=seed)[0])), "relu")
+        assert not pair(parts, Score.COMBINED).separated
+
+
 def test_combined_score_pairs_a_pool_of_square_pieces():
     rng = np.random.default_rng(4)
     n, d = 8, 24

@@ -26,6 +26,9 @@ REGIMES = ((1.3, 1.0, 2.2, 0.4), (1.3, 1.8, 1.8, 1.8), (-1.3, 1.8, 1.6, 2.0))
 """Shifts to be expected of dominance (negative diagonal), Gram, read-out and norms: trained briefly, trained long, and
 long with the diagonal turned positive. Rough means over trained networks other than those of the study and tests."""
 
+_ENOUGH = 8
+"""Fewer rows than this fit any shift: the prior's is taken then, so that chance does not look like separation."""
+
 _TEMPLATE = 1.5
 _PSEUDO = 8.0
 _RIDGE = 0.2
@@ -51,6 +54,8 @@ def combine(signals: Sequence[Matrix], reads: Matrix, *, shared: bool) -> Matrix
     """
     z = np.stack([standard(signal, shared).reshape(-1) for signal in signals])
     n = len(signals[0])
+    if n < _ENOUGH:
+        return (_weights(z, np.array(REGIMES[0])) @ z).reshape(n, n)
     centred = _centred(reads, shared)
     fits = [_fit(z, centred, np.array(regime), n, shared) for regime in REGIMES]
     return max(fits, key=lambda fit: fit.objective).evidence
@@ -64,9 +69,7 @@ def standard(matrix: Matrix, shared: bool) -> Matrix:
 
 
 def _fit(z: Matrix, reads: Matrix, prior: Matrix, n: int, shared: bool) -> _Fit:
-    spread = np.cov(z) + _RIDGE * np.eye(len(z))
-    weights = np.linalg.solve(spread, prior)
-    belief = _believe((weights @ z).reshape(n, n), shared)
+    belief = _believe((_weights(z, prior) @ z).reshape(n, n), shared)
     for _ in range(15):
         belief = _step(z, belief, prior, shared).belief
     longer = np.append(prior, _TEMPLATE)
@@ -81,6 +84,11 @@ def _fit(z: Matrix, reads: Matrix, prior: Matrix, n: int, shared: bool) -> _Fit:
         if moved < 1e-3:
             break
     return fit
+
+
+def _weights(z: Matrix, shift: Matrix) -> Matrix:
+    """The discriminant before anything is known of the pairs."""
+    return np.asarray(np.linalg.solve(np.cov(z) + _RIDGE * np.eye(len(z)), shift))
 
 
 def _step(z: Matrix, belief: Matrix, prior: Matrix, shared: bool) -> _Fit:
