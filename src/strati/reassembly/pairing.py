@@ -129,7 +129,8 @@ def _dominance(parts: Parts) -> NDArray[np.float64]:
     """
     m = len(parts.A)
     trace = parts.A.reshape(m, -1).astype(np.float64) @ _flat(parts.B.transpose(0, 2, 1)).T
-    squared = _flat(parts.A @ parts.A.transpose(0, 2, 1)) @ _flat(parts.B.transpose(0, 2, 1) @ parts.B).T
+    grams = parts.A @ parts.A.transpose(0, 2, 1), parts.B.transpose(0, 2, 1) @ parts.B
+    squared = (grams[0].reshape(m, -1) @ grams[1].reshape(m, -1).T).astype(np.float64)
     return np.asarray(trace / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny)))
 
 

@@ -113,13 +113,13 @@ def sweep(
         change = rb + rab
         change -= ra
         change -= rba
-        effect = np.einsum("odx,dx->ox", adjoint[k + 2], change)
+        effect = (adjoint[k + 2] * change).sum(axis=1)
         gain, error_of_gain = _gain(error, effect)
         if gain > caution * error_of_gain:
             order[k], order[k + 1] = b, a
             error += effect
             z, ra = zb, rab
-            moves.append((k, float(np.mean(np.square(error)))))
+            moves.append((k, float(np.vdot(error, error)) / error.size))
         else:
             z, ra = za, rba
     return Swept(np.array(order), before, tuple(moves))
@@ -220,5 +220,10 @@ def _backward(parts: Parts, ins: Ints, outs: Ints, pre: list[Floats]) -> list[Fl
 
 def _gain(error: Floats, effect: Floats) -> tuple[float, float]:
     """By how much the mean squared error would fall, with its standard error over rows."""
-    per_row = -(effect * (effect + 2 * error)).sum(axis=0)
-    return float(per_row.mean()), float(per_row.std()) / math.sqrt(len(per_row))
+    per_row = effect + error
+    per_row += error
+    per_row *= effect
+    gains = per_row[0] if len(per_row) == 1 else per_row.sum(axis=0)
+    count = len(gains)
+    mean = float(gains.sum()) / count
+    return -mean, math.sqrt(max(float(gains @ gains) / count - mean * mean, 0.0) / count)
