@@ -99,7 +99,7 @@ class Scheme:
         if self.name == "vit":
             return Distribution("truncated", self.deviation), zero
         if self.name == "timm":
-            if target.kind == "conv":  # a patch embedding keeps PyTorch's default there, other kernels are He's
+            if target.kind == "conv":  # a patch embedding keeps PyTorch's default, other kernels are He's
                 known = "pytorch" if "patch" in target.name else "kaiming_fan_out"
                 return Scheme(known).of(target, weight, bias)
             return Distribution("truncated", self.deviation), zero
