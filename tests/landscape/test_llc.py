@@ -214,7 +214,7 @@ def test_a_function_that_cannot_be_batched_is_sampled_one_by_one():
         (lambda w: (w**2).sum(), torch.tensor([np.nan]), {}),
         (lambda w: (w**2).sum(), torch.zeros(2), {"nbeta": -1.0}),
         (lambda w: (w**2).sum(), torch.zeros(2), {"chains": 1}),
-        (lambda w: (w**2).sum(), torch.zeros(2), {"sampler": "gibbs"}),
+        (lambda w: (w**2).sum(), torch.zeros(2), {"sampler": "metropolis"}),
         (lambda w: (w**2).sum(), torch.zeros(2), {"sampler": "sgld"}),
         (lambda w: (w**2).sum(), torch.zeros(2), {"temperature": 3}),
     ],

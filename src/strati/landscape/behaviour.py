@@ -86,7 +86,7 @@ class FlatModel:
         with torch.no_grad():
             self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
             rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
-            self._fixed = {k: self._cast(v.detach()) for k, v in rest.items()}
+            self.fixed = {k: self._cast(v.detach()) for k, v in rest.items()}
         if not bool(torch.isfinite(self.theta).all()):
             raise BadInputError("model", "has weights that are not finite; repair the checkpoint first")
 
@@ -102,7 +102,7 @@ class FlatModel:
 
     def __call__(self, theta: Tensor, x: Inputs) -> Tensor:
         """The network's output at parameters ``theta``; differentiable, and batched by ``torch.func.vmap``."""
-        weights = self._fixed | self.split(theta)
+        weights = self.fixed | self.split(theta)
         if isinstance(x, Mapping):
             return as_output(functional_call(self.module, weights, (), dict(x)))
         return as_output(functional_call(self.module, weights, (x,)))

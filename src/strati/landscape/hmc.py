@@ -20,6 +20,7 @@ from torch import Tensor
 
 from strati.landscape.samplers import (
     BUDGET,
+    DENSE_LIMIT,
     VIRIAL_LIMIT,
     LLCConfig,
     Plan,
@@ -211,7 +212,8 @@ class _Walk:
         prior = 1 / (nbeta[:, None] * self.target.curvature + self.target.gamma)
         squares = (self.target.rotate(offsets) ** 2).sum((0, 2))
         count = offsets.shape[0] * offsets.shape[2]
-        return torch.sqrt((squares + 2 * prior) / (count + 2))
+        belief = 2 if self.target.size <= DENSE_LIMIT else 10
+        return torch.sqrt((squares + belief * prior) / (count + belief))
 
     def quadratic_scales(self, nbeta: Tensor) -> Tensor:
         """Spread of every eigendirection were the loss quadratic."""
@@ -229,16 +231,16 @@ class _Walk:
         seconds = self.plan.seconds(self.config.warmup, self.target.cost)
         most = self.plan.leapfrog * (3 if seconds < BUDGET / 3 else 1)
         needed = math.ceil(_REACH / float(tuning.log_step.exp().min()))
-        self.hopeless = needed > _HOPELESS * most
+        self.hopeless = needed > _HOPELESS * most and self.target.size <= DENSE_LIMIT
         self.longest = min(max(needed, 3), most)
         affordable = int(2 * budget / (1 + self.longest)) - _RUNG_SETTLE
         draws = min(max(affordable, _FEWEST_DRAWS), 2 * self.plan.draws)
         return self.config.draws or (_HOPELESS_DRAWS if self.hopeless else draws)
 
     def settle(
-        self, state: State, nbeta: Tensor, tuning: Tuning, rounds: int
+        self, state: State, nbeta: Tensor, tuning: Tuning, rounds: int, *, learn: bool = True
     ) -> tuple[State, Tuning, Tensor]:
-        """Move at one temperature while the step is steered; returns the later offsets and losses too."""
+        """Move at one temperature while the step is steered and, with ``learn``, the scales; returns the losses too."""
         log_step, offsets = tuning.log_step, []
         for i in range(rounds):
             wide = self.wide(i)
@@ -249,7 +251,7 @@ class _Walk:
                 state = self.rescale(state, nbeta)
             offsets.append(state)
         kept = offsets[rounds // 3 :]
-        scale = self.scales(torch.stack([s.offset for s in kept]), nbeta)
+        scale = self.scales(torch.stack([s.offset for s in kept]), nbeta) if learn else tuning.scale
         return state, Tuning(log_step, scale), torch.stack([s.excess[0] for s in kept])
 
 
@@ -284,16 +286,21 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
 def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     """Start at the minimum, sample the first temperature, then cool and sample the others in turn."""
     target, config = walk.target, walk.config
-    state = walk.at(torch.zeros(1, walk.chains, target.size, dtype=target.theta.dtype))
     parts: list[Traces] = []
-    current = torch.tensor([rungs[0]], dtype=target.theta.dtype)
+    level = rungs[0]
+    current = torch.tensor([level], dtype=target.theta.dtype)
     tuning = Tuning(torch.full((1,), math.log(0.3), dtype=target.theta.dtype), walk.quadratic_scales(current))
-    for _ in range(3):
-        state, tuning, energies = walk.settle(state, current, tuning, max(6, config.warmup // 4))
+    state = walk.at(torch.zeros(1, walk.chains, target.size, dtype=target.theta.dtype))
+    # On its way out of the minimum every flat direction looks narrow, and is slower for it where it is so treated:
+    # with thousands of them the quadratic is the better guide until they have arrived.
+    learn = target.size <= DENSE_LIMIT
+    for _ in range(3 if learn else 5):
+        state, tuning, energies = walk.settle(state, current, tuning, max(6, config.warmup // 4), learn=learn)
         draws = walk.lengthen(tuning)
     for rung in rungs:
-        while float(current) < rung:
-            following = torch.tensor([min(rung, 2 * float(current))], dtype=target.theta.dtype)
+        while level < rung:  # a plain number: a tensor of single precision may never reach the rung
+            level = min(rung, 2 * level)
+            following = torch.tensor([level], dtype=target.theta.dtype)
             state = walk.rescue(state, energies)
             shrink = walk.quadratic_scales(following) / walk.quadratic_scales(current)
             # Stiff directions shrink with the temperature; what is not quadratic settles afterwards.

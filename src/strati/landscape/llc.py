@@ -25,7 +25,16 @@ from strati.landscape.diagnostics import ess, rhat, standard_error
 from strati.landscape.extrapolate import Limit, extrapolate
 from strati.landscape.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
 from strati.landscape.hmc import sample_hmc
-from strati.landscape.samplers import LLCConfig, Sampler, Target, Traces, gradient_cost, target
+from strati.landscape.samplers import (
+    DENSE_LIMIT,
+    LLCConfig,
+    Sampler,
+    Target,
+    Traces,
+    gradient_cost,
+    localised,
+    target,
+)
 from strati.landscape.sgld import sample_sgld
 from strati.types import Result, Tick, silent
 
@@ -36,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
 
-_DOUBLE_LIMIT = 20_000  # parameters up to which computing in double precision costs little
+_DOUBLE_LIMIT = DENSE_LIMIT  # beyond, no ladder is cold enough to need the digits
 _FULL_PASS_LIMIT = (
     60.0  # seconds of the cost model for the least number of gradients, above which "auto" samples by SGLD
 )
@@ -226,10 +235,11 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
     nbeta = config.nbeta
     if nbeta is None:
         nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
+    config = localised(config, potential, theta)
     few = condensed(potential) if isinstance(potential, Objective) else potential
     kind = chosen_sampler(few, theta, config)
     if kind in (Sampler.HMC, Sampler.GIBBS):
-        return _sample_all_data(target(few, theta, config.gamma), config, float(nbeta), tick)
+        return _sample_all_data(target(few, theta, config.gamma or 1.0), config, float(nbeta), tick)
     if not isinstance(potential, Objective):
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
@@ -277,7 +287,7 @@ def chosen_sampler(potential: Potential, theta: Tensor, config: LLCConfig) -> Sa
         return kind
     if not isinstance(potential, Objective):
         return Sampler.HMC
-    seconds = _LEAST_GRADIENTS * gradient_cost(potential, theta, rotated=False).replica
+    seconds = _LEAST_GRADIENTS * gradient_cost(potential, theta, turning=0).replica
     return Sampler.SGLD if seconds > _FULL_PASS_LIMIT else Sampler.HMC
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from strati.errors import BadInputError, require
 from strati.landscape.behaviour import Objective, Potential, check_finite, exact_hessian, gauss_newton_matrix
+from strati.landscape.preconditioner import Dense, Rotation, kronecker
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -34,6 +35,7 @@ the whole ladder from the localisation down, where that is affordable."""
 BUDGET = 8.0
 """Seconds (of the cost model, so the same on every machine) that unset numbers of chains and draws are cut to."""
 
+_LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
 _RUNGS = 3
 _EXCHANGED = 40  # temperatures of a whole ladder, about
 
@@ -60,7 +62,8 @@ class LLCConfig:
 
     Attributes:
         nbeta: Inverse temperature; ``None`` means ``n / ln n`` for data and 1e4 for a plain potential.
-        gamma: Localisation, ``gamma/2 |theta - theta*|^2``.
+        gamma: Localisation, ``gamma/2 |theta - theta*|^2``; ``None`` means 1, and for networks of more than 2,500
+            parameters ``N / |theta*|^2`` if that is more: each weight then moves about its own size.
         chains: Independent chains; ``None`` means 32 below nine parameters, 64 beyond, or what is affordable.
         draws: Kept draws per chain; ``None`` means 200 below nine parameters, 100 beyond, fewer if costly.
         warmup: Iterations before the first kept draw, in which step sizes are found.
@@ -77,7 +80,7 @@ class LLCConfig:
     """
 
     nbeta: float | None = None
-    gamma: float = 1.0
+    gamma: float | None = None
     chains: int | None = None
     draws: int | None = None
     warmup: int = 60
@@ -110,14 +113,15 @@ class LLCConfig:
             cost: Of a batched gradient.
             rungs: Sample just so many temperatures, without exchange.
         """
-        small = size <= VIRIAL_LIMIT
-        leapfrog = self.leapfrog or (6 if small else 10)
-        wanted = [True, False] if self.ladder is None else [self.ladder]
+        small, large = size <= VIRIAL_LIMIT, size > DENSE_LIMIT
+        leapfrog = self.leapfrog or (6 if small else 20 if large else 10)
+        wanted = ([False] if large else [True, False]) if self.ladder is None else [self.ladder]
         exchanged = [Plan(c, d, leapfrog, True, wanted[0]) for c, d in ((32, 200), (16, 150))]
         local = [
             Plan(c, d, leapfrog, False, ladder)
             for ladder in wanted
             for c, d in ((64, 100), (32, 100), (16, 100), (8, 100), (8, 80), (4, 80))
+            if not (large and c > 8)
             if not (ladder and self.ladder is None and c < 8)
         ]
         candidates = (exchanged if small and rungs is None else []) + local
@@ -125,7 +129,8 @@ class LLCConfig:
         def affordable(plan: Plan) -> bool:
             # More chains than the default are the caller's wish; they do not change what is sampled.
             asked = self._own(plan).seconds(self.warmup, cost, rungs)
-            return min(asked, plan.seconds(self.warmup, cost, rungs) if plan.exchange else asked) <= BUDGET
+            allowed = _LARGE_BUDGET if large else BUDGET
+            return min(asked, plan.seconds(self.warmup, cost, rungs) if plan.exchange else asked) <= allowed
 
         return self._own(next((p for p in candidates if affordable(p)), candidates[-1]))
 
@@ -177,8 +182,8 @@ class Target:
         theta: The parameters given.
         gamma: Localisation.
         baseline: ``L* = L(theta)``.
-        basis: Eigenvectors (columns) of the curvature at ``theta``; ``None`` keeps the coordinates.
-        curvature: The eigenvalues, none negative.
+        rotation: To coordinates in which the curvature at ``theta`` is about diagonal.
+        curvature: That diagonal, nothing negative.
         blocks: Sizes of the parameter tensors in ``theta``.
         cost: Of a batched gradient, by the cost model.
         evaluate: Excess loss and slope at offsets ``(..., d)`` from ``theta``.
@@ -188,7 +193,7 @@ class Target:
     theta: Tensor
     gamma: float
     baseline: float
-    basis: Tensor | None
+    rotation: Rotation
     curvature: Tensor
     blocks: tuple[int, ...]
     cost: Cost
@@ -201,11 +206,11 @@ class Target:
 
     def rotate(self, offset: Tensor) -> Tensor:
         """Coordinates in the eigenbasis."""
-        return offset if self.basis is None else offset @ self.basis
+        return self.rotation.rotate(offset)
 
     def unrotate(self, coordinates: Tensor) -> Tensor:
         """Back from the eigenbasis."""
-        return coordinates if self.basis is None else coordinates @ self.basis.T
+        return self.rotation.unrotate(coordinates)
 
     def controls(self, offset: Tensor, slope: Tensor, nbeta: Tensor) -> Tensor:
         """Functions whose mean is zero under the posterior, for taking noise out of averages.
@@ -330,12 +335,12 @@ def target(potential: Potential, theta: Tensor, gamma: float) -> Target:
         return torch.cat(values).reshape(offset.shape[:-1]), torch.cat(slopes).reshape(offset.shape)
 
     _check_slope(evaluate, theta)
-    basis, curvature = _curvature(potential, theta)
+    rotation, curvature = _curvature(potential, theta)
     blocks = potential.flat.sizes if isinstance(potential, Objective) else (int(theta.numel()),)
     if len(blocks) > 16:
         blocks = (int(theta.numel()),)
-    cost = gradient_cost(potential, theta, rotated=basis is not None)
-    return Target(potential, theta, gamma, baseline, basis, curvature, blocks, cost, evaluate)
+    cost = gradient_cost(potential, theta, turning=rotation.cost)
+    return Target(potential, theta, gamma, baseline, rotation, curvature, blocks, cost, evaluate)
 
 
 def rounding_limit(target: Target) -> float:
@@ -349,10 +354,15 @@ def rounding_limit(target: Target) -> float:
     return 1e-2 / (precision * max(abs(target.baseline), 1e-3))
 
 
-def gradient_cost(potential: Potential, theta: Tensor, *, rotated: bool = True) -> Cost:
+def gradient_cost(potential: Potential, theta: Tensor, *, turning: int | None = None) -> Cost:
     """What a gradient costs, from the operations, numbers and products of one evaluation.
 
-    Example:
+    Args:
+        potential: The loss.
+        theta: Where.
+        turning: Multiply-adds of a rotation there and back; that of a dense one by default.
+
+    Examples:
         >>> cheap = gradient_cost(lambda w: (w**2).sum(), torch.zeros(2))
         >>> dear = gradient_cost(lambda w: (w[:, None] * torch.ones(1, 10**6)).sum(), torch.zeros(2))
         >>> cheap.replica < 1e-6 < 1e-3 < dear.replica
@@ -361,10 +371,10 @@ def gradient_cost(potential: Potential, theta: Tensor, *, rotated: bool = True) 
     with torch.no_grad(), _Work() as work:
         potential(theta)
     size = theta.numel()
-    turning = 4 * size * size if rotated else 0
+    turning = (2 * size * size if size <= DENSE_LIMIT else 0) if turning is None else turning
     replica = 3 * (work.numbers * _PER_NUMBER + work.products * _PER_PRODUCT)
     return Cost(
-        _PER_MOVE + 3 * work.calls * _PER_CALL, replica + turning * _PER_PRODUCT + size * 20 * _PER_NUMBER
+        _PER_MOVE + 3 * work.calls * _PER_CALL, replica + 2 * turning * _PER_PRODUCT + size * 20 * _PER_NUMBER
     )
 
 
@@ -435,22 +445,38 @@ def _check_slope(evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Ten
         raise BadInputError("loss", "its gradient is not finite at the given parameters")
 
 
-def _curvature(potential: Potential, theta: Tensor) -> tuple[Tensor | None, Tensor]:
-    """Eigenbasis and eigenvalues of the Hessian, or the Gauss-Newton matrix of a behavioural loss."""
+def _curvature(potential: Potential, theta: Tensor) -> tuple[Rotation, Tensor]:
+    """Eigenbasis and eigenvalues of the Hessian, of the Gauss-Newton matrix, or of its Kronecker factors."""
     size = theta.numel()
+    plain = Dense(None), torch.zeros_like(theta)
+    named = isinstance(potential, Objective) and potential.name is not None
     if size > DENSE_LIMIT:
-        return None, torch.zeros_like(theta)
+        factors = kronecker(potential) if isinstance(potential, Objective) and named else None
+        return plain if factors is None else factors
     if isinstance(potential, Objective) and potential.name is not None and size > VIRIAL_LIMIT:
         kind = "mse" if potential.name.value.endswith("mse") else "kl"
         matrix = gauss_newton_matrix(potential.flat, potential.x, kind=kind)
     else:
         try:
             matrix = exact_hessian(potential, theta)
-        except (
-            RuntimeError
-        ):  # twice differentiable is more than a sampler needs: go on without a preconditioner
-            return None, torch.zeros_like(theta)
+        except RuntimeError:  # twice differentiable is more than a sampler needs
+            return plain
     if not bool(torch.isfinite(matrix).all()):
-        return None, torch.zeros_like(theta)
+        return plain
     values, vectors = torch.linalg.eigh(matrix)
-    return vectors, values.clamp(min=0)
+    return Dense(vectors), values.clamp(min=0)
+
+
+def localised(config: LLCConfig, potential: Potential, theta: Tensor) -> LLCConfig:
+    """The settings with the localisation decided.
+
+    Examples:
+        >>> localised(LLCConfig(), lambda w: (w**2).sum(), torch.zeros(2)).gamma
+        1.0
+    """
+    if config.gamma is not None:
+        return config
+    size = theta.numel()
+    large = isinstance(potential, Objective) and size > DENSE_LIMIT
+    norm = float((theta.double() ** 2).sum())
+    return replace(config, gamma=max(1.0, size / norm) if large and norm > 0 else 1.0)

@@ -23,7 +23,7 @@ from strati.landscape.density import DensityOfStates, density_of_states
 from strati.landscape.gauss_newton import closed_form, curvature_spectrum, matching_scale, temperature_for
 from strati.landscape.hmc import sample_rungs
 from strati.landscape.llc import chosen_sampler, conditional_traces, estimate, impossible, mixed, sample
-from strati.landscape.samplers import LLCConfig, Sampler, gradient_cost, target
+from strati.landscape.samplers import DENSE_LIMIT, LLCConfig, Sampler, gradient_cost, localised, target
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -171,11 +171,13 @@ def effective_parameters(
         True
     """
     settings = dataclasses.replace(config or LLCConfig(), **options)
-    whole = objective(model, f"behavioural-{kind}", x, dtype=torch.float64)
+    dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
+    whole = objective(model, f"behavioural-{kind}", x, dtype=dtype)
     wanted = _scales(scales, whole)
     function = condensed(whole)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
+    settings = localised(settings, function, theta)
     if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
         return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
@@ -223,19 +225,19 @@ def _by_density(
         elif (reason := impossible(value, error, function.flat.size)) is not None:
             value = error = None
         nbeta = matching_scale(value, 1.0) / float(epsilon) if value is not None else 1 / float(epsilon)
-        second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma)
+        second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)
         rows.append(Scale(float(epsilon), value, error, nbeta, second, reason))
-    return EffectiveParameters(tuple(rows), function.flat.size, settings.gamma, density)
+    return EffectiveParameters(tuple(rows), function.flat.size, settings.gamma or 1.0, density)
 
 
 def _by_temperature(
     function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
 ) -> EffectiveParameters:
     quadratic = curvature if curvature is not None else np.ones(function.flat.size)
-    nbetas = [temperature_for(float(e), quadratic, settings.gamma) for e in scales]
+    nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta = function.flat.theta
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
-        seen = target(function, theta, settings.gamma)
+        seen = target(function, theta, settings.gamma or 1.0)
         traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
             seen, settings, nbetas, tick
         )
@@ -245,14 +247,14 @@ def _by_temperature(
         found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
-        second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma)
+        second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)
         if nbeta not in found:
             rows.append(Scale(float(epsilon), None, None, nbeta, second, _TOO_STIFF))
             continue
         result = estimate(found[nbeta], settings)
         reason = None if result.estimate is not None else result.reason
         rows.append(Scale(float(epsilon), result.estimate, result.stderr, nbeta, second, reason))
-    return EffectiveParameters(_at_scales(rows), function.flat.size, settings.gamma)
+    return EffectiveParameters(_at_scales(rows), function.flat.size, settings.gamma or 1.0)
 
 
 def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:

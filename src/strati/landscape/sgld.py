@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
-from strati.landscape.samplers import LLCConfig, Sampler, Traces
+from strati.landscape.samplers import LLCConfig, Sampler, Traces, localised
 from strati.rng import derive
 from strati.types import Tick, silent
 
@@ -64,7 +64,7 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
     return Traces(
         nbeta=np.array([nbeta]),
         main=0,
-        gamma=config.gamma,
+        gamma=steps.gamma,
         baseline=float(np.mean(baselines)),
         excess=excess,
         spread=spread,
@@ -82,6 +82,7 @@ class Steps:
 
     def __init__(self, objective: Objective, config: LLCConfig, nbeta: float) -> None:
         self.objective, self.config, self.nbeta = objective, config, nbeta
+        self.gamma = localised(config, objective, objective.flat.theta).gamma or 1.0
         self.theta = objective.flat.theta
         self.precondition = config.sampler == Sampler.RMSPROP
         self.scale: Tensor | None = None
@@ -95,7 +96,7 @@ class Steps:
             root = torch.sqrt(slope[0] ** 2 + (slope[0] ** 2).mean() * 1e-2) + torch.finfo(slope.dtype).tiny
             self.scale = (root.mean() / root).clamp(max=100.0)
         if self.config.step is None:
-            stiffest = self.nbeta * self._stiffest(batch, generator) + self.config.gamma
+            stiffest = self.nbeta * self._stiffest(batch, generator) + self.gamma
             self.step = 4 * _SHARE_OF_STABLE / stiffest
 
     def gradient(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
@@ -122,7 +123,7 @@ class Steps:
         scaled = slope if self.scale is None else slope * self.scale
         # The localisation's own part of the force is left out of the heating: it does not raise the loss.
         heating = (self.step * self.nbeta / 8) * torch.linalg.vecdot(scaled, slope)
-        gamma = self.config.gamma
+        gamma = self.gamma
         pull = (
             1 - 0.5 * self.step * gamma if self.scale is None else 1 - (0.5 * self.step * gamma) * self.scale
         )
