@@ -160,7 +160,7 @@ def insert(
 
 def insertion_rows(blocks: int) -> int:
     """So many rows that the effects of all pairs on them stay within some tens of megabytes."""
-    return max(64, min(1000, 8_000_000 // blocks**2))
+    return max(64, min(400, 8_000_000 // blocks**2))
 
 
 def _insertion_gains(passed: Pass, error: Floats) -> NDArray[np.float64]:

@@ -38,7 +38,7 @@ EXACT = 1e-10
 
 _SWEEP = 192
 _STRIDE = 17
-_JUDGE = 1000
+_JUDGE = 500
 """Rows of a sweep, how far the next sweep's rows are shifted, and rows on which a repaired order is judged."""
 
 _STAGES = 200
@@ -276,10 +276,12 @@ def _sweeps(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: flo
 def _insertions(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
     """Rounds of insertions while they gain: for a block that no exchange of neighbours brings to its place."""
     part = _some(rows, insertion_rows(len(state.ins)))
+    before = float("inf")
     for _ in range(40):
-        if state.mse < floor:
+        if state.mse < floor or state.mse > 0.7 * before:  # slow gains are better left to the regression
             return
-        moves = insert(parts, state.ins, state.outs, *part)[2]
+        before = state.mse
+        moves = insert(parts, state.ins, state.outs, *part, tries=8)[2]
         if not moves:
             return
         for number, (start, place, mse) in enumerate(moves, start=1):
