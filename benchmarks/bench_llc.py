@@ -195,7 +195,7 @@ from strati.landscape.behaviour import behavioural_loss
 from strati.landscape.samplers import LLCConfig
 from strati.landscape.sgld import Steps
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 3000), nn.ReLU(), nn.Linear(3000, 10))
+model = nn.Sequential(nn.Linear(64, 7000), nn.ReLU(), nn.Linear(7000, 7000), nn.ReLU(), nn.Linear(7000, 10))
 x = torch.randn(16, 64)
 y = model(x).detach()
 (((model(x) - y) ** 2).sum() / 16).backward()

@@ -478,5 +478,5 @@ def localised(config: LLCConfig, potential: Potential, theta: Tensor) -> LLCConf
         return config
     size = theta.numel()
     large = isinstance(potential, Objective) and size > DENSE_LIMIT
-    norm = float((theta.double() ** 2).sum())
+    norm = float(torch.linalg.vector_norm(theta)) ** 2
     return replace(config, gamma=max(1.0, size / norm) if large and norm > 0 else 1.0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,8 @@ class Steps:
         self.scale: Tensor | None = None
         self.step = config.step if config.step is not None else 0.0
         self._copy: _FlatCopy | None = None
+        ends = np.cumsum([0, *objective.flat.sizes]).tolist()
+        self._places = [slice(a, b) for a, b in pairwise(ends)]
 
     def calibrate(self, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> None:
         """Set the step to a quarter of the largest stable one, from the stiffest curvature of one batch."""
@@ -103,9 +106,8 @@ class Steps:
         """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' offsets; valid until the next call."""
         x, target = batch
         if offset.shape[0] == 1:
-            if self._copy is None:
-                self._copy = _FlatCopy(self.objective.flat)
-            return self._copy.gradient(self.theta, offset[0], x, target, self.objective.loss)
+            value, parts = self._one(offset, batch)
+            return value, torch.cat([p.reshape(-1) for p in parts])[None]
 
         def loss(theta: Tensor) -> Tensor:
             return self.objective.loss(self.objective.flat(theta, x), target)
@@ -119,23 +121,41 @@ class Steps:
         self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
-        value, slope = self.gradient(offset, batch)
-        scaled = slope if self.scale is None else slope * self.scale
+        if self.theta.numel() > _TOGETHER:  # tensor by tensor: a large model needs no flat gradient
+            value, slopes = self._one(offset, batch)
+            heating = torch.zeros_like(value)
+            for part, slope in zip(self._places, slopes, strict=True):
+                heating += self._move(offset[:, part], slope.reshape(1, -1), part, generator)
+        else:
+            value, slope = self.gradient(offset, batch)
+            heating = self._move(offset, slope, slice(None), generator)
+        return value, heating
+
+    def _one(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self._copy is None:
+            self._copy = _FlatCopy(self.objective.flat)
+        return self._copy.gradient(self.theta, offset[0], *batch, self.objective.loss)
+
+    def _move(self, offset: Tensor, slope: Tensor, place: slice, generator: torch.Generator) -> Tensor:
+        """Move a part of the parameters in place; returns its share of the heating."""
+        scale = None if self.scale is None else self.scale[place]
+        scaled = slope if scale is None else slope * scale
         # The localisation's own part of the force is left out of the heating: it does not raise the loss.
-        heating = (self.step * self.nbeta / 8) * torch.linalg.vecdot(scaled, slope)
-        gamma = self.gamma
-        pull = (
-            1 - 0.5 * self.step * gamma if self.scale is None else 1 - (0.5 * self.step * gamma) * self.scale
+        power = (
+            torch.dot(scaled[0], slope[0])[None] if len(slope) == 1 else torch.linalg.vecdot(scaled, slope)
         )
-        offset.mul_(pull).sub_(scaled, alpha=0.5 * self.step * self.nbeta)
+        heating: Tensor = (self.step * self.nbeta / 8) * power
+        pull = 0.5 * self.step * self.gamma
+        offset.mul_(1 - pull if scale is None else 1 - pull * scale)
+        offset.sub_(scaled, alpha=0.5 * self.step * self.nbeta)
         root = math.sqrt(self.step)
         for start in range(0, offset.shape[1], _NOISE):  # in pieces: noise needs no vector of its own
             part = slice(start, start + _NOISE)
             noise = torch.randn(offset[:, part].shape, generator=generator, dtype=offset.dtype)
-            if self.scale is not None:
-                noise.mul_(self.scale[part].sqrt())
+            if scale is not None:
+                noise.mul_(scale[part].sqrt())
             offset[:, part].add_(noise, alpha=root)
-        return value, heating
+        return heating
 
     def _jolt(self, generator: torch.Generator) -> Tensor:
         scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
@@ -160,17 +180,18 @@ class Steps:
 
 
 class _FlatCopy:
-    """A module whose parameters live in one vector and whose gradients gather in another, without copying."""
+    """A module whose parameters live in one vector, without copying the weights twice."""
 
     def __init__(self, flat: FlatModel) -> None:
-        self.values, self.slopes = flat.theta.clone(), torch.zeros_like(flat.theta)
-        values, slopes = flat.split(self.values), flat.split(self.slopes)
+        self.values = flat.theta.clone()
+        values = flat.split(self.values)
         memo: dict[int, Any] = {}  # what a deep copy takes instead of copying the weights
+        self.parameters: list[torch.nn.Parameter] = []
         for name, parameter in flat.module.named_parameters():
             held = values[name] if name in values else parameter.detach()
             memo[id(parameter)] = torch.nn.Parameter(held, requires_grad=name in values)
             if name in values:
-                memo[id(parameter)].grad = slopes[name]
+                self.parameters.append(memo[id(parameter)])
         self.module = copy.deepcopy(flat.module, memo).to(flat.dtype)
 
     def gradient(
@@ -180,12 +201,11 @@ class _FlatCopy:
         x: Inputs,
         target: Tensor,
         loss: Callable[[Tensor, Tensor], Tensor],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Loss ``(1,)`` and its gradient by parameter, in the flat vector's order."""
         torch.add(theta, offset, out=self.values)
-        self.slopes.zero_()
         value = loss(as_output(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
-        value.backward()
-        return value.detach()[None], self.slopes[None]
+        return value.detach()[None], torch.autograd.grad(value, self.parameters, materialize_grads=True)
 
 
 def _chain(
