@@ -39,6 +39,12 @@ _NAMES = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
 @click.option(
     "--scales", "want_scales", is_flag=True, help="Effective parameters over a ladder of loss scales."
 )
+@click.option(
+    "--sample-rows",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Rows that --llc and --scales look at, the first N.  [default: all]",
+)
 @seed_option
 @output_options
 def command(
@@ -49,6 +55,7 @@ def command(
     exact: bool | None,
     want_llc: bool,
     want_scales: bool,
+    sample_rows: int | None,
     seed: int,
     output: Output,
 ) -> None:
@@ -73,9 +80,9 @@ def command(
     with progress("counting", None, quiet=output.quiet) as tick:
         result = degeneracy(network, x, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
     if want_llc:
-        result = replace(result, llc=_llc(network, x, seed, output))
+        result = replace(result, llc=_llc(network, x[:sample_rows], seed, output))
     if want_scales:
-        result = replace(result, scales=_scales(network, x, seed, output))
+        result = replace(result, scales=_scales(network, x[:sample_rows], seed, output))
     emit(result, output)
 
 

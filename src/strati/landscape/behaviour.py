@@ -305,8 +305,8 @@ def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Te
     for start in range(0, rows, chunk):
         part = slice(start, start + chunk)
         piece = {k: v[part] for k, v in inputs.items()} if isinstance(inputs, Mapping) else inputs[part]
-        square, positions = _gram(flat, where, piece, kind)
-        total += square
+        jacobian, positions = metric_jacobian(flat, where, piece, kind=kind)
+        total += jacobian.T @ jacobian
         samples += positions
     scale = 2.0 / rows if kind == "mse" else 1.0 / samples
     return scale * (total + total.T) / 2
@@ -356,8 +356,20 @@ def as_tensor(value: Any, what: str) -> Tensor:
     return tensor
 
 
-def _gram(flat: FlatModel, theta: Tensor, x: Inputs, kind: str) -> tuple[Tensor, int]:
-    """Sum over data of ``J^T J`` in the output's metric, and how many distributions it holds."""
+def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "mse") -> tuple[Tensor, int]:
+    """``J`` with ``J^T J`` the sum over data of the Gauss-Newton matrix, and how many distributions that holds.
+
+    Args:
+        flat: The network.
+        theta: Where.
+        x: Inputs, few enough for ``(rows x outputs, d)`` numbers.
+        kind: ``"mse"`` or ``"kl"``.
+
+    Examples:
+        >>> flat = FlatModel(nn.Linear(1, 2, bias=False))
+        >>> metric_jacobian(flat, flat.theta, torch.tensor([[3.0]]))[0].tolist()
+        [[3.0, 0.0], [0.0, 3.0]]
+    """
 
     def single(t: Tensor, row: Any) -> Tensor:
         lifted = {k: v[None] for k, v in row.items()} if isinstance(row, dict) else row[None]
@@ -365,13 +377,12 @@ def _gram(flat: FlatModel, theta: Tensor, x: Inputs, kind: str) -> tuple[Tensor,
         return out.reshape(-1, out.shape[-1]) if out.ndim else out.reshape(1, 1)
 
     plain = dict(x) if isinstance(x, Mapping) else x
-    jacobian = vmap(jacrev(single), in_dims=(None, 0))(theta, plain)  # (rows, positions, outputs, d)
+    jacobian = vmap(jacrev(single), in_dims=(None, 0))(theta, plain).detach()  # (rows, positions, outputs, d)
     rows, positions, outputs, size = jacobian.shape
     if kind == "kl":
         p = torch.softmax(vmap(single, in_dims=(None, 0))(theta, plain), dim=-1)[..., None]
         jacobian = (jacobian - (p * jacobian).sum(dim=2, keepdim=True)) * p.sqrt()
-    flatter = jacobian.reshape(rows * positions * outputs, size)
-    return flatter.T @ flatter, rows * positions
+    return jacobian.reshape(rows * positions * outputs, size), rows * positions
 
 
 def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:

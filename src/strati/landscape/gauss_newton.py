@@ -17,11 +17,14 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from strati.errors import UnsupportedError
-from strati.landscape.behaviour import Objective, gauss_newton_matrix
+from strati.landscape.behaviour import Objective, gauss_newton_matrix, metric_jacobian
 from strati.landscape.samplers import DENSE_LIMIT
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
+
+
+_NUMBERS = 100_000_000  # in a Jacobian that is held whole
 
 
 def closed_form(curvature: FloatArray, nbeta: float, gamma: float) -> float:
@@ -74,12 +77,19 @@ def curvature_spectrum(objective: Objective) -> FloatArray | None:
         >>> curvature_spectrum(loss)
         array([5.])
     """
-    if objective.flat.size > DENSE_LIMIT:
-        return None
+    flat = objective.flat
     kind = "kl" if objective.name is not None and objective.name.value.endswith("kl") else "mse"
-    values = torch.linalg.eigvalsh(gauss_newton_matrix(objective.flat, objective.x, kind=kind))
-    spectrum: FloatArray = np.maximum(values.double().numpy(), 0.0)
-    return spectrum
+    if flat.size <= DENSE_LIMIT:
+        values = torch.linalg.eigvalsh(gauss_newton_matrix(flat, objective.x, kind=kind))
+        spectrum: FloatArray = np.maximum(values.double().numpy(), 0.0)
+        return spectrum
+    # Many parameters but few data: the same eigenvalues, but for zeros, from products between the data.
+    if objective.target.numel() > DENSE_LIMIT or objective.target.numel() * flat.size > _NUMBERS:
+        return None
+    jacobian, samples = metric_jacobian(flat, flat.theta, objective.x, kind=kind)
+    scale = 2.0 / objective.rows if kind == "mse" else 1.0 / samples
+    few = np.maximum(torch.linalg.eigvalsh(scale * (jacobian @ jacobian.T)).double().numpy(), 0.0)
+    return np.concatenate([np.zeros(max(0, flat.size - len(few))), few])
 
 
 def factorised_hessian(model: nn.Sequential, x: Tensor) -> Tensor:

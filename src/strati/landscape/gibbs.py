@@ -34,6 +34,7 @@ from strati.types import Tick, silent
 
 _MOST_BLOCKS = 12
 _RUNGS = (10.0, 1e2, 1e3, 1e4)  # of the temperature asked for; cold ones cost no more than hot ones
+_COLDER = (1e6, 1e8)  # also for one block, which any temperature draws outright
 _PROBES = 3
 _TOLERANCE = 1e-8  # of the spread of values on a line, for its third difference to count as zero
 _ROUNDINGS = 1e3
@@ -147,12 +148,13 @@ def sample_gibbs(
     )
 
 
-def ladder(target: Target, config: LLCConfig, nbeta: float) -> list[float]:
+def ladder(target: Target, config: LLCConfig, nbeta: float, blocks: Sequence[slice]) -> list[float]:
     """The temperature asked for and, unless the caller wants none, colder ones as far as rounding allows."""
     if config.ladder is False:
         return [nbeta]
     coldest = config.coldest or rounding_limit(target)
-    return [nbeta, *(r * nbeta for r in _RUNGS if r * nbeta <= coldest)]
+    rungs = _RUNGS + (_COLDER if len(blocks) == 1 else ())
+    return [nbeta, *(r * nbeta for r in rungs if r * nbeta <= coldest)]
 
 
 class Amount(NamedTuple):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strati.landscape.diagnostics import rhat
 from strati.landscape.samplers import (
     BUDGET,
     DENSE_LIMIT,
@@ -314,7 +315,8 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
         part, state = _record(walk, state, current, tuning, 0, draws)
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
-        if draws == _HOPELESS_DRAWS and walk.hopeless:  # colder, the valleys are narrower still
+        stuck = target.size > DENSE_LIMIT and (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
+        if stuck or (draws == _HOPELESS_DRAWS and walk.hopeless):  # colder, the valleys are narrower still
             break
         walk.lengthen(tuning)
     return _join(parts)

@@ -251,14 +251,21 @@ def _sample_all_data(seen: Target, config: LLCConfig, nbeta: float, tick: Tick) 
     Where a whole ladder of exchanges is affordable it is as good, and goes colder; but one block is drawn outright.
     """
     most = 1 if config.sampler == Sampler.AUTO and config.plan(seen.size, seen.cost).exchange else None
-    traces = conditional_traces(seen, config, ladder(seen, config, nbeta), tick, most=most)
+    traces = conditional_traces(seen, config, nbeta, tick, most=most)
     return traces if traces is not None else sample_hmc(seen, config, nbeta, tick)
 
 
 def conditional_traces(
-    seen: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick, *, most: int | None = None
+    seen: Target, config: LLCConfig, nbeta: float | Sequence[float], tick: Tick, *, most: int | None = None
 ) -> Traces | None:
     """Draws by conditionals of at most so many blocks; ``None`` where there are no such and they are not insisted on.
+
+    Args:
+        seen: What to sample.
+        config: How.
+        nbeta: A temperature, with the ladder that belongs to it, or just these.
+        tick: Called now and then.
+        most: Blocks.
 
     Raises:
         BadInputError: ``gibbs`` was asked for and is not possible.
@@ -274,7 +281,8 @@ def conditional_traces(
         and few
         and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost))
     ):
-        traces = sample_gibbs(seen, blocks, config, nbetas, tick)
+        rungs = ladder(seen, config, nbeta, blocks) if isinstance(nbeta, float) else nbeta
+        traces = sample_gibbs(seen, blocks, config, rungs, tick)
     if traces is None and config.sampler == Sampler.GIBBS:
         raise BadInputError("gibbs", "the loss is not quadratic in each layer given the others; use hmc")
     return traces

@@ -23,6 +23,7 @@ from strati.landscape.density import DensityOfStates, density_of_states
 from strati.landscape.gauss_newton import closed_form, curvature_spectrum, matching_scale, temperature_for
 from strati.landscape.hmc import sample_rungs
 from strati.landscape.llc import chosen_sampler, conditional_traces, estimate, impossible, mixed, sample
+from strati.landscape.preconditioner import kronecker
 from strati.landscape.samplers import DENSE_LIMIT, LLCConfig, Sampler, gradient_cost, localised, target
 from strati.types import Result, Tick, silent
 
@@ -233,15 +234,16 @@ def _by_density(
 def _by_temperature(
     function: Objective, scales: FloatArray, curvature: FloatArray | None, settings: LLCConfig, tick: Tick
 ) -> EffectiveParameters:
-    quadratic = curvature if curvature is not None else np.ones(function.flat.size)
+    quadratic = curvature if curvature is not None else _approximate(function)
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
-    theta = function.flat.theta
+    theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
         seen = target(function, theta, settings.gamma or 1.0)
         traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
             seen, settings, nbetas, tick
         )
-        found = {float(n): traces.only(k) for k, n in enumerate(traces.nbeta)}
+        # By place: single precision rounds the temperatures that it keeps.
+        found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
         found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
@@ -255,6 +257,12 @@ def _by_temperature(
         reason = None if result.estimate is not None else result.reason
         rows.append(Scale(float(epsilon), result.estimate, result.stderr, nbeta, second, reason))
     return EffectiveParameters(_at_scales(rows), function.flat.size, settings.gamma or 1.0)
+
+
+def _approximate(function: Objective) -> FloatArray:
+    """A spectrum to place the temperatures by, where the true one is too large to have."""
+    factors = kronecker(function)
+    return np.ones(function.flat.size) if factors is None else factors[1].double().numpy()
 
 
 def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:

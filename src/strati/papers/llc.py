@@ -51,7 +51,9 @@ def cases() -> list[Case]:
         ),
     ]
     rows = [(name, f, torch.zeros(size, dtype=torch.float64), known) for name, f, size, known in plain]
-    for widths, rank in (((5, 3, 5), 0), ((5, 3, 5), 1), ((6, 2, 6), 0), ((3, 8, 4), 2), ((4, 4, 4, 4), 1)):
+    shapes = [((5, 3, 5), 0), ((5, 3, 5), 1), ((6, 2, 6), 0), ((3, 8, 4), 2), ((4, 4, 4, 4), 1)]
+    shapes += [((7, 4, 3), 2), ((6, 4, 5, 3), 1), ((2, 2, 2, 2), 0), ((10, 10, 10, 10, 10), 3)]
+    for widths, rank in shapes:
         potential, theta = deep_linear_case(widths, rank)
         name = f"deep linear {'-'.join(map(str, widths))}, rank {rank}"
         rows.append((name, potential, theta, deep_linear(widths, rank)))
