@@ -125,7 +125,14 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     spec: Path, tmp_path: Path, workers: int
 ) -> None:
     words = command("study", spec, "--out", tmp_path, "--workers", str(workers), "--quiet")
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Tests run in the background inherit an ignored SIGINT, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     end = time.monotonic() + 60
     while not (tmp_path / "networks").is_dir() and time.monotonic() < end:
         time.sleep(0.05)

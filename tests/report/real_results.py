@@ -53,7 +53,7 @@ def make(home: Path) -> dict[str, Path]:
     run("basis", model, "--data", data, "--rows", "200", "--compare", "--json", found["basis"])
     run("reassemble", "--make", home / "dropped", "--blocks", "4")
     run("reassemble", home / "dropped", home / "dropped" / "data.csv", "--json", found["pieces"])
-    reproduce(found["scan"], found["reproduce"])
+    reproduce(found["reproduce"])
     return found | {"audit": home / "study"}
 
 
@@ -115,15 +115,8 @@ def degeneracy(target: Path) -> None:
     replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(target)
 
 
-def reproduce(scan: Path, target: Path) -> None:
-    """A paper's numbers beside those of the scan just made."""
-    import json
+def reproduce(target: Path) -> None:
+    """A reproduction as the command runs it."""
+    from strati.papers.registry import reproduce as run
 
-    from strati.papers.registry import Reproduction, Row
-
-    alphas = [layer["alpha"] for layer in json.loads(scan.read_text())["layers"]]
-    rows = tuple(
-        Row(f"alpha of FC{i}", p, a, "another network")
-        for i, (p, a) in enumerate(zip((4.82, 4.205, 3.793), alphas, strict=True), 1)
-    )
-    Reproduction(name="alpha", title="Alpha of fully connected layers", rows=rows).to_json(target)
+    run("alpha-of-random-layers", quick=True, folder=target.parent).to_json(target)

@@ -15,8 +15,9 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -78,7 +79,8 @@ class _Worker:
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_work, args=(theirs, payload), daemon=True)
-        self.process.start()
+        with _interrupts_held():
+            self.process.start()
         theirs.close()
         self.ready = False
         self.alive = True
@@ -168,6 +170,23 @@ def _packed(body: Body) -> bytes:
         why = f"cannot be sent to other processes ({first}); run it with one worker, in this process"
         raise UnsupportedError("this work", why) from None
     return packed
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Start a child with interrupts blocked: a Ctrl-C while it is still starting must not kill it with a traceback.
+
+    It reaches the parent when this ends.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # its own start would lift the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, payload: bytes) -> None:

@@ -9,7 +9,7 @@ import { dataTable } from "./table.js";
 export function reassemblySection(result, id) {
   const pairing = result.pairing || {};
   const lead = `${result.exact ? "Exact: the order reproduces the data." : "Not exact: this is the best order found."} Mean squared error ${number(result.mse)}.`
-    + (pairing.separated === false ? " The matched scores do not stand out from the unmatched ones, so the pairing cannot be trusted." : "");
+    + (pairing.separated !== false ? "" : result.exact ? " The weights alone do not tell the pairs apart: the data did." : " The matched scores do not stand out from the unmatched ones, so the pairing cannot be trusted.");
   const body = section(id, "Reassembly", lead);
   body.append(h("div", { class: "stats" },
     stat("mean squared error", number(result.mse)), stat("lowest matched score", number(pairing.matched_min)), stat("highest unmatched score", number(pairing.unmatched_max)), stat("pairs stand apart", pairing.separated ? "yes" : "no"),
