@@ -76,8 +76,9 @@ class FlatModel:
     def __init__(
         self, model: nn.Module, *, layers: Sequence[str] | None = None, dtype: torch.dtype | None = None
     ) -> None:
+        # The copy shares its tensors: only the mode is its own.
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
-        self.module = copy.deepcopy(model, dict(shared)).eval() if model.training else model
+        self.module = copy.deepcopy(model, shared).eval() if model.training else model
         own = dict(self.module.named_parameters())
         chosen = _choose(own, layers)
         self.names = tuple(chosen)

@@ -250,9 +250,12 @@ def _trained(
             parameter.data.uniform_(-bound, bound, generator=generator)
         stages += [layer, nn.Tanh()]
     model = nn.Sequential(*stages[:-1])
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=decay)
-    plain = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=decay)
-    stepper = adam if optimiser == "AdamW" else plain
+    weights = model.parameters()
+    stepper: torch.optim.Optimizer
+    if optimiser == "AdamW":
+        stepper = torch.optim.AdamW(weights, lr=1e-2, weight_decay=decay)
+    else:
+        stepper = torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=decay)
     for _ in range(1500):
         stepper.zero_grad()
         ((model(x) - y) ** 2).mean().backward()

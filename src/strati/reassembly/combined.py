@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.reassembly.assignment import used_once
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -115,17 +117,7 @@ def _step(z: Matrix, belief: Matrix, prior: Matrix, shared: bool) -> _Fit:
 
 def _believe(evidence: Matrix, shared: bool, rounds: int = 60) -> Matrix:
     """How likely each entry is a pair, each piece being in one: the exponential, rescaled in turn (Sinkhorn)."""
-    odds = np.exp(evidence - evidence.max()) + 1e-300
-    if shared:
-        np.fill_diagonal(odds, 0)
-    for _ in range(rounds):
-        if shared:
-            used = np.sqrt(odds.sum(axis=1) + odds.sum(axis=0))
-            odds = odds / used[:, None] / used[None, :]
-        else:
-            odds = odds / odds.sum(axis=1, keepdims=True)
-            odds = odds / odds.sum(axis=0, keepdims=True)
-    return np.asarray(odds)
+    return used_once(np.exp(evidence - evidence.max()) + 1e-300, shared, rounds)
 
 
 def _centred(values: Matrix, shared: bool) -> Matrix:

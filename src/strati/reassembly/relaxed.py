@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.reassembly.assignment import used_once
 from strati.reassembly.parts import Pass, run_mixed
 from strati.reassembly.regression import flip_effects, ridge, sorted_by_flips
 
@@ -113,17 +114,7 @@ def softened(parts: Parts, ins: Ints, outs: Ints, share: float) -> tuple[Matrix,
 
 def to_polytope(mixture: Matrix, shared: bool, rounds: int = 40) -> Matrix:
     """The nearest thing to a mixture in which every piece is used once: clip, then rescale in turn."""
-    P = np.clip(mixture, 1e-6, None)
-    if shared:
-        np.fill_diagonal(P, 0)
-    for _ in range(rounds):
-        if shared:
-            used = np.sqrt(P.sum(axis=1) + P.sum(axis=0))
-            P = P / used[:, None] / used[None, :]
-        else:
-            P = P / P.sum(axis=1, keepdims=True)
-            P = P / P.sum(axis=0, keepdims=True)
-    return P
+    return used_once(np.clip(mixture, 1e-6, None), shared, rounds)
 
 
 def mixing_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
