@@ -121,6 +121,12 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
         study(TINY, out=tmp_path)
 
 
+def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strati.intervene.driver.FORMAT", 2)
+    with pytest.raises(BadInputError, match="rows of format 1, this strati writes format 2; choose another"):
+        study(TINY, out=Path(calm.store).parent)
+
+
 def test_json_and_summary(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(calm.to_json())
     assert found["schema"] == "strati.study/1"

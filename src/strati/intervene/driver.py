@@ -17,6 +17,8 @@ from strati.run.store import Finished, Store
 from strati.types import Tick, silent
 
 STORE = "study.sqlite"
+FORMAT = 1
+"""Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
 
 
 def find_data(name: str) -> Path:
@@ -146,10 +148,18 @@ def open_store(folder: Path, identity: str, about: dict[str, Any]) -> Store:
     """Open or create the store of a study.
 
     Raises:
-        BadInputError: The folder holds another study.
+        BadInputError: The folder holds another study, or one whose rows another strati wrote with other meanings.
     """
-    store = Store(folder / STORE, about=about | {"identity": identity})
-    if store.about().get("identity") != identity:
+    store = Store(folder / STORE, about=about | {"identity": identity, "format": FORMAT})
+    there = store.about()
+    if there.get("format", 1) != FORMAT:
+        store.close()
+        why = (
+            f"holds rows of format {there.get('format', 1)}, this strati writes format {FORMAT}; "
+            "choose another folder, or delete this one"
+        )
+        raise BadInputError(folder, why)
+    if there.get("identity") != identity:
         store.close()
         why = "holds another study (its spec, seed or data differ); choose another folder, or delete this one"
         raise BadInputError(folder, why)

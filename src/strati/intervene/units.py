@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError
+from strati.intervene.driver import FORMAT
 from strati.intervene.interventions import Target, find_targets
 from strati.intervene.networks import build, initialise, load_arrays, open_checkpoint
 from strati.intervene.points import Plan, Subject, measure_layer
@@ -25,8 +26,6 @@ from strati.intervene.tasks import Data, Task, task_of
 from strati.intervene.training import train
 from strati.run.engine import Load, Unit
 from strati.run.store import unit_key
-
-FORMAT = 1  # raised when the meaning of a row changes, so that old rows are not mixed with new ones
 
 _kept: dict[str, tuple[str, Any]] = {}
 
