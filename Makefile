@@ -33,7 +33,7 @@ reproduce: $(VENV)/test.stamp
 	$(BIN)/python tools/reproduce_all.py
 
 fuzz: $(VENV)/test.stamp
-	$(PIP) install atheris
+	$(PIP) install $(PINNED) atheris
 	$(BIN)/python tests/fuzz/fuzz_open.py -max_total_time=120
 
 screenshots: $(VENV)/test.stamp chromium
