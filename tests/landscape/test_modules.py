@@ -209,3 +209,52 @@ def test_bad_calls():
             strati.modules(graph, **options)
     with pytest.raises(BadInputError, match="interaction_graph"):
         strati.modules("graph", 0.1)
+
+
+def _all_partitions(count, labels=()):
+    if len(labels) == count:
+        yield np.array(labels)
+        return
+    for label in range(max(labels, default=-1) + 2):
+        yield from _all_partitions(count, (*labels, label))
+
+
+def _cost_in_words(weights, labels, balance):
+    """Weight between modules, plus what modules of that size share by chance; edge by edge."""
+    starts = np.cumsum([0, weights[0].shape[1], *(len(w) for w in weights)])
+    cost = 0.0
+    for k, w in enumerate(weights):
+        before, after = labels[starts[k] : starts[k + 1]], labels[starts[k + 1] : starts[k + 2]]
+        cost += sum(w[j, i] for j, i in np.ndindex(w.shape) if after[j] != before[i])
+        for module in np.unique(labels) if w.sum() > 0 else ():
+            cost += balance * w[:, before == module].sum() * w[after == module].sum() / w.sum()
+    return cost
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_partition_of_a_tiny_graph_costs_less(seed):
+    """Against every partition there is: free, and into two and three modules."""
+    rng = np.random.default_rng(seed)
+    sizes = [(2, 3, 2), (1, 5), (3, 3), (2, 2, 2, 1)][seed % 4]
+    weights = [rng.random((b, a)) * (rng.random((b, a)) < 0.7) for a, b in itertools.pairwise(sizes)]
+    weights[0][0] += 0.1
+    weights = [w + 1e-3 for w in weights]  # every node attached
+    balance = (0.5, 1.0, 2.0)[seed % 3]
+    graph = LayeredGraph(weights, balance)
+    costs: dict[int, float] = {}
+    for labels in _all_partitions(sum(sizes)):
+        count = int(labels.max()) + 1
+        costs[count] = min(costs.get(count, np.inf), _cost_in_words(weights, labels, balance))
+    free = partition(graph, seed=seed)
+    assert _cost_in_words(weights, free, balance) == pytest.approx(graph.cost(free))
+    assert graph.cost(free) == pytest.approx(min(costs.values()), rel=1e-9)
+    for number in (2, 3):
+        asked = partition(graph, number=number, seed=seed, thorough=True)
+        assert np.unique(asked).size == number
+        assert graph.cost(asked) == pytest.approx(costs[number], rel=1e-9)
+
+
+def test_a_star_gives_as_many_modules_as_are_asked_for():
+    """Its weights are what chance gives, so that an eigenvector puts all nodes on one side."""
+    found = partition(LayeredGraph([np.array([[3.7], [4.0]])]), number=2)
+    assert np.unique(found).size == 2

@@ -229,7 +229,10 @@ def modules(
     weight = 1.0 if balance is None else balance
     layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
     free = number is None and balance is None
-    labels = separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed)
+    asked = number is not None
+    labels = (
+        separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed, thorough=asked)
+    )
     count = int(labels.max(initial=-1)) + 1
     return Modules(
         graph,
@@ -241,7 +244,7 @@ def modules(
         weight,
         number,
         quality(layered, labels),
-        by_chance(layered, count, seed=seed) if count > 1 else None,
+        by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None,
         seed,
         "evidence" if free else "balance" if number is None else "number",
     )

@@ -20,14 +20,15 @@ import scipy.linalg
 from scipy import sparse
 
 from strati.errors import require
-from strati.rng import derive
+from strati.rng import derive, stream
 
 if TYPE_CHECKING:
     from strati.types import BoolArray, FloatArray, IntArray
 
 _SWEEPS = 100
 _FEW = 60
-"""Up to so many nodes joining them one by one from the start is a start, too."""
+"""Up to so many nodes joining them one by one is a start, too, and so are some partitions at random."""
+_RANDOM = 12
 
 
 class LayeredGraph:
@@ -174,20 +175,23 @@ class LayeredGraph:
         return True
 
 
-def partition(graph: LayeredGraph, *, number: int | None = None, seed: int = 0) -> IntArray:
+def partition(
+    graph: LayeredGraph, *, number: int | None = None, seed: int = 0, thorough: bool = False
+) -> IntArray:
     """A partition of low cost: Leiden and connected components as starts, refined on the stated cost.
 
     Args:
         graph: The weights; nodes without an edge get the label -1.
         number: How many modules there must be; free by default.
         seed: Seed of Leiden.
+        thorough: Try partitions at random as starts, too, where the graph is small and a number is asked for.
     """
     labels = np.full(graph.nodes, -1, dtype=np.int64)
     attached = graph.attached
     if attached.size == 0:
         return labels
     inner = graph.without_unattached()
-    found = [_refine(inner, start, number) for start in _starts(inner, number, seed)]
+    found = [_refine(inner, start, number) for start in _starts(inner, number, seed, thorough)]
     costs = [inner.cost(each) for each in found]
     slack = 1e-9 * inner.totals.sum()
     best = next(k for k, cost in enumerate(costs) if cost <= min(costs) + slack)
@@ -212,7 +216,7 @@ def _refine(graph: LayeredGraph, labels: IntArray, number: int | None) -> IntArr
     return labels
 
 
-def _starts(graph: LayeredGraph, number: int | None, seed: int) -> list[IntArray]:
+def _starts(graph: LayeredGraph, number: int | None, seed: int, thorough: bool) -> list[IntArray]:
     adjacency = graph.adjacency()
     adjacency.sort_indices()
     if number is None:
@@ -229,11 +233,22 @@ def _starts(graph: LayeredGraph, number: int | None, seed: int) -> list[IntArray
     parts = [part for part in parts if _fits(part, number)]
     if not parts or graph.nodes <= _FEW:
         parts.append(np.arange(graph.nodes))
+    if thorough and graph.nodes <= _FEW:
+        rng = stream(seed, "starts", number)
+        parts += [_at_random(graph.nodes, number, rng) for _ in range(_RANDOM)]
     return [_renumber(part) for part in parts]
 
 
+def _at_random(nodes: int, number: int, rng: np.random.Generator) -> IntArray:
+    """Nodes dealt out at random, none of the modules empty (as far as there are nodes)."""
+    labels = rng.integers(0, number, nodes)
+    first = rng.permutation(nodes)[:number]
+    labels[first] = np.arange(first.size)
+    return labels
+
+
 def _fits(labels: IntArray, number: int) -> bool:
-    return int(labels.max()) + 1 >= number
+    return np.unique(labels).size >= number  # an eigenvector may put all nodes on one side
 
 
 def _leiden(graph: LayeredGraph, adjacency: sparse.csr_matrix, resolution: float, seed: int) -> IntArray:

@@ -60,11 +60,12 @@ def separate(graph: LayeredGraph, *, seed: int = 0) -> IntArray:
     return by_size(labels)
 
 
-def by_chance(graph: LayeredGraph, number: int, *, seed: int = 0) -> float | None:
+def by_chance(graph: LayeredGraph, number: int, *, seed: int = 0, thorough: bool = False) -> float | None:
     """Quality of partitions into so many modules of the same weights put on edges at random; ``None`` if too large."""
     if graph.nodes > LARGEST or graph.totals.sum() <= 0:
         return None
-    return float(np.mean([_best(_shuffled(graph, anywhere, seed, k), number, seed)[0] for k in range(2)]))
+    shuffled = [_shuffled(graph, anywhere, seed, k) for k in range(2)]
+    return float(np.mean([_best(each, number, seed, thorough)[0] for each in shuffled]))
 
 
 def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> list[IntArray] | None:
@@ -84,8 +85,8 @@ def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> list[IntArray] | 
     return [nodes[labels == k] for k in range(2)]
 
 
-def _best(graph: LayeredGraph, number: int, seed: int) -> tuple[float, IntArray]:
-    labels = partition(graph, number=number, seed=seed)
+def _best(graph: LayeredGraph, number: int, seed: int, thorough: bool = False) -> tuple[float, IntArray]:
+    labels = partition(graph, number=number, seed=seed, thorough=thorough)
     return quality(graph, labels), labels
 
 
