@@ -1,10 +1,10 @@
 """Stochastic-gradient Langevin dynamics on minibatches, for models whose data do not fit a full pass.
 
-``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi``. There is no Metropolis
-test, so the step heats: in the stationary state ``<delta . F> = d + (step/4) <F . P F>`` with ``F`` the noisy
-force, and ``(step/8) <F . P nbeta grad L_b>`` is taken off the average (for a quadratic direction of curvature
-``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The baseline is the loss of
-each fixed minibatch at the given parameters, computed once.
+``theta <- theta - (step/2) P (nbeta grad L_b + gamma (theta - theta*)) + sqrt(step P) xi`` with ``xi`` from
+``noise``. There is no Metropolis test, so the step heats: in the stationary state ``<delta . F> = d + (step/4) <F .
+P F>`` with ``F`` the noisy force, and ``(step/8) <F . P nbeta grad L_b>`` is taken off the average (for a quadratic
+direction of curvature ``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The
+baseline is the loss of each fixed minibatch at the given parameters, computed once.
 
 ``P`` is 1 (``sgld``) or the inverse root-mean-square gradient (``rmsprop-sgld``, Li et al. 2016) found in the
 warm-up and then held fixed, which makes its drift term zero.
@@ -13,7 +13,9 @@ warm-up and then held fixed, which makes its drift term zero.
 from __future__ import annotations
 
 import copy
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -24,6 +26,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
+from strati.landscape.noise import Noise
 from strati.landscape.samplers import LLCConfig, Sampler, Traces, localised
 from strati.rng import derive
 from strati.types import Tick, silent
@@ -31,7 +34,7 @@ from strati.types import Tick, silent
 _SHARE_OF_STABLE = (
     0.25  # of the largest stable step, 4/k: inflates the stiffest direction by a third before correction
 )
-_NOISE = 1 << 16
+_PIECE = 1 << 16  # parameters moved at a time: what a step reads and writes of them stays in the cache
 _TOGETHER = 50_000  # parameters up to which chains share one batched pass
 
 
@@ -59,7 +62,8 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
     parts = []
     for start in range(0, chains, group):
         generator = torch.Generator().manual_seed(derive(config.seed, "sgld", start))
-        parts.append(_chain(steps, batches, baselines, draws, min(group, chains - start), generator))
+        noise = Noise(derive(config.seed, "noise", start))
+        parts.append(_chain(steps, batches, baselines, draws, min(group, chains - start), (generator, noise)))
         tick(f"chains {start + 1} to {min(start + group, chains)}")
     excess, spread = (np.concatenate([p[i] for p in parts], axis=1) for i in (0, 1))
     return Traces(
@@ -117,45 +121,43 @@ class Steps:
         (slope,) = torch.autograd.grad(value.sum(), leaf)
         return value.detach(), slope
 
-    def advance(
-        self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def advance(self, offset: Tensor, batch: tuple[Inputs, Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
         if self.theta.numel() > _TOGETHER:  # tensor by tensor: a large model needs no flat gradient
-            value, slopes = self._one(offset, batch)
-            heating = torch.zeros_like(value)
-            for part, slope in zip(self._places, slopes, strict=True):
-                heating += self._move(offset[:, part], slope.reshape(1, -1), part, generator)
+            value, found = self._one(offset, batch)
+            slopes = [(place, slope.reshape(1, -1)) for place, slope in zip(self._places, found, strict=True)]
         else:
             value, slope = self.gradient(offset, batch)
-            heating = self._move(offset, slope, slice(None), generator)
-        return value, heating
+            slopes = [(slice(None), slope)]
+        self._shake(offset, noise)
+        power = functools.reduce(operator.add, [self._push(offset, slope, place) for place, slope in slopes])
+        return value, (self.step * self.nbeta / 8) * power
 
     def _one(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self._copy is None:
             self._copy = _FlatCopy(self.objective.flat)
         return self._copy.gradient(self.theta, offset[0], *batch, self.objective.loss)
 
-    def _move(self, offset: Tensor, slope: Tensor, place: slice, generator: torch.Generator) -> Tensor:
-        """Move a part of the parameters in place; returns its share of the heating."""
-        scale = None if self.scale is None else self.scale[place]
-        scaled = slope if scale is None else slope * scale
-        # The localisation's own part of the force is left out of the heating: it does not raise the loss.
-        power = (
-            torch.dot(scaled[0], slope[0])[None] if len(slope) == 1 else torch.linalg.vecdot(scaled, slope)
-        )
-        heating: Tensor = (self.step * self.nbeta / 8) * power
-        pull = 0.5 * self.step * self.gamma
-        offset.mul_(1 - pull if scale is None else 1 - pull * scale)
-        offset.sub_(scaled, alpha=0.5 * self.step * self.nbeta)
-        root = math.sqrt(self.step)
-        for start in range(0, offset.shape[1], _NOISE):  # in pieces: noise needs no vector of its own
-            part = slice(start, start + _NOISE)
-            noise = torch.randn(offset[:, part].shape, generator=generator, dtype=offset.dtype)
-            if scale is not None:
-                noise.mul_(scale[part].sqrt())
-            offset[:, part].add_(noise, alpha=root)
-        return heating
+    def _shake(self, offset: Tensor, noise: Noise) -> None:
+        """The localisation's pull and the noise."""
+        pull, root = 0.5 * self.step * self.gamma, math.sqrt(self.step)
+        for start in range(0, offset.shape[1], _PIECE):
+            piece = slice(start, start + _PIECE)
+            if self.scale is None:
+                noise.add(offset[:, piece].mul_(1 - pull), root)
+            else:
+                scale = self.scale[piece]
+                noise.add(offset[:, piece].mul_(1 - pull * scale), root, scale.sqrt())
+
+    def _push(self, offset: Tensor, slope: Tensor, place: slice) -> Tensor:
+        """The gradient's part of the step, on some of the parameters; returns ``slope . P slope``.
+
+        The localisation's part of the force is no part of the heating: it does not raise the loss.
+        """
+        scaled = slope if self.scale is None else slope * self.scale[place]
+        offset[:, place].sub_(scaled, alpha=0.5 * self.step * self.nbeta)
+        power: Tensor = torch.linalg.vecdot(scaled, slope)
+        return power
 
     def _jolt(self, generator: torch.Generator) -> Tensor:
         scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
@@ -214,20 +216,21 @@ def _chain(
     baselines: list[float],
     draws: int,
     chains: int,
-    generator: torch.Generator,
+    chance: tuple[torch.Generator, Noise],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Corrected excess loss and squared distance, each ``(1, chains, draws)``; a diverged chain is infinite."""
+    generator, noise = chance
     steps.calibrate(batches[0], generator)
     offset = torch.zeros(chains, steps.theta.numel(), dtype=steps.theta.dtype)
     order = _order(len(batches), generator)
     for _ in range(max(steps.config.warmup, draws // 2)):
-        steps.advance(offset, batches[next(order)], generator)
+        steps.advance(offset, batches[next(order)], noise)
     excess = torch.empty(draws, chains, dtype=torch.float64)
     spread = torch.empty(draws, chains, dtype=torch.float64)
     for i in range(draws):
         index = next(order)
-        spread[i] = (offset**2).sum(-1)
-        value, heating = steps.advance(offset, batches[index], generator)
+        spread[i] = torch.linalg.vecdot(offset, offset)
+        value, heating = steps.advance(offset, batches[index], noise)
         excess[i] = value - baselines[index] - heating
     excess = torch.where(torch.isfinite(excess), excess, torch.full_like(excess, math.inf))
     return excess.T[None].numpy(), spread.T[None].numpy()
