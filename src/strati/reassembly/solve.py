@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from strati.errors import BadInputError
 from strati.reassembly import joint
 from strati.reassembly.activations import ACTIVATIONS
+from strati.reassembly.every import MOST, MOST_ORDERS, how_many, try_every
 from strati.reassembly.last import by_likelihood
 from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
 from strati.reassembly.parts import Parts, stack
@@ -176,7 +177,7 @@ def _solve(
     floor = EXACT * float(np.var(y, axis=0, dtype=np.float64).mean())
     pairing = _pairing(parts, options)
     seed = Seed.L1 if options.seed_order == "auto" else Seed(options.seed_order)
-    order = seed_order(parts, pairing.ins, pairing.outs, _some((x, y), 256)[0], seed)
+    order = seed_order(parts, pairing.ins, pairing.outs, x, seed)
     ins, outs = pairing.ins[order], pairing.outs[order]
     rows = (x, y)
     state = _State(ins, outs, float("inf"), [], [])
@@ -188,6 +189,8 @@ def _solve(
     if state.mse >= floor and (options.pairing in ("auto", "joint")):
         searched = True
         _search(parts, rows, state, floor, options, tick)
+    if state.mse >= floor:
+        _every(parts, rows, state, paired=not searched)
     solved = time.perf_counter() - began
     state.mse = parts.mse(state.ins, state.outs, x, y)
     seed_mse = parts.mse(*seeded, x, y)
@@ -309,6 +312,18 @@ def _search(
         moved = int((found.ins != state.ins).sum() + (found.outs != state.outs).sum())
         state.ins, state.outs, state.mse = found.ins, found.outs, found.mse
         state.add_round("joint search", moved)
+
+
+def _every(parts: Parts, rows: tuple[Floats, Floats], state: _State, *, paired: bool) -> None:
+    """With few blocks, all arrangements: of the pairs if these were asked for, else of the pieces."""
+    paired = paired or how_many(parts, paired=False) > MOST
+    if how_many(parts, paired=paired) > (MOST_ORDERS if paired else MOST):
+        return
+    ins, outs, mse = try_every(parts, *rows, pairs=(state.ins, state.outs) if paired else None)
+    if mse < parts.mse(state.ins, state.outs, *rows):
+        moved = int((ins != state.ins).sum() + (outs != state.outs).sum())
+        state.ins, state.outs, state.mse = ins, outs, mse
+        state.add_round("all arrangements", moved)
 
 
 def _data(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
