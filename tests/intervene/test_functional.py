@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import jensenshannon
+from scipy.special import rel_entr, softmax
 from torch import Tensor, nn
 
 from strati.intervene.functional import ChainProbe, Recording, measure_module, whole_performance
@@ -198,3 +199,19 @@ def test_equal_layers_neither_disagree_nor_diverge_even_far_out() -> None:
 def test_pixels_are_neurons_and_tokens_are_data() -> None:
     assert as_rows(torch.zeros(3, 4, 5, 5), "conv").shape == (3, 100)
     assert as_rows(torch.zeros(3, 7, 8), "linear").shape == (21, 8)
+
+
+@pytest.mark.parametrize("step", [1e-3, 3e-2, 1.0, 30.0])
+def test_divergence_keeps_its_digits_however_small(step):
+    """Against the definition in double precision; divergences down to 1e-7 are those of single outputs' change."""
+    rng = np.random.default_rng(7)
+    intact = rng.normal(size=(20, 64)).astype(np.float32)
+    other = (intact + step * rng.normal(size=(20, 64))).astype(np.float32)
+    both = Disagreement(1)
+    both.add(torch.from_numpy(intact), torch.from_numpy(other)[None])
+    p, q = softmax(intact.astype(float), axis=1), softmax(other.astype(float), axis=1)
+    middle = (p + q) / 2
+    exact = (rel_entr(p, middle).sum(1) + rel_entr(q, middle).sum(1)).mean() / 2
+    found = both.result(0)
+    assert found["js_divergence"] == pytest.approx(exact, rel=1e-4)
+    assert found["activation_disagreement"] == pytest.approx(100 * np.mean((intact > 0) != (other > 0)))

@@ -79,10 +79,12 @@ class Disagreement:
         import torch
 
         self._differ[change] += int(((intact > 0) != (outputs > 0)).sum())
-        log_p, log_q = torch.log_softmax(intact.float(), -1), torch.log_softmax(outputs.float(), -1)
-        p, q = log_p.exp(), log_q.exp()
-        log_m = (p + q).mul_(0.5).clamp_(min=torch.finfo(p.dtype).tiny).log_()
-        each = p * (log_p - log_m) + q * (log_q - log_m)
+        p, q = torch.softmax(intact.float(), -1), torch.softmax(outputs.float(), -1)
+        both = (p + q).clamp_(min=torch.finfo(p.dtype).tiny)
+        # With d = (p - q)/(p + q) the terms are p ln(1 + d) + q ln(1 - d): differences of logarithms lose the digits of
+        # small divergences. At d = 1 the second is 0 ln 0; the largest float32 below 1 makes it zero.
+        d = ((p - q) / both).clamp_(-1 + 2.0**-23, 1 - 2.0**-23)
+        each = p * torch.log1p(d) + q * torch.log1p(-d)
         self._divergence[change] += 0.5 * float(each.sum(dtype=torch.float64))
         self._neurons[change] += intact.numel()
         self._rows[change] += intact.shape[0]
