@@ -258,11 +258,28 @@ def test_wrong_calls(options: dict[str, Any], word: str) -> None:
         (tiny(network={"source": "transformer", "width": 32}), "needs text"),
         (tiny(data={"name": "nosuchset"}), "no such data set"),
         (tiny(interventions={"layers": ["conv*"]}), "no layer matches"),
+        (tiny(data={"mean": [float("nan")]}), "data.mean wants a finite number"),
+        (tiny(data={"std": [float("inf")]}), "data.std wants a finite number"),
+        (tiny(measure={"chance": float("nan")}), "measure.chance wants a finite number"),
+        (tiny(network={"hidden": [65_536, 65_536]}), "too many to train here"),
+        (tiny(network={"source": "transformer", "width": 65_536, "depth": 1000}), "too many to train here"),
+        (tiny(network={"count": 100_000}, interventions={"draws": 1_000_000}), "ask for fewer"),
     ],
 )
 def test_a_wrong_spec_is_one_line(spec: dict[str, Any], word: str) -> None:
     with pytest.raises(BadInputError, match=word) as caught:
         study(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 5000 + "]" * 5000, "seed = " + "9" * 10_000, "seed = 1\nseed = 2"]
+)
+def test_a_file_that_is_no_spec_is_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(text)
+    with pytest.raises(BadInputError, match=r"not TOML|not a spec") as caught:
+        read_spec(path)
     assert "\n" not in str(caught.value)
 
 

@@ -87,6 +87,20 @@ def test_nothing_outside_the_file_is_read(tmp_path):
     }
 
 
+def test_a_file_that_only_points_elsewhere_is_refused(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["w"] = np.ones((2, 2))
+    for name, link in (("soft", h5py.SoftLink("/b")), ("outer", h5py.ExternalLink("other.h5", "/w"))):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["w"] = link
+        with pytest.raises(strati.StratiError, match="in other files, which are not opened"):
+            strati.open(tmp_path / f"{name}.h5")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file.create_dataset("w", (4, 4), "f4", external=[(str(tmp_path / "other.h5"), 0, 64)])
+    with pytest.raises(strati.StratiError, match="in other files, which are not opened"):
+        strati.open(tmp_path / "data.h5")
+
+
 def test_a_bomb_is_refused(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("w", data=np.zeros((3000, 2000)), compression="gzip", chunks=(1000, 2000))

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from makers import arrays, safetensors_bytes
+from makers import arrays, safetensors_bytes, with_header
 
 import strati
 
@@ -162,3 +162,18 @@ def test_reading_costs_no_anonymous_memory(tmp_path):
     assert float(total) == array.size
     assert int(grown) < 20_000  # kB
     assert arrays()
+
+
+@pytest.mark.parametrize("thing", [None, 3, b"model.npz", {"w": np.ones((2, 2))}, np.ones((2, 2)), ""])
+def test_what_is_no_path_is_said(thing, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(arrays()))
+    with pytest.raises(strati.StratiError, match=r"is not a path|is an empty name"):
+        strati.open(thing)
+
+
+def test_a_name_that_is_no_unicode_is_refused(tmp_path):
+    header = '{"a\\ud800": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}'
+    (tmp_path / "odd.safetensors").write_bytes(with_header(header, bytes(16)))
+    with pytest.raises(strati.StratiError, match=r"the name a\\ud800 is not Unicode text"):
+        strati.open(tmp_path / "odd.safetensors")

@@ -315,3 +315,14 @@ def test_the_machine_agrees_with_pickle_on_plain_values():
         assert machine.load() == "s" * 300
     for protocol in (4, 5):
         assert pickles.Machine(pickle.dumps(values, protocol=protocol), {}).load() == values
+
+
+def test_a_stream_with_more_text_than_any_honest_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(pickles, "MAX_BYTES", 1_000_000)
+    path = tmp_path / "long.pt"
+    for texts in (["x" * 2_000_000], [f"{i}" + "x" * 200_000 for i in range(10)]):
+        torch.save({"w": torch.ones(3, 3), "texts": texts}, path, _use_new_zipfile_serialization=False)
+        with pytest.raises(strati.StratiError, match="more text than any honest file"):
+            strati.open(path)
+    torch.save({"w": torch.ones(1000, 1000)}, path, _use_new_zipfile_serialization=False)
+    assert strati.open(path).parameters == 1_000_000  # weights are no text

@@ -98,6 +98,13 @@ def _run(words: list[str], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
+        if (
+            isinstance(error, OSError) and error.strerror
+        ):  # the system's no: a full disk, a name too long, a lost mount
+            _say(
+                f"strati: error: {printable(str(error.filename or 'system'))}: {error.strerror}; check place and space"
+            )
+            return 2
         kind = type(error).__name__
         _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
         return 1

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +41,8 @@ class _Rule:
             return next((why for why in map(inner.wrong, value) if why is not None), None)
         if not isinstance(value, self.kind):
             return f"wants {self._wanted()}, not {value!r}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"wants a finite number, not {value!r}"
         if self.choices and value not in self.choices:
             return f"is one of {', '.join(self.choices)}, not {value!r}{_near(value, self.choices)}"
         number: Any = value
@@ -63,6 +67,8 @@ def _key(default: Any, kind: Any, **rule: Any) -> Any:
 SOURCES = ("mlp", "fcn", "resnet", "transformer", "transformers")
 SCHEMES = ("auto", "pytorch", "gpt2", "vit", "timm", "kaiming", "normal", "moments")
 KINDS = ("reinitialise", "rerandomise")
+_MOST_POINTS = 10_000_000
+_MOST_WEIGHTS = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -204,7 +210,9 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
         if path.stat().st_size > 1_000_000:
             raise BadInputError(path, "over 1 MB is no spec of a study")
         found = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise BadInputError(path, "not a spec of a study: its lists are nested too deep") from None
+    except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise BadInputError(path, f"not TOML ({error})") from None
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
@@ -269,8 +277,27 @@ def _check_whole(spec: Spec, what: str) -> None:
         )
     if not spec.trained_here and spec.network.count != 1:
         raise BadInputError(what, "network.count is for networks trained here; a checkpoint is one network")
+    if spec.network.count * spec.interventions.draws > _MOST_POINTS:
+        raise BadInputError(
+            what,
+            f"network.count times interventions.draws is over {_MOST_POINTS:,}: years of work; ask for fewer",
+        )
+    if spec.trained_here and _weights(spec.network, spec.data.context) > _MOST_WEIGHTS:
+        raise BadInputError(
+            what,
+            f"the network would have over {_MOST_WEIGHTS:,} weights, too many to train here; make it smaller",
+        )
     text = spec.measure.performance == "perplexity"
     if text and spec.network.source in ("mlp", "fcn", "resnet"):
         raise BadInputError(what, "measure.performance 'perplexity' is for language models")
     if spec.network.source == "transformer" and spec.network.width % spec.network.heads:
         raise BadInputError(what, "network.width has to be a multiple of network.heads")
+
+
+def _weights(network: NetworkSpec, context: int) -> int:
+    """About how many weights a network trained here would have, before any of them is made."""
+    if network.source in ("mlp", "fcn"):
+        return sum(a * b for a, b in itertools.pairwise(network.hidden))
+    if network.source == "transformer":
+        return 12 * network.depth * network.width**2 + context * network.width
+    return 63 * network.depth * network.width**2

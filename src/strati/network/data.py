@@ -32,6 +32,7 @@ TARGETS = ("y", "target", "targets", "label", "labels", "true", "pred", "predict
 """Column names (also with a number behind: ``y_0``, ``pred1``) that are taken for outputs, not inputs."""
 
 _NUMBERS = b"0123456789+-.eE,\n\r "
+_LONGEST = 8 << 20  # bytes of a line: a hundred thousand columns of full precision fit
 _FOREIGN = {
     b"version https://git-lfs": "is a Git-LFS pointer, not the data; fetch the file with: git lfs pull",
     b"PAR1": "is a Parquet file; save it as CSV or .npz",
@@ -88,7 +89,7 @@ def read_data(
     """
     source, arrays = _open(path)
     if not arrays:
-        return _from_table(path, _parse(path, source.head(source.size)), inputs, target)
+        return _from_table(path, _parse(path, _text_of(source)), inputs, target)
     held = _arrays(source)
     if "" not in held:
         return _from_arrays(path, held, inputs, target)
@@ -109,7 +110,7 @@ def read_table(path: str | Path) -> Table:
         BadInputError: The file is broken, or not a table of numbers.
     """
     source, arrays = _open(path)
-    return _stacked(path, _arrays(source)) if arrays else _parse(path, source.head(source.size))
+    return _stacked(path, _arrays(source)) if arrays else _parse(path, _text_of(source))
 
 
 def _open(path: str | Path) -> tuple[Source, bool]:
@@ -123,6 +124,16 @@ def _open(path: str | Path) -> tuple[Source, bool]:
 
 
 # -- CSV ------------------------------------------------------------------------------------------------
+
+
+def _text_of(source: Source) -> bytes:
+    """All of a file of lines. One without line ends would cost many times its size before it is refused."""
+    for start in range(0, source.size - _LONGEST, _LONGEST):
+        if b"\n" not in source.read(start, _LONGEST):
+            raise BadInputError(
+                source.path, f"has a line of over {_LONGEST >> 20} MB; no CSV, or its line ends are lost"
+            )
+    return source.head(source.size)
 
 
 def _parse(path: str | Path, raw: bytes) -> Table:
@@ -214,7 +225,8 @@ def _number(path: str | Path, line: int, column: str, cell: str) -> float:
 
 
 def _is_number(text: str) -> bool:
-    if "_" in text:  # Python's float takes 1_000; CSV does not
+    # Python's float takes 1_000 and the digits of any script; CSV does not.
+    if "_" in text or not text.isascii():
         return False
     try:
         float(text)

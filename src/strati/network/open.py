@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -48,6 +49,12 @@ def open(path: str | Path) -> Network:
         >>> net.parameters, [layer.name for layer in net.layers()], net.skipped()[0].name
         (9, ['fc.weight'], 'fc.bias')
     """
+    given: object = path
+    if not isinstance(given, str | os.PathLike):
+        kind = type(given).__name__
+        raise BadInputError(kind, "is not a path; save the weights to a file first, or use strati.spectrum")
+    if path == "":  # as a path it would be the present folder, which nobody named
+        raise BadInputError("MODEL", "is an empty name; give the path of a model")
     place = Path(path)
     try:
         directory = place.is_dir()
@@ -70,6 +77,10 @@ def file_contents(path: Path) -> Contents:
         raise BadInputError(
             path, f"lists {len(found.tensors):,} tensors; more than {MAX_TENSORS:,} is not believed"
         )
+    for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
+        if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:
+            # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
+            raise BadInputError(path, f"the name {name} is not Unicode text; write the file anew")
     warnings = found.warnings + wrong_ending(source, kind)
     return Contents(**(vars(found) | {"warnings": warnings}))
 

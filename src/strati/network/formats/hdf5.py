@@ -46,6 +46,7 @@ class Found:
         offset: Where its bytes are, if they are in one piece.
         stored: Bytes it occupies in the file.
         reason: Why it is not read, if so.
+        elsewhere: Whether that is because it points out of its place or out of the file.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Found:
     offset: int | None = None
     stored: int = 0
     reason: str | None = None
+    elsewhere: bool = False
 
 
 def listing(source: Source) -> tuple[list[Found], list[str]]:
@@ -140,7 +142,7 @@ def _walk(h5py: Any, group: Any, path: str, depth: int, seen: set[int]) -> Itera
     for name in group:
         place = f"{path}/{name}" if path else str(name)
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            yield Found(place, reason="a link out of its place, which is not followed")
+            yield Found(place, reason="a link out of its place, which is not followed", elsewhere=True)
             continue
         item = group[name]
         address = h5py.h5o.get_info(item.id).addr
@@ -159,7 +161,8 @@ def _dataset(h5py: Any, item: Any, path: str) -> Found:
         return Found(path, reason="no numbers (text, records or nothing)")
     shape = tuple(int(side) for side in item.shape)
     if item.is_virtual or item.external:
-        return Found(path, shape, item.dtype.str, reason="its data are in other files, which are not opened")
+        why = "its data are in other files, which are not opened"
+        return Found(path, shape, item.dtype.str, reason=why, elsewhere=True)
     # Data in one piece are mapped where they are; filters only apply to chunks.
     offset = item.id.get_offset() if item.chunks is None else None
     return Found(path, shape, item.dtype.str, offset, int(item.id.get_storage_size()))

@@ -46,6 +46,8 @@ def contents(source: Source) -> Contents:
         else:
             dtype = np.dtype(item.dtype)
             tensors.append(Tensor(item.path, item.shape, dtype.name, prod(item.shape) * dtype.itemsize))
+    if not tensors and any(item.elsewhere for item in weights):
+        raise source.bad("keeps its weights in other files, which are not opened; copy them into one file")
     left = len(found) - len(weights)
     flags = (Flag("left-aside", f"{left} tensors of the optimiser left aside"),) if left else ()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_STEPS = 6_000_000
+MAX_BYTES = 64_000_000  # texts and byte strings together: the weights are not among them
 MAX_ITEMS = 1_500_000  # values built and stored: about 200 MB of them at worst; a tensor takes about 25
 
 
@@ -55,6 +56,7 @@ class Machine:
         self.persistent = persistent
         self.steps = 0
         self.items = 0
+        self.taken = 0
 
     def load(self) -> Any:
         """The next object.
@@ -88,6 +90,9 @@ class Machine:
         """The next ``count`` bytes."""
         if count < 0 or self.position + count > len(self.data):
             raise BrokenError("it ends too early")
+        self.taken += count
+        if self.taken > MAX_BYTES:
+            raise BrokenError("it holds more text than any honest file")
         piece = self.data[self.position : self.position + count]
         self.position += count
         return piece
