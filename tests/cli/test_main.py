@@ -162,3 +162,66 @@ def test_environment_is_not_needed(tmp_path: Path) -> None:
     done = strati("inspect", MODEL, cwd=tmp_path, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_list_of_reproductions_is_a_result_like_any_other(tmp_path: Path) -> None:
+    import json
+
+    done = strati("reproduce", "--json", "-")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert found["schema"] == "strati.reproduce/1"
+    assert "fcn-mnist" in [row["what"] for row in found["rows"]]
+    assert all(set(row) >= {"what", "paper", "ours", "note"} for row in found["rows"])
+    assert strati("reproduce", "--quiet").stdout == ""
+    page = tmp_path / "list.html"
+    assert strati("reproduce", "--quiet", "--html", str(page)).returncode == 0
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", MODEL, "--html", "-"],
+        ["report", "any.json", "-o", "-"],
+        ["compare", MODEL, MODEL, "--export", "table.txt"],
+        ["study", "fcn-digits", "--out", "folder", "--export", "table.txt"],
+        ["inspect", ""],
+    ],
+)
+def test_outputs_that_cannot_be_are_refused_before_any_work(words: list[str], tmp_path: Path) -> None:
+    done = strati(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("strati: error: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "x" * 5000],
+        ["inspect", MODEL, "--json", "x" * 5000],
+        ["study", "x" * 5000, "--out", "folder"],
+        ["audit", "x" * 5000],
+        ["report", "x" * 5000, "-o", "page.html"],
+        ["reassemble", "x" * 5000, "data.csv"],
+    ],
+)
+def test_what_the_system_refuses_is_one_line_and_exit_2(words: list[str], tmp_path: Path) -> None:
+    done = strati(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith("strati: error: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_behind_standard_output_is_no_fault_of_strati() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "strati.cli.main", "inspect", MODEL]
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("strati: error: ")
+    assert done.stderr.count("\n") == 1

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from strati.errors import BadInputError
 from strati.run.files import check_writable, write_atomic
 from strati.types import Result
 
@@ -26,9 +27,21 @@ class Output:
 
     def check(self) -> None:
         """Refuse output paths that cannot be written, before any work is done."""
-        for path in (self.json, self.html):
-            if path is not None and path != "-":
-                check_writable(path)
+        if self.json is not None and self.json != "-":
+            check_writable(self.json)
+        if self.html is not None:
+            check_page(self.html)
+
+
+def check_page(path: str) -> None:
+    """Refuse the path of a page that cannot be written; ``-`` too, which would be a file of that name.
+
+    Raises:
+        BadInputError: Nothing can be written there.
+    """
+    if path == "-":
+        raise BadInputError("-", "only JSON goes to standard output; give the page the name of a file")
+    check_writable(path)
 
 
 def output_options(function: F) -> F:

@@ -28,13 +28,13 @@ def command(
       strati compare --series step-*.safetensors --html run.html
     """
     from strati.network.open import open as open_network
-    from strati.run.files import check_writable, export_table
+    from strati.run.files import check_table, export_table
     from strati.spectra.compare import compare
 
     if len(models) < 2:
         raise click.UsageError("give two networks or more")
     if export is not None:
-        check_writable(export)
+        check_table(export)
     networks = [open_network(Path(m)) for m in models]
     total = sum(len(n.layers()) for n in networks)
     with progress("compare", total, quiet=output.quiet) as tick:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Output, emit
+from strati.cli.common import Output, check_page, emit
 from strati.errors import BadInputError
-from strati.run.files import check_writable, write_atomic
+from strati.run.files import write_atomic
 from strati.types import Result
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def command(runs: tuple[str, ...], target: str, json_: str | None, quiet: bool) 
 
     output = Output(json_, None, quiet)
     output.check()
-    check_writable(target)
+    check_page(target)
     results = [result for run in runs for result in read_run(run)]
     page = build_page(results)
     write_atomic(target, page)

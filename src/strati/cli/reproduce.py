@@ -2,10 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.cli.common import Output, emit, output_options, seed_option
 from strati.run.progress import progress
+from strati.types import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.papers.registry import Entry
+
+
+@dataclass(frozen=True)
+class Catalogue(Result):
+    """What can be reproduced: rows as those of a reproduction, with no number of ours yet."""
+
+    verb: ClassVar[str] = "reproduce"
+
+    entries: Mapping[str, Entry]
+
+    def payload(self) -> dict[str, Any]:
+        """One row per name: the paper it is of, and what it redoes."""
+        rows = [
+            {"what": name, "paper": entry.paper, "ours": None, "note": entry.summary}
+            for name, entry in self.entries.items()
+        ]
+        return {"name": None, "title": "what can be reproduced", "rows": rows}
+
+    def frame(self) -> pd.DataFrame:
+        """The rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self.payload()["rows"])
+
+    def summary(self) -> RenderableType:
+        """Names, papers, and what each redoes."""
+        from rich.table import Table
+
+        table = Table("name", "paper", "what")
+        for name, entry in self.entries.items():
+            table.add_row(name, entry.paper, entry.summary)
+        return table
 
 
 @click.command("reproduce")
@@ -27,12 +70,7 @@ def command(name: str | None, quick: bool, folder: str, seed: int, output: Outpu
     from strati.papers.registry import ENTRIES, reproduce
 
     if name is None:
-        from rich.table import Table
-
-        table = Table("name", "paper", "what")
-        for key, entry in ENTRIES.items():
-            table.add_row(key, entry.paper, entry.summary)
-        show(table)
+        emit(Catalogue(ENTRIES), output)
         return
     with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:
         result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)

@@ -10,7 +10,7 @@ import click
 
 from strati.cli.common import Output, emit, output_options
 from strati.errors import BadInputError, StoppedError
-from strati.run.files import check_writable, export_table
+from strati.run.files import check_table, export_table
 from strati.run.progress import progress
 
 
@@ -71,9 +71,7 @@ def command(
     from strati.run.engine import cores
 
     if export is not None:
-        check_writable(export)
-        if not export.lower().endswith((".csv", ".parquet")):
-            raise BadInputError(export, "a table is written as .csv or .parquet; give one of these endings")
+        check_table(export)
     if scheme is not None and scheme not in SCHEMES:
         raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
     wanted = read_spec(spec)

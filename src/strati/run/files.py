@@ -63,8 +63,11 @@ def check_table(path: str | Path) -> None:
         BadInputError: Another ending than ``.csv`` or ``.parquet``, or nothing can be written there.
     """
     check_writable(path)
-    if Path(path).suffix.lower() not in (".csv", ".parquet"):
+    ending = Path(path).suffix.lower()
+    if ending not in (".csv", ".parquet"):
         raise BadInputError(path, "a table is written as .csv or .parquet; give one of these endings")
+    if ending == ".parquet":
+        require("pyarrow", "parquet", "writing Parquet")
 
 
 def export_table(table: pd.DataFrame, path: str | Path) -> None:
@@ -78,5 +81,4 @@ def export_table(table: pd.DataFrame, path: str | Path) -> None:
     if target.suffix.lower() == ".csv":
         write_atomic(target, table.to_csv(index=False, lineterminator="\n"))
     else:
-        require("pyarrow", "parquet", "writing Parquet")
         write_atomic(target, table.to_parquet(index=False))
