@@ -102,6 +102,22 @@ def test_regular_regression_counts_its_parameters():
     assert frozen.traces.parameters == 1 and frozen.asymptotic == pytest.approx(0.5, rel=0.03)
 
 
+def test_the_error_covers_rare_excursions():
+    """Of a valley that few draws enter the controls know little; they must not make the error too small."""
+    nbeta, w = 1e4, np.sinh(np.linspace(-12, 12, 200_001)) / np.sinh(12) * 10
+    # Given w2 the other two are Gaussian; their integral leaves one dimension.
+    stiffness = 2 * nbeta * w**2 + 1
+    weight = np.exp(-(w**2) / 2) / stiffness * np.cosh(np.linspace(-12, 12, 200_001))
+    exact = (weight * 2 * nbeta * w**2 / stiffness).sum() / weight.sum()
+    for seed in (102, 108):
+        result = strati.learning_coefficient(
+            lambda t: t[1] ** 2 * (t[0] ** 2 + t[2] ** 2), torch.zeros(3, dtype=torch.float64), seed=seed
+        )
+        assert abs(result.estimate - exact) < 3 * result.stderr
+        assert result.estimate == pytest.approx(exact, rel=0.01)
+        assert result.asymptotic == pytest.approx(0.5, rel=0.02)
+
+
 def test_same_seed_same_traces_other_seed_other_traces():
     settings = LLCConfig(chains=4, draws=30, ladder=False)
 

@@ -56,6 +56,8 @@ _ABOVE_HALF = (
 )
 _TRACE_POINTS = 500
 _SLOW_RHAT = 1.03
+# Controls take out so much noise at most: of places that no chain has seen they know nothing.
+_MOST_GAIN = 12.0
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 
 
@@ -323,7 +325,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
             limit, no_limit = None, "the values over the ladder do not settle: no limit for large nbeta"
     return LearningCoefficient(
         estimate=value if refusal is None else None,
-        stderr=error if refusal is None else None,
+        stderr=_honest(traces, traces.main, error) if refusal is None else None,
         nbeta=float(traces.nbeta[traces.main]),
         gamma=traces.gamma,
         asymptotic=min(max(limit.value, 0.0), traces.parameters / 2)
@@ -336,7 +338,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         chains=traces.chains,
         draws=traces.draws,
         reason=refusal or (None if limit else no_limit),
-        ladder=ladder,
+        ladder=tuple((nbeta, mean, _honest(traces, k, e)) for k, (nbeta, mean, e) in enumerate(ladder)),
         traces=traces,
     )
 
@@ -372,6 +374,10 @@ def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
     if error is None or not error < plain[1]:
         return plain
     return float(adjusted.mean()), error
+
+
+def _honest(traces: Traces, index: int, error: float) -> float:
+    return max(error, (standard_error(traces.lambda_trace(index)) or 0.0) / _MOST_GAIN)
 
 
 def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> str | None:
