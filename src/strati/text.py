@@ -27,6 +27,18 @@ def printable(text: str, limit: int = 160) -> str:
     return safe
 
 
+def visible(text: str) -> str:
+    r"""Escape what a terminal would act upon or hide, whatever the length; line ends stay.
+
+    Examples:
+        >>> visible("one\x1b[31m\ntwo")
+        'one\\x1b[31m\ntwo'
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escape(c) for c in text)
+
+
 def as_html(text: object) -> str:
     """Escape text for HTML, elements and attributes alike.
 

@@ -225,3 +225,38 @@ def test_a_full_disk_behind_standard_output_is_no_fault_of_strati() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("strati: error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_names_from_files_are_text_and_nothing_else(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "["
+    folder.mkdir()
+    weights = load_file(MODEL)
+    for name, scale in (("b]x", 1), ("y", 2)):
+        odd = {
+            ("[/red]" if k[0] == "2" else "[bold]:smile:\x1b[31m\n") + k: v * scale
+            for k, v in weights.items()
+        }
+        save_file(odd, folder / f"{name}.safetensors")
+    data = ["--data", str(embedded.path("digits.npz")), "--rows", "40"]
+    for words in (
+        ["inspect", "[/b]x.safetensors"],
+        ["scan", "[/b]x.safetensors", "--html", "[/page].html"],
+        ["compare", "[/b]x.safetensors", "[/y.safetensors", "--series"],
+        ["basis", "[/b]x.safetensors", *data],
+    ):
+        done = strati(*words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert "\x1b" not in done.stdout
+        assert "[/red]2" in done.stdout
+        assert ":smile:" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("words", [["inspect", MODEL], ["scan", MODEL], ["inspect", MODEL, "--json", "-"]])
+def test_output_that_nobody_wants_or_can_spell(words: list[str]) -> None:
+    command = f'"{sys.executable}" -m strati.cli.main ' + " ".join(f'"{word}"' for word in words)
+    closed = subprocess.run(f"{command} >&-", shell=True, capture_output=True, timeout=120, check=False)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    plain = strati(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (plain.returncode, plain.stderr) == (0, "")

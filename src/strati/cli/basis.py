@@ -92,7 +92,7 @@ def _sparsify(network: nn.Module, inputs: Data, path: str, output: Output) -> No
     result.save(path)
     emit(result, output)
     if not output.quiet and output.json != "-":
-        show(f"wrote {path}", markup=False)
+        show(f"wrote {path}")
 
 
 def _sites(text: str | None) -> str | list[str] | None:

@@ -12,6 +12,7 @@ import click
 
 from strati.errors import BadInputError
 from strati.run.files import check_writable, write_atomic
+from strati.text import visible
 from strati.types import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,12 +82,23 @@ def emit(result: Result, output: Output) -> None:
         show(result.summary())
         for path in (output.json, output.html):
             if path is not None:
-                show(f"wrote {path}", markup=False)
+                show(f"wrote {path}")
 
 
-def show(renderable: Any, *, markup: bool = True) -> None:
-    """Print to standard output; full width when it is not a terminal, so that nothing is cut."""
+def show(renderable: Any) -> None:
+    """Print to standard output; full width when it is not a terminal, so that nothing is cut.
+
+    Whatever a file's names hold, it is text: no markup of rich's, and nothing that a terminal would act upon.
+    """
     from rich.console import Console
+    from rich.segment import Segment, Segments
 
     width = None if sys.stdout.isatty() else 160
-    Console(width=width, highlight=False, markup=markup, soft_wrap=True).print(renderable)
+    console = Console(width=width, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    drawn = console.render_str(renderable) if isinstance(renderable, str) else renderable
+    options = console.options.update(no_wrap=True, overflow="ignore")
+    pieces = [
+        piece if piece.control else Segment(visible(piece.text), piece.style)
+        for piece in console.render(drawn, options)
+    ]
+    console.print(Segments(pieces), end="")

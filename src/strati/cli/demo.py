@@ -139,5 +139,5 @@ def _run(title: str, words: list[str], quiet: bool) -> None:
     from strati.cli.main import strati
 
     if not quiet:
-        show(f"\n── {title}\n$ {shlex.join(['strati', *words])}", markup=False)
+        show(f"\n── {title}\n$ {shlex.join(['strati', *words])}")
     strati.main(words + (["--quiet"] if quiet else []), prog_name="strati", standalone_mode=False)

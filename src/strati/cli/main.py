@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -68,6 +70,11 @@ def strati() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
+    for name in ("stdout", "stderr"):  # closed by the caller (`>&-`): nobody listens, which is no error
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
+        sys.stdout.reconfigure(errors="replace")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
     sys.exit(_run(words, debug))
 

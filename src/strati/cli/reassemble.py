@@ -106,7 +106,7 @@ def _reassemble(pieces: str, data: str, output: Output, options: dict[str, Any])
         result.save(out)
     emit(result, output)
     if out is not None and not output.quiet and output.json != "-":
-        show(f"wrote {out}" if written else f"{out} not written: not exact (--force writes it)", markup=False)
+        show(f"wrote {out}" if written else f"{out} not written: not exact (--force writes it)")
 
 
 def _make(folder: str, output: Output, options: dict[str, Any]) -> None:

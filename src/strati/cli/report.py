@@ -46,9 +46,7 @@ class Page(Result):
 
     def summary(self) -> str:
         """Where it is and how large."""
-        from rich.markup import escape
-
-        return escape(f"wrote {self.file} ({len(self.results)} results, {self.size / 1e6:.2f} MB)")
+        return f"wrote {self.file} ({len(self.results)} results, {self.size / 1e6:.2f} MB)"
 
 
 @click.command("report")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.text import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -30,8 +32,6 @@ def renderable(result: Comparison) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
-
-    from strati.text import printable
 
     table = Table(box=None, pad_edge=False)
     for title in (
@@ -95,7 +95,8 @@ def _movement_text(result: Comparison) -> str:
 def _where_text(moved: list[ComparedLayer]) -> str:
     by_size = sorted(moved, key=lambda layer: -(layer.relative_change or 0.0))
     most, least = by_size[0], by_size[-1]
-    text = f"Most moved: {most.name} ({most.relative_change:.2%}); least: {least.name} ({least.relative_change:.2%})."
+    names = printable(most.name, 60), printable(least.name, 60)
+    text = f"Most moved: {names[0]} ({most.relative_change:.2%}); least: {names[1]} ({least.relative_change:.2%})."
     roles: dict[str, list[float]] = {}
     for layer in moved:
         roles.setdefault(layer.role, []).append(layer.relative_change or 0.0)
@@ -138,11 +139,13 @@ def _series_text(result: Comparison) -> str:
     parts = [f"{len(series.labels)} checkpoints, {len(series.layers)} layers."]
     for layer in series.layers:
         if layer.leaves_random_like is None:
-            parts.append(f"{layer.name} ends random-like.")
+            parts.append(f"{printable(layer.name, 60)} ends random-like.")
         elif layer.leaves_random_like == 0:
-            parts.append(f"{layer.name} never is random-like.")
+            parts.append(f"{printable(layer.name, 60)} never is random-like.")
         else:
-            parts.append(f"{layer.name} leaves random-like at {series.labels[layer.leaves_random_like]}.")
+            parts.append(
+                f"{printable(layer.name, 60)} leaves random-like at {series.labels[layer.leaves_random_like]}."
+            )
     shown = parts[:9]
     return " ".join(shown) + (f" ({len(parts) - 9} more layers in the table.)" if len(parts) > 9 else "")
 
