@@ -163,3 +163,14 @@ def test_not_a_matrix(W: np.ndarray) -> None:
         spectrum(W)
     with pytest.raises(BadInputError):
         spectrum([np.eye(3), np.eye(4)])
+
+
+def test_a_torch_parameter_is_its_matrix():
+    torch = pytest.importorskip("torch")
+    weights = torch.nn.Linear(40, 60).weight
+    expected = spectrum(weights.detach().numpy()).metrics()
+    assert spectrum(weights).metrics() == expected
+    assert spectrum(weights.detach()).metrics() == expected
+    assert spectrum(weights.bfloat16()).found.epsilon == 2.0**-7
+    whole = torch.arange(-60, 60, dtype=torch.int16).reshape(10, 12)
+    assert spectrum(whole).metrics() == spectrum(whole.numpy()).metrics()

@@ -162,6 +162,8 @@ def spectrum(
 
 
 def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
+    if hasattr(W, "detach"):  # a torch tensor or parameter, whether or not it wants a gradient
+        W = _from_torch(W.detach().cpu())
     if callable(W):
         return W
     kept = [np.asarray(W)] if isinstance(W, np.ndarray) or not isinstance(W, Iterable) else None
@@ -170,6 +172,14 @@ def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
         if kept and all(m.ndim < 2 for m in kept):  # a matrix given as a list of rows
             kept = [np.asarray(kept)]
     return lambda: iter(kept)
+
+
+def _from_torch(tensor: Any) -> NDArray[Any]:
+    if str(tensor.dtype) != "torch.bfloat16":
+        return np.asarray(tensor.numpy())
+    import ml_dtypes
+
+    return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16))
 
 
 def _floor(found: Eigenvalues) -> float:
