@@ -306,6 +306,7 @@ def test_parameters_that_are_never_used_are_free() -> None:
         (nn.Sequential(nn.ReLU()), np.zeros((10, 5)), "no linear layer"),
         (nn.Sequential(nn.Flatten()), np.zeros((10, 5)), "no linear layer"),
         (mlp([4, 3, 2]), np.full((10, 4), np.nan), "not finite"),
+        (mlp([4, 3, 2]), np.full((10, 4), 1e300), "whose squares overflow; rescale"),
         (mlp([4, 3, 2]), np.zeros((0, 4)), "at least one row"),
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), np.zeros((4, 1, 3, 3)), "Conv2d"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), np.zeros((4, 4)), "BatchNorm1d"),

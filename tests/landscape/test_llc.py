@@ -241,6 +241,18 @@ def test_bad_input_is_one_clear_line(potential, theta, options):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_loss_that_never_changes_has_coefficient_zero(size):
+    result = strati.learning_coefficient(lambda w: 0 * w.sum(), torch.zeros(size), chains=4, draws=50)
+    assert (result.estimate, result.stderr) == (0.0, 0.0)
+    assert abs(result.asymptotic) < 1e-6
+
+
+def test_what_is_no_module_is_named():
+    with pytest.raises(BadInputError, match="model: is of type dict; give a torch module"):
+        strati.llc({}, "mse", (torch.ones(3, 2), torch.ones(3, 1)))
+
+
 @pytest.mark.parametrize("multiplicity", [1, 2, 3])
 def test_extrapolation_of_exact_curves(multiplicity):
     t = np.linspace(4, 27, 20)

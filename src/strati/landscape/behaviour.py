@@ -46,6 +46,9 @@ class LossName(StrEnum):
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """A :class:`LossName`, or a function of (output, target) giving the mean over the data."""
 
+LARGEST = 1e100
+"""Values beyond are refused: Gram matrices hold sums of their squares, and products of those."""
+
 
 class FlatModel:
     """A module as a function of a flat vector holding all its parameters, or those of some layers.
@@ -344,7 +347,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     """An array as a tensor.
 
     Raises:
-        BadInputError: It is empty, has no rows, or holds values that are not finite.
+        BadInputError: It is empty, has no rows, or holds values that are not finite or whose squares are not.
     """
     try:
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
@@ -354,6 +357,10 @@ def as_tensor(value: Any, what: str) -> Tensor:
         raise BadInputError(what, f"has shape {tuple(tensor.shape)}; give at least one row of data")
     if not bool(torch.isfinite(tensor).all()):
         raise BadInputError(what, "holds values that are not finite; remove those rows first")
+    if tensor.is_floating_point() and float(tensor.abs().max()) > LARGEST:
+        raise BadInputError(
+            what, f"holds values beyond {LARGEST:g}, whose squares overflow; rescale them first"
+        )
     return tensor
 
 

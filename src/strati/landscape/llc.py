@@ -183,6 +183,8 @@ def llc(
         True
     """
     settings = _settings(config, options)
+    if not isinstance(model, nn.Module):
+        raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     size = sum(p.numel() for p in model.parameters())
     dtype = torch.float64 if size <= _DOUBLE_LIMIT else None
     function = objective(model, loss, data, layers=layers, dtype=dtype)
@@ -328,9 +330,9 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         stderr=_honest(traces, traces.main, error) if refusal is None else None,
         nbeta=float(traces.nbeta[traces.main]),
         gamma=traces.gamma,
-        asymptotic=min(max(limit.value, 0.0), traces.parameters / 2)
+        asymptotic=float(np.clip(limit.value, 0.0, traces.parameters / 2))
         if limit
-        else None,  # bounds of any minimum
+        else None,  # of any minimum
         asymptotic_stderr=limit.stderr if limit else None,
         multiplicity=limit.multiplicity if limit else None,
         rhat=rhat(main),
@@ -352,7 +354,8 @@ def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
     trace = traces.lambda_trace(index)
     if not np.isfinite(trace).all():
         return math.nan, math.nan
-    plain = float(trace.mean()), standard_error(trace) or math.nan
+    found = standard_error(trace)
+    plain = float(trace.mean()), math.nan if found is None else found
     controls = traces.controls[index]
     batches = max(1, trace.shape[1] // 40)
     slow = rhat(traces.spread[index])

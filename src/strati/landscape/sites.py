@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.behaviour import LARGEST
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -105,7 +106,7 @@ def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tenso
     """Data as a tensor, rows first; whole numbers become floats unless they are tokens.
 
     Raises:
-        BadInputError: Fewer than two rows, not numbers, or not finite.
+        BadInputError: Fewer than two rows, not numbers, not finite, or too large to be squared.
 
     Examples:
         >>> as_data([[1, 2], [3, 4]]).dtype, as_data([[1, 2], [3, 4]], tokens=True).dtype
@@ -123,6 +124,8 @@ def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tenso
         return data.long() if tokens else data.double()
     if not torch.isfinite(data).all():
         raise BadInputError("data", "hold values that are not finite; remove those rows")
+    if float(data.abs().max()) > LARGEST:
+        raise BadInputError("data", f"hold values beyond {LARGEST:g}, whose squares overflow; rescale them")
     return data
 
 
