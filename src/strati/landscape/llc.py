@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from strati.errors import BadInputError
 from strati.landscape.affine import condensed
 from strati.landscape.behaviour import Loss, Objective, Potential, objective
+from strati.landscape.controlled import controlled_mean, honest_error
 from strati.landscape.diagnostics import ess, rhat, standard_error
 from strati.landscape.extrapolate import Limit, extrapolate
 from strati.landscape.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
@@ -55,9 +56,6 @@ _ABOVE_HALF = (
     1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
 )
 _TRACE_POINTS = 500
-_SLOW_RHAT = 1.03
-# Controls take out so much noise at most: of places that no chain has seen they know nothing.
-_MOST_GAIN = 12.0
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 
 
@@ -327,7 +325,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
             limit, no_limit = None, "the values over the ladder do not settle: no limit for large nbeta"
     return LearningCoefficient(
         estimate=value if refusal is None else None,
-        stderr=_honest(traces, traces.main, error) if refusal is None else None,
+        stderr=honest_error(traces, traces.main, error) if refusal is None else None,
         nbeta=float(traces.nbeta[traces.main]),
         gamma=traces.gamma,
         asymptotic=float(np.clip(limit.value, 0.0, traces.parameters / 2))
@@ -340,47 +338,9 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         chains=traces.chains,
         draws=traces.draws,
         reason=refusal or (None if limit else no_limit),
-        ladder=tuple((nbeta, mean, _honest(traces, k, e)) for k, (nbeta, mean, e) in enumerate(ladder)),
+        ladder=tuple((nbeta, mean, honest_error(traces, k, e)) for k, (nbeta, mean, e) in enumerate(ladder)),
         traces=traces,
     )
-
-
-def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
-    """Mean of ``nbeta (L - L*)`` at one temperature with noise taken out, and its standard error.
-
-    The zero-mean controls are fitted to batch means of the chains, so that slow movement counts as what it is;
-    where that does not lower the error the plain mean stands.
-    """
-    trace = traces.lambda_trace(index)
-    if not np.isfinite(trace).all():
-        return math.nan, math.nan
-    found = standard_error(trace)
-    plain = float(trace.mean()), math.nan if found is None else found
-    controls = traces.controls[index]
-    batches = max(1, trace.shape[1] // 40)
-    slow = rhat(traces.spread[index])
-    # Controls pass the slowness of the distance on: they help only where the distance itself has mixed.
-    if slow is None or slow > _SLOW_RHAT:
-        return plain
-    if trace.shape[0] * batches < 4 * controls.shape[-1] + 4 and controls.shape[-1] > traces.parameters:
-        controls = controls[..., : traces.parameters].sum(
-            -1, keepdims=True
-        )  # too many to fit: their sum is one
-    if controls.shape[-1] == 0 or trace.shape[0] * batches < 4 * controls.shape[-1] + 4:
-        return plain
-    keep = trace.shape[1] // batches * batches
-    y = trace[:, :keep].reshape(trace.shape[0] * batches, -1).mean(1)
-    x = controls[:, :keep].reshape(trace.shape[0] * batches, -1, controls.shape[-1]).mean(1)
-    coefficients, *_ = np.linalg.lstsq(x - x.mean(0), y - y.mean(), rcond=1e-8)
-    adjusted = trace - controls @ coefficients
-    error = standard_error(adjusted)
-    if error is None or not error < plain[1]:
-        return plain
-    return float(adjusted.mean()), error
-
-
-def _honest(traces: Traces, index: int, error: float) -> float:
-    return max(error, (standard_error(traces.lambda_trace(index)) or 0.0) / _MOST_GAIN)
 
 
 def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> str | None:

@@ -125,7 +125,7 @@ class Steps:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
         if self.theta.numel() > _TOGETHER:  # tensor by tensor: a large model needs no flat gradient
             value, found = self._one(offset, batch)
-            slopes = [(place, slope.reshape(1, -1)) for place, slope in zip(self._places, found, strict=True)]
+            slopes = list(zip(self._places, found, strict=True))
         else:
             value, slope = self.gradient(offset, batch)
             slopes = [(slice(None), slope)]
@@ -154,8 +154,11 @@ class Steps:
 
         The localisation's part of the force is no part of the heating: it does not raise the loss.
         """
+        slope = slope.reshape(len(offset), -1)  # may copy, so one tensor at a time
         scaled = slope if self.scale is None else slope * self.scale[place]
         offset[:, place].sub_(scaled, alpha=0.5 * self.step * self.nbeta)
+        if len(slope) == 1:
+            return torch.dot(scaled[0], slope[0])[None]  # unlike vecdot it makes no vector of products
         power: Tensor = torch.linalg.vecdot(scaled, slope)
         return power
 
