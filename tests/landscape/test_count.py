@@ -54,7 +54,7 @@ def test_exact_count_agrees_with_an_independent_one_on_random_networks() -> None
         assert strati.degeneracy(model, x).free == exact_free(model, x), (seed, kinds)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=2, max_size=5),
     n=st.integers(1, 40),
