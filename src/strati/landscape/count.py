@@ -291,10 +291,15 @@ def assemble(
     sizes = [layer.parameters for layer in layers]
     rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
     free = ranks.free(sizes + rest)
+    found = sum(free) + size.unused
+    if structural > found:
+        # Both counts cut where a Gram matrix drowns in rounding, but not the same one: without a gap they disagree.
+        text = f"{structural:,} directions are free by structure, {found:,} by rank: the spectrum has no gap to cut at"
+        result = replace(result, warnings=(*result.warnings, Flag("ambiguous-rank", text)))
     return replace(
         result,
         layers=tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)),
-        free=sum(free) + size.unused,
+        free=found,
         method="exact",
         free_from_few_data=0,
         effective_at_epsilon=None if epsilon is None else int((ranks.eigenvalues > epsilon).sum()),
