@@ -24,11 +24,11 @@ import torch
 from torch import nn
 
 from strati.landscape.behaviour import behavioural_loss
-from strati.landscape.known import deep_linear, regular
-from strati.landscape.llc import LLCConfig, llc
-from strati.landscape.noise import Noise
-from strati.landscape.sgld import Steps
-from strati.papers.llc import truth_table
+from strati.landscape.sampling.known import deep_linear, regular
+from strati.landscape.sampling.llc import LLCConfig, llc
+from strati.landscape.sampling.noise import Noise
+from strati.landscape.sampling.sgld import Steps
+from strati.papers.degeneracy.learning_coefficients import truth_table
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
 
@@ -194,9 +194,9 @@ import resource, sys, torch
 torch.set_num_threads(1)
 from torch import nn
 from strati.landscape.behaviour import behavioural_loss
-from strati.landscape.noise import Noise
-from strati.landscape.samplers import LLCConfig
-from strati.landscape.sgld import Steps
+from strati.landscape.sampling.noise import Noise
+from strati.landscape.sampling.samplers import LLCConfig
+from strati.landscape.sampling.sgld import Steps
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 7000), nn.ReLU(), nn.Linear(7000, 7000), nn.ReLU(), nn.Linear(7000, 10))
 x = torch.randn(16, 64)

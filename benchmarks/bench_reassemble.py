@@ -20,9 +20,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 
 from strati.network.data import read_data  # noqa: E402
-from strati.papers.dropped_study import planted_network  # noqa: E402
+from strati.papers.dropped_net.open_questions import planted_network  # noqa: E402
 from strati.reassembly.pairing import pair  # noqa: E402
-from strati.reassembly.parts import stack  # noqa: E402
+from strati.reassembly.passes import stack  # noqa: E402
 from strati.reassembly.pieces import read_pieces, sort_out  # noqa: E402
 from strati.reassembly.repair import bubble  # noqa: E402
 from strati.reassembly.seeds import Seed, seed_order  # noqa: E402

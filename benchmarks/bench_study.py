@@ -15,12 +15,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from strati.intervene.functional import ChainProbe
-from strati.intervene.interventions import Change, changed, find_targets, values_of
-from strati.intervene.networks import MLP, initialise
-from strati.intervene.spec import read_spec
-from strati.intervene.tasks import Data, make_task
-from strati.intervene.training import train
+from strati.intervene.measuring.functional import ChainProbe
+from strati.intervene.measuring.interventions import Change, changed, find_targets, values_of
+from strati.intervene.planning.networks import MLP, initialise
+from strati.intervene.planning.spec import read_spec
+from strati.intervene.planning.tasks import Data, make_task
+from strati.intervene.planning.training import train
 from strati.landscape.chain import as_chain
 from strati.rng import stream
 

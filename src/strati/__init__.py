@@ -22,19 +22,19 @@ _HOME = {
     "spectrum": "strati.spectra.spectrum",
     "Spectrum": "strati.spectra.spectrum",
     "scan": "strati.spectra.scan",
-    "compare": "strati.spectra.compare",
+    "compare": "strati.spectra.comparing.compare",
     # interventions (torch)
     "study": "strati.intervene.study",
-    "audit": "strati.intervene.audit",
+    "audit": "strati.intervene.judging.audit",
     # degeneracy (torch)
-    "llc": "strati.landscape.llc",
-    "learning_coefficient": "strati.landscape.llc",
-    "effective_parameters": "strati.landscape.scales",
-    "degeneracy": "strati.landscape.count",
-    "interaction_basis": "strati.landscape.basis",
-    "interaction_graph": "strati.landscape.graph",
-    "modules": "strati.landscape.modules",
-    "sparsify": "strati.landscape.sparsify",
+    "llc": "strati.landscape.sampling.llc",
+    "learning_coefficient": "strati.landscape.sampling.llc",
+    "effective_parameters": "strati.landscape.sampling.scales",
+    "degeneracy": "strati.landscape.counts.count",
+    "interaction_basis": "strati.landscape.interactions.basis",
+    "interaction_graph": "strati.landscape.interactions.graph",
+    "modules": "strati.landscape.interactions.modules",
+    "sparsify": "strati.landscape.interactions.sparsify",
     # reassembly
     "reassemble": "strati.reassembly.solve",
     # errors
@@ -56,21 +56,21 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:  # what type checkers see; at run time the names above are imported when first used
     from strati.errors import StratiError as StratiError
-    from strati.intervene.audit import audit as audit
+    from strati.intervene.judging.audit import audit as audit
     from strati.intervene.study import study as study
-    from strati.landscape.basis import interaction_basis as interaction_basis
-    from strati.landscape.count import degeneracy as degeneracy
-    from strati.landscape.graph import interaction_graph as interaction_graph
-    from strati.landscape.llc import learning_coefficient as learning_coefficient
-    from strati.landscape.llc import llc as llc
-    from strati.landscape.modules import modules as modules
-    from strati.landscape.scales import effective_parameters as effective_parameters
-    from strati.landscape.sparsify import sparsify as sparsify
+    from strati.landscape.counts.count import degeneracy as degeneracy
+    from strati.landscape.interactions.basis import interaction_basis as interaction_basis
+    from strati.landscape.interactions.graph import interaction_graph as interaction_graph
+    from strati.landscape.interactions.modules import modules as modules
+    from strati.landscape.interactions.sparsify import sparsify as sparsify
+    from strati.landscape.sampling.llc import learning_coefficient as learning_coefficient
+    from strati.landscape.sampling.llc import llc as llc
+    from strati.landscape.sampling.scales import effective_parameters as effective_parameters
     from strati.network.layers import Layer as Layer
     from strati.network.open import Network as Network
     from strati.network.open import open as open
     from strati.reassembly.solve import reassemble as reassemble
-    from strati.spectra.compare import compare as compare
+    from strati.spectra.comparing.compare import compare as compare
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum
     from strati.spectra.spectrum import spectrum as spectrum

@@ -33,7 +33,7 @@ def one_input(data: bytes) -> str:
 
 def corpus(folder: Path) -> None:
     """Write one valid file of every format, the seeds that the fuzzer changes."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "network"))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
     import makers
 
     for name, data in makers.seeds(folder).items():

@@ -16,9 +16,9 @@ from torch import nn
 import strati
 from strati.errors import BadInputError, StoppedError
 from strati.intervene.driver import STORE, Run
-from strati.intervene.networks import MLP, ResNet
-from strati.intervene.points import Plan
-from strati.intervene.spec import InterventionSpec, MeasureSpec, MetricSpec, builtin_names, read_spec
+from strati.intervene.measuring.points import Plan
+from strati.intervene.planning.networks import MLP, ResNet
+from strati.intervene.planning.spec import InterventionSpec, MeasureSpec, MetricSpec, builtin_names, read_spec
 from strati.intervene.study import load_study, study
 
 TINY: dict[str, Any] = {
@@ -56,8 +56,8 @@ def test_a_row_can_be_recomputed_by_hand(calm: Any) -> None:
     folder = Path(calm.store).parent
     tensors = dict(np.load(folder / "networks" / "network-001.npz"))
     spec = read_spec(TINY)
-    from strati.intervene.networks import initialise
-    from strati.intervene.tasks import prepare, task_of
+    from strati.intervene.planning.networks import initialise
+    from strati.intervene.planning.tasks import prepare, task_of
 
     data = prepare(spec, Run().find)
     task = task_of(data, spec)

@@ -12,7 +12,7 @@ import strati
 
 def real(name: str, file: str | None = None) -> Path:
     """A network of the zoo, or a skip with the reason."""
-    from strati.papers import zoo
+    from strati import zoo
 
     try:
         path = zoo.path(name)

@@ -8,7 +8,15 @@ import torch
 
 import strati
 from strati import embedded
-from strati.papers.degeneracy_real import SHARE, _embedded, points, scale_of, snapshots, tell_stories, trend
+from strati.papers.degeneracy.real_networks import (
+    SHARE,
+    _embedded,
+    points,
+    scale_of,
+    snapshots,
+    tell_stories,
+    trend,
+)
 from strati.types import silent
 
 

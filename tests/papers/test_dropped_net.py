@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import strati
-from strati.papers.dropped_study import _inversions, planted_network
+from strati.papers.dropped_net.open_questions import _inversions, planted_network
 from strati.papers.registry import reproduce
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from strati.papers.basis import _purity, _train
-from strati.papers.basis_modules import (
+from strati.papers.degeneracy.bases import _purity, _train
+from strati.papers.degeneracy.modular import (
     _concatenated,
     _inputs,
     _jacobian,

@@ -8,7 +8,11 @@ import numpy as np
 from click.testing import CliRunner
 
 from strati.cli.main import strati
-from strati.papers.llc import _behavioural_above_training, _factorised, _hidden_share
+from strati.papers.degeneracy.learning_coefficients import (
+    _behavioural_above_training,
+    _factorised,
+    _hidden_share,
+)
 from strati.types import silent
 
 

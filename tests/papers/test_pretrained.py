@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from strati.intervene.networks import ResNet, Transformer
-from strati.intervene.points import Plan
-from strati.intervene.spec import InterventionSpec, MeasureSpec
+from strati.intervene.measuring.points import Plan
+from strati.intervene.planning.networks import ResNet, Transformer
+from strati.intervene.planning.spec import InterventionSpec, MeasureSpec
+from strati.intervene.planning.tasks import Data
 from strati.intervene.study import study
-from strati.intervene.tasks import Data
-from strati.papers.pretrained import _equal_earth, _finished
-from strati.papers.pretrained_tables import FIGURE_METRICS, Case, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained import _equal_earth, _finished
+from strati.papers.robust_and_critical.pretrained_tables import FIGURE_METRICS, Case, case_figures, case_rows
 from strati.run.store import Finished, Store
 
 

@@ -37,11 +37,11 @@ def test_rows_put_the_paper_beside_ours() -> None:
 
 
 def test_training_series_follows_layers_out_of_randomness(tmp_path: Path) -> None:
-    from strati.papers import spectra_experiments
+    from strati.papers.eigenspectra import spectra_experiments
 
     paths = list(spectra_experiments._checkpoints(tmp_path, 64, 0, True, count=24))
     assert len(paths) >= 20
-    from strati.spectra.compare import compare
+    from strati.spectra.comparing.compare import compare
 
     series = compare(paths[0], paths[12], paths[-1], series=True).series
     assert series is not None

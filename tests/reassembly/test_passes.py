@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dropped import drop, forward
 
-from strati.reassembly.parts import run, stack
+from strati.reassembly.passes import run, stack
 from strati.reassembly.pieces import as_pieces, sort_out
 from strati.reassembly.regression import flip_effects, regress_order, ridge, sorted_by_flips
 from strati.reassembly.relaxed import _pass, mixing_effects, to_polytope, uniform

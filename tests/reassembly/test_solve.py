@@ -8,7 +8,7 @@ from dropped import drop
 import strati
 from strati.errors import BadInputError
 from strati.reassembly.pairing import Score, pair
-from strati.reassembly.parts import stack
+from strati.reassembly.passes import stack
 from strati.reassembly.pieces import as_pieces, read_pieces, sort_out
 from strati.reassembly.ranking import bradley_terry, cycles
 from strati.reassembly.seeds import Seed, seed_order
@@ -188,7 +188,7 @@ def test_last_layer_of_a_blocks_shape_is_found_by_the_data(blocks, width, hidden
 
 
 def test_every_move_is_a_stage_and_the_way_ends_in_order():
-    from strati.papers.dropped_study import planted_network
+    from strati.papers.dropped_net.open_questions import planted_network
 
     found = strati.reassemble(*planted_network(16, rows=1500))
     assert found.exact and not found.searched
@@ -217,7 +217,7 @@ def test_stages_are_as_many_as_can_be_drawn():
 def test_combined_score_is_ahead_of_every_single_one_on_trained_networks():
     """Small networks in default initialisation, of seeds that formed no prior; trained briefly and longer."""
     pytest.importorskip("torch")
-    from strati.papers.dropped_training import in_order
+    from strati.papers.dropped_net.training import in_order
     from strati.reassembly.make import Recipe, train
 
     right = dict.fromkeys(Score, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strati.papers.phases import draw
+from strati.papers.eigenspectra.phases import draw
 from strati.spectra.bulk import fit_bulk
 from strati.spectra.phases import Phase, universality_exponent
 from strati.spectra.quasi_null import quasi_null
@@ -109,7 +109,7 @@ def test_phases_of_matrices_of_known_making(phase: Phase, shape: tuple[int, int]
 
 @pytest.mark.slow
 def test_phases_over_all_shapes() -> None:
-    from strati.papers.phases import confusion, score
+    from strati.papers.eigenspectra.phases import confusion, score
 
     assert score(confusion(12, seed=31_337)) >= 0.95
 

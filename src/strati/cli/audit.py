@@ -47,7 +47,7 @@ def command(
       strati study fcn-digits --out digits
       strati audit digits --json audit.json
     """
-    from strati.intervene.audit import AuditOptions, audit
+    from strati.intervene.judging.audit import AuditOptions, audit
 
     result = audit(
         folder, options=AuditOptions(robust=robust, critical=critical, resamples=resamples, seed=seed)

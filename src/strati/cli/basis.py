@@ -69,11 +69,11 @@ def command(model: str, data: str, output: Output, sparsify: str | None, **optio
 
 
 def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: Output) -> None:
-    from strati.landscape.ablation import compare_bases
-    from strati.landscape.basis import interaction_basis
-    from strati.landscape.graph import interaction_graph
-    from strati.landscape.modules import modules
-    from strati.landscape.sites import Reading
+    from strati.landscape.interactions.ablation import compare_bases
+    from strati.landscape.interactions.basis import interaction_basis
+    from strati.landscape.interactions.graph import interaction_graph
+    from strati.landscape.interactions.modules import modules
+    from strati.landscape.interactions.sites import Reading
 
     reading, seed = Reading(_sites(options["sites"])), options["seed"]
     basis = interaction_basis(
@@ -86,7 +86,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
 
 
 def _sparsify(network: nn.Module, inputs: Data, path: str, output: Output) -> None:
-    from strati.landscape.sparsify import sparsify
+    from strati.landscape.interactions.sparsify import sparsify
 
     result = sparsify(network, inputs.x)
     result.save(path)

@@ -29,7 +29,7 @@ def command(
     """
     from strati.network.open import open as open_network
     from strati.run.files import check_table, export_table
-    from strati.spectra.compare import compare
+    from strati.spectra.comparing.compare import compare
 
     if len(models) < 2:
         raise click.UsageError("give two networks or more")

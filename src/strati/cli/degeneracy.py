@@ -75,7 +75,7 @@ def command(
     x = read_data(data).x
     network = as_module(model, activation=activation)
     x = _fitting(x, tokens=hasattr(network, "get_input_embeddings"))
-    from strati.landscape.count import degeneracy
+    from strati.landscape.counts.count import degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
         result = degeneracy(network, x, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
@@ -95,7 +95,7 @@ def _fitting(x: Any, *, tokens: bool) -> Any:
 
 
 def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
-    from strati.landscape.llc import llc
+    from strati.landscape.sampling.llc import llc
 
     loss = "behavioural-kl" if hasattr(network, "save_pretrained") else "behavioural-mse"
     with progress("sampling", None, quiet=output.quiet) as tick:
@@ -103,7 +103,7 @@ def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
 
 
 def _scales(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
-    from strati.landscape.scales import effective_parameters
+    from strati.landscape.sampling.scales import effective_parameters
 
     kind = "kl" if hasattr(network, "save_pretrained") else "mse"
     with progress("loss scales", None, quiet=output.quiet) as tick:

@@ -89,7 +89,7 @@ def read_run(run: str) -> list[dict[str, Any]]:
 
     path = Path(run)
     if path.is_dir():
-        from strati.intervene.audit import audit
+        from strati.intervene.judging.audit import audit
 
         return [audit(path).to_dict()]
     result = _read_json(path)

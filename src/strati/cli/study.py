@@ -67,7 +67,7 @@ def command(
     """
     from strati.errors import require
     from strati.intervene.driver import Run
-    from strati.intervene.spec import SCHEMES, read_spec
+    from strati.intervene.planning.spec import SCHEMES, read_spec
     from strati.run.engine import cores
 
     if export is not None:

@@ -27,7 +27,7 @@ def find_data(name: str) -> Path:
     Raises:
         BadInputError: There is no data set of that name, or it cannot be had.
     """
-    from strati.papers import zoo
+    from strati import zoo
 
     known = ("mnist", "fashion-mnist", "cifar10")
     if name not in known:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from strati.intervene.audit import Audit
+    from strati.intervene.judging.audit import Audit
     from strati.intervene.study import Study
 
 

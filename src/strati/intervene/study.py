@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError, require
 from strati.intervene.driver import STORE, Keep, Run, drive, open_store, shared_folder, stoppable
-from strati.intervene.spec import Spec, read_spec
+from strati.intervene.planning.spec import Spec, read_spec
 from strati.run.engine import Outcome, Unit
 from strati.run.files import write_atomic
 from strati.run.store import Finished, Store
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import nn
 
-    from strati.intervene.points import Evaluate, Plan
+    from strati.intervene.measuring.points import Evaluate, Plan
 
 FIRST_COLUMNS = (
     *("network", "layer", "intervention", "draw", "type", "status", "reason", "initialiser"),
@@ -136,8 +136,8 @@ def study(
         (4, 4, 1.0)
     """
     require("torch", "torch", "an intervention study")
-    from strati.intervene.points import Plan
-    from strati.intervene.sources import model_job, spec_job
+    from strati.intervene.measuring.points import Plan
+    from strati.intervene.planning.sources import model_job, spec_job
 
     run = run or Run()
     if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):
@@ -214,7 +214,7 @@ def _rows(store: Store) -> tuple[dict[str, Any], ...]:
 
 def _keep_networks(folder: Path) -> Keep:
     def keep(outcome: Outcome) -> Finished:
-        from strati.intervene.units import digest_of
+        from strati.intervene.measuring.units import digest_of
 
         unit = outcome.unit
         if outcome.reason is not None:
@@ -239,7 +239,7 @@ def _keep_rows(job: Job) -> Keep:
 
 def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
     """The trainings that are not done, or whose networks are no longer on disk as they were written."""
-    from strati.intervene.units import digest_of
+    from strati.intervene.measuring.units import digest_of
 
     if not units:
         return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.reassembly.assignment import assign, match
-from strati.reassembly.parts import run
+from strati.reassembly.passes import run
 from strati.reassembly.regression import RIDGES, regress_order, ridge
 from strati.reassembly.relaxed import relax, softened, to_polytope, uniform
 from strati.rng import stream
@@ -25,7 +25,7 @@ from strati.types import Tick, silent
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts
+    from strati.reassembly.passes import Floats, Ints, Parts
 
 
 HOPELESS = 0.6

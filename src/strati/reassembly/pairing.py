@@ -21,7 +21,7 @@ from strati.reassembly.combined import combine
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Ints, Parts
+    from strati.reassembly.passes import Ints, Parts
 
 
 class Score(StrEnum):
@@ -67,7 +67,7 @@ def pair(parts: Parts, score: Score = Score.DIAGONAL) -> Pairing:
     ``diagonal`` is :math:`|tr(W_{out} W_{in})| / \|W_{out} W_{in}\|_F` (paper, equation 4).
 
     Examples:
-        >>> from strati.reassembly.parts import Parts
+        >>> from strati.reassembly.passes import Parts
         >>> from strati.reassembly.activations import activation
         >>> A = np.random.default_rng(0).standard_normal((3, 8, 4)).astype(np.float32)
         >>> parts = Parts(A, A[..., 0], -A.transpose(0, 2, 1)[[2, 0, 1]], A[:, 0], A[0, :1], A[0, 0, :1],

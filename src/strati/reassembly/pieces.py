@@ -148,7 +148,7 @@ def sort_all(
     """All ways to tell the pieces apart: one, or, where the last layer has a block's shape, one per such piece.
 
     A network whose outputs are as many as its hidden neurons (or, where all pieces are square, as its width) has a last
-    layer that shape does not tell from an input projection; only the data can (:mod:`strati.reassembly.last`).
+    layer that shape does not tell from an input projection; only the data can (:mod:`strati.reassembly.last_layer`).
 
     Raises:
         BadInputError: As :func:`sort_out`.

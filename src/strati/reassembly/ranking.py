@@ -17,7 +17,7 @@ from strati.types import Tick, silent
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts
+    from strati.reassembly.passes import Floats, Ints, Parts
 
     Matrix = NDArray[np.float64]
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.parts import run
+from strati.reassembly.passes import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts, Pass
+    from strati.reassembly.passes import Floats, Ints, Parts, Pass
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Ridge penalties tried, as shares of the mean squared norm of a column."""

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.reassembly.assignment import used_once
-from strati.reassembly.parts import Pass, run_mixed
+from strati.reassembly.passes import Pass, run_mixed
 from strati.reassembly.regression import flip_effects, ridge, sorted_by_flips
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts
+    from strati.reassembly.passes import Floats, Ints, Parts
 
     Matrix = NDArray[np.float64]
 

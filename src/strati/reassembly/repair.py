@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.parts import run
+from strati.reassembly.passes import run
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts, Pass
+    from strati.reassembly.passes import Floats, Ints, Parts, Pass
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.parts import Floats, Ints, Parts
+    from strati.reassembly.passes import Floats, Ints, Parts
 
 
 class Seed(StrEnum):

@@ -17,10 +17,10 @@ from threadpoolctl import threadpool_limits
 from strati.errors import BadInputError
 from strati.reassembly import joint
 from strati.reassembly.activations import ACTIVATIONS
-from strati.reassembly.every import MOST, MOST_ORDERS, how_many, try_every
-from strati.reassembly.last import by_likelihood
+from strati.reassembly.exhaustive import MOST, MOST_ORDERS, how_many, try_every
+from strati.reassembly.last_layer import by_likelihood
 from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
-from strati.reassembly.parts import Parts, stack
+from strati.reassembly.passes import Parts, stack
 from strati.reassembly.pieces import as_pieces, sort_all
 from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import Round, insert, insertion_rows, sweep
@@ -31,7 +31,7 @@ from strati.types import Flag, Tick, silent
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from strati.reassembly.parts import Floats, Ints
+    from strati.reassembly.passes import Floats, Ints
     from strati.reassembly.pieces import PieceSet
 
 EXACT = 1e-10

@@ -11,10 +11,10 @@ from strati.errors import require
 from strati.text import printable
 
 if TYPE_CHECKING:
-    from strati.landscape.ablation import AblationPoint
-    from strati.landscape.basis_result import InteractionBasis
-    from strati.landscape.graph import InteractionGraph
-    from strati.landscape.modules import Modules
+    from strati.landscape.interactions.ablation import AblationPoint
+    from strati.landscape.interactions.basis_result import InteractionBasis
+    from strati.landscape.interactions.graph import InteractionGraph
+    from strati.landscape.interactions.modules import Modules
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000")
 _GREY = "#b0b0b0"

@@ -9,8 +9,8 @@ import numpy as np
 from strati.errors import require
 
 if TYPE_CHECKING:
-    from strati.spectra.compare import Comparison
-    from strati.spectra.series import Series
+    from strati.spectra.comparing.compare import Comparison
+    from strati.spectra.comparing.series import Series
 
 ROLE_COLOURS = {
     "attention.q": "#0072B2",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from strati.errors import require
 
 if TYPE_CHECKING:
-    from strati.landscape.count import Degeneracy
+    from strati.landscape.counts.count import Degeneracy
 
 
 def plot_degeneracy(result: Degeneracy, *, share: bool = True) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 from strati.errors import require
 
 if TYPE_CHECKING:
-    from strati.landscape.llc import LearningCoefficient
-    from strati.landscape.scales import EffectiveParameters
+    from strati.landscape.sampling.llc import LearningCoefficient
+    from strati.landscape.sampling.scales import EffectiveParameters
 
 
 def plot_llc(result: LearningCoefficient, *, chains: int = 8) -> Any:

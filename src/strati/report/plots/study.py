@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError, require
-from strati.intervene.statistics import kendall, linear_rmse, spearman
+from strati.intervene.judging.statistics import kendall, linear_rmse, spearman
 
 if TYPE_CHECKING:
     import pandas as pd

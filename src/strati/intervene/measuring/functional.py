@@ -1,0 +1,255 @@
+"""Performance of a network under many changes of one layer, computing nothing twice.
+
+What comes before the changed layer is computed once and reused, and all changes of the layer share one pass. Two ways:
+a chain of linear maps and activations runs as stacked matrix products, any other module by replaying the recorded
+outputs of the parts that ran before the layer. Both give what full forward passes give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from strati.intervene.measuring.interventions import Change, Target, changed
+from strati.intervene.measuring.metrics import Disagreement, as_rows
+from strati.intervene.planning.tasks import Task
+from strati.landscape.chain import Chain
+
+Number = float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A changed network's performance, and how its layer's outputs differ from the intact layer's."""
+
+    performance: float
+    activations: dict[str, Number]
+
+
+class ChainProbe:
+    """A feed-forward network whose intact activations on the test set are kept, layer by layer."""
+
+    def __init__(self, chain: Chain, task: Task) -> None:
+        self.chain, self.task = chain, task
+        self._inputs: list[list[Tensor]] = []
+        self._buffers: dict[tuple[int, int, int], Tensor] = {}
+        total, count = 0.0, 0
+        for x, targets in task.batches:
+            with torch.inference_mode():
+                activations, _ = chain.forward(x)
+                total += task.add_up(activations[-1], targets)
+            count += task.count(targets)
+            self._inputs.append(activations[:-1])
+        self.performance = task.finish(total, count)
+
+    @torch.inference_mode()
+    def measure(
+        self, target: Target, changes: Sequence[Change], *, activations: bool = True
+    ) -> list[Measured]:
+        """Measure the changes of one layer, all in one pass over the test set."""
+        stages = self.chain.stages
+        place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
+        weights = torch.stack([torch.from_numpy(c.weight) for c in changes])
+        biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
+        bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
+        both = Disagreement(len(changes))
+        totals, count = [0.0] * len(changes), 0
+        for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
+            outputs = stacked_linear(inputs[place], weights, bias)
+            if activations:
+                both.add(stages[place].preactivations(inputs[place]), outputs)
+            logits = self._rest(outputs, place)
+            for i, answer in enumerate(logits):
+                totals[i] += self.task.add_up(answer, targets)
+            count += self.task.count(targets)
+        return [
+            Measured(self.task.finish(total, count), both.result(i) if activations else {})
+            for i, total in enumerate(totals)
+        ]
+
+    def _rest(self, outputs: Tensor, place: int) -> Tensor:
+        """From the changed layer's outputs (changes, rows, neurons) to the logits, as single matrix products."""
+        changes, rows, _ = outputs.shape
+        stages = self.chain.stages
+        f = _activate(stages[place].activation, outputs.view(changes * rows, -1))
+        for i, stage in enumerate(stages[place + 1 :]):
+            out = self._scratch(f.shape[0], stage.outputs, i % 2, f)
+            if stage.bias is None:
+                torch.mm(f, stage.weight.T, out=out)
+            else:
+                torch.addmm(stage.bias, f, stage.weight.T, out=out)
+            f = _activate(stage.activation, out)
+        return f.view(changes, rows, -1)
+
+    def _scratch(self, rows: int, width: int, turn: int, like: Tensor) -> Tensor:
+        """Memory that is used again: fresh pages cost as much as the activation function."""
+        key = (rows, width, turn)
+        if key not in self._buffers:
+            self._buffers[key] = like.new_empty(rows, width)
+        return self._buffers[key]
+
+
+def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """``inputs @ W_k^T + b_k`` for every ``k``: (rows, in) and (k, out, in) to (k, rows, out).
+
+    Examples:
+        >>> stacked_linear(torch.ones(2, 3), torch.ones(4, 5, 3), torch.zeros(4, 5)).shape
+        torch.Size([4, 2, 5])
+    """
+    changes, outputs, _ = weights.shape
+    found = inputs.new_empty(changes, inputs.shape[0], outputs)
+    for k in range(changes):
+        if bias is None:
+            torch.mm(inputs, weights[k].T, out=found[k])
+        else:
+            torch.addmm(bias[k], inputs, weights[k].T, out=found[k])
+    return found
+
+
+def whole_performance(model: nn.Module, task: Task) -> float:
+    """Performance of a module as it is."""
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for inputs, targets in task.batches:
+            total += task.add_up(task.output(model, inputs), targets)
+            count += task.count(targets)
+    return task.finish(total, count)
+
+
+def measure_module(
+    model: nn.Module, task: Task, target: Target, changes: Sequence[Change], *, activations: bool = True
+) -> list[Measured]:
+    """Performance of any module under the changes of one layer, replaying what ran before the layer."""
+    both = Disagreement(len(changes))
+    totals, count = [0.0] * len(changes), 0
+    with torch.inference_mode():
+        for inputs, targets in task.batches:
+            with Recording(model, target.name) as tape:
+                tape.run(lambda inputs=inputs: task.output(model, inputs))  # type: ignore[misc]
+            for i, change in enumerate(changes):
+                with changed(model, target, change), tape.replayed() as heard:
+                    logits = task.output(model, inputs)
+                totals[i] += task.add_up(logits, targets)
+                if activations and tape.output is not None and heard:
+                    both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
+            count += task.count(targets)
+    return [
+        Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)
+    ]
+
+
+class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
+    """Ends the recorded pass behind the layer."""
+
+
+class Recording:
+    """The outputs of all parts of a network that finish before a given layer starts, on one batch.
+
+    Parts are the modules beside the layer and beside each module around it. Replaying, they return what they
+    returned, whatever they contain, so only the layer and what follows is computed. The recorded pass itself ends
+    at the layer: nothing after it is worth keeping.
+    """
+
+    def __init__(self, model: nn.Module, layer: str) -> None:
+        self._layer = model.get_submodule(layer)
+        self._parts = _parts_around(model, layer)
+        self._tape: dict[nn.Module, list[Any]] = {}
+        self._stack = ExitStack()
+        self._reached = False
+        self.output: Tensor | None = None
+
+    def __enter__(self) -> Recording:
+        hooks: list[Any] = [
+            self._layer.register_forward_pre_hook(self._reach),
+            self._layer.register_forward_hook(self._keep),
+            *(part.register_forward_hook(self._record) for part in self._parts),
+        ]
+        for hook in hooks:
+            self._stack.callback(hook.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, forward: Callable[[], object]) -> None:
+        """Run the network up to the layer; one that never gets there runs to its end."""
+        with suppress(_Reached):
+            forward()
+
+    @contextmanager
+    def replayed(self) -> Iterator[list[Tensor]]:
+        """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come."""
+        heard: list[Tensor] = []
+        with ExitStack() as stack:
+            hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(output))
+            stack.callback(hook.remove)
+            for part, outputs in self._tape.items():
+                stack.enter_context(_answering(part, outputs))
+            yield heard
+
+    def _reach(self, *_: Any) -> None:
+        self._reached = True
+
+    def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        self.output = output.clone()
+        raise _Reached
+
+    def _record(self, module: nn.Module, _inputs: Any, output: Any) -> None:
+        if not self._reached:
+            # A copy: what follows may add to the tensor in place.
+            self._tape.setdefault(module, []).append(_copy(output))
+
+
+@contextmanager
+def _answering(part: nn.Module, outputs: list[Any]) -> Iterator[None]:
+    """A module that returns recorded outputs for its first calls, then works again."""
+    original: Callable[..., Any] = part.forward
+    left = iter(outputs)
+    nothing = object()
+
+    def answer(*args: Any, **options: Any) -> Any:
+        recorded = next(left, nothing)
+        return original(*args, **options) if recorded is nothing else _copy(recorded)
+
+    own = part.__dict__.get("forward")
+    part.forward = answer
+    try:
+        yield
+    finally:
+        if own is None:
+            del part.forward
+        else:
+            part.forward = own
+
+
+def _parts_around(model: nn.Module, layer: str) -> list[nn.Module]:
+    parts: list[nn.Module] = []
+    words = layer.split(".")
+    for depth, word in enumerate(words):
+        around = model.get_submodule(".".join(words[:depth]))
+        for name, child in around.named_children():
+            if name != word:
+                parts += _callable_parts(child)
+    return list(dict.fromkeys(parts))
+
+
+def _callable_parts(module: nn.Module) -> list[nn.Module]:
+    """A list of modules is never called itself; its members are."""
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return [part for child in module.children() for part in _callable_parts(child)]
+    return [module]
+
+
+def _copy(value: Any) -> Any:
+    return tree_map_only(Tensor, torch.clone, value)
+
+
+def _activate(activation: Any, p: Tensor) -> Tensor:
+    """An activation, in place where that saves a pass over memory."""
+    return p.relu_() if activation.name == "relu" else activation(p)

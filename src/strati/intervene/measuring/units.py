@@ -1,0 +1,186 @@
+"""A study cut into units of work: trainings first, then one unit per layer of each network.
+
+A unit's key is the hash of all that its rows depend on. The bodies here run wherever an engine puts them and keep,
+per process, the last network and data they used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from strati.errors import BadInputError
+from strati.intervene.driver import FORMAT
+from strati.intervene.measuring.interventions import Target, find_targets
+from strati.intervene.measuring.points import Plan, Subject, measure_layer
+from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
+from strati.intervene.planning.spec import Spec
+from strati.intervene.planning.tasks import Data, Task, task_of
+from strati.intervene.planning.training import train
+from strati.run.engine import Load, Unit
+from strati.run.store import unit_key
+
+_kept: dict[str, tuple[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class SpecBody:
+    """What a unit of a study by spec does: train networks, or change one layer of one of them."""
+
+    spec: Spec
+    plan: Plan
+
+    def __call__(self, unit: Unit, load: Load) -> Any:
+        """Run one unit: the trained networks as ``.npz`` bytes by name, or a list of rows."""
+        if unit.config.get("untrained"):
+            raise BadInputError(unit.config["network"], f"its training failed: {unit.config['untrained']}")
+        data: Data = _keep("data", unit.config["data"], lambda: Data.from_bytes(load("data")))
+        if unit.config["work"] == "train":
+            numbers = unit.config["networks"]
+            trained = train(self.spec, data, numbers)
+            return {network_name(n): pack(arrays) for n, arrays in zip(numbers, trained, strict=True)}
+        task: Task = _keep(
+            "task", f"{unit.config['data']} {self.spec.measure}", lambda: task_of(data, self.spec)
+        )
+        identity = f"{unit.config['data']} {unit.config['network']} {unit.config['weights']}"
+        subject: Subject = _keep("subject", identity, lambda: self._subject(unit, load, data, task))
+        return measure_layer(subject, target_of(unit), self.plan)
+
+    def _subject(self, unit: Unit, load: Load, data: Data, task: Task) -> Subject:
+        network = self.spec.network
+        if not self.spec.trained_here:
+            model = open_checkpoint(str(network.path), network)
+            initial = None if network.initial is None else open_checkpoint(network.initial, network)
+            first = None if initial is None else _state(initial)
+            return Subject(unit.config["network"], model, first, task)
+        model = build(network, data.shape, data.outputs, self.spec.data.context)
+        initialise(model, self.spec.seed, unit.config["number"])
+        first = _state(model)
+        load_arrays(model, unpack(load("network")), unit.config["network"])
+        return Subject(unit.config["network"], model.eval(), first, task)
+
+
+@dataclass(frozen=True)
+class ModelBody:
+    """What a unit of a study of modules in memory does."""
+
+    subjects: Mapping[str, Subject]
+    plan: Plan
+
+    def __call__(self, unit: Unit, load: Load) -> Any:
+        """The rows of one layer."""
+        return measure_layer(self.subjects[unit.config["network"]], target_of(unit), self.plan)
+
+
+def training_units(spec: Spec, digest: str, files: Mapping[str, str]) -> list[Unit]:
+    """One unit per batch of networks trained together."""
+    size = spec.network.together or (10 if spec.network.source in ("mlp", "fcn") else 1)
+    units = []
+    for start in range(0, spec.network.count, size):
+        numbers = list(range(start, min(start + size, spec.network.count)))
+        config = {"work": "train", "format": FORMAT, "networks": numbers, "data": digest, "seed": spec.seed}
+        config |= {"network": asdict(spec.network) | {"count": 0}, "train": asdict(spec.train)}
+        name = f"train {network_name(numbers[0])}" + (f"..{numbers[-1]:03d}" if len(numbers) > 1 else "")
+        units.append(Unit(unit_key(config), name, name, config, files))
+    return units
+
+
+def layer_units(
+    identity: Mapping[str, Any], network: str, targets: tuple[Target, ...], files: Mapping[str, str]
+) -> list[Unit]:
+    """One unit per layer of a network; ``identity`` is everything else its rows depend on."""
+    units = []
+    for target in targets:
+        config = {"work": "layer", "format": FORMAT, "network": network, **identity, "target": asdict(target)}
+        units.append(Unit(unit_key(config), f"{network} {target.name}", network, config, files))
+    return units
+
+
+def target_of(unit: Unit) -> Target:
+    """The layer a unit is about."""
+    found = dict(unit.config["target"])
+    return Target(**found | {"shape": tuple(found["shape"])})
+
+
+def network_name(number: int) -> str:
+    """The name of the n-th network trained here."""
+    return f"network-{number:03d}"
+
+
+def check_fits(model: nn.Module, task: Task) -> None:
+    """Run one input through the network before any work is planned.
+
+    Raises:
+        BadInputError: The data do not fit the network.
+    """
+    import torch
+
+    inputs, targets = task.batches[0]
+    try:
+        with torch.inference_mode():
+            logits = task.output(model, inputs[:1])
+    except Exception as error:  # whatever the module raises on these inputs, the data do not fit it
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInputError(
+            "data", f"do not fit the network: inputs {tuple(inputs.shape[1:])}: {text}"
+        ) from None
+    if not isinstance(logits, torch.Tensor) or logits.ndim != targets.ndim + 1:
+        raise BadInputError("data", "do not fit the network: its output is not one row of scores per target")
+    if int(targets.max()) >= logits.shape[-1]:
+        why = f"do not fit the network: label {int(targets.max())}, but only {logits.shape[-1]} outputs"
+        raise BadInputError("data", why)
+
+
+def targets_of(model: nn.Module, plan: Plan) -> tuple[Target, ...]:
+    """The layers of a network that the plan is about."""
+    return find_targets(model, plan.interventions.layers)
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """Arrays by name as the bytes of an ``.npz``."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def unpack(raw: bytes) -> dict[str, NDArray[Any]]:
+    """Read :func:`pack` again."""
+    with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def digest_of(raw: bytes) -> str:
+    """A short hash of bytes."""
+    return hashlib.sha256(raw).hexdigest()[:32]
+
+
+def state_digest(model: nn.Module) -> str:
+    """A short hash of all tensors of a module."""
+    total = hashlib.sha256()
+    for name, value in _state(model).items():
+        total.update(name.encode() + str(value.dtype).encode() + np.ascontiguousarray(value).tobytes())
+    return total.hexdigest()[:32]
+
+
+def _state(model: nn.Module) -> dict[str, NDArray[Any]]:
+    import torch
+
+    return {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy().copy()
+        for name, value in model.state_dict().items()
+    }
+
+
+def _keep(slot: str, identity: str, make: Callable[[], Any]) -> Any:
+    """The value of a slot if it is still the one asked for, else a new one."""
+    if slot not in _kept or _kept[slot][0] != identity:
+        _kept.pop(slot, None)  # free the old one first: both together may not fit
+        _kept[slot] = (identity, make())
+    return _kept[slot][1]

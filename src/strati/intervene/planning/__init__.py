@@ -1,0 +1,1 @@
+"""What is studied: specs, data, networks and where they come from, initial values, training."""

@@ -1,0 +1,257 @@
+"""Where the networks of a study come from, turned into a job: a spec, or modules in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from strati.errors import BadInputError
+from strati.intervene.measuring.interventions import Target
+from strati.intervene.measuring.metrics import Plugin, check_plugins
+from strati.intervene.measuring.points import Evaluate, Plan, Subject, failed_row
+from strati.intervene.measuring.units import (
+    ModelBody,
+    SpecBody,
+    check_fits,
+    digest_of,
+    layer_units,
+    network_name,
+    state_digest,
+    target_of,
+    targets_of,
+    training_units,
+)
+from strati.intervene.planning.networks import build, open_checkpoint
+from strati.intervene.planning.spec import Spec
+from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of
+from strati.intervene.study import Job
+from strati.run.engine import Unit
+from strati.run.files import write_atomic
+from strati.run.store import Store, unit_key
+
+
+def spec_job(spec: Spec, plugins: Mapping[str, Plugin], find: Find) -> Job:
+    """The job of a spec: data read and checked against the network, layers found, units planned.
+
+    Raises:
+        BadInputError: The data or the checkpoint are not there or do not fit.
+    """
+    check_plugins(plugins)
+    plan = Plan(spec.interventions, spec.metrics, plugins, spec.seed)
+    if spec.trained_here:
+        data = prepare(spec, find)
+        model = build(spec.network, data.shape, data.outputs, spec.data.context)
+        names = [network_name(n) for n in range(spec.network.count)]
+        weights = "trained here"
+    else:
+        model = open_checkpoint(str(spec.network.path), spec.network)
+        data = prepare(spec, find, *_tokeniser(spec, model))
+        names, weights = [Path(str(spec.network.path)).name], state_digest(model)
+    task = task_of(data, spec)
+    check_fits(model, task)
+    targets = targets_of(model, plan)
+    if spec.network.initial is not None:
+        first = open_checkpoint(spec.network.initial, spec.network)
+        _check_initial(targets, _tensors(first), spec.network.initial)
+        weights += state_digest(first)
+    raw = data.to_bytes()
+    digest = digest_of(raw)
+    initial = spec.trained_here or spec.network.initial is not None
+    _check_points(plan, initial)
+    identity = {"data": digest, "weights": weights, "plugins": sorted(plugins), "spec": asdict(spec)}
+    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial)
+    return Job(
+        name=spec.name,
+        identity=unit_key(identity),
+        about=_about(spec.name, task, len(names) * len(targets) * len(plan.points(initial)), asdict(spec)),
+        body=SpecBody(spec, plan),
+        prepare=planner.prepare,
+        train=planner.train,
+        layers=planner.layers,
+        fail=planner.fail,
+    )
+
+
+@dataclass(frozen=True)
+class _SpecPlanner:
+    """The stages of a spec's job."""
+
+    spec: Spec
+    plan: Plan
+    raw: bytes
+    digest: str
+    names: tuple[str, ...]
+    targets: tuple[Target, ...]
+    weights: str
+    initial: bool
+
+    def prepare(self, folder: Path) -> None:
+        """Put the data in canonical form beside the store, where units find them."""
+        path = folder / "data.npz"
+        if not (path.is_file() and digest_of(path.read_bytes()) == self.digest):
+            write_atomic(path, self.raw)
+        if self.spec.trained_here:
+            (folder / "networks").mkdir(exist_ok=True)
+
+    def train(self, folder: Path) -> list[Unit]:
+        """The trainings."""
+        if not self.spec.trained_here:
+            return []
+        return training_units(self.spec, self.digest, {"data": str(folder / "data.npz")})
+
+    def layers(self, folder: Path, store: Store) -> list[Unit]:
+        """One unit per layer, with the files it reads; those of a failed training know that it failed."""
+        trainings = {n: unit for unit in self.train(folder) for n in unit.config["networks"]}
+        reasons = {found.key: found.reason for found in store.units() if found.reason is not None}
+        parts = (self.spec.measure, self.spec.interventions, self.spec.metrics)
+        common = {"data": self.digest, "seed": self.spec.seed, "plan": [asdict(p) for p in parts]}
+        common |= {"plugins": sorted(self.plan.plugins)}
+        units: list[Unit] = []
+        for number, name in enumerate(self.names):
+            files = {"data": str(folder / "data.npz")}
+            own: dict[str, Any] = {"weights": self.weights}
+            if self.spec.trained_here:
+                training = trainings[number].key
+                files["network"] = str(folder / "networks" / f"{name}.npz")
+                own = {"weights": training, "number": number}
+                if training in reasons:
+                    own["untrained"] = reasons[training]
+            units += layer_units(common | own, name, self.targets, files)
+        return units
+
+    def fail(self, unit: Unit, reason: str) -> list[dict[str, Any]]:
+        """The rows of a unit that failed as a whole."""
+        points = self.plan.points(self.initial)
+        return [failed_row(unit.config["network"], target_of(unit), point, reason) for point in points]
+
+
+def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> Job:
+    """The job of modules in memory.
+
+    Raises:
+        BadInputError: Neither or both of ``evaluate`` and ``data``, or they do not fit.
+    """
+    modules = dict(source) if isinstance(source, Mapping) else {"model": source}
+    if not modules or not all(isinstance(m, nn.Module) for m in modules.values()):
+        raise BadInputError("study", "needs a spec, a module, or modules by name")
+    if (evaluate is None) == (data is None):
+        raise BadInputError("study", "of a module needs one of evaluate (a function of it) and data (x, y)")
+    check_plugins(plan.plugins)
+    task = None if data is None else _task(data, plan)
+    subjects: dict[str, Subject] = {}
+    targets: dict[str, tuple[Target, ...]] = {}
+    for name, module in modules.items():
+        model = copy.deepcopy(module).eval()  # the caller's own stays as it is, whatever happens
+        if task is not None:
+            check_fits(model, task)
+        first = (
+            plan.initial.get(name)
+            if plan.initial is not None and isinstance(source, Mapping)
+            else plan.initial
+        )
+        targets[str(name)] = targets_of(model, plan)
+        subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        _check_initial(targets[str(name)], _tensors(first), "initial")
+    _check_points(plan, any(s.initial is not None for s in subjects.values()))
+    settings = [asdict(plan.interventions), asdict(plan.metrics), sorted(plan.plugins), asdict(plan.measure)]
+    common = {"plan": settings, "seed": plan.seed, "data": None if task is None else _digest(task)}
+    weights = {name: state_digest(s.model) for name, s in subjects.items()}
+
+    def layers(folder: Path, store: Store) -> list[Unit]:
+        return [
+            unit
+            for name in subjects
+            for unit in layer_units(common | {"weights": weights[name]}, name, targets[name], {})
+        ]
+
+    def fail(unit: Unit, reason: str) -> list[dict[str, Any]]:
+        subject = subjects[unit.config["network"]]
+        points = plan.points(subject.initial is not None)
+        return [failed_row(subject.name, target_of(unit), point, reason) for point in points]
+
+    units = sum(len(targets[n]) * len(plan.points(s.initial is not None)) for n, s in subjects.items())
+    measure = task or Task(plan.measure.performance, plan.higher_is_better, plan.measure.chance, ())
+    return Job(
+        name="study",
+        identity=unit_key(common | {"weights": weights}),
+        about=_about("study", measure, units, None),
+        body=ModelBody(subjects, plan),
+        prepare=lambda _: None,
+        train=lambda _: [],
+        layers=layers,
+        fail=fail,
+    )
+
+
+def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
+    measure = {"name": task.performance, "chance": task.chance, "higher_is_better": task.higher_is_better}
+    return {"name": name, "performance": measure, "units": units, "spec": spec}
+
+
+def _check_points(plan: Plan, initial: bool) -> None:
+    if plan.interventions.kinds == ("reinitialise",) and not initial:
+        why = "re-initialising needs the network's initial values: give network.initial, or re-randomise"
+        raise BadInputError("interventions.kinds", why)
+
+
+def _check_initial(targets: tuple[Target, ...], initial: Mapping[str, Any] | None, what: str) -> None:
+    """Before any work: the initial values have to be those of the same network."""
+    for target in targets if initial is not None else ():
+        first = initial.get(f"{target.name}.weight") if initial is not None else None
+        if first is None or tuple(first.shape) != target.shape:
+            shape = "it is not there" if first is None else f"there it is {tuple(first.shape)}"
+            why = f"not the initial values of this network: {target.name}.weight is {target.shape} here, {shape}"
+            raise BadInputError(what, why)
+
+
+def _tokeniser(spec: Spec, model: nn.Module) -> tuple[Callable[[str], list[int]] | None, int]:
+    config: Any = getattr(model, "config", None)
+    vocabulary = int(getattr(config, "vocab_size", 0) or 0)
+    if config is None or not str(spec.data.path or "").endswith(".txt"):
+        return None, vocabulary
+    from strati.errors import require
+
+    transformers = require("transformers", "transformers", "reading text for a transformers checkpoint")
+    try:
+        tokeniser = transformers.AutoTokenizer.from_pretrained(spec.network.path, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        why = f"no tokeniser for the text ({str(error).splitlines()[0]}); give tokens as .npy instead"
+        raise BadInputError(str(spec.network.path), why) from None
+    return lambda text: list(tokeniser(text, verbose=False)["input_ids"]), vocabulary
+
+
+def _task(data: Any, plan: Plan) -> Task:
+    if isinstance(data, Task):
+        return data
+    if not isinstance(data, Data):
+        try:
+            x, y = data
+        except (TypeError, ValueError):
+            raise BadInputError("data", "is a pair (x, y): inputs and labels") from None
+        x, y = _array(x), _array(y)
+        if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
+            raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
+        kind = "tokens" if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 else "rows"
+        data = Data(kind, int(y.max()) + 1, x[:0], None, x, y)
+    return make_task(data, plan.measure.performance, plan.measure.batch, plan.measure.chance)
+
+
+def _tensors(source: Any) -> dict[str, Any] | None:
+    if source is None:
+        return None
+    found = source.state_dict() if isinstance(source, nn.Module) else source
+    return {name: _array(value) for name, value in found.items()}
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _digest(task: Task) -> str:
+    return digest_of(b"".join(t.numpy().tobytes() for batch in task.batches for t in batch))

@@ -1,0 +1,125 @@
+"""Training strati's own networks: fully connected ones of a batch together, the others one at a time.
+
+Stacked, the matrices of ``k`` networks are one tensor and a step of all of them is a few batched products. Each
+network has its own initial values and its own order of the data, from streams of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strati.errors import BadInputError
+from strati.intervene.planning.networks import MLP, build, initialise
+from strati.intervene.planning.spec import Spec, TrainSpec
+from strati.intervene.planning.tasks import IGNORED, Data
+from strati.rng import stream
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def train(spec: Spec, data: Data, numbers: Sequence[int]) -> list[Arrays]:
+    """Train networks and return the trained tensors of each by name (initial ones: :func:`~networks.initialise`).
+
+    Args:
+        spec: The study: architecture, training, seed.
+        data: The training data.
+        numbers: Which of the study's networks.
+
+    Raises:
+        BadInputError: The data do not suit the network, or training diverged.
+    """
+    models = [build(spec.network, data.shape, data.outputs, spec.data.context) for _ in numbers]
+    for model, number in zip(models, numbers, strict=True):
+        initialise(model, spec.seed, number)
+    if data.y is None and data.kind != "tokens":
+        raise BadInputError("data", "have no labels y to train on")
+    orders = [stream(spec.seed, "order", number) for number in numbers]
+    if isinstance(models[0], MLP):
+        _train_stacked(models, spec, data, orders)  # type: ignore[arg-type]
+    else:
+        for model, order in zip(models, orders, strict=True):
+            _train_one(model, spec, data, order)
+    trained = [_arrays(model) for model in models]
+    for number, arrays in zip(numbers, trained, strict=True):
+        if not all(np.isfinite(a).all() for a in arrays.values()):
+            raise BadInputError(f"network {number}", "training diverged; lower train.rate")
+    return trained
+
+
+def _train_stacked(models: list[MLP], spec: Spec, data: Data, orders: list[np.random.Generator]) -> None:
+    linears = [[m for m in model if isinstance(m, nn.Linear)] for model in models]
+    activation = next((m for m in models[0] if not isinstance(m, nn.Linear | nn.Flatten)), nn.Identity())
+    weights, biases = [], []
+    for layer in zip(*linears, strict=True):
+        # (k, in, out): the products of a step then need no transposed copies
+        weights.append(torch.stack([m.weight.detach().T for m in layer]).contiguous().requires_grad_())
+        biases.append(torch.stack([m.bias.detach() for m in layer])[:, None, :].contiguous().requires_grad_())
+    x = data.inputs(data.x).flatten(1)
+    y = torch.from_numpy(np.asarray(data.y).astype(np.int64))
+    optimiser = _optimiser([*weights, *biases], spec.train)
+    for _ in range(spec.train.epochs):
+        order = torch.from_numpy(np.stack([rng.permutation(len(x)) for rng in orders]))
+        for start in range(0, len(x), spec.train.batch):
+            chosen = order[:, start : start + spec.train.batch]
+            loss = stacked_loss(weights, biases, activation, x[chosen], y[chosen])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    with torch.no_grad():
+        for i, layer in enumerate(zip(*linears, strict=True)):
+            for k, module in enumerate(layer):
+                module.weight.copy_(weights[i][k].T)
+                module.bias.copy_(biases[i][k, 0])
+
+
+def stacked_loss(
+    weights: list[Tensor], biases: list[Tensor], activation: nn.Module, x: Tensor, y: Tensor
+) -> Tensor:
+    """Summed over ``k`` networks, the mean cross-entropy of each on its own batch (k, rows, inputs)."""
+    f = x
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        f = torch.baddbmm(bias, f, weight)
+        if i < len(weights) - 1:
+            f = activation(f)
+    rows = x.shape[1]
+    return functional.cross_entropy(f.flatten(0, 1), y.flatten(), reduction="sum") / rows
+
+
+def _train_one(model: nn.Module, spec: Spec, data: Data, rng: np.random.Generator) -> None:
+    model.train()
+    optimiser = _optimiser(list(model.parameters()), spec.train)
+    for _ in range(spec.train.epochs):
+        order = rng.permutation(len(data.x))
+        for start in range(0, len(order), spec.train.batch):
+            rows = order[start : start + spec.train.batch]
+            x = data.inputs(data.x[rows])
+            if data.y is None:
+                logits = model(x[:, :-1])
+                loss = functional.cross_entropy(
+                    logits.flatten(0, 1), x[:, 1:].flatten(), ignore_index=IGNORED
+                )
+            else:
+                loss = functional.cross_entropy(model(x), torch.from_numpy(data.y[rows].astype(np.int64)))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    model.eval()
+
+
+def _optimiser(parameters: list[Any], train: TrainSpec) -> torch.optim.Optimizer:
+    if train.optimiser == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=train.rate, momentum=train.momentum, weight_decay=train.weight_decay, fused=True
+        )
+    return torch.optim.Adam(parameters, lr=train.rate, weight_decay=train.weight_decay, fused=True)
+
+
+def _arrays(model: nn.Module) -> Arrays:
+    return {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}

@@ -1,0 +1,306 @@
+"""How many parameters a network really uses on given data: ``strati.degeneracy``.
+
+The verb's result and the choice of method live here. Chains (``chain``) are surveyed in one pass
+(``survey``) and counted by their structure (``structure``); other modules are watched at their linear
+layers (``hooked``); networks small enough are also counted exactly (``exact``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.behaviour import as_tensor
+from strati.landscape.chain import Chain, as_chain
+from strati.landscape.counts import exact as exactly
+from strati.landscape.counts.structure import LayerCount, count_layers
+from strati.landscape.counts.survey import survey
+from strati.types import Flag, Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+Method = Literal["exact", "structural"]
+MOST_EXACT = 20_000
+NARROW = 160
+
+
+@dataclass(frozen=True)
+class Degeneracy(Result):
+    """Ranks, synchrony and free directions of every layer, and what they leave of the parameters.
+
+    Attributes:
+        layers: One count per linear layer, in the network's order.
+        parameters: Number of parameters of the network.
+        free: Directions in which the behaviour on the data does not change to first order; nothing twice.
+        method: ``exact``: ``free`` is ``N - rank(H)``, ``H`` the Hessian of the behavioural loss.
+            ``structural``: it is what activations, Jacobians, firing and synchrony account for, a lower bound.
+        structural_free: The structural count, also where the exact one is known.
+        free_from_few_data: What is free beyond the layers' own counts because there are fewer output values on
+            the data than parameters; 0 where the count is exact, the layers then add up to ``free``.
+        data: Number of data.
+        epsilon: The loss scale asked for, if any.
+        effective_at_epsilon: Parameters used at that loss scale.
+        skipped: Parameters that belong to no linear layer, with the reason they are not analysed.
+        warnings: What a reader must know.
+        llc: Local learning coefficient, if asked for.
+        scales: The effective number of parameters over loss scales, if asked for.
+    """
+
+    verb: ClassVar[str] = "degeneracy"
+
+    layers: tuple[LayerCount, ...]
+    parameters: int
+    free: int
+    method: Method
+    structural_free: int
+    free_from_few_data: int
+    data: int
+    epsilon: float | None = None
+    effective_at_epsilon: int | None = None
+    skipped: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[Flag, ...] = ()
+    llc: Any = None
+    scales: Any = None
+
+    @property
+    def effective(self) -> int:
+        """Parameters that are used: all less the free ones."""
+        return self.parameters - self.free
+
+    @property
+    def sentence(self) -> str:
+        """The answer in plain words."""
+        words = f"of {self.parameters:,} parameters at most {self.effective:,} are used on these data"
+        if self.effective_at_epsilon is not None:
+            words += f"; at a loss scale of {self.epsilon:g} about {self.effective_at_epsilon:,}"
+        return words
+
+    def payload(self) -> dict[str, Any]:
+        """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
+        payload: dict[str, Any] = {
+            "layers": [asdict(layer) | {"parameters": layer.parameters} for layer in self.layers],
+            "parameters": self.parameters,
+            "free": self.free,
+            "effective": self.effective,
+            "sentence": self.sentence,
+            "method": self.method,
+            "structural_free": self.structural_free,
+            "free_from_few_data": self.free_from_few_data,
+            "data": self.data,
+            "epsilon": self.epsilon,
+            "effective_at_epsilon": self.effective_at_epsilon,
+            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
+            "warnings": self.warnings,
+        }
+        if self.llc is not None:
+            payload["llc"] = self.llc.payload()
+        if self.scales is not None:
+            payload["scales"] = self.scales.payload()["scales"]
+        return payload
+
+    def frame(self) -> pd.DataFrame:
+        """One row per layer."""
+        import pandas as pd
+
+        rows = [
+            {k: v for k, v in asdict(c).items() if k not in ("blocks", "at_epsilon")} for c in self.layers
+        ]
+        for row, layer in zip(rows, self.layers, strict=True):
+            if layer.at_epsilon is not None:
+                row |= {f"{k}_at_epsilon": v for k, v in asdict(layer.at_epsilon).items()}
+        return pd.DataFrame(rows)
+
+    def summary(self) -> RenderableType:
+        """The table per layer, totals, and the sentence."""
+        from strati.landscape.counts.show import degeneracy_summary
+
+        return degeneracy_summary(self)
+
+    def plot(self, **options: Any) -> Any:
+        """Bars per layer: what is used, and what each kind of degeneracy leaves free."""
+        from strati.report.plots.degeneracy import plot_degeneracy
+
+        return plot_degeneracy(self, **options)
+
+
+def degeneracy(
+    model: nn.Module,
+    x: Any,
+    *,
+    epsilon: float | None = None,
+    exact: bool | None = None,
+    seed: int = 0,
+    tick: Tick = silent,
+) -> Degeneracy:
+    """Count the free directions in a network's parameters on given data.
+
+    A direction is free if the outputs on the data do not change along it to first order, that is, if
+    it is in the null space of the Hessian of the behavioural loss (eq. 6 and 10 of
+    degeneracy-in-the-loss-landscape). Per layer with ``d_in`` inputs (the constant of the bias among
+    them) and ``d_out`` outputs, activations of rank ``rG`` and Jacobians of rank ``rK`` leave
+    ``d_in d_out - rG rK`` free, and neurons that fire together ``sum_a s_a t_a`` more.
+
+    Args:
+        model: Any module with linear layers; plain feed-forward ones are understood best.
+        x: Data, rows first; token ids for a language model.
+        epsilon: Also count at this loss scale: activations and Jacobians whose mean square is below it, and
+            directions whose unit change costs less.
+        exact: Also compute ``N - rank(H)``. ``None``: where it takes seconds. ``True``: up to 20,000 parameters
+            or values, minutes and gigabytes. ``False``: never.
+        seed: Of random probes, which networks with many outputs need.
+        tick: Called after each batch.
+
+    Raises:
+        BadInputError: The data do not fit, there is no linear layer, or outputs are not finite.
+        UnsupportedError: The network holds trained layers of a kind that is not understood.
+
+    Examples:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> result = degeneracy(model, torch.randn(100, 3))
+        >>> result.free, result.method, result.sentence  # each neuron's scale is free
+        (4, 'exact', 'of 26 parameters at most 22 are used on these data')
+    """
+    if not isinstance(model, nn.Module):
+        raise BadInputError(
+            "model", f"is a {type(model).__name__}; give an nn.Module (see strati.network.module)"
+        )
+    if epsilon is not None and not (0 < epsilon < float("inf")):
+        raise BadInputError("epsilon", f"is {epsilon}; a loss scale is a positive number")
+    data = as_tensor(x, "data")
+    try:
+        chain = as_chain(model).to(torch.float64)
+    except UnsupportedError as refusal:
+        from strati.landscape.counts.hooked import count_module
+
+        return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+    chain.rows(data[:1])  # refuse a wrong width before any work; the rest is cast batch by batch
+    with _threads_for(chain):
+        unused = sum(p.numel() for p in model.parameters()) - chain.parameters
+        return _count_chain(chain, data, unused, epsilon, exact, seed, tick)
+
+
+@contextmanager
+def _threads_for(chain: Chain) -> Iterator[None]:
+    """One thread for narrow networks: hundreds of small matrices gain nothing from two, and wait on a busy machine."""
+    before = torch.get_num_threads()
+    if max(chain.widths) <= NARROW:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _count_chain(
+    chain: Chain, x: Tensor, unused: int, epsilon: float | None, exact: bool | None, seed: int, tick: Tick
+) -> Degeneracy:
+    values = x.shape[0] * chain.widths[-1]
+    exactly_too = wanted(exact, chain.parameters, values)
+    found = survey(chain, x, seed=seed, asynchrony=epsilon is not None, tick=tick)
+    layers = count_layers(found, epsilon=epsilon)
+    sizes = [layer.parameters for layer in layers]
+    warnings = []
+    if not found.exact_jacobians:
+        warnings.append(probed(found.uncertain))
+    ranks = None
+    if exactly_too:
+        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
+    size = Size(sum(sizes) + unused, unused, found.data, values)
+    skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
+    return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
+
+
+def probed(uncertain: Sequence[str]) -> Flag:
+    """What a reader must know where random probes stood for many outputs."""
+    text = "Jacobian ranks are from random probes of the many outputs"
+    if uncertain:
+        return Flag(
+            "probes", f"{text}; they do not settle those of {len(uncertain)} layers, taken as full there"
+        )
+    return Flag("probes", f"{text}; one probe more added nothing, so they are exact")
+
+
+def wanted(exact: bool | None, parameters: int, values: int) -> bool:
+    """Whether to compute the exact rank.
+
+    Raises:
+        BadInputError: It is asked for and cannot be had.
+    """
+    if exact is None:
+        return exactly.affordable(parameters, values)
+    if exact and min(parameters, values) > MOST_EXACT:
+        raise BadInputError(
+            "exact",
+            f"{min(parameters, values):,} dimensions are too many for the exact rank (limit {MOST_EXACT:,})",
+        )
+    return exact
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs)."""
+
+    parameters: int
+    unused: int
+    data: int
+    values: int
+
+
+def assemble(
+    layers: Sequence[LayerCount],
+    size: Size,
+    ranks: exactly.ExactRanks | None,
+    *,
+    epsilon: float | None,
+    warnings: Sequence[Flag] = (),
+    skipped: Sequence[tuple[str, str]] = (),
+) -> Degeneracy:
+    """The result from structural counts and, where known, exact ranks (with one entry more for other parameters)."""
+    by_layers = sum(layer.free for layer in layers) + size.unused
+    structural = max(by_layers, size.parameters - size.values)
+    few = size.parameters - size.unused > size.values
+    text = f"{size.data:,} data give {size.values:,} values for {size.parameters:,} parameters: more may use more"
+    effective = None
+    if epsilon is not None:
+        there = sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None) + size.unused
+        effective = size.parameters - max(there, structural)
+    result = Degeneracy(
+        layers=tuple(layers),
+        parameters=size.parameters,
+        free=structural,
+        method="structural",
+        structural_free=structural,
+        free_from_few_data=structural - by_layers,
+        data=size.data,
+        epsilon=epsilon,
+        effective_at_epsilon=effective,
+        skipped=tuple(skipped),
+        warnings=(*warnings, Flag("few-data", text)) if few else tuple(warnings),
+    )
+    if ranks is None:
+        return result
+    sizes = [layer.parameters for layer in layers]
+    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
+    free = ranks.free(sizes + rest)
+    found = sum(free) + size.unused
+    if structural > found:
+        # Both counts cut where a Gram matrix drowns in rounding, but not the same one: without a gap they disagree.
+        text = f"{structural:,} directions are free by structure, {found:,} by rank: the spectrum has no gap to cut at"
+        result = replace(result, warnings=(*result.warnings, Flag("ambiguous-rank", text)))
+    return replace(
+        result,
+        layers=tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)),
+        free=found,
+        method="exact",
+        free_from_few_data=0,
+        effective_at_epsilon=None if epsilon is None else int((ranks.eigenvalues > epsilon).sum()),
+    )

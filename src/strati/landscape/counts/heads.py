@@ -1,0 +1,152 @@
+"""Attention heads: the freedom between a head's value and output matrices, and heads that attend alike.
+
+A head's values can be changed to ``C v`` and its output matrix to ``W_O C^-1``: of this ``s t`` directions
+are not free already, with ``s`` the rank of the value vectors and ``t`` that of the Jacobians with respect
+to them. Heads with the same attention pattern on all data are one block, as synchronised neurons are
+(section 3.2). Which layers hold values and outputs is told from the names transformers uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strati.landscape.counts.gram import Balanced, rank
+
+SAME = 1e-10
+"""Attention patterns that differ by less (mean squared, relative to their own) are the same: float32 rounding."""
+
+_VALUES = {
+    "v_proj": ("o_proj", "out_proj", "dense"),
+    "value": (),
+    "v_lin": ("out_lin",),
+    "c_attn": ("c_proj",),
+}
+
+
+@dataclass
+class Attention:
+    """One attention layer while the data stream by.
+
+    Attributes:
+        name: The module that computes attention.
+        values: The layer whose outputs are the value vectors.
+        start: Where they start in that layer's outputs (fused projections).
+        heads: Number of heads of values.
+        width: Width of one head.
+        shared: Query heads per head of values.
+        distance: Sum over data of the squared differences between the heads' patterns.
+        seen: Number of patterns summed.
+    """
+
+    name: str
+    values: str
+    start: int
+    heads: int
+    width: int
+    shared: int
+    distance: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    seen: int = 0
+
+    def add(self, output: Any) -> None:
+        """Take in the patterns ``(data, heads, positions, positions)`` an attention module returns, if it does."""
+        patterns = (
+            [p for p in output if isinstance(p, Tensor) and p.ndim == 4] if isinstance(output, tuple) else []
+        )
+        if self.shared != 1 or not patterns or patterns[0].shape[1] != self.heads:
+            return
+        flat = patterns[0].detach().double().transpose(0, 1).reshape(self.heads, -1)
+        products = flat @ flat.T
+        power = products.diagonal()
+        distance = (power[:, None] + power[None, :] - 2 * products).clamp(min=0)
+        scale = (power[:, None] + power[None, :]) / 2
+        share = distance / scale.clamp(min=1e-300)
+        self.distance = share if self.seen == 0 else self.distance + share
+        self.seen += 1
+
+    def blocks(self) -> list[list[int]]:
+        """Heads that attend alike on all data; each head alone where patterns are not shown."""
+        blocks: list[list[int]] = []
+        for head in range(self.heads):
+            for block in blocks:
+                if self.seen and float(self.distance[head, block].max()) <= SAME * self.seen:
+                    block.append(head)
+                    break
+            else:
+                blocks.append([head])
+        return blocks
+
+    def rows(self, block: list[int]) -> Tensor:
+        """The outputs of the value layer that belong to some heads."""
+        return torch.cat([self.start + h * self.width + torch.arange(self.width) for h in block])
+
+
+def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list[Attention]:
+    """The attention layers of a transformers model whose values and heads are known by name.
+
+    Args:
+        model: The network; its ``config`` gives the number of heads.
+        shapes: ``(outputs, inputs)`` of each linear layer by name.
+    """
+    config = getattr(model, "config", None)
+    queries = _first_number(config, ("num_attention_heads", "n_head", "n_heads"))
+    if queries is None:
+        return []
+    found = []
+    for name, (outputs, inputs) in shapes.items():
+        parent, _, leaf = name.rpartition(".")
+        if leaf not in _VALUES or not parent:
+            continue
+        fused = leaf == "c_attn"
+        if fused and outputs != 3 * inputs:
+            continue
+        total = outputs // 3 if fused else outputs
+        heads = _first_number(config, ("num_key_value_heads",)) or queries
+        if fused or total % heads or queries % heads:
+            heads = queries
+        if total % heads == 0:
+            found.append(
+                Attention(parent, name, 2 * total if fused else 0, heads, total // heads, queries // heads)
+            )
+    return found
+
+
+def value_used(
+    attention: Attention, weight: Tensor, activations: Tensor, jacobians: Tensor
+) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
+    """What the value layer adds to the rank of the Hessian, and its free directions of synchrony.
+
+    Args:
+        attention: The layer's heads.
+        weight: The layer's matrix with the bias as last column, ``(outputs, inputs)``.
+        activations: Gram matrix of its inputs.
+        jacobians: Gram matrix of the Jacobians with respect to its outputs.
+
+    Returns:
+        An upper bound of what its values use beside the output layer, ``sum_a s_a t_a``, and the blocks of
+        two or more heads that attend alike.
+    """
+    seen = rank(activations)
+    moment = Balanced(weight @ activations @ weight.T)
+    slopes = Balanced(jacobians)
+    blocks = attention.blocks()
+    own = [moment.rank_of(attention.rows(b)) for b in blocks]
+    thick = [slopes.rank_of(attention.rows(b)) for b in blocks]
+    inside = torch.cat([attention.rows(b) for b in blocks])
+    outside = torch.ones(weight.shape[0], dtype=torch.bool)
+    outside[inside] = False
+    rest = slopes.rank_of(outside.nonzero().flatten()) if bool(outside.any()) else 0
+    used = seen * rest + sum(t * (seen - min(s, seen)) for s, t in zip(own, thick, strict=True))
+    synchrony = sum(s * t for s, t in zip(own, thick, strict=True))
+    return used, synchrony, tuple(tuple(b) for b in blocks if len(b) > 1)
+
+
+def _first_number(config: Any, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

@@ -1,0 +1,1 @@
+"""Interaction basis, interaction graph, modules, ablations, and the sparsifying reparametrisation."""

@@ -1,0 +1,221 @@
+"""What a basis is made of: the layers' bases, and the network with its data that graphs and ablations go back to.
+
+Finding a basis is ``basis``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import numpy as np
+
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.landscape.interactions.basis_chain import Estimate
+    from strati.landscape.interactions.whitening import Moments
+    from strati.types import FloatArray
+
+Kind = Literal["interaction", "local", "pca", "neuron"]
+
+
+class Machine(Protocol):
+    """A network with its data: what a basis needs to know of it."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+    count: int
+    frame: FloatArray | None
+
+    def moments(self, *, centre: bool) -> tuple[Moments, ...]:
+        """Mean and second moment of the activations at every site."""
+
+    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> Estimate:
+        """``mean_x J^T J`` in white coordinates, to the next site's basis."""
+
+    def to_output(self, colours: Sequence[FloatArray]) -> tuple[Estimate, ...]:
+        """The same to the output, for every site but the last."""
+
+    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> Estimate:
+        """Squared edges from a site's directions to the next one's."""
+
+    def silent(self, site: int) -> FloatArray:
+        """Weights into neurons of the next site that never fire on the data."""
+
+    def activations(self, site: int) -> Iterator[FloatArray]:
+        """A site's activations, batch by batch."""
+
+    def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
+        """Outputs when a site's activations are ``rows``, those of the data from ``start`` on."""
+
+    def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
+        """The same, the next site's activations."""
+
+
+@dataclass(frozen=True)
+class BasisLayer:
+    """The basis of one layer.
+
+    Attributes:
+        name: The layer.
+        matrix: ``C`` (directions x width), ``f_hat = C (f - mean)``, strongest direction first.
+        inverse: Its right inverse (width x directions): ``f = offset + inverse @ f_hat`` up to what was dropped.
+        eigenvalues: ``Lambda``: how much, to first order and in mean square, the output (local basis: the
+            next layer's coordinates) changes with the direction. Variances for PCA and neurons.
+        mean: What was subtracted; zero without centring.
+        offset: What is added coming back: the mean, or without centring its part in the dropped directions.
+        activation_rank: Directions the activations span.
+        ambiguous: Groups of directions with one repeated eigenvalue: only their span is defined.
+        error: Relative standard error of the Jacobian moments; 0 where they are exact.
+        round_trip: Share of the outputs' variance lost when the layer goes there and back.
+    """
+
+    name: str
+    matrix: FloatArray
+    inverse: FloatArray
+    eigenvalues: FloatArray
+    mean: FloatArray
+    offset: FloatArray
+    activation_rank: int
+    ambiguous: tuple[tuple[int, ...], ...] = ()
+    error: float = 0.0
+    round_trip: float | None = None
+
+    @property
+    def directions(self) -> int:
+        """Number of basis directions."""
+        return len(self.matrix)
+
+    @property
+    def width(self) -> int:
+        """Number of neurons."""
+        return int(self.matrix.shape[1])
+
+    def forward(self, activations: FloatArray) -> FloatArray:
+        """Coordinates ``f_hat`` of activations (width last)."""
+        result: FloatArray = (activations - self.mean) @ self.matrix.T
+        return result
+
+    def backward(self, coordinates: FloatArray) -> FloatArray:
+        """Activations with the given coordinates."""
+        result: FloatArray = coordinates @ self.inverse.T + self.offset
+        return result
+
+
+@dataclass(frozen=True)
+class InteractionBasis(Result):
+    """The bases of all layers; index 0 is the input, then each hidden layer, last the output."""
+
+    verb: ClassVar[str] = "basis"
+
+    kind: Kind
+    layers: tuple[BasisLayer, ...]
+    centred: bool
+    tolerance: float
+    epsilon: float
+    data: int
+    seed: int
+    warnings: tuple[Flag, ...] = ()
+    machine: Machine = field(repr=False, compare=False, default=None)  # type: ignore[assignment]
+
+    def payload(self) -> dict[str, Any]:
+        """Kind and, per layer, the directions and eigenvalues."""
+        return {
+            "kind": self.kind,
+            "centred": self.centred,
+            "tolerance": self.tolerance,
+            "epsilon": self.epsilon,
+            "data": self.data,
+            "seed": self.seed,
+            "layers": [
+                {
+                    "name": layer.name,
+                    "width": layer.width,
+                    "activation_rank": layer.activation_rank,
+                    "directions": layer.directions,
+                    "eigenvalues": layer.eigenvalues,
+                    "ambiguous": layer.ambiguous,
+                    "error": layer.error,
+                    "round_trip": layer.round_trip,
+                }
+                for layer in self.layers
+            ],
+            "edges": [],
+            "modules": [],
+            "warnings": self.warnings,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One line per layer."""
+        import pandas as pd
+
+        rows = [
+            {
+                "layer": layer.name,
+                "width": layer.width,
+                "activation_rank": layer.activation_rank,
+                "directions": layer.directions,
+                "largest": layer.eigenvalues[0] if layer.directions else None,
+                "for_90%": needed(layer.eigenvalues, 0.9),
+                "for_99%": needed(layer.eigenvalues, 0.99),
+                "ambiguous": sum(map(len, layer.ambiguous)),
+                "round_trip": layer.round_trip,
+            }
+            for layer in self.layers
+        ]
+        return pd.DataFrame(rows)
+
+    def summary(self) -> RenderableType:
+        """A table of the layers, and what a reader must know."""
+        centred = "centred" if self.centred else "not centred"
+        return as_table(f"{self.kind} basis, {self.data} data, {centred}", self.frame(), self.warnings)
+
+    def plot(self, **options: Any) -> Any:
+        """Eigenvalues of every layer."""
+        from strati.report.plots.basis import plot_eigenvalues
+
+        return plot_eigenvalues(self, **options)
+
+
+def needed(values: FloatArray, share: float) -> int:
+    """How many of the largest values make up a share of their sum.
+
+    Examples:
+        >>> needed(np.array([6.0, 3.0, 1.0]), 0.9)
+        2
+    """
+    total = values.sum()
+    if values.size == 0 or total <= 0:
+        return 0
+    cumulated = np.cumsum(np.sort(values)[::-1]) / total
+    return int(np.searchsorted(cumulated, share * (1 - 1e-12)) + 1)
+
+
+def as_table(title: str, frame: pd.DataFrame, warnings: Sequence[Flag]) -> RenderableType:
+    """A table with its warnings below, for terminals."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from strati.text import printable
+
+    table = Table(title=title, title_justify="left")
+    for column in frame.columns:
+        table.add_column(column, justify="left" if column in ("layer", "basis") else "right")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(Text(_cell(value)) for value in row))
+    return Group(table, *(Text(f"{flag.code}: {printable(flag.text, 300)}") for flag in warnings))
+
+
+def _cell(value: object) -> str:
+    from strati.text import printable
+
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < 1e7  # counts beside missing ones are floats
+        return "-" if np.isnan(value) else f"{value:.0f}" if whole else f"{value:.4g}"
+    return "-" if value is None else printable(str(value), 60)

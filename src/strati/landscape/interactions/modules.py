@@ -1,0 +1,260 @@
+"""Modules of a network: the partition of its interaction graph that cuts the least interaction.
+
+The cost and the search are ``partition``, how many modules there are ``separation``; here a graph and a cutoff become
+modules with their members.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.landscape.interactions.basis_result import as_table
+from strati.landscape.interactions.graph import InteractionGraph
+from strati.landscape.interactions.partition import LayeredGraph, partition, quality
+from strati.landscape.interactions.separation import MARGIN, by_chance, separate
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.landscape.interactions.ablation import Comparison
+    from strati.types import FloatArray
+
+RELATIVE_EPSILON = 1e-3
+"""The default cutoff is this share of the strongest edge."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A set of directions, each ``(layer index, direction)``."""
+
+    id: int
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Modules(Result):
+    """The partition of an interaction graph into modules.
+
+    Attributes:
+        graph: What was partitioned.
+        modules: Largest first.
+        unattached: Directions without an edge above the cutoff; they belong to no module.
+        epsilon: The cutoff on squared edges.
+        between: Sum of ``max(0, log(E/eps))`` between modules (section 5.2.3).
+        total: The same over all edges.
+        balance: Weight of the balance term.
+        number: The number of modules asked for, ``None`` if free.
+        how: ``"evidence"``, ``"number"`` or ``"balance"``: what decided how many modules there are.
+        quality: 1 - cost / cost of one single module; 0 means nothing comes apart.
+        shuffled: The same for as many modules of the same weights put on edges at random: what chance gives.
+        comparison: Other bases of the same network, if they were asked for.
+    """
+
+    verb: ClassVar[str] = "basis"
+
+    graph: InteractionGraph
+    modules: tuple[Module, ...]
+    unattached: tuple[tuple[int, int], ...]
+    epsilon: float
+    between: float
+    total: float
+    balance: float
+    number: int | None
+    quality: float
+    shuffled: float | None
+    seed: int = 0
+    how: str = "evidence"
+    comparison: Comparison | None = None
+
+    @property
+    def labels(self) -> tuple[tuple[int, ...], ...]:
+        """Per layer, the module of each direction; -1 for those unattached."""
+        found = [[-1] * layer.directions for layer in self.graph.basis.layers]
+        for module in self.modules:
+            for layer, direction in module.members:
+                found[layer][direction] = module.id
+        return tuple(tuple(row) for row in found)
+
+    @property
+    def objective(self) -> str:
+        """The cost that was minimised, in words."""
+        number = {
+            "evidence": "the connected components, split in two as long as that beats shuffled edges",
+            "number": f"{self.number} modules asked for",
+            "balance": "as many modules as make the cost least",
+        }
+        cost = "sum of max(0, log(E/epsilon)) between modules + balance * what modules of that size share by chance"
+        return f"{cost}; {number[self.how]}"
+
+    def payload(self) -> dict[str, Any]:
+        """The graph with its modules."""
+        fields = self.graph.payload()
+        fields["modules"] = self.modules
+        fields["unattached"] = self.unattached
+        fields["modularity"] = {
+            "epsilon": self.epsilon,
+            "objective": self.objective,
+            "balance": self.balance,
+            "number": self.number,
+            "how": self.how,
+            "between": self.between,
+            "total": self.total,
+            "quality": self.quality,
+            "shuffled": self.shuffled,
+        }
+        fields["warnings"] = (*fields["warnings"], *self._warnings())
+        if self.comparison is not None:
+            fields["sparsity"] = self.comparison.sparsity().to_dict("records")
+            fields["ablation"] = self.comparison.ablation
+        return fields
+
+    def frame(self) -> pd.DataFrame:
+        """One line per module."""
+        import pandas as pd
+
+        layers = self.graph.basis.layers
+        rows = []
+        for module in self.modules:
+            counts = np.bincount([layer for layer, _ in module.members], minlength=len(layers))
+            rows.append({"module": module.id, "directions": len(module.members)} | {
+                layer.name: int(count) for layer, count in zip(layers, counts, strict=True)
+            })  # fmt: skip
+        return pd.DataFrame(rows, columns=["module", "directions", *(layer.name for layer in layers)])
+
+    def summary(self) -> RenderableType:
+        """The layers, then the modules."""
+        from rich.console import Group
+
+        share = self.between / self.total if self.total > 0 else 0.0
+        chance = "" if self.shuffled is None else f" (shuffled edges {self.shuffled:.3f})"
+        title = (
+            f"modules: {len(self.modules)}, at epsilon {self.epsilon:.3g}; {share:.1%} of the interaction lies between "
+            f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached"
+        )
+        parts = [self.graph.summary(), as_table(title, self.frame().head(20), self._warnings())]
+        return Group(*parts, *self._compared())
+
+    def plot(self, **options: Any) -> Any:
+        """The layered graph with modules coloured."""
+        from strati.report.plots.basis import plot_graph
+
+        return plot_graph(self.graph, modules=self, **options)
+
+    def _compared(self) -> list[RenderableType]:
+        if self.comparison is None:
+            return []
+        import pandas as pd
+
+        points = pd.DataFrame([vars(point) for point in self.comparison.ablation])
+        key = "loss" if points["accuracy"].isna().all() else "accuracy"
+        wide = (
+            points.pivot(index="kind", columns="kept", values=key).dropna(axis=1).reset_index(names="basis")
+        )
+        layer = self.comparison.ablation[0].layer
+        what = "share of the outputs' variance lost" if key == "loss" else "accuracy"
+        return [
+            as_table("edges needed, as a share of all", self.comparison.sparsity(), ()),
+            as_table(f"{what} with so many directions of {layer} kept", wide.rename(columns=str), ()),
+        ]
+
+    def _warnings(self) -> tuple[Flag, ...]:
+        if not self.modules:
+            return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
+        apart = self.between == 0  # nothing above the cutoff joins them: no question of chance
+        if len(self.modules) > 1 and not apart and self._like_chance():
+            text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
+            return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
+        return ()
+
+    def _like_chance(self) -> bool:
+        return self.shuffled is not None and self.quality <= MARGIN * self.shuffled
+
+
+def modules(
+    graph: InteractionGraph,
+    epsilon: float | None = None,
+    *,
+    number: int | None = None,
+    balance: float | None = None,
+    seed: int = 0,
+) -> Modules:
+    """The modules of a network: the partition with the least interaction between its parts.
+
+    Minimises ``sum_between max(0, log(E/eps)) + balance * sum_l sum_a out_a,l in_a,l / m_l`` over partitions of
+    the directions: section 5.2.3 of degeneracy-in-the-loss-landscape plus the balance term without which one
+    single module would win. How many modules there are is decided by evidence: directions that nothing above the
+    cutoff joins are apart; what is joined is split in two by this cost as long as the split is clearly better than
+    the best split of shuffled edges. Leiden and the leading eigenvector give starts, moves of single directions and
+    joins of modules refine them on this very cost.
+
+    Args:
+        graph: From :func:`strati.interaction_graph`.
+        epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
+            strongest.
+        number: Ask for so many modules.
+        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
+            modules that gives; larger gives more and smaller ones.
+        seed: Seed of Leiden and of the shuffles.
+
+    Raises:
+        BadInputError: A cutoff, balance or number that makes no sense.
+
+    Examples:
+        >>> import torch
+        >>> from strati import interaction_basis, interaction_graph
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).double()
+        >>> basis = interaction_basis(net, torch.randn(50, 3, dtype=torch.float64))
+        >>> [m.members for m in modules(interaction_graph(basis), epsilon=1e-6).modules]
+        [((0, 0), (1, 0), (2, 0)), ((0, 1), (1, 1), (2, 1))]
+    """
+    if not isinstance(graph, InteractionGraph):
+        raise BadInputError(
+            "graph", f"is a {type(graph).__name__}; compute it with strati.interaction_graph first"
+        )
+    if epsilon is not None and not 0 < epsilon < np.inf:
+        raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
+    if balance is not None and not 0 < balance < np.inf:
+        raise BadInputError("balance", "must be positive; without balance one single module always wins")
+    if number is not None and number < 1:
+        raise BadInputError("number", "ask for at least one module")
+    strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
+    cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest
+    weight = 1.0 if balance is None else balance
+    layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
+    free = number is None and balance is None
+    asked = number is not None
+    labels = (
+        separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed, thorough=asked)
+    )
+    count = int(labels.max(initial=-1)) + 1
+    return Modules(
+        graph,
+        tuple(Module(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
+        _places(layered, np.flatnonzero(labels < 0)),
+        cutoff,
+        layered.between(labels),
+        float(layered.totals.sum()),
+        weight,
+        number,
+        quality(layered, labels),
+        by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None,
+        seed,
+        "evidence" if free else "balance" if number is None else "number",
+    )
+
+
+def _log_weights(edges: FloatArray, epsilon: float) -> FloatArray:
+    above = edges > max(epsilon, 0.0)
+    return np.where(above, np.log(np.where(above, edges, 1.0) / (epsilon if epsilon > 0 else 1.0)), 0.0)
+
+
+def _places(layered: LayeredGraph, nodes: Any) -> tuple[tuple[int, int], ...]:
+    layers = np.searchsorted(layered.starts, nodes, side="right") - 1
+    return tuple((int(k), int(n - layered.starts[k])) for k, n in zip(layers, nodes, strict=True))

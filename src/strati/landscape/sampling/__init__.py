@@ -1,0 +1,1 @@
+"""Learning coefficients and effective parameters: samplers, what their draws say, and exact values to test them on."""

@@ -1,0 +1,1 @@
+"""degeneracy-in-the-loss-landscape: learning coefficients, counts, interaction basis, modules."""

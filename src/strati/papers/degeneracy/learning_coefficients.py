@@ -1,0 +1,275 @@
+"""degeneracy-in-the-loss-landscape, sections 2.2, 3.1.1 and 6.1, and the table of known learning coefficients.
+
+``truth_table`` puts the sampler beside exact values; ``studies`` tests four statements of the paper on small real
+networks: the behavioural loss has no lower coefficient than the training loss, a loss scale from the spread
+between seeds, weight decay empties null directions, and how good the factorised Hessian is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strati.landscape.behaviour import behavioural_loss, exact_hessian
+from strati.landscape.sampling.gauss_newton import closed_form, factorised_hessian
+from strati.landscape.sampling.known import Known, deep_linear, independent, monomial, regular, sum_of_powers
+from strati.landscape.sampling.llc import LLCConfig, learning_coefficient, llc
+from strati.landscape.sampling.scales import effective_parameters, seed_scale
+from strati.papers.registry import Reproduction, Row
+from strati.rng import derive
+from strati.types import Tick, silent
+
+_DECAY = 0.3
+_PLAIN_DECAY = 0.01  # of SGD, whose decay acts through the rate and the momentum
+_NEAR = 100.0  # localisation at which the chains of a trained network mix: a tenth of the size of a weight
+
+Case = tuple[str, Callable[[Tensor], Tensor], Tensor, Known]
+
+
+def cases() -> list[Case]:
+    """Losses whose coefficient is known, with the point and the value."""
+    plain: list[tuple[str, Callable[[Tensor], Tensor], int, Known]] = [
+        ("w1^2 + w2^2", lambda w: (w**2).sum(), 2, regular(2)),
+        ("3 squares of scales 1e-2, 1, 1e2 in 5 dimensions", _squares, 5, regular(3)),
+        ("w1^2 w2^2", lambda w: (w[0] * w[1]) ** 2, 2, monomial([2, 2])),
+        ("w1^2 w2^2 w3^2", lambda w: (w[0] * w[1] * w[2]) ** 2, 3, monomial([2, 2, 2])),
+        ("w1^2 w2^4", lambda w: w[0] ** 2 * w[1] ** 4, 2, monomial([2, 4])),
+        ("w1^4 w2^4", lambda w: (w[0] * w[1]) ** 4, 2, monomial([4, 4])),
+        ("w1^2 + w2^4", lambda w: w[0] ** 2 + w[1] ** 4, 2, sum_of_powers([2, 4])),
+        ("w1^4 + w2^4 + w3^6", lambda w: w[0] ** 4 + w[1] ** 4 + w[2] ** 6, 3, sum_of_powers([4, 4, 6])),
+        ("(w1^2 + w2^2)^2", lambda w: (w**2).sum() ** 2, 2, sum_of_powers([4, 4])),
+        (
+            "w1^2 w2^2 + w3^2",
+            lambda w: (w[0] * w[1]) ** 2 + w[2] ** 2,
+            3,
+            independent(monomial([2, 2]), regular(1)),
+        ),
+    ]
+    rows = [(name, f, torch.zeros(size, dtype=torch.float64), known) for name, f, size, known in plain]
+    shapes = [((5, 3, 5), 0), ((5, 3, 5), 1), ((6, 2, 6), 0), ((3, 8, 4), 2), ((4, 4, 4, 4), 1)]
+    shapes += [((7, 4, 3), 2), ((6, 4, 5, 3), 1), ((2, 2, 2, 2), 0), ((10, 10, 10, 10, 10), 3)]
+    for widths, rank in shapes:
+        potential, theta = deep_linear_case(widths, rank)
+        name = f"deep linear {'-'.join(map(str, widths))}, rank {rank}"
+        rows.append((name, potential, theta, deep_linear(widths, rank)))
+    return rows
+
+
+def deep_linear_case(
+    widths: Sequence[int], rank: int, seed: int = 0
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The squared error of a deep linear network against itself, at layers of just this rank."""
+    generator = torch.Generator().manual_seed(derive(seed, "deep linear", *widths, rank))
+    shapes = list(zip(widths[1:], widths[:-1], strict=True))
+
+    def layer(rows: int, columns: int) -> Tensor:
+        left = torch.randn(rows, rank, generator=generator, dtype=torch.float64)
+        right = torch.randn(rank, columns, generator=generator, dtype=torch.float64)
+        matrix: Tensor = left @ right / max(1.0, (rank * columns) ** 0.5)
+        return matrix
+
+    theta = torch.cat([layer(*s).reshape(-1) for s in shapes])
+
+    def product(t: Tensor) -> Tensor:
+        parts = torch.split(t, [a * b for a, b in shapes])
+        matrix = parts[0].reshape(shapes[0])
+        for part, shape in zip(parts[1:], shapes[1:], strict=True):
+            matrix = part.reshape(shape) @ matrix
+        return matrix
+
+    wanted = product(theta)
+    return lambda t: ((product(t) - wanted) ** 2).sum(), theta
+
+
+def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Reproduction:
+    """Every known case at default settings; ``quick`` leaves out the deep linear networks."""
+    rows, errors = [], []
+    for name, potential, theta, known in cases():
+        if quick and name.startswith("deep"):
+            continue
+        result = learning_coefficient(potential, theta, seed=seed)
+        exact = float(known.value)
+        note = (
+            result.reason
+            or f"at nbeta 1e4: {result.estimate:.4f} +- {result.stderr:.4f}; m = {known.multiplicity}"
+        )
+        if result.asymptotic is not None:
+            errors.append(abs(result.asymptotic / exact - 1))
+            note = f"{100 * errors[-1]:.1f} % off; stated error {result.asymptotic_stderr:.4f}; {note}"
+        rows.append(Row(f"lambda of {name}", exact, result.asymptotic, note))
+        tick(name)
+    rows.append(Row("median relative error", None, float(np.median(errors)), "goal: at most 0.03"))
+    rows.append(Row("largest relative error", None, float(np.max(errors)), "goal: at most 0.10"))
+    return Reproduction(
+        "llc-truth-table", "Learning coefficients: exact beside sampled (limit for large nbeta)", tuple(rows)
+    )
+
+
+def studies(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Reproduction:
+    """Four statements of the paper, each on small networks trained here."""
+    rows = [*_behavioural_above_training(seed, tick), *_scale_from_seeds(seed, tick)]
+    rows += [*_weight_decay(seed, 2 if quick else 6, tick), *_factorised(seed, 2 if quick else 8, tick)]
+    return Reproduction(
+        "degeneracy-landscape", "Degeneracy in the loss landscape: statements tested", tuple(rows)
+    )
+
+
+def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
+    """Section 2.2.1: three data points, a line: two parameters matter to behaviour, and to an exact fit the same."""
+    x = torch.tensor([[-1.0], [0.5], [1.0]])
+    generator = torch.Generator().manual_seed(derive(seed, "2.2.1"))
+    first, second = nn.Linear(1, 2, bias=False).double(), nn.Linear(2, 1, bias=False).double()
+    model = nn.Sequential(first, second)
+    for layer in (first, second):
+        layer.weight.data = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
+    slope = float((second.weight @ first.weight).detach())
+    noise = torch.tensor(
+        [[1.0], [0.0], [1.0]], dtype=torch.float64
+    )  # orthogonal to x: the fit stays the best one
+    settings = LLCConfig(seed=seed, nbeta=1e3)
+    behaviour = llc(model, "behavioural-mse", x, config=settings)
+    training = llc(model, "mse", (x, slope * x.double() + noise), config=settings)
+    tick("2.2.1")
+    note = "two linear layers 1-2-1 at the least-squares fit of noisy data"
+    rows = [
+        Row("2.2.1 lambda of the training loss", None, training.asymptotic, note),
+        Row(
+            "2.2.1 lambda of the behavioural loss",
+            None,
+            behaviour.asymptotic,
+            "the paper: never below the former",
+        ),
+    ]
+    labels = torch.tensor([0, 1, 0])
+    flat = nn.Linear(1, 2).double()
+    for parameter in flat.parameters():
+        parameter.data.zero_()
+    logit = llc(flat, "behavioural-mse", x, config=settings)
+    averaged = llc(flat, _mean_label_loss, (x, labels), config=settings)
+    tick("2.2.1 b")
+    what = "a loss that sees only the mean output; behaviour sees slope and offset of both outputs"
+    rows.append(Row("2.2.1 lambda of a blind training loss", 0.5, averaged.asymptotic, what))
+    rows.append(
+        Row("2.2.1 lambda of the behavioural loss, same network", 2.0, logit.asymptotic, "4 parameters / 2")
+    )
+    return rows
+
+
+def _scale_from_seeds(seed: int, tick: Tick) -> list[Row]:
+    """Section 2.2.2: three trainings of one task; their spread as the scale, N_eff there and far above."""
+    x = torch.linspace(-2, 2, 40)[:, None].double()
+    models = [_trained(x, torch.sin(2 * x), (1, 5, 1), derive(seed, "2.2.2", s)) for s in range(3)]
+    with torch.no_grad():
+        epsilon = seed_scale([m(x) for m in models])
+    curve = effective_parameters(models[0], x, scales=[epsilon, 1e2 * epsilon], gamma=_NEAR, seed=seed)
+    tick("2.2.2")
+    rows = [
+        Row(
+            "2.2.2 eps: variance between three seeds",
+            None,
+            epsilon,
+            f"tanh 1-5-1 on sin(2x), 16 parameters, gamma {_NEAR:g}",
+        )
+    ]
+    for row in curve.rows:
+        note = f"stderr {2 * (row.stderr or 0):.2g}; Gauss-Newton {2 * (row.gauss_newton or 0):.4g}"
+        rows.append(Row(f"2.2.2 N_eff at eps = {row.epsilon:.3g}", None, row.effective, row.reason or note))
+    return rows
+
+
+def _weight_decay(seed: int, networks: int, tick: Tick) -> list[Row]:
+    """Section 3.1.1: inputs on a subspace; the share of the first weight's norm that the data never see.
+
+    By plain gradients too: Adam scales coordinates one by one, which turns gradients into directions that no datum has.
+    """
+    rows = []
+    for name, decays in (("SGD", (0.0, _PLAIN_DECAY)), ("AdamW", (0.0, _DECAY))):
+        for decay in decays:
+            share = float(
+                np.mean([_hidden_share(derive(seed, "3.1.1", s), name, decay) for s in range(networks)])
+            )
+            tick(f"3.1.1 {name} decay {decay}")
+            what = f"3.1.1 share of ||W1||^2 in null directions, {name}, decay {decay:g}"
+            rows.append(
+                Row(what, "near 0" if decay else None, share, f"{networks} networks, inputs span 4 of 8")
+            )
+    return rows
+
+
+def _hidden_share(seed: int, optimiser: str, decay: float) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(8, 8, generator=generator, dtype=torch.float64)).Q
+    x = torch.randn(200, 4, generator=generator, dtype=torch.float64) @ basis[:4]
+    y = torch.sin(x.sum(1, keepdim=True))
+    model = _trained(x, y, (8, 12, 1), seed, decay=decay, optimiser=optimiser)
+    weight = next(model.parameters()).detach()
+    return float((weight @ basis[4:].T).norm() ** 2 / weight.norm() ** 2)
+
+
+def _factorised(seed: int, networks: int, tick: Tick) -> list[Row]:
+    """Section 6.1: eq. 37 against the exact Hessian of trained networks."""
+    error, blocks, ratio, gap = [], [], [], []
+    for s in range(networks):
+        generator = torch.Generator().manual_seed(derive(seed, "6.1", s))
+        x = torch.randn(100, 3, generator=generator, dtype=torch.float64)
+        model = _trained(x, torch.sin(x.sum(1, keepdim=True)), (3, 6, 4, 1), derive(seed, "6.1", s))
+        loss = behavioural_loss(model, x)
+        exact, approximate = exact_hessian(loss, loss.flat.theta), factorised_hessian(model, x)
+        inside = torch.block_diag(*(torch.ones(n, n, dtype=torch.bool) for n in _layer_sizes(model)))
+        error.append(float((exact - approximate).norm() / exact.norm()))
+        blocks.append(float(((exact - approximate) * inside).norm() / (exact * inside).norm()))
+        values = [torch.linalg.eigvalsh(m).clamp(min=0).numpy() for m in (exact, approximate)]
+        ratio.append(float(values[1].max() / values[0].max()))
+        gap.append(closed_form(values[1], 1e3, 1.0) / closed_form(values[0], 1e3, 1.0))
+        tick("6.1")
+    what = f"{networks} tanh networks 3-6-4-1, relative Frobenius norm"
+    return [
+        Row("6.1 eq. 37 against the exact Hessian, all blocks", None, float(np.mean(error)), what),
+        Row("6.1 the same, within layers only", None, float(np.mean(blocks)), "first presumption alone"),
+        Row("6.1 largest eigenvalue, factorised / exact", None, float(np.mean(ratio)), "1 were it exact"),
+        Row(
+            "6.1 lambda at nbeta 1e3, factorised / exact", None, float(np.mean(gap)), "closed form; gamma = 1"
+        ),
+    ]
+
+
+def _trained(
+    x: Tensor, y: Tensor, widths: Sequence[int], seed: int, *, decay: float = 0.0, optimiser: str = "AdamW"
+) -> nn.Sequential:
+    generator = torch.Generator().manual_seed(seed)
+    stages: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layer = nn.Linear(inputs, outputs).double()
+        bound = inputs**-0.5
+        for parameter in layer.parameters():
+            parameter.data.uniform_(-bound, bound, generator=generator)
+        stages += [layer, nn.Tanh()]
+    model = nn.Sequential(*stages[:-1])
+    weights = model.parameters()
+    stepper: torch.optim.Optimizer
+    if optimiser == "AdamW":
+        stepper = torch.optim.AdamW(weights, lr=1e-2, weight_decay=decay)
+    else:
+        stepper = torch.optim.SGD(weights, lr=0.05, momentum=0.9, weight_decay=decay)
+    for _ in range(1500):
+        stepper.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        stepper.step()
+    return model
+
+
+def _layer_sizes(model: nn.Sequential) -> list[int]:
+    return [sum(p.numel() for p in stage.parameters()) for stage in model if isinstance(stage, nn.Linear)]
+
+
+def _mean_label_loss(output: Tensor, target: Tensor) -> Tensor:
+    return output.mean() ** 2 + 0 * target.sum()
+
+
+def _squares(w: Tensor) -> Tensor:
+    return 1e-4 * w[0] ** 2 + w[1] ** 2 + 1e4 * w[2] ** 2 + 0 * w.sum()

@@ -1,0 +1,286 @@
+"""Degeneracy counts on real networks: the embedded one, an FCN over its training on MNIST, a transformer.
+
+The paper gives no numbers for any network; its claim that is put to the test is that training leaves
+fewer effective parameters than there are (section 3), and our question is whether their number falls
+while a network trains. That depends on the loss scale, so two are taken: a share of the variance of the
+outputs at the moment, under which growing logits alone change nothing, and the same share of the final
+variance, a fixed loss scale for all of the training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strati.papers.registry import Reproduction, Row
+from strati.rng import derive
+from strati.types import Tick
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from strati.landscape.counts.count import Degeneracy
+
+SHARE = 1e-3
+"""The loss scale: this share of the variance of the outputs."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment of the training: the count at its own loss scale, and the parameters used at the final one's."""
+
+    label: str
+    accuracy: float
+    count: Degeneracy
+    fixed: int
+
+
+def real_networks(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Counts on the embedded network, on FCN 5x512 at points of its training, and on stories15M."""
+    rows = [*_embedded(tick)]
+    series = _training(quick, seed, folder, tick)
+    rows += [
+        _row(f"FCN 5x512 on MNIST, {p.label}", p.count, f"test accuracy {p.accuracy:.2f} %", p.fixed)
+        for p in series
+    ]
+    rows.append(trend(series))
+    rows += _transformer(quick, seed, tick)
+    figure = _draw(series, folder)
+    return Reproduction(
+        "degeneracy-real",
+        "Parameters used on the data: structural counts on real networks",
+        tuple(rows),
+        (figure,),
+    )
+
+
+def _embedded(tick: Tick) -> Iterator[Row]:
+    import numpy as np
+
+    from strati import embedded
+    from strati.network.module import as_module
+
+    x = np.load(embedded.path("digits.npz"))["x"]
+    for state, name in (("initial", "digits-mlp-init.safetensors"), ("trained", "digits-mlp.safetensors")):
+        model = as_module(embedded.path(name))  # type: ignore[arg-type]
+        yield _row(f"digits MLP, {state}", _count(model, x), f"{len(x):,} digits")
+        tick(f"digits {state}")
+
+
+def _training(quick: bool, seed: int, folder: Path, tick: Tick) -> list[Point]:
+    """An FCN 5x512 at its start, during and after training."""
+    import numpy as np
+    import torch
+
+    from strati import zoo
+
+    with np.load(zoo.path("mnist")) as data:
+        x, y = (torch.tensor(data[k]) for k in ("x_train", "y_train"))
+        x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
+    x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
+    kept = snapshots((x, y.long()), 2 if quick else 10, seed, folder, tick)
+    return points(kept, x_test[: 2_000 if quick else 10_000], (x_test, y_test), tick)
+
+
+def points(
+    kept: list[tuple[str, nn.Module]],
+    probe: torch.Tensor,
+    test: tuple[torch.Tensor, torch.Tensor],
+    tick: Tick,
+) -> list[Point]:
+    """Counts of a network at moments of its training, the last of which sets the fixed loss scale."""
+    import torch
+
+    final = scale_of(kept[-1][1], probe)
+    found = []
+    for label, model in kept:
+        with torch.no_grad():
+            accuracy = 100 * float((model(test[0]).argmax(1) == test[1]).double().mean())
+        found.append(Point(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
+        tick(f"FCN {label}")
+    return found
+
+
+def snapshots(
+    data: tuple[torch.Tensor, torch.Tensor],
+    epochs: int,
+    seed: int,
+    folder: Path,
+    tick: Tick,
+    *,
+    width: int = 512,
+) -> list[tuple[str, nn.Module]]:
+    """A network of five hidden layers at some moments of its training, from files where an earlier run left them."""
+    from safetensors.torch import load_file, save
+
+    from strati.run.files import write_atomic
+
+    x, y = data
+    per_epoch = -(-len(x) // 256)
+    stops = {0: "initial", 50: "50 steps", per_epoch: "1 epoch", epochs * per_epoch: f"{epochs} epochs"}
+    stops = {step: stops[step] for step in sorted(stops) if step <= epochs * per_epoch}
+    files = {step: folder / f"fcn-{width}-{epochs}-{seed}-step-{step}.safetensors" for step in stops}
+    models = {step: _fcn(derive(seed, "fcn"), x.shape[1], width) for step in stops}
+    if all(file.is_file() for file in files.values()):
+        for step, file in files.items():
+            models[step].load_state_dict(load_file(file))
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        for step, model in _train(models[0], x, y, epochs, seed, set(stops), tick):
+            models[step].load_state_dict(model.state_dict())
+            write_atomic(files[step], save({k: v.contiguous() for k, v in model.state_dict().items()}))
+    return [(stops[step], models[step]) for step in stops]
+
+
+def _train(
+    start: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int, seed: int, stops: set[int], tick: Tick
+) -> Iterator[tuple[int, nn.Module]]:
+    """Train a copy with Adam (1e-3, batches of 256); the network at some steps."""
+    import torch
+
+    model = copy.deepcopy(start)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    per_epoch = -(-len(x) // 256)
+    generator = torch.Generator().manual_seed(derive(seed, "batches"))
+    for step in range(epochs * per_epoch + 1):
+        if step in stops:
+            yield step, model
+        if step % per_epoch == 0:
+            order = torch.randperm(len(x), generator=generator)
+            tick(f"step {step}")
+        part = order[(step % per_epoch) * 256 : (step % per_epoch + 1) * 256]
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+        optimiser.step()
+
+
+def _fcn(seed: int, inputs: int, width: int) -> nn.Module:
+    import torch
+    from torch import nn
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hidden = [part for _ in range(4) for part in (nn.Linear(width, width), nn.ReLU())]
+        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), *hidden, nn.Linear(width, 10))
+
+
+def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
+    """stories15M on stories it tells itself, so that no data from elsewhere are needed."""
+    from strati import zoo
+    from strati.network.module import as_module
+
+    model = as_module(zoo.path("stories15m"))
+    tokens = tell_stories(model, 8 if quick else 32, 64, derive(seed, "stories"))
+    count = _count(model, tokens)
+    yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
+    heads = sum(layer.free_from_synchrony for layer in count.layers)
+    yield Row(
+        "stories15M, free between values and outputs of heads",
+        "6 x 6 x 48^2 = 82,944",
+        f"{heads:,}",
+        "d_head^2 a head",
+    )
+    together = sum(layer.synchronised_blocks for layer in count.layers)
+    yield Row(
+        "stories15M, heads with the same attention pattern", None, float(together), "exactly, on all tokens"
+    )
+    tick("stories15M")
+
+
+def tell_stories(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
+    """Token numbers of stories that a language model tells itself: data of its own kind, without a data set."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.ones(stories, 1, dtype=torch.long)
+    with torch.no_grad():
+        while tokens.shape[1] < length:
+            chances = torch.softmax(model(tokens).logits[:, -1], dim=-1)
+            tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], dim=1)
+    return tokens
+
+
+def scale_of(model: nn.Module, inputs: torch.Tensor) -> float:
+    """The loss scale of a network: a share of the variance of its outputs over the data."""
+    import torch
+
+    with torch.no_grad():
+        output = model(inputs[:256])
+    values = (
+        (output if isinstance(output, torch.Tensor) else output.logits)
+        .double()
+        .reshape(len(inputs[:256]), -1)
+    )
+    return SHARE * float((values - values.mean(dim=0)).square().sum(dim=1).mean())
+
+
+def _count(model: nn.Module, x: Any, epsilon: float | None = None) -> Degeneracy:
+    """The structural count, and that at a loss scale."""
+    import torch
+
+    from strati.landscape.counts.count import degeneracy
+
+    inputs = torch.as_tensor(x)
+    return degeneracy(model, inputs, epsilon=epsilon or scale_of(model, inputs), exact=False)
+
+
+def _used(count: Degeneracy) -> int:
+    """Parameters used at the loss scale by layers, whatever the number of data."""
+    return sum(c.parameters - c.at_epsilon.free for c in count.layers if c.at_epsilon is not None)
+
+
+def _by_layers(count: Degeneracy) -> int:
+    return sum(c.parameters - c.free for c in count.layers)
+
+
+def _row(what: str, count: Degeneracy, note: str, fixed: int | None = None) -> Row:
+    analysed = sum(c.parameters for c in count.layers)
+    dead = sum(c.dead for c in count.layers)
+    blocks = sum(c.synchronised_blocks for c in count.layers)
+    words = [note, f"{_used(count):,} at {SHARE:g} of its output variance"]
+    if fixed is not None:
+        words.append(f"{fixed:,} at that of the trained network")
+    words.append(f"{dead} dead neurons, {blocks} synchronised blocks")
+    return Row(what, None, f"{_by_layers(count):,} of {analysed:,}", "; ".join(words))
+
+
+def trend(series: list[Point]) -> Row:
+    """Whether the number of used parameters falls from the first point to the last, in three senses."""
+    first, last = series[0], series[-1]
+    ratios = {
+        "to first order": _by_layers(last.count) / _by_layers(first.count),
+        "relative to the outputs": _used(last.count) / _used(first.count),
+        "at a fixed loss scale": last.fixed / max(1, first.fixed),
+    }
+    falls = [r < 1 for r in ratios.values()]
+    verdict = "yes" if all(falls) else "depends on the loss scale" if any(falls) else "no"
+    words = ", ".join(f"{'falls' if r < 1 else 'rises'} {name} (x{r:.3g})" for name, r in ratios.items())
+    return Row("FCN 5x512: does the number of used parameters fall from start to end?", None, verdict, words)
+
+
+def _draw(series: list[Point], folder: Path) -> str:
+    """Used share of every layer at every point of the training."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, at_scale in zip(panels, (False, True), strict=True):
+        for point in series:
+            layers = point.count.layers
+            free = [c.at_epsilon.free if at_scale and c.at_epsilon is not None else c.free for c in layers]
+            shares = [1 - f / c.parameters for f, c in zip(free, layers, strict=True)]
+            axes.plot(range(1, len(shares) + 1), shares, "o-", label=point.label)
+        axes.set_xlabel("layer")
+        axes.set_title(
+            f"at {SHARE:g} of the output variance" if at_scale else "to first order, any scale", fontsize=9
+        )
+    panels[0].set_ylabel("share of the layer's parameters used")
+    panels[0].legend(frameon=False, fontsize=8)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "used-over-training.png"
+    figure.savefig(target, dpi=120)
+    return str(target)

@@ -1,0 +1,1 @@
+"""dropped-neural-net: the public puzzle, and what the paper leaves open."""

@@ -1,0 +1,91 @@
+"""Appendix A of dropped-neural-net: does a network trained on the puzzle's own data grow the negative diagonal?
+
+48 blocks like the public ones, Adam at 1e-4, 200 epochs; without weight decay as the paper has it, and with decay of
+two kinds. A part of ``dropped-net-study``; every training is kept every ten epochs and goes on from there. Needs torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.papers.dropped_net.puzzle import puzzle
+from strati.papers.registry import Row
+from strati.reassembly.make import Recipe, Trained, train
+from strati.reassembly.pairing import Score, pair
+from strati.reassembly.passes import Parts, stack
+from strati.reassembly.pieces import as_pieces, sort_out
+
+if TYPE_CHECKING:
+    from strati.reassembly.passes import Ints
+    from strati.types import Tick
+
+TRAININGS = (
+    ("pred", "adam", 0.0),
+    ("pred", "adamw", 1.0),
+    ("pred", "adam", 1e-4),
+    ("true", "adam", 0.0),
+)
+"""Target, optimiser and weight decay. ``adam`` puts the decay into the gradient, ``adamw`` beside it."""
+
+
+def appendix_a(*, quick: bool, seed: int, folder: Path, tick: Tick) -> tuple[list[Row], list[str]]:
+    """The traces of networks trained as the paper trained its own, and figure 7 of each."""
+    from strati.report.plots.reassembly import products
+
+    found = puzzle()
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, figures = [], []
+    count, epochs = (1000, 4) if quick else (len(found.x), 200)
+    for target, optimiser, decay in TRAININGS[:2] if quick else TRAININGS:
+        recipe = Recipe(
+            blocks=48, width=48, hidden=96, epochs=epochs, lr=1e-4, weight_decay=decay, rows=count, seed=seed,
+            optimiser=optimiser,
+        )  # fmt: skip
+        y = found.y if target == "pred" else found.true
+        keep = None if quick else folder / f"appendix-a-{target}-{optimiser}-{decay:g}.pt"
+        network = train(recipe, x=found.x[:count], y=y[:count], keep=keep, tick=tick)
+        how = "no weight decay" if decay == 0 else f"{optimiser}, weight decay {decay:g}"
+        rows += _traces(f"appendix A, {epochs} epochs on {target}, {how}", network)
+        parts, _ = in_order(network)
+        product = parts.B @ parts.A
+        by_norm = np.argsort(np.linalg.norm(product, axis=(1, 2)))
+        titles = [f"tr {np.trace(product[k]):.1f}" for k in by_norm]
+        file = folder / f"figure-7-{target}-{optimiser}-{decay:g}.png"
+        products(product[by_norm], titles).savefig(file, dpi=110)
+        figures.append(str(file))
+    return rows, figures
+
+
+def in_order(network: Trained, activation: str = "relu") -> tuple[Parts, Ints]:
+    """The parts of a network in their true order, and that order, 0 to n - 1."""
+    layers = [*network.inner, *network.outer, network.last]
+    parts = stack(sort_out(as_pieces(layers)), activation)
+    return parts, np.arange(len(network.inner))
+
+
+def _traces(name: str, network: Trained) -> list[Row]:
+    parts, order = in_order(network)
+    trace = np.trace(parts.B @ parts.A, axis1=1, axis2=2)
+    diagonal = pair(parts)
+    right = {score: int((pair(parts, score).outs == order).sum()) for score in Score}
+    own = diagonal.matrix[order, order]
+    return [
+        Row(f"{name}: training MSE", 0.0006, network.loss),
+        Row(
+            f"{name}: trace of W_out W_in, mean",
+            "strongly negative",
+            float(trace.mean()),
+            f"{trace.min():.2f} to {trace.max():.2f}, {(trace < 0).sum()} of {len(trace)} negative "
+            "(the public network's: -13.5 to -7.4)",
+        ),
+        Row(
+            f"{name}: diagonal dominance of true pairs, least",
+            1.76,
+            float(own.min()),
+            f"pairs right of {len(order)}: "
+            + ", ".join(f"{score} {count}" for score, count in right.items()),
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""top-down-eigenspectra: random matrix theory on real networks."""

@@ -1,0 +1,158 @@
+"""top-down-eigenspectra on real networks as they are: quasi-null shares, roles, fine-tuning, seeds, kinds of network.
+
+Nothing is trained here; ``spectra_experiments`` does that. GPT-2 is not to be had without a model hub, so the paper's
+claims are put to MiniLM, stories15M and SmolLM2, whose weights the zoo fetches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati import zoo
+from strati.network.open import open as open_network
+from strati.papers.registry import Reproduction, Row
+from strati.spectra.comparing.compare import compare
+from strati.spectra.comparing.role_differences import Difference, differences
+from strati.spectra.scan import scan
+from strati.types import Tick
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LANGUAGE = ("minilm", "stories15m", "smollm2")
+VISION = ("mobilenetv2", "efficientnet", "cifar-cnn", "mnist-cnn")
+METRICS = (
+    "alpha",
+    "stable_rank",
+    "entropy",
+    "mp_soft_rank",
+    "spectral_norm",
+    "frobenius_norm",
+    "log_alpha_norm",
+)
+
+
+def survey(path: Path, tick: Tick) -> pd.DataFrame:
+    """The scan of a network as a table, with shares of spikes and of quasi-null eigenvalues per layer."""
+    result = scan(open_network(path), jobs=2, tick=tick)
+    table = result.table.copy()
+    count = np.array([result[name].eigenvalues.size for name in table["name"]])
+    table["eigenvalue_count"] = count
+    for name in ("spikes", "quasi_null"):
+        table[f"{name}_share"] = table[name].astype(float) / count
+    return table
+
+
+def quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Section 3.1: 1 to 6 % of a language model's eigenvalues lie significantly below the bulk. Do they?"""
+    rows = []
+    for name in LANGUAGE[: 2 if quick else 3]:
+        table = survey(zoo.path(name), tick)
+        inner = table[table["role"].str.startswith(("attention", "mlp"))]
+        share = inner["quasi_null"].astype(float).sum() / inner["eigenvalue_count"].sum()
+        least, most = inner["quasi_null_share"].min(), inner["quasi_null_share"].max()
+        note = f"{len(inner)} attention and MLP matrices; per layer {least:.1%} to {most:.1%}"
+        rows.append(
+            Row(f"{name}: quasi-null eigenvalues, % of all", "1 to 6 (GPT-2)", 100 * float(share), note)
+        )
+        for role, part in inner.groupby("role"):
+            mean = part["quasi_null"].astype(float).sum() / part["eigenvalue_count"].sum()
+            rows.append(Row(f"{name}: {role}", None, 100 * float(mean), f"{len(part)} layers"))
+    return Reproduction(
+        "quasi-null", "Quasi-null eigenvalues in real transformers (section 3.1)", tuple(rows)
+    )
+
+
+def roles(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Section 3.2, figure 4: attention and MLP layers have different spectra. A test, with the size of the effect."""
+    rows = []
+    for name in LANGUAGE[: 2 if quick else 3]:
+        table = survey(zoo.path(name), tick)
+        found = differences([{str(k): v for k, v in row.items()} for row in table.to_dict("records")])
+        rows += [_difference_row(name, d) for d in found if d.comparison == "attention against MLP"]
+        counts = Counter(zip(table["role"], table["phase"].fillna("none"), strict=True))
+        phases = ", ".join(f"{role} {phase} {n}" for (role, phase), n in sorted(counts.items()))
+        rows.append(Row(f"{name}: phases by role", None, phases))
+    return Reproduction("roles", "Attention against MLP (section 3.2, figure 4)", tuple(rows))
+
+
+def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Section 3.3 asks what fine-tuning does to spectra: MiniLM against a real fine-tuned descendant."""
+    result = compare(zoo.path("minilm"), zoo.path("minilm-tuned"), jobs=2, tick=tick)
+    assert result.movement is not None
+    moved = result.movement
+    overlaps = [v for v in (layer.subspace_overlap for layer in result.layers) if v is not None]
+    ranks = [v for v in (layer.update_stable_rank for layer in result.layers) if v is not None]
+    distances = [v for v in (layer.spectral_distance for layer in result.layers) if v is not None]
+    changed = sum(layer.metrics["phase"][0] != layer.metrics["phase"][1] for layer in result.layers)
+    alphas = [abs(b - a) for a, b in (layer.metrics["alpha"] for layer in result.layers) if a and b]
+    rows = (
+        Row(
+            "tensors moved",
+            None,
+            f"{moved.moved} of {moved.shared}",
+            f"untouched: {', '.join(moved.untouched)}",
+        ),
+        Row("median relative change of a tensor, %", None, 100 * (moved.median_relative_change or 0.0)),
+        Row("median stable rank of the updates", None, float(np.median(ranks)), "of at most 384"),
+        Row("median overlap of leading subspaces", None, float(np.median(overlaps)), "1 = the same subspace"),
+        Row(
+            "median distance of spectra (log-eigenvalue)",
+            "no meaningful difference",
+            float(np.median(distances)),
+        ),
+        Row("median change of alpha", "no meaningful difference", float(np.median(alphas))),
+        Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(result.layers)}"),
+    )
+    return Reproduction(
+        "fine-tuning", "What fine-tuning changed: MiniLM and its descendant (section 3.3)", rows
+    )
+
+
+def five_trainings(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Five independent trainings of one network: how much of each metric is chance?
+
+    For each metric the variance over layers is split into what differs between layers and what differs between
+    trainings of the same layer; their ratio is the share of noise.
+    """
+    tables = [survey(path, tick) for path in sorted(zoo.path("spliceai").glob("*.h5"))]
+    rows = []
+    for metric in METRICS:
+        grid = np.array([table[metric].astype(float).to_numpy() for table in tables])
+        grid = grid[:, np.isfinite(grid).all(axis=0)]
+        within = float(grid.var(axis=0, ddof=1).mean())
+        total = float(grid.var(ddof=1))
+        spread = float((grid.std(axis=0, ddof=1) / np.abs(grid.mean(axis=0))).mean())
+        note = f"spread between trainings of one layer {spread:.1%} of its mean; {grid.shape[1]} layers x 5"
+        rows.append(Row(f"{metric}: share of variance that is chance", None, within / total, note))
+    phases = np.array([table["phase"].astype(str) for table in tables])
+    same = float(np.mean([len(set(column)) == 1 for column in phases.T]))
+    rows.append(Row("layers with the same phase in all five", None, same))
+    return Reproduction("five-trainings", "Five trainings of SpliceAI: what is chance?", tuple(rows))
+
+
+def vision_and_language(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """The paper finds quasi-null eigenvalues in language models and none in vision models: is it so?"""
+    rows = []
+    for kind, names in (("vision", VISION[: 2 if quick else 4]), ("language", LANGUAGE[: 2 if quick else 3])):
+        for name in names:
+            table = survey(zoo.path(name), tick)
+            table = table[table["eigenvalue_count"] >= 20]
+            alpha = table["alpha"].astype(float)
+            share = table["quasi_null"].astype(float).sum() / table["eigenvalue_count"].sum()
+            phases = ", ".join(f"{p} {n}" for p, n in Counter(table["phase"].astype(str)).most_common())
+            note = f"alpha median {alpha.median():.2f}; {phases}"
+            expected = "none" if kind == "vision" else "1 to 6"
+            rows.append(Row(f"{kind}, {name}: quasi-null, % of all", expected, 100 * float(share), note))
+    return Reproduction("vision-and-language", "Vision against language networks", tuple(rows))
+
+
+def _difference_row(name: str, d: Difference) -> Row:
+    claim = "MLP tighter, heavier tail" if d.metric in ("alpha", "mp_sigma") else None
+    value = f"{d.medians[0]:.3g} / {d.medians[1]:.3g}"
+    note = f"Cliff's delta {d.effect:+.2f}, p = {d.pvalue:.2g}, n = {d.n[0]} and {d.n[1]}"
+    return Row(f"{name}: {d.metric}, attention / MLP", claim, value, note)

@@ -1,0 +1,1 @@
+"""Networks side by side: which layers correspond, how far each moved, what a training run did."""

@@ -1,0 +1,63 @@
+"""The exact rank: both Gram matrices, layer by layer, chains and other modules, against an oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from degenerate_nets import exact_free, mlp, random_network
+from torch import nn
+
+from strati.landscape.chain import as_chain
+from strati.landscape.counts.exact import affordable, chain_rows, exact_ranks, module_rows
+
+
+def parts_of(model: nn.Module) -> list[list[str]]:
+    names = [n for n, _ in model.named_parameters()]
+    stems = list(dict.fromkeys(n.rpartition(".")[0] for n in names))
+    return [[n for n in names if n.rpartition(".")[0] == stem] for stem in stems]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_chains_and_automatic_differentiation_agree(seed: int) -> None:
+    model, x, _ = random_network(seed)
+    chain = as_chain(model)
+    sizes = [s.parameters for s in chain.stages]
+    values = x.shape[0] * chain.widths[-1]
+    one = exact_ranks(chain_rows(chain, x), sizes, values, x.shape[0])
+    rows, more, n = module_rows(model, x, parts_of(model))
+    two = exact_ranks(rows, sizes, more, n)
+    assert one.ranks == two.ranks
+    assert sum(one.free(sizes)) == exact_free(model, x)
+
+
+@pytest.mark.parametrize("n", [3, 20, 400])
+def test_few_and_many_data_use_different_matrices_and_agree(n: int) -> None:
+    """Layers counted from the last to the first: each partial rank is that of the later layers alone."""
+    model = mlp([4, 5, 5, 2], seed=1)
+    x = torch.randn(n, 4, dtype=torch.float64)
+    chain = as_chain(model)
+    sizes = [s.parameters for s in chain.stages]
+    ranks = exact_ranks(chain_rows(chain, x), sizes, 2 * n, n).ranks
+    jacobian = torch.cat(list(chain_rows(chain, x)()))
+    for layer in range(3):
+        later = jacobian[:, : sum(sizes[layer:])]
+        assert ranks[layer] == int(torch.linalg.matrix_rank(later, rtol=1e-8))
+
+
+def test_eigenvalues_are_those_of_the_gauss_newton_matrix() -> None:
+    model = mlp([3, 4, 2], seed=2)
+    x = torch.randn(50, 3, dtype=torch.float64)
+    chain = as_chain(model)
+    found = exact_ranks(chain_rows(chain, x), [s.parameters for s in chain.stages], 100, 50)
+    jacobian = torch.cat(list(chain_rows(chain, x)()))
+    truth = torch.linalg.svdvals(jacobian).square().flip(0) / 50
+    assert torch.allclose(found.eigenvalues, truth[-found.eigenvalues.numel() :], rtol=1e-8)
+    assert found.eigenvalues.numel() == found.ranks[0]
+
+
+def test_what_is_affordable() -> None:
+    assert affordable(1000, 10_000)
+    assert affordable(10**5, 500)
+    assert not affordable(10**6, 10**5)
+    assert not affordable(2400, 10**7)
+    assert not affordable(10**6, 500)  # the Jacobian itself would take gigabytes

@@ -1,0 +1,62 @@
+"""SGLD: the step's heating is taken off, divergence gives no number, minibatches have a fixed baseline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import strati
+from strati.landscape.behaviour import behavioural_loss
+from strati.landscape.sampling.llc import estimate
+from strati.landscape.sampling.samplers import LLCConfig
+from strati.landscape.sampling.sgld import sample_sgld
+
+
+@pytest.fixture(scope="module")
+def line() -> tuple[nn.Linear, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(3, 1).double(), torch.randn(256, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("sampler", "batch"), [("sgld", 256), ("sgld", 32), ("rmsprop-sgld", 64)])
+def test_regular_model_at_a_step_whose_heating_is_plain(line, sampler, batch):
+    """Four stiff parameters: 2 less the localisation's share, at a step that heats the stiffest by a third."""
+    model, x = line
+    nbeta = 50.0
+    settings = LLCConfig(sampler=sampler, batch=batch, chains=8, draws=1500)
+    result = estimate(sample_sgld(behavioural_loss(model, x), settings, nbeta))
+    h = 2 * torch.linalg.eigvalsh(
+        torch.cat([x, torch.ones(256, 1)], 1).T @ torch.cat([x, torch.ones(256, 1)], 1) / 256
+    )
+    exact = float((0.5 * nbeta * h / (nbeta * h + 1)).sum())
+    assert result.estimate == pytest.approx(exact, rel=0.08)
+    assert result.asymptotic is None and "no colder" in result.reason
+
+
+def test_heating_without_correction_would_be_seen(line):
+    """The correction is the known factor 1/(1 - step k/4) of one quadratic direction."""
+    w = nn.Linear(1, 1, bias=False).double()
+    x = torch.ones(4, 1, dtype=torch.float64)  # L = (w - w*)^2, k = 2 nbeta + gamma
+    nbeta, gamma = 10.0, 1e-6
+    step = 1.5 / (2 * nbeta)
+    settings = LLCConfig(sampler="sgld", batch=4, chains=8, draws=4000, step=step, gamma=gamma)
+    traces = sample_sgld(behavioural_loss(w, x), settings, nbeta)
+    inflated = nbeta * float(traces.spread.mean())
+    assert inflated == pytest.approx(0.5 / (1 - step * 2 * nbeta / 4), rel=0.06)
+    assert float(traces.lambda_trace().mean()) == pytest.approx(0.5, rel=0.06)
+
+
+def test_divergence_gives_a_reason_not_a_number(line):
+    model, x = line
+    result = strati.llc(model, "behavioural-mse", x, sampler="sgld", step=10.0, chains=4, draws=200)
+    assert result.estimate is None and result.stderr is None
+    assert "diverged" in result.reason
+
+
+def test_same_seed_same_draws_and_one_chain_equals_its_group(line):
+    model, x = line
+    settings = LLCConfig(sampler="sgld", batch=64, chains=2, draws=30)
+    first, second = (sample_sgld(behavioural_loss(model, x), settings, 20.0) for _ in range(2))
+    assert np.array_equal(first.excess, second.excess)

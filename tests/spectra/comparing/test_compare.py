@@ -1,0 +1,187 @@
+"""Whole comparisons on real checkpoints: fine-tuning, small against large, series; and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import strati
+from strati import embedded
+from strati.errors import BadInputError
+
+INITIAL, TRAINED = embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors")
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, np.ndarray]:
+    return load_file(TRAINED)
+
+
+def test_initial_against_trained() -> None:
+    result = strati.compare(INITIAL, TRAINED)
+    assert result.matched_by == "name"
+    assert [layer.name for layer in result.layers] == ["0.weight", "2.weight", "4.weight"]
+    a, b = load_file(INITIAL), load_file(TRAINED)
+    for layer in result.layers:
+        before, after = (t[layer.name].astype(np.float64) for t in (a, b))
+        assert layer.relative_change == pytest.approx(np.linalg.norm(after - before) / np.linalg.norm(before))
+        values = np.linalg.svd(after - before, compute_uv=False) ** 2
+        assert layer.update_stable_rank == pytest.approx(values.sum() / values.max(), rel=1e-9)
+        assert layer.metrics["frobenius_norm"][1] == pytest.approx(np.linalg.norm(after), rel=1e-6)
+    assert result.layers[0].metrics["phase"] == ("random-like", "bulk+spikes")
+    assert "6 of 6 shared tensors moved" in result.text()
+
+
+def test_json_form() -> None:
+    found = json.loads(strati.compare(INITIAL, TRAINED).to_json())
+    assert found["schema"] == "strati.compare/1"
+    assert len(found["networks"]) == 2
+    needed = {
+        "name",
+        "role",
+        "metrics",
+        "spectral_distance",
+        "relative_change",
+        "update_stable_rank",
+        "subspace_overlap",
+    }
+    assert needed <= set(found["layers"][0])
+    assert len(found["layers"][0]["metrics"]["alpha"]) == 2
+    assert "eigenvalues" not in found["layers"][0]
+    assert found["series"] is None
+    kept = json.loads(strati.compare(INITIAL, TRAINED, eigenvalues=True).to_json())
+    assert len(kept["layers"][0]["eigenvalues"][1]) == 64
+
+
+def test_identical_networks() -> None:
+    result = strati.compare(TRAINED, TRAINED)
+    assert result.movement is not None
+    assert result.movement.moved == 0
+    assert all(layer.spectral_distance == 0 and layer.relative_change == 0 for layer in result.layers)
+    assert "Nothing moved" in result.text()
+
+
+def test_one_low_rank_update_is_found_where_it_is(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    changed = dict(trained)
+    step = 0.1 * rng.standard_normal((64, 2)) @ rng.standard_normal((2, 96))
+    changed["2.weight"] = (trained["2.weight"] + step).astype(np.float32)
+    save_file(changed, tmp_path / "tuned.safetensors")
+    result = strati.compare(TRAINED, tmp_path / "tuned.safetensors")
+    by_name = {layer.name: layer for layer in result.layers}
+    assert by_name["2.weight"].update_hard_rank == 2
+    assert by_name["0.weight"].relative_change == 0
+    assert "1 of 6 shared tensors moved" in result.text()
+    assert "Most moved: 2.weight" in result.text()
+
+
+def test_series(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
+    start = load_file(INITIAL)
+    paths = []
+    for i, t in enumerate(np.linspace(0, 1, 5)):
+        mixed = {k: ((1 - t) * start[k] + t * trained[k]).astype(np.float32) for k in start}
+        paths.append(tmp_path / f"step-{i}.safetensors")
+        save_file(mixed, paths[-1])
+    result = strati.compare(*paths, series=True)
+    assert result.series is not None
+    assert result.series.labels == tuple(f"step-{i}" for i in range(5))
+    layer = result.series.layers[0]
+    assert layer.phase[0] == "random-like"
+    assert layer.leaves_random_like is not None
+    assert layer.relative_change[0] == 0
+    assert list(layer.relative_change) == sorted(layer.relative_change)
+    assert not result.warnings
+    backwards = strati.compare(*paths[::-1], series=True)
+    assert [flag.code for flag in backwards.warnings] == ["out-of-order"]
+
+
+def test_small_against_large(tmp_path: Path) -> None:
+    def save(blocks: int, width: int, prefix: str) -> Path:
+        rng = np.random.default_rng(blocks)
+        tensors = {}
+        for i in range(blocks):
+            for part in ("attn.q_proj", "mlp.up_proj"):
+                tensors[f"{prefix}.{i}.{part}.weight"] = rng.standard_normal((width, width)).astype(
+                    np.float32
+                )
+        path = tmp_path / f"{blocks}.safetensors"
+        save_file(tensors, path)
+        return path
+
+    result = strati.compare(save(3, 40, "layers"), save(7, 60, "layers"))
+    assert result.matched_by == "role and depth"
+    assert result.layers[0].relative_change is None
+    assert result.layers[0].spectral_distance is not None
+    assert {flag.code for flag in result.warnings} == {"unmatched-layers", "shapes-differ"}
+    assert result.layers[-1].names[1].startswith("layers.6.")
+
+
+def test_nan_weights_never_crash(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
+    broken = dict(trained)
+    broken["0.weight"] = np.where(np.eye(96, 64) > 0, np.nan, trained["0.weight"]).astype(np.float32)
+    save_file(broken, tmp_path / "broken.safetensors")
+    result = strati.compare(TRAINED, tmp_path / "broken.safetensors")
+    first = result.layers[0]
+    assert first.relative_change is None
+    assert [flag.code for flag in first.warnings] == ["not-finite"]
+    assert result.layers[1].relative_change == 0
+    json.loads(result.to_json())
+
+
+def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
+    save_file({"conv.weight": np.ones((4, 4, 3, 3), np.float32)}, tmp_path / "conv.safetensors")
+    with pytest.raises(BadInputError, match="corresponds"):
+        strati.compare(TRAINED, tmp_path / "conv.safetensors")
+    with pytest.raises(BadInputError, match="two networks"):
+        strati.compare(TRAINED)
+
+
+def test_pictures(tmp_path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    strati.compare(INITIAL, TRAINED).plot().savefig(tmp_path / "a.svg")
+    strati.compare(INITIAL, TRAINED, series=True).plot().savefig(tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").stat().st_size > 5000
+    assert (tmp_path / "b.svg").stat().st_size > 5000
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "strati.cli.main", "compare", str(INITIAL), str(TRAINED)]
+    files = [
+        "--json",
+        str(tmp_path / "c.json"),
+        "--export",
+        str(tmp_path / "c.csv"),
+        "--html",
+        str(tmp_path / "c.html"),
+    ]
+    done = subprocess.run(command + files, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "random-like → bulk+spikes" in done.stdout
+    assert json.loads((tmp_path / "c.json").read_text())["layers"][0]["eigenvalues"]
+    assert (tmp_path / "c.csv").read_text().startswith("name,role,block,spectral_distance")
+    assert "<!doctype html>" in (tmp_path / "c.html").read_text()[:100].lower()
+
+
+@pytest.mark.slow
+def test_minilm_and_its_descendant_move_as_measured() -> None:
+    from strati import zoo
+
+    try:
+        base, tuned = zoo.path("minilm"), zoo.path("minilm-tuned")
+    except BadInputError as error:
+        pytest.skip(str(error))
+    from strati.spectra.comparing.compare import _movement
+
+    moved = _movement(strati.open(base), strati.open(tuned))
+    assert moved is not None
+    assert (moved.moved, moved.shared) == (101, 103)
+    assert moved.median_relative_change == pytest.approx(0.011, abs=0.001)
+    assert set(moved.untouched) == {"pooler.dense.weight", "pooler.dense.bias"}
