@@ -16,6 +16,7 @@ RANKS = {
     "errors": 0,
     "types": 0,
     "rng": 0,
+    "options": 0,
     "embedded": 0,
     "run": 1,
     "network": 2,

@@ -15,11 +15,19 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError, StoppedError
-from strati.intervene.driver import STORE, Run
 from strati.intervene.measuring.points import Plan
 from strati.intervene.planning.networks import MLP, ResNet
-from strati.intervene.planning.spec import InterventionSpec, MeasureSpec, MetricSpec, builtin_names, read_spec
+from strati.intervene.planning.spec import (
+    STORE,
+    InterventionSpec,
+    MeasureSpec,
+    MetricSpec,
+    builtin_names,
+    read_spec,
+)
+from strati.intervene.planning.tasks import find_data
 from strati.intervene.study import load_study, study
+from strati.run.driver import Run
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -59,7 +67,7 @@ def test_a_row_can_be_recomputed_by_hand(calm: Any) -> None:
     from strati.intervene.planning.networks import initialise
     from strati.intervene.planning.tasks import prepare, task_of
 
-    data = prepare(spec, Run().find)
+    data = prepare(spec, find_data)
     task = task_of(data, spec)
     model = MLP([64, 12, 10, 10])
     initialise(model, 0, 1)
@@ -122,7 +130,7 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.intervene.driver.FORMAT", 2)
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 2)
     with pytest.raises(BadInputError, match="rows of format 1, this strati writes format 2; choose another"):
         study(TINY, out=Path(calm.store).parent)
 

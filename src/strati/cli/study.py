@@ -66,8 +66,8 @@ def command(
       strati study fcn-digits --out digits --export rows.csv --workers 2
     """
     from strati.errors import require
-    from strati.intervene.driver import Run
     from strati.intervene.planning.spec import SCHEMES, read_spec
+    from strati.run.driver import Run
     from strati.run.engine import cores
 
     if export is not None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError, require
-from strati.intervene.driver import STORE, Keep, Run, drive, open_store, shared_folder, stoppable
-from strati.intervene.planning.spec import Spec, read_spec
+from strati.intervene.planning import spec as specs
+from strati.intervene.planning.spec import STORE, Spec, read_spec
+from strati.run.driver import Keep, Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
 from strati.run.files import write_atomic
 from strati.run.store import Finished, Store
@@ -138,13 +139,14 @@ def study(
     require("torch", "torch", "an intervention study")
     from strati.intervene.measuring.points import Plan
     from strati.intervene.planning.sources import model_job, spec_job
+    from strati.intervene.planning.tasks import find_data
 
     run = run or Run()
     if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):
         if evaluate is not None or data is not None:
             raise BadInputError("study", "evaluate and data are for modules; a spec names its own")
         spec = source if isinstance(source, Spec) else read_spec(source)
-        return _run(spec_job(spec, plan.plugins if plan else {}, run.find), out, run)
+        return _run(spec_job(spec, plan.plugins if plan else {}, find_data), out, run)
     return _run(model_job(source, evaluate, data, plan or Plan()), out, run)
 
 
@@ -185,7 +187,9 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         alone = stack.enter_context(shared_folder(folder))
-        store = stack.enter_context(open_store(folder, job.identity, dict(job.about)))
+        store = stack.enter_context(
+            open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
+        )
         stack.enter_context(stoppable(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
         list(store.units())  # a damaged row is found now, not after hours
         job.prepare(folder)

@@ -34,75 +34,91 @@ _TOP_DOWN = "top-down-eigenspectra"
 
 ENTRIES: dict[str, Entry] = {
     "alpha-of-random-layers": Entry(
-        "alpha_random:alpha_of_random_layers",
+        "robust_and_critical.alpha_random:alpha_of_random_layers",
         "robust-and-critical-layers",
         "figure 2, left: 10,000 untrained layers, how many look well trained",
     ),
     "fcn-mnist": Entry(
-        "fcn_mnist:fcn_mnist",
+        "robust_and_critical.fcn_mnist:fcn_mnist",
         "robust-and-critical-layers",
         "table 1, figures 2, 3, 4, 7: 100 networks on MNIST, every layer re-initialised and re-randomised",
     ),
     "pretrained": Entry(
-        "pretrained:pretrained",
+        "robust_and_critical.pretrained:pretrained",
         "robust-and-critical-layers",
         "tables 2, 3, figures 5, 6, 8-11: real pretrained networks, every layer re-randomised ten times",
     ),
-    "phases": Entry("phases:phases", _TOP_DOWN, "six phases on matrices of known making, share named right"),
-    "quasi-null": Entry(
-        "spectra_real:quasi_null", _TOP_DOWN, "share of quasi-null eigenvalues in real transformers"
+    "phases": Entry(
+        "eigenspectra.phases:phases", _TOP_DOWN, "six phases on matrices of known making, share named right"
     ),
-    "roles": Entry("spectra_real:roles", _TOP_DOWN, "attention against MLP, figure 4 with a test"),
-    "fine-tuning": Entry("spectra_real:fine_tuning", _TOP_DOWN, "MiniLM against its fine-tuned descendant"),
-    "five-trainings": Entry("spectra_real:five_trainings", _TOP_DOWN, "how much of each metric is chance"),
+    "quasi-null": Entry(
+        "eigenspectra.spectra_real:quasi_null",
+        _TOP_DOWN,
+        "share of quasi-null eigenvalues in real transformers",
+    ),
+    "roles": Entry(
+        "eigenspectra.spectra_real:roles", _TOP_DOWN, "attention against MLP, figure 4 with a test"
+    ),
+    "fine-tuning": Entry(
+        "eigenspectra.spectra_real:fine_tuning", _TOP_DOWN, "MiniLM against its fine-tuned descendant"
+    ),
+    "five-trainings": Entry(
+        "eigenspectra.spectra_real:five_trainings", _TOP_DOWN, "how much of each metric is chance"
+    ),
     "vision-and-language": Entry(
-        "spectra_real:vision_and_language", _TOP_DOWN, "vision against language networks"
+        "eigenspectra.spectra_real:vision_and_language", _TOP_DOWN, "vision against language networks"
     ),
     "rank-collapse": Entry(
-        "spectra_experiments:rank_collapse", _TOP_DOWN, "strong regularisation: does a layer collapse?"
+        "eigenspectra.spectra_experiments:rank_collapse",
+        _TOP_DOWN,
+        "strong regularisation: does a layer collapse?",
     ),
-    "same-token": Entry("spectra_experiments:same_token", _TOP_DOWN, "a language model taught one word"),
+    "same-token": Entry(
+        "eigenspectra.spectra_experiments:same_token", _TOP_DOWN, "a language model taught one word"
+    ),
     "remove-quasi-null": Entry(
-        "spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
+        "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
     ),
     "training-series": Entry(
-        "spectra_experiments:training_series", _TOP_DOWN, "spectra over training, three batch sizes"
+        "eigenspectra.spectra_experiments:training_series",
+        _TOP_DOWN,
+        "spectra over training, three batch sizes",
     ),
     "degeneracy-real": Entry(
-        "degeneracy_real:real_networks",
+        "degeneracy.real_networks:real_networks",
         "degeneracy-in-the-loss-landscape",
         "parameters used by real networks, before, during and after training",
     ),
     "interaction-basis": Entry(
-        "basis:interaction_basis_study",
+        "degeneracy.bases:interaction_basis_study",
         "degeneracy-in-the-loss-landscape",
         "sparsity, ablation and modules in four bases on three networks",
     ),
     "modules-section-5": Entry(
-        "basis_modules:section_five",
+        "degeneracy.modular:section_five",
         "degeneracy-in-the-loss-landscape",
         "free directions of modules, and the log law of links",
     ),
     "llc-truth-table": Entry(
-        "llc:truth_table",
+        "degeneracy.learning_coefficients:truth_table",
         "degeneracy-in-the-loss-landscape",
         "learning coefficients whose value is known, exact beside sampled",
     ),
     "degeneracy-landscape": Entry(
-        "llc:studies",
+        "degeneracy.learning_coefficients:studies",
         "degeneracy-in-the-loss-landscape",
         "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
     ),
     "dropped-net-tables": Entry(
-        "dropped_net:dropped_net_tables",
+        "dropped_net.puzzle:dropped_net_tables",
         "dropped-neural-net",
         "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
     ),
     "dropped-net-figures": Entry(
-        "dropped_net:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
+        "dropped_net.puzzle:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
     ),
     "dropped-net-study": Entry(
-        "dropped_study:dropped_net_study",
+        "dropped_net.open_questions:dropped_net_study",
         "dropped-neural-net",
         "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
     ),

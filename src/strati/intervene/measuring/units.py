@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError
-from strati.intervene.driver import FORMAT
 from strati.intervene.measuring.interventions import Target, find_targets
 from strati.intervene.measuring.points import Plan, Subject, measure_layer
+from strati.intervene.planning import spec as specs
 from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Data, Task, task_of
@@ -85,7 +85,13 @@ def training_units(spec: Spec, digest: str, files: Mapping[str, str]) -> list[Un
     units = []
     for start in range(0, spec.network.count, size):
         numbers = list(range(start, min(start + size, spec.network.count)))
-        config = {"work": "train", "format": FORMAT, "networks": numbers, "data": digest, "seed": spec.seed}
+        config = {
+            "work": "train",
+            "format": specs.FORMAT,
+            "networks": numbers,
+            "data": digest,
+            "seed": spec.seed,
+        }
         config |= {"network": asdict(spec.network) | {"count": 0}, "train": asdict(spec.train)}
         name = f"train {network_name(numbers[0])}" + (f"..{numbers[-1]:03d}" if len(numbers) > 1 else "")
         units.append(Unit(unit_key(config), name, name, config, files))
@@ -98,7 +104,13 @@ def layer_units(
     """One unit per layer of a network; ``identity`` is everything else its rows depend on."""
     units = []
     for target in targets:
-        config = {"work": "layer", "format": FORMAT, "network": network, **identity, "target": asdict(target)}
+        config = {
+            "work": "layer",
+            "format": specs.FORMAT,
+            "network": network,
+            **identity,
+            "target": asdict(target),
+        }
         units.append(Unit(unit_key(config), f"{network} {target.name}", network, config, files))
     return units
 

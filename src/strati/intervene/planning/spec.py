@@ -18,6 +18,10 @@ from typing import Any
 
 from strati.errors import BadInputError
 
+STORE = "study.sqlite"
+FORMAT = 1
+"""Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
+
 Number = float | int
 
 

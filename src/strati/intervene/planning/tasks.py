@@ -172,6 +172,22 @@ def make_task(data: Data, performance: str, batch: int, chance: float | None = N
     return Task(performance, performance == "accuracy", chance, tuple(batches))
 
 
+def find_data(name: str) -> Path:
+    """The file of a data set of the zoo, fetched when first asked for.
+
+    Raises:
+        BadInputError: There is no data set of that name, or it cannot be had.
+    """
+    from strati import zoo
+
+    known = ("mnist", "fashion-mnist", "cifar10")
+    if name not in known:
+        raise BadInputError(
+            name, f"no such data set; there are digits, {', '.join(known)}; or give data.path"
+        )
+    return zoo.path(name)
+
+
 def prepare(
     spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None = None, vocabulary: int = 0
 ) -> Data:

@@ -15,11 +15,11 @@ import numpy as np
 
 from strati import zoo
 from strati.errors import StratiError
-from strati.intervene.driver import Run
 from strati.intervene.judging.audit import Audit, audit
 from strati.intervene.planning.spec import Spec, read_spec
 from strati.intervene.study import Study, study
 from strati.papers.registry import Reproduction, Row
+from strati.run.driver import Run
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from strati import zoo
 from strati.errors import BadInputError, StratiError, require
-from strati.intervene.driver import STORE, Run
-from strati.intervene.planning.spec import InterventionSpec, MeasureSpec, MetricSpec, NetworkSpec
+from strati.intervene.planning.spec import STORE, InterventionSpec, MeasureSpec, MetricSpec, NetworkSpec
 from strati.intervene.study import load_study, study
 from strati.network.llama_gguf import llama_from_gguf
 from strati.papers.beside import beside
 from strati.papers.registry import Reproduction, Row
 from strati.papers.robust_and_critical.pretrained_tables import Case, case_figures, case_rows
+from strati.run.driver import Run
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 

@@ -1,4 +1,8 @@
-"""Running a study's units into its store, so that it can be stopped anywhere and resumed."""
+"""Running units of work into a store, so that a run can be stopped anywhere and resumed.
+
+What ``study``, ``scan`` and ``track`` share: where work runs (:class:`Run`), the loop that keeps every outcome as it
+comes (:func:`drive`), and the folder and store it is kept in. What the units compute is theirs.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +20,6 @@ from strati.run.engine import Body, Engine, Outcome, Unit, run_here
 from strati.run.store import Finished, Store
 from strati.types import Tick, silent
 
-STORE = "study.sqlite"
-FORMAT = 1
-"""Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
-
-
-def find_data(name: str) -> Path:
-    """The file of a data set of the zoo, fetched when first asked for.
-
-    Raises:
-        BadInputError: There is no data set of that name, or it cannot be had.
-    """
-    from strati import zoo
-
-    known = ("mnist", "fashion-mnist", "cifar10")
-    if name not in known:
-        raise BadInputError(
-            name, f"no such data set; there are digits, {', '.join(known)}; or give data.path"
-        )
-    return zoo.path(name)
-
 
 def _ignore(total: int) -> None:
     """Nobody wants to know."""
@@ -43,7 +27,7 @@ def _ignore(total: int) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """How and where a study runs.
+    """How and where the units of a long run are worked on.
 
     Args:
         engine: ``local`` or ``ray``.
@@ -51,7 +35,6 @@ class Run:
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again the units that failed in an earlier run.
         resume: What to do to go on after a stop, as the user would type it.
-        find: Gives the file of a data set named in a spec; default: strati's zoo.
         tick: Called after each unit.
         expect: Told how many units there will be.
     """
@@ -61,7 +44,6 @@ class Run:
     address: str | None = None
     retry: bool = False
     resume: str = "the same call and folder"
-    find: Callable[[str], Path] = find_data
     tick: Tick = silent
     expect: Callable[[int], None] = _ignore
 
@@ -144,23 +126,34 @@ def shared_folder(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def open_store(folder: Path, identity: str, about: dict[str, Any]) -> Store:
-    """Open or create the store of a study.
+def open_store(
+    path: Path, *, identity: str, layout: int, about: dict[str, Any], kind: str = "study"
+) -> Store:
+    """Open or create the store of a resumable run.
+
+    Args:
+        path: The store's file.
+        identity: Hash of all that the rows depend on; another one is another run.
+        layout: Version of the rows' meaning and columns: rows of another version are refused, not mixed.
+        about: What else the store says of itself.
+        kind: What is kept there, for messages.
 
     Raises:
-        BadInputError: The folder holds another study, or one whose rows another strati wrote with other meanings.
+        BadInputError: The folder holds another run, or one whose rows another strati wrote with other meanings.
     """
-    store = Store(folder / STORE, about=about | {"identity": identity, "format": FORMAT})
+    store = Store(path, about=about | {"identity": identity, "format": layout})
     there = store.about()
-    if there.get("format", 1) != FORMAT:
+    if there.get("format", 1) != layout:
         store.close()
         why = (
-            f"holds rows of format {there.get('format', 1)}, this strati writes format {FORMAT}; "
+            f"holds rows of format {there.get('format', 1)}, this strati writes format {layout}; "
             "choose another folder, or delete this one"
         )
-        raise BadInputError(folder, why)
+        raise BadInputError(path.parent, why)
     if there.get("identity") != identity:
         store.close()
-        why = "holds another study (its spec, seed or data differ); choose another folder, or delete this one"
-        raise BadInputError(folder, why)
+        why = (
+            f"holds another {kind} (its spec, seed or data differ); choose another folder, or delete this one"
+        )
+        raise BadInputError(path.parent, why)
     return store

@@ -1,0 +1,81 @@
+"""One rule for options: a frozen dataclass holds the defaults, keywords of its fields' names win over it.
+
+Every public function takes ``config=None`` and the config's fields as keywords; :func:`resolve` makes one config of
+both. The command line reads its defaults from the same dataclass (:func:`default`), so that there is one place where
+a default stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from strati.errors import BadInputError
+
+C = TypeVar("C")
+
+
+def resolve(kind: type[C], config: C | None, keywords: Mapping[str, Any], *, of: str) -> C:
+    """One config out of a given one (or the defaults) and keywords, the keywords winning.
+
+    Args:
+        kind: The frozen dataclass that holds the options and their defaults.
+        config: What the caller gave as ``config=``.
+        keywords: What the caller gave by name.
+        of: The public function, for messages.
+
+    Raises:
+        BadInputError: An unknown keyword (the nearest known name is given), or a config of another class.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Options:
+        ...     draws: int = 100
+        ...     chains: int = 4
+        >>> resolve(Options, Options(chains=2), {"draws": 50}, of="llc")
+        Options(draws=50, chains=2)
+        >>> resolve(Options, None, {"draw": 50}, of="llc")
+        Traceback (most recent call last):
+        strati.errors.BadInputError: llc: no option 'draw'; did you mean 'draws'?
+    """
+    if config is not None and not isinstance(config, kind):
+        raise BadInputError(of, f"config must be a {kind.__name__}, not a {type(config).__name__}")
+    names = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    for name in keywords:
+        if name not in names:
+            raise BadInputError(of, f"no option {name!r}; {nearest(name, names)}")
+    base = kind() if config is None else config
+    return dataclasses.replace(base, **keywords) if keywords else base  # type: ignore[type-var]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say of an unknown name: the nearest known one, or all of them.
+
+    Examples:
+        >>> nearest("seeed", ["seed", "chains"])
+        "did you mean 'seed'?"
+    """
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+
+
+def default(kind: type[Any], name: str) -> Any:
+    """The default of a config's field, for the command line's option of the same name.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Options:
+        ...     draws: int = 100
+        >>> default(Options, "draws")
+        100
+    """
+    for field in dataclasses.fields(kind):
+        if field.name == name:
+            made = field.default_factory
+            return made() if made is not dataclasses.MISSING else field.default
+    raise KeyError(name)
