@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.spectra import ranks
-from strati.spectra.bulk import Bulk, fit_random_part, noise_limit
+from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_nulls
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _FEW, _SHORT = 50, 20  # eigenvalues, and eigenvalues in the tail, below which a fit is shaky
 _FAR = 0.05  # share of spikes up to which a matrix is mostly noise
+_MANY_NULLS = 0.1  # share of quasi-null directions from which the bulk is no longer fitted around them
 _EQUAL = 1e-3  # singular values within this share of each other are one value
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
@@ -161,6 +162,8 @@ def spectrum(
     verdict, nulls, structure = None, None, None
     if bulk is not None:
         nulls = _quasi_null(found, bulk.sigma)
+        if 0 < nulls < _MANY_NULLS * found.values.size and not gap.collapsed:
+            bulk = without_nulls(found, bulk, nulls)
         doubt = bulk.spikes or nulls or neighbours.correlated(found)
         doubt = doubt or bulk.ks_distance > noise_limit(bulk.size, found.matrices)
         looked = examine(source, found, bulk, heavy=entries.heavy) if doubt and not gap.collapsed else None
