@@ -63,8 +63,39 @@ def output_options(function: F) -> F:
 
 def seed_option(function: F) -> F:
     """Add ``--seed``."""
+    return click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed.")(
+        function
+    )
+
+
+def layers_option(function: F) -> F:
+    """Add ``--layers``, repeatable; the verb receives ``layers``, a tuple of patterns, to hand to ``layers=``."""
     return click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all chance."
+        "--layers",
+        multiple=True,
+        metavar="PATTERN",
+        help="Only these layers (repeatable): 'fc*', 'role:mlp.*', 'block:3-7'; a leading '!' leaves out.",
+    )(function)
+
+
+def workers_option(function: F) -> F:
+    """Add ``--workers`` (and its aliases ``--jobs``, ``-j``); the verb receives ``workers``."""
+    return click.option(
+        "--workers",
+        "--jobs",
+        "-j",
+        "workers",
+        type=click.IntRange(0),
+        default=0,
+        metavar="N",
+        help="Units of work done at once; 0 (default): one per processor.",
+    )(function)
+
+
+def device_option(function: F) -> F:
+    """Add ``--device``; the verb receives ``device``, a text for torch, or ``None``: where the model is."""
+    return click.option(
+        "--device", metavar="DEVICE", help="Compute on this torch device (cpu, cuda, cuda:1, mps)."
     )(function)
 
 

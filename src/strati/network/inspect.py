@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strati.network.contents import Skipped
 from strati.network.open import Conv, Network
 from strati.network.open import open as open_network
+from strati.network.select import select
+from strati.options import resolve
 from strati.text import printable
 from strati.types import Flag, Result
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.network.layers import Layer
+    from strati.network.open import Openable
 
 
 @dataclass(frozen=True)
@@ -94,30 +98,47 @@ class Inspection(Result):
         ]
 
 
-def inspect(network: Network | str | Path, *, split_qkv: bool = False, conv: Conv = "pool") -> Inspection:
+@dataclass(frozen=True)
+class InspectConfig:
+    """Options of :func:`inspect`.
+
+    Attributes:
+        layers: Patterns of the layers to list (:mod:`strati.network.select`); all by default.
+        split_qkv: Show fused query-key-value matrices as three layers.
+        conv: ``"pool"`` the k x k slices of a convolution, or ``"flatten"`` it to one matrix.
+    """
+
+    layers: str | Sequence[str] | None = None
+    split_qkv: bool = False
+    conv: Conv = "pool"
+
+
+def inspect(net: Openable, *, config: InspectConfig | None = None, **options: Any) -> Inspection:
     """List the layers of a network and what would be skipped; no weight is analysed.
 
     Args:
-        network: A network, or the path of one.
-        split_qkv: Fused query-key-value matrices as three layers.
-        conv: ``"pool"`` or ``"flatten"``, as in :meth:`Network.layers`.
+        net: Whatever names a network (:func:`strati.open`).
+        config: Options; or give them by name.
+        **options: Fields of :class:`InspectConfig`; they win over ``config``.
 
     Returns:
         The layers as rows, and the skipped tensors with their reasons.
 
+    Raises:
+        StratiError: The network cannot be read, or a pattern in ``layers`` matches nothing.
+
     Examples:
-        >>> import tempfile, numpy as np
-        >>> file = Path(tempfile.mkdtemp()) / "net.npz"
-        >>> np.savez(file, **{"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)})
-        >>> row = inspect(file).layers[0]
+        >>> import numpy as np
+        >>> tensors = {"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)}
+        >>> row = inspect(tensors).layers[0]
         >>> row["role"], row["rows"], row["cols"], row["view"]
         ('attention.qkv', 12, 4, 'transposed (stored inputs x outputs)')
     """
-    net = network if isinstance(network, Network) else open_network(network)
-    layers = net.layers(split_qkv=split_qkv, conv=conv)
-    return Inspection(
-        summary_of(net), tuple(map(_row, layers)), net.skipped(split_qkv=split_qkv, conv=conv), net.warnings
-    )
+    chosen = resolve(InspectConfig, config, options, of="inspect")
+    network = open_network(net)
+    layers = select(network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), chosen.layers)
+    skipped = network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv)
+    return Inspection(summary_of(network), tuple(map(_row, layers)), skipped, network.warnings)
 
 
 def summary_of(network: Network) -> dict[str, Any]:

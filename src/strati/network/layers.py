@@ -184,7 +184,8 @@ def _whole(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
     if len(shape) == 2:
         embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
-        turned = hint.transposed or names.conv1d(tensor.name)
+        # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
+        turned = hint.transposed or (kind is None and names.conv1d(tensor.name))
         view = views.transposed(shape) if turned and not embedding else views.as_stored(shape)
         return "embedding" if embedding else "linear", view
     if kind == "conv" or (kind is None and _is_kernel(names, tensor)):
