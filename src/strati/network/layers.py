@@ -14,8 +14,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from strati.network import views
-from strati.network.contents import Hint, Skipped, Tensor
+from strati.network.contents import Hint, Quantisation, Skipped, Tensor
 from strati.network.names import Names
+from strati.network.quantised.companions import why_no_weight
+from strati.network.quantised.rounding import noise_floor
 from strati.network.roles import Role, modules
 from strati.network.views import View
 
@@ -41,6 +43,8 @@ class Layer:
         quantised: Stored as a lossy code.
         tensor: The name of the tensor it is part of.
         count: How many matrices :meth:`matrices` yields.
+        expert: Which expert of a mixture it belongs to, if any.
+        quantisation: How it was rounded before it was stored; ``None`` where it was not.
     """
 
     name: str
@@ -56,10 +60,23 @@ class Layer:
     count: int
     network: Network = field(repr=False, compare=False)
     cut: View = field(repr=False)
+    expert: int | None = None
+    quantisation: Quantisation | None = None
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
+        part = self.network.contents.read_part
+        if part is not None and self.cut.index is not None:
+            return iter((part(self.tensor, self.cut.index),))
         return self.cut.matrices(self.network.read(self.tensor))
+
+    def noise_floor(self) -> float | None:
+        """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
+        rounding = self.network.contents.rounding
+        if self.quantisation is None or rounding is None:
+            return None
+        error = rounding(self.tensor, self.cut.index)
+        return None if error is None else noise_floor(error, *self.shape)
 
 
 def plan(
@@ -97,6 +114,8 @@ def plan(
                     view.count,
                     network,
                     view,
+                    _expert(tensor.name, view),
+                    network.contents.quantisation.get(tensor.name),
                 )
             )
     # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
@@ -141,6 +160,17 @@ def _branch(layer: Layer) -> int:
     return 1 if re.search("cross|encoder_attn|EncDec", layer.name) else 0
 
 
+_EXPERT = re.compile(r"(?:^|[._])experts?[._]([0-9]{1,6})(?:[._]|$)")
+
+
+def _expert(name: str, view: View) -> int | None:
+    """The number of the expert, from its name or its place in the stack of them."""
+    found = _EXPERT.search(name)
+    if found:
+        return int(found[1])
+    return view.index if re.search(r"expert|_exps", name) else None
+
+
 _STATISTICS = re.compile(r"(running_mean|running_var|moving_mean|moving_variance|inv_freq)(:0)?$")
 _MASK = re.compile(r"(attn|attention)\.(bias|masked_bias|causal_mask)$")
 
@@ -158,6 +188,9 @@ def _unfit(tensor: Tensor) -> str | None:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
+    companion = why_no_weight(tensor.name)
+    if companion is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return companion
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
@@ -243,7 +276,7 @@ def _parts(
             "direction"
             if kind in ("lstm", "gru", "rnn")
             else "expert"
-            if "expert" in tensor.name
+            if re.search(r"expert|_exps", tensor.name)
             else "matrix"
         )
         many = prod(tensor.shape[:-2])
