@@ -85,6 +85,25 @@ def merged(shape: tuple[int, ...], inputs: int, outputs: int) -> View:
     return View(text, outputs, inputs, (("reshape", (inputs, outputs)), ("transpose", (1, 0))))
 
 
+def per_head(shape: tuple[int, ...], *, turned: bool, out: bool) -> View:
+    """A projection stored head by head, three axes, as one matrix outputs x inputs.
+
+    Args:
+        shape: ``(heads, a, b)``.
+        turned: Stored ``(heads, inputs, outputs)`` of each head, as TransformerLens does; else outputs first.
+        out: The matrix that leads out of the heads, whose inputs are heads x width, rather than into them.
+    """
+    heads, a, b = shape
+    text = f"{heads} heads side by side, from {_by(shape)}"
+    if out:
+        steps: tuple[Step, ...] = (("transpose", (2, 0, 1)) if turned else ("transpose", (1, 0, 2)),)
+        rows, cols = (b, heads * a) if turned else (a, heads * b)
+    else:
+        steps = (("transpose", (0, 2, 1)),) if turned else ()
+        rows, cols = (heads * b, a) if turned else (heads * a, b)
+    return View(text, rows, cols, (*steps, ("reshape", (rows, cols))))
+
+
 def kernel(shape: tuple[int, ...], *, inputs_first: bool, flatten: bool) -> View:
     """A convolution's kernel: its slices, one per position, or one flattened matrix.
 
