@@ -25,7 +25,12 @@ _HOME = {
     "compare": "strati.spectra.comparing.compare",
     # interventions (torch)
     "study": "strati.intervene.study",
+    "Study": "strati.intervene.study",
+    "StudyConfig": "strati.intervene.planning.config",
+    "load_study": "strati.intervene.study",
     "audit": "strati.intervene.judging.audit",
+    "Audit": "strati.intervene.judging.audit",
+    "AuditConfig": "strati.intervene.judging.audit",
     # degeneracy (torch)
     "llc": "strati.landscape.sampling.llc",
     "learning_coefficient": "strati.landscape.sampling.llc",
@@ -56,7 +61,12 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:  # what type checkers see; at run time the names above are imported when first used
     from strati.errors import StratiError as StratiError
+    from strati.intervene.judging.audit import Audit as Audit
+    from strati.intervene.judging.audit import AuditConfig as AuditConfig
     from strati.intervene.judging.audit import audit as audit
+    from strati.intervene.planning.config import StudyConfig as StudyConfig
+    from strati.intervene.study import Study as Study
+    from strati.intervene.study import load_study as load_study
     from strati.intervene.study import study as study
     from strati.landscape.counts.count import degeneracy as degeneracy
     from strati.landscape.interactions.basis import interaction_basis as interaction_basis
