@@ -41,7 +41,8 @@ _HOME = {
     "modules": "strati.landscape.interactions.modules",
     "sparsify": "strati.landscape.interactions.sparsify",
     # reassembly
-    "reassemble": "strati.reassembly.solve",
+    "reassemble": "strati.reassembly.reassemble",
+    "ReassembleConfig": "strati.reassembly.config",
     # errors
     "StratiError": "strati.errors",
 }
@@ -79,7 +80,8 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.network.layers import Layer as Layer
     from strati.network.open import Network as Network
     from strati.network.open import open as open
-    from strati.reassembly.solve import reassemble as reassemble
+    from strati.reassembly.config import ReassembleConfig as ReassembleConfig
+    from strati.reassembly.reassemble import reassemble as reassemble
     from strati.spectra.comparing.compare import compare as compare
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum
