@@ -15,6 +15,8 @@ from strati.types import Flag
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.network.adapters.lora import Update
+
 ANALYSED = frozenset({"float16", "bfloat16", "float32", "float64"})
 """The dtypes that are analysed; tensors of others are listed as skipped."""
 
@@ -112,6 +114,7 @@ class Contents:
         quantisation: How the tensors stored as lossy codes were rounded.
         rounding: Mean square of the error that rounding left in a tensor (of a stack: in one of its matrices).
         read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
+        adapters: Tensors that are low-rank updates of another network's weights.
     """
 
     format: str
@@ -126,6 +129,7 @@ class Contents:
     quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
     rounding: Callable[[str, int | None], float | None] | None = None
     read_part: Callable[[str, int], NDArray[Any]] | None = None
+    adapters: Mapping[str, Update] = field(default_factory=dict)
 
 
 @cache

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.network.adapters.lora import Update
     from strati.network.layers import Layer
     from strati.network.open import Openable
 
@@ -167,6 +168,15 @@ def _row(layer: Layer) -> dict[str, Any]:
         "dtype": layer.dtype,
         "view": layer.view,
         **({} if layer.expert is None else {"expert": layer.expert}),
+        **({} if layer.adapter is None else {"adapter": adapter_fields(layer.adapter)}),
         **({} if layer.quantisation is None else {"quantisation": vars(layer.quantisation)}),
         "warnings": flags if layer.quantised else [],
     }
+
+
+def adapter_fields(update: Update) -> dict[str, Any]:
+    """The ``adapter`` field of a layer's JSON: rank, directions used, scale.
+
+    An adapter that was never trained (``B = 0``) uses none.
+    """
+    return {"rank": update.rank, "used_rank": update.used_rank(), "scale": update.scale}

@@ -214,7 +214,12 @@ def _config(module: nn.Module) -> Mapping[str, Any] | None:
     """The hyperparameters of a transformers model, as its ``config.json`` would have them."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     config = to_dict() if callable(to_dict) else None
-    return config if isinstance(config, dict) else None
+    known: dict[str, Any] | None = config if isinstance(config, dict) else None
+    adapters = getattr(module, "peft_config", None)
+    if isinstance(adapters, Mapping) and adapters:
+        first = next(iter(adapters.values()))
+        known = (known or {}) | {"adapter_config": first.to_dict()}
+    return known
 
 
 def _hints(module: nn.Module) -> dict[str, Hint]:

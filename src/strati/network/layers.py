@@ -24,6 +24,7 @@ from strati.network.views import View
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.network.adapters.lora import Update
     from strati.network.open import Network
 
 
@@ -45,6 +46,7 @@ class Layer:
         count: How many matrices :meth:`matrices` yields.
         expert: Which expert of a mixture it belongs to, if any.
         quantisation: How it was rounded before it was stored; ``None`` where it was not.
+        adapter: The low-rank update it is; ``None`` where it is a weight.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Layer:
     cut: View = field(repr=False)
     expert: int | None = None
     quantisation: Quantisation | None = None
+    adapter: Update | None = None
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
@@ -108,7 +111,7 @@ def plan(
                     (view.rows, view.cols),
                     tensor.dtype,
                     view.text + used_by,
-                    view.rows * view.cols * view.count,
+                    _size(view, network.contents.adapters.get(tensor.name)),
                     tensor.quantised,
                     tensor.name,
                     view.count,
@@ -116,11 +119,17 @@ def plan(
                     view,
                     _expert(names.label(tensor.name), suffix),
                     network.contents.quantisation.get(tensor.name),
+                    network.contents.adapters.get(tensor.name),
                 )
             )
     # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
     ordered = _in_flow(layers) if network.format == "safetensors" else layers
     return tuple(ordered), tuple(skipped)
+
+
+def _size(view: View, update: Update | None) -> int:
+    """Number of parameters: of an update, those of its two factors."""
+    return view.rows * view.cols * view.count if update is None else update.rank * (update.rows + update.cols)
 
 
 def _in_flow(layers: list[Layer]) -> list[Layer]:

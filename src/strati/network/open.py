@@ -13,6 +13,7 @@ from strati.errors import BadInputError
 from strati.network import intake
 from strati.network import layers as _layers
 from strati.network import ties as _ties
+from strati.network.adapters.recognise import updates
 from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
 from strati.network.names import Names
 from strati.network.quantised.recognise import decoded
@@ -129,7 +130,7 @@ class Network:
     """
 
     def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
-        contents = decoded(contents)
+        contents = updates(decoded(contents))
         self.path = path
         self.module = module
         self.format = contents.format
@@ -195,7 +196,9 @@ class Network:
         for tensor in self.tensors:
             if tensor.floating and tensor.name not in self.ties and not _layers.is_buffer(tensor):
                 storage, limit = self.contents.shared.get(tensor.name, (("alone", tensor.name), tensor.size))
-                total[storage] = total.get(storage, 0) + tensor.size
+                update = self.contents.adapters.get(tensor.name)
+                size = tensor.size if update is None else update.rank * (update.rows + update.cols)
+                total[storage] = total.get(storage, 0) + size
                 limits[storage] = limit
         return sum(min(count, limits[storage]) for storage, count in total.items())
 

@@ -18,6 +18,7 @@ from strati.network.source import Source
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ADAPTER = "adapter_config.json"
 MAX_JSON = 25_000_000
 MAX_SHARDS = 10_000
 
@@ -40,8 +41,36 @@ def contents(folder: Path) -> Contents:
         BadInputError: A shard is missing, lies outside the folder, or is listed twice; there are no weights, or
             several that do not belong together.
     """
+    if (folder / ADAPTER).exists() or (folder / ADAPTER).is_symlink():
+        return _adapter(folder)
     config = _config(folder)
     return _merge(folder, _files(folder), config)
+
+
+def _adapter(folder: Path) -> Contents:
+    """A PEFT adapter: its factors, and its configuration under ``adapter_config``.
+
+    Raises:
+        BadInputError: The configuration is no table, or there are no weights beside it.
+        UnsupportedError: It is an adapter of another kind than LoRA.
+    """
+    leads_to(folder, folder / ADAPTER)
+    config = _json(folder / ADAPTER)
+    if not isinstance(config, dict):
+        raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
+    kind = str(config.get("peft_type", "LORA")).upper()
+    if kind not in ("LORA", "ADALORA", "DORA"):
+        raise UnsupportedError(
+            folder, f"is a {kind} adapter; strati reads LoRA and DoRA: merge it into its base first"
+        )
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            leads_to(folder, folder / name)
+            found = _merge(folder, {name: None}, {"adapter_config": config})
+            return Contents(**(vars(found) | {"format": "peft"}))
+    raise BadInputError(
+        folder, "has an adapter_config.json but no adapter_model.safetensors; download it again"
+    )
 
 
 def _files(folder: Path) -> Mapping[str, set[str] | None]:
