@@ -95,6 +95,10 @@ def _at(place: Path) -> Network:
         from strati.network.formats.directory import contents as directory_contents
 
         return Network(place, directory_contents(place))
+    if place.name.endswith(".index.json"):
+        from strati.network.formats.directory import indexed_contents
+
+        return Network(place, indexed_contents(place))
     return Network(place, file_contents(place))
 
 
@@ -126,7 +130,6 @@ class Network:
         module: The ``nn.Module`` it was opened from, or ``None``.
         tensors: Its tensors, unread.
         config: ``config.json`` of a Hugging Face directory, the hyperparameters of a GGUF file, or ``None``.
-        warnings: What a user must know about the file.
     """
 
     def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
@@ -136,9 +139,17 @@ class Network:
         self.format = contents.format
         self.tensors = contents.tensors
         self.config: Mapping[str, Any] | None = contents.config
-        self.warnings: tuple[Flag, ...] = contents.warnings
         self.contents = contents
+        self._recipe: tuple[Any, tuple[Any, ...]] | None = None
         self._plans: dict[tuple[bool, str], tuple[tuple[Layer, ...], tuple[Skipped, ...]]] = {}
+
+    @cached_property
+    def warnings(self) -> tuple[Flag, ...]:
+        """What a user must know about the file."""
+        if self.layers():
+            return self.contents.warnings
+        text = "holds no weight matrix: nothing to analyse (strati inspect lists its tensors)"
+        return (*self.contents.warnings, Flag("no-matrices", text))
 
     @property
     def in_memory(self) -> bool:
@@ -147,6 +158,8 @@ class Network:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Between processes a network travels as its path; one in memory as its values."""
+        if self._recipe is not None:
+            return self._recipe
         return (
             (Network, (self.path, intake.frozen(self.contents))) if self.in_memory else (open, (self.path,))
         )

@@ -68,7 +68,9 @@ def merged(base: Network, adapter: Network) -> Network:
     contents = replace(
         plain, tensors=tensors, read=read, read_part=None, quantisation=quantisation, ties={}, adapters={}
     )
-    return Opened(path, contents)
+    made = Opened(path, contents)
+    made._recipe = (merged, (base, adapter))
+    return made
 
 
 def apply(weight: NDArray[Any], update: Update) -> NDArray[np.float32]:
