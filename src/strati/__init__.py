@@ -18,6 +18,8 @@ _HOME = {
     "open": "strati.network.open",
     "Network": "strati.network.open",
     "Layer": "strati.network.layers",
+    "inspect": "strati.network.inspect",
+    "as_module": "strati.network.module",
     # spectra
     "spectrum": "strati.spectra.spectrum",
     "Spectrum": "strati.spectra.spectrum",
@@ -66,7 +68,9 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.landscape.sampling.llc import learning_coefficient as learning_coefficient
     from strati.landscape.sampling.llc import llc as llc
     from strati.landscape.sampling.scales import effective_parameters as effective_parameters
+    from strati.network.inspect import inspect as inspect
     from strati.network.layers import Layer as Layer
+    from strati.network.module import as_module as as_module
     from strati.network.open import Network as Network
     from strati.network.open import open as open
     from strati.reassembly.solve import reassemble as reassemble
