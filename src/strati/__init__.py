@@ -27,7 +27,12 @@ _HOME = {
     "compare": "strati.spectra.comparing.compare",
     # interventions (torch)
     "study": "strati.intervene.study",
+    "Study": "strati.intervene.study",
+    "StudyConfig": "strati.intervene.planning.config",
+    "load_study": "strati.intervene.study",
     "audit": "strati.intervene.judging.audit",
+    "Audit": "strati.intervene.judging.audit",
+    "AuditConfig": "strati.intervene.judging.audit",
     # degeneracy (torch)
     "llc": "strati.landscape.sampling.llc",
     "learning_coefficient": "strati.landscape.sampling.llc",
@@ -38,7 +43,8 @@ _HOME = {
     "modules": "strati.landscape.interactions.modules",
     "sparsify": "strati.landscape.interactions.sparsify",
     # reassembly
-    "reassemble": "strati.reassembly.solve",
+    "reassemble": "strati.reassembly.reassemble",
+    "ReassembleConfig": "strati.reassembly.config",
     # errors
     "StratiError": "strati.errors",
 }
@@ -58,7 +64,12 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:  # what type checkers see; at run time the names above are imported when first used
     from strati.errors import StratiError as StratiError
+    from strati.intervene.judging.audit import Audit as Audit
+    from strati.intervene.judging.audit import AuditConfig as AuditConfig
     from strati.intervene.judging.audit import audit as audit
+    from strati.intervene.planning.config import StudyConfig as StudyConfig
+    from strati.intervene.study import Study as Study
+    from strati.intervene.study import load_study as load_study
     from strati.intervene.study import study as study
     from strati.landscape.counts.count import degeneracy as degeneracy
     from strati.landscape.interactions.basis import interaction_basis as interaction_basis
@@ -73,7 +84,8 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.network.module import as_module as as_module
     from strati.network.open import Network as Network
     from strati.network.open import open as open
-    from strati.reassembly.solve import reassemble as reassemble
+    from strati.reassembly.config import ReassembleConfig as ReassembleConfig
+    from strati.reassembly.reassemble import reassemble as reassemble
     from strati.spectra.comparing.compare import compare as compare
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum

@@ -1,4 +1,4 @@
-"""What a batch is, whatever the data come as. (How a model is called with one is in ``models``.)
+"""What a batch is, whatever the data come as; how a model is called with one is in ``models``.
 
 Data may be arrays or tensors, ``(x, y)``, a dict of tensors as tokenizers return it, a ``DataLoader`` or any other
 re-iterable of such batches, a ``Dataset`` of single rows, or the path of a data file. :func:`as_batches` makes

@@ -166,5 +166,7 @@ def _row(layer: Layer) -> dict[str, Any]:
         "matrices": layer.count,
         "dtype": layer.dtype,
         "view": layer.view,
+        **({} if layer.expert is None else {"expert": layer.expert}),
+        **({} if layer.quantisation is None else {"quantisation": vars(layer.quantisation)}),
         "warnings": flags if layer.quantised else [],
     }

@@ -8,7 +8,8 @@ one, not because of its name. torch is never imported here: who passes a module 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def module_contents(module: nn.Module) -> Contents:
     kind = type(module).__name__
     if not tensors:
         raise BadInputError(kind, "has no parameters; give a module with weights")
-    named, warnings = state.state_dict(_Name(kind), tensors, Tensor)  # type: ignore[arg-type]
+    named, _, warnings = state.state_dict(_Name(kind), tensors, Tensor)  # type: ignore[arg-type]
     hints = _hints(module)
     known = {new: hints[old] for old, new in zip(tensors, named, strict=True) if old in hints}
     return _contents("module", named, known, _config(module), warnings)
@@ -60,14 +61,32 @@ def mapping_contents(mapping: Mapping[Any, Any]) -> Contents:
     """
     torch = sys.modules.get("torch")
     leaf: Any = (np.ndarray, torch.Tensor) if torch is not None else np.ndarray
-    named, warnings = state.state_dict(_Name("state dict"), _plain(mapping), leaf)  # type: ignore[arg-type]
-    return _contents("state dict", named, {}, None, warnings)
+    named, beside, warnings = state.state_dict(_Name("state dict"), _plain(mapping), leaf)  # type: ignore[arg-type]
+    found = _contents("state dict", named, {}, None, warnings)
+    return replace(found, unread=(*found.unread, *beside))
 
 
 def frozen(contents: Contents) -> Contents:
     """The same with every tensor read, so that it can travel between processes."""
     arrays = {tensor.name: np.ascontiguousarray(contents.read(tensor.name)) for tensor in contents.tensors}
-    return Contents(**(vars(contents) | {"read": arrays.__getitem__}))
+    errors: dict[tuple[str, int | None], float | None] = {}
+    for tensor in contents.tensors:
+        if contents.rounding is not None and tensor.name in contents.quantisation:
+            places: Iterable[int | None] = (
+                range(prod(tensor.shape[:-2])) if len(tensor.shape) > 2 else (None,)
+            )
+            errors |= {(tensor.name, index): contents.rounding(tensor.name, index) for index in places}
+    return replace(contents, read=arrays.__getitem__, read_part=None, rounding=_Errors(errors))
+
+
+class _Errors:
+    """Rounding errors looked up: what travels between processes in place of a decoder."""
+
+    def __init__(self, known: Mapping[tuple[str, int | None], float | None]) -> None:
+        self.known = known
+
+    def __call__(self, name: str, index: int | None) -> float | None:
+        return self.known.get((name, index))
 
 
 class _Name:

@@ -15,6 +15,7 @@ from strati.network import layers as _layers
 from strati.network import ties as _ties
 from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
 from strati.network.names import Names
+from strati.network.quantised.recognise import decoded
 from strati.network.sniff import sniff, wrong_ending
 from strati.network.source import Source
 from strati.types import Flag
@@ -128,6 +129,7 @@ class Network:
     """
 
     def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
+        contents = decoded(contents)
         self.path = path
         self.module = module
         self.format = contents.format

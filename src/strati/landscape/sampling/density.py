@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 if TYPE_CHECKING:
-    from strati.landscape.sampling.samplers import Traces
+    from strati.landscape.sampling.traces import Traces
     from strati.types import FloatArray
 
 _SAMPLES = 300_000

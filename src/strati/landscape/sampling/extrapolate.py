@@ -31,7 +31,7 @@ class Limit(NamedTuple):
     multiplicity: int
 
 
-class _Fit(NamedTuple):
+class _LadderFit(NamedTuple):
     value: float
     variance: float
     score: float
@@ -61,7 +61,7 @@ def extrapolate(
     t = np.log(nbeta)
     origin = np.log(hottest) if hottest is not None else t[0] - np.log(100.0)
     sigma = np.maximum(errors, _FLOOR * np.maximum(np.abs(values), 0.05))
-    fits: list[_Fit] = []
+    fits: list[_LadderFit] = []
     for cut in range(len(t) - 2):
         part = slice(cut, None)
         fits += [
@@ -80,7 +80,7 @@ def extrapolate(
     return Limit(mean, float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
 
 
-def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> Iterator[_Fit]:
+def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> Iterator[_LadderFit]:
     """Every form that the number of points allows: a power or none, on top of each multiplicity."""
     ones = np.ones_like(t)
     designs = [np.stack([ones], 1)]
@@ -97,7 +97,7 @@ def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> Ite
 
 def _solve(
     design: FloatArray, y: FloatArray, sigma: FloatArray, multiplicity: int, offsets: FloatArray
-) -> _Fit:
+) -> _LadderFit:
     """Least squares for each offset of the logarithm at once, averaged over offsets by their likelihood."""
     scaled, target = design / sigma[:, None], y / sigma
     covariance = np.linalg.pinv(scaled.T @ scaled)
@@ -109,4 +109,4 @@ def _solve(
     variance = float(covariance[0, 0] + weight @ (solution[:, 0] - value) ** 2)
     # A power's rate and a logarithm's offset are parameters too.
     count = 2 * design.shape[1] - 1 + (len(offsets) > 1)
-    return _Fit(value, variance, float(chi2.min()) + 2 * count, multiplicity)
+    return _LadderFit(value, variance, float(chi2.min()) + 2 * count, multiplicity)

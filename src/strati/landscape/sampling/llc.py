@@ -20,23 +20,17 @@ from torch import Tensor, nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, Objective, Potential, objective
+from strati.landscape.sampling.budget import gradient_cost, sampling_plan
+from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.controlled import controlled_mean, honest_error
 from strati.landscape.sampling.diagnostics import ess, rhat, standard_error
 from strati.landscape.sampling.extrapolate import Limit, extrapolate
 from strati.landscape.sampling.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
 from strati.landscape.sampling.hmc import sample_hmc
 from strati.landscape.sampling.moment_points import condensed
-from strati.landscape.sampling.samplers import (
-    DENSE_LIMIT,
-    LLCConfig,
-    Sampler,
-    Target,
-    Traces,
-    gradient_cost,
-    localised,
-    target,
-)
+from strati.landscape.sampling.posterior import LocalPosterior, local_posterior, localised
 from strati.landscape.sampling.sgld import sample_sgld
+from strati.landscape.sampling.traces import Traces
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -241,24 +235,31 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
     few = condensed(potential) if isinstance(potential, Objective) else potential
     kind = chosen_sampler(few, theta, config)
     if kind in (Sampler.HMC, Sampler.GIBBS):
-        return _sample_all_data(target(few, theta, config.gamma or 1.0), config, float(nbeta), tick)
+        return _sample_all_data(local_posterior(few, theta, config.gamma or 1.0), config, float(nbeta), tick)
     if not isinstance(potential, Objective):
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return sample_sgld(potential, dataclasses.replace(config, sampler=kind), float(nbeta), tick)
 
 
-def _sample_all_data(seen: Target, config: LLCConfig, nbeta: float, tick: Tick) -> Traces:
+def _sample_all_data(seen: LocalPosterior, config: LLCConfig, nbeta: float, tick: Tick) -> Traces:
     """By conditional draws where the loss allows them, else by HMC.
 
     Where a whole ladder of exchanges is affordable it is as good, and goes colder; but one block is drawn outright.
     """
-    most = 1 if config.sampler == Sampler.AUTO and config.plan(seen.size, seen.cost).exchange else None
+    most = (
+        1 if config.sampler == Sampler.AUTO and sampling_plan(config, seen.size, seen.cost).exchange else None
+    )
     traces = conditional_traces(seen, config, nbeta, tick, most=most)
     return traces if traces is not None else sample_hmc(seen, config, nbeta, tick)
 
 
 def conditional_traces(
-    seen: Target, config: LLCConfig, nbeta: float | Sequence[float], tick: Tick, *, most: int | None = None
+    seen: LocalPosterior,
+    config: LLCConfig,
+    nbeta: float | Sequence[float],
+    tick: Tick,
+    *,
+    most: int | None = None,
 ) -> Traces | None:
     """Draws by conditionals of at most so many blocks; ``None`` where there are no such and they are not insisted on.
 

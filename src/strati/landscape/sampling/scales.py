@@ -18,6 +18,8 @@ from torch import nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Objective, as_tensor, objective
+from strati.landscape.sampling.budget import gradient_cost, sampling_plan
+from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
 from strati.landscape.sampling.gauss_newton import (
     closed_form,
@@ -35,15 +37,8 @@ from strati.landscape.sampling.llc import (
     sample,
 )
 from strati.landscape.sampling.moment_points import condensed
+from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
-from strati.landscape.sampling.samplers import (
-    DENSE_LIMIT,
-    LLCConfig,
-    Sampler,
-    gradient_cost,
-    localised,
-    target,
-)
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -198,7 +193,9 @@ def effective_parameters(
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = localised(settings, function, theta)
-    if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
+    if sampling_plan(
+        dataclasses.replace(settings, ladder=True), len(theta), gradient_cost(function, theta)
+    ).exchange:
         return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
 
@@ -257,7 +254,7 @@ def _by_temperature(
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
-        seen = target(function, theta, settings.gamma or 1.0)
+        seen = local_posterior(function, theta, settings.gamma or 1.0)
         traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
             seen, settings, nbetas, tick
         )

@@ -183,6 +183,10 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
     def read(name: str) -> NDArray[Any]:
         return parts[owner[name]].read(name)
 
+    def rounding(name: str, index: int | None) -> float | None:
+        part = parts[owner[name]]
+        return part.rounding(name, index) if part.rounding is not None else None
+
     tensors = sorted((t for part in parts.values() for t in part.tensors), key=lambda t: natural(t.name))
     return Contents(
         format=next(iter(parts.values())).format,
@@ -194,4 +198,6 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
         shared={k: ((name, v[0]), v[1]) for name, part in parts.items() for k, v in part.shared.items()},
         config=config,
         warnings=tuple(w for part in parts.values() for w in part.warnings),
+        quantisation={k: v for part in parts.values() for k, v in part.quantisation.items()},
+        rounding=rounding,
     )
