@@ -142,7 +142,7 @@ def table(
     Examples:
         >>> print(as_text(table(["layer", Column("alpha", right=True)], [["fc1", 2.5], ["fc2", None]]), width=40))
          layer  alpha
-        ──────────────
+         ─────────────
          fc1      2.5
          fc2        -
     """
@@ -192,6 +192,8 @@ def as_text(renderable: RenderableType, *, width: int | None = None, lines: int 
     written = [line.rstrip() for line in visible(sink.getvalue()).rstrip("\n").split("\n")]
     while written and not written[0]:
         written.pop(0)
+    while written and not written[-1]:
+        written.pop()
     if lines is not None and len(written) > lines:
         tail = lines // 3
         left = len(written) - lines

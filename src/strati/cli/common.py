@@ -75,7 +75,7 @@ def guard_outputs(context: click.Context) -> None:
     """Refuse to write over an input, or, without ``--force``, over a file that opens as a network.
 
     Raises:
-        BadInputError: An output is one of the inputs or is given twice; or it is a network and ``--force`` is not given.
+        BadInputError: An output is one of the inputs, is given twice, or is a network without ``--force``.
     """
     outputs = [Path(text) for name in OUTPUTS for text in _texts(context.params.get(name)) if text != "-"]
     inputs = [
