@@ -12,6 +12,7 @@ from strati.network.open import Conv, Network
 from strati.network.open import open as open_network
 from strati.network.select import select
 from strati.options import resolve
+from strati.tables import Column, table
 from strati.text import printable
 from strati.types import Flag, Result
 
@@ -62,27 +63,28 @@ class Inspection(Result):
     def summary(self) -> RenderableType:
         """A table of the layers, then the skipped tensors by reason."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self._headline()), title_justify="left", title_style="bold")
-        for column in ("layer", "role", "block", "shape", "dtype", "parameters", "view"):
-            right = column in ("block", "shape", "parameters")
-            table.add_column(column, justify="right" if right else "left", overflow="fold")
+        columns = (
+            Column("layer", keep=True),
+            Column("role"),
+            Column("block", right=True, gives=2),
+            Column("shape", right=True),
+            Column("dtype", gives=1),
+            Column("parameters", right=True, gives=3),
+            Column("view", gives=4),
+        )
+        rows = []
         for row in self.layers:
             times = f"{row['matrices']} x " if row["matrices"] > 1 else ""
-            cells = (
-                printable(row["name"], 60),
-                str(row["role"]),
-                "" if row["block"] is None else str(row["block"]),
-                f"{times}{row['rows']}x{row['cols']}",
-                row["dtype"],
-                f"{row['parameters']:,}",
-                row["view"],
+            shape = f"{times}{row['rows']}x{row['cols']}"
+            block = "" if row["block"] is None else row["block"]
+            rows.append(
+                (row["name"], row["role"], block, shape, row["dtype"], row["parameters"], row["view"])
             )
-            table.add_row(*(Text(cell) for cell in cells))
         lines = [Text(f"warning: {printable(flag.text, 300)}", style="yellow") for flag in self.warnings]
-        return Group(*lines, table, *(Text(line) for line in self._skipped_lines()))
+        shown = table(columns, rows, title=self._headline(), notes=self._skipped_lines())
+        return Group(*lines, shown)
 
     def _headline(self) -> str:
         net = self.network
