@@ -255,9 +255,8 @@ def _by_temperature(
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
         seen = local_posterior(function, theta, settings.gamma or 1.0)
-        traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
-            seen, settings, nbetas, tick
-        )
+        # Both samplers get, and give back, the temperatures ascending.
+        traces = conditional_traces(seen, settings, rungs, tick) or sample_rungs(seen, settings, rungs, tick)
         # By place: single precision rounds the temperatures that it keeps.
         found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
