@@ -1,6 +1,6 @@
 """Functions and networks whose learning coefficient is known, to hold the estimates against.
 
-The list was fixed before the extrapolation was tuned, and cut in two by the order of the list: every second case of each
+The list was fixed before the extrapolation was tuned, and cut in two by its order: every second case of each
 kind is kept for the final check (``held_out``). ``tools/calibrate_llc_limit.py`` runs it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -106,9 +107,7 @@ def _ideals() -> Iterator[Entry]:
     yield _function(
         "w1^4 w2^2 + w1^2 w2^4", "1/3", 2, lambda w: w[0] ** 4 * w[1] ** 2 + w[0] ** 2 * w[1] ** 4
     )
-    yield _function(
-        "w1^4 + w1^2 w2^2 + w2^6", "1/2", 2, lambda w: w[0] ** 4 + (w[0] * w[1]) ** 2 + w[1] ** 6
-    )
+    yield _function("w1^4 + w1^2 w2^2 + w2^6", "1/2", 2, lambda w: w[0] ** 4 + (w[0] * w[1]) ** 2 + w[1] ** 6)
     yield _function(
         "pairs of w1 w2 w3, squared",
         "3/4",
@@ -162,7 +161,7 @@ def _deep() -> Iterator[Entry]:
 
 def _linear(widths: Sequence[int], rank: int, seed: int) -> nn.Module:
     layers = []
-    for i, (before, after) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (before, after) in enumerate(pairwise(widths)):
         layer = nn.Linear(before, after, bias=False).double()
         left, right = _normal(derive(seed, i, "left"), after, rank), _normal(derive(seed, i), rank, before)
         layer.weight.data = left @ right / max(1.0, (rank * before) ** 0.5)
@@ -198,31 +197,35 @@ def _trained() -> Iterator[Entry]:
         with torch.no_grad():
             y = model(x) + 0.1 * _normal(derive(0, name), len(x), 1)
         size = sum(p.numel() for p in model.parameters())
-        yield (
-            name,
-            Fraction(size, 2),
-            lambda config, m=model, x=x, y=y: llc(_minimised(m, x, y), "mse", (x, y), config=config),
-        )
+        yield name, Fraction(size, 2), _on_training(_minimised(model, x, y), x, y)
+
+
+def _on_training(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[LLCConfig], LearningCoefficient]:
+    return lambda config: llc(model, "mse", (x, y), config=config)
 
 
 def _minimised(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:
     optimiser = torch.optim.LBFGS(
-        model.parameters(), max_iter=3000, tolerance_grad=1e-13, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        model.parameters(),
+        max_iter=3000,
+        tolerance_grad=1e-13,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        loss = ((model(x) - y) ** 2).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss: Tensor = ((model(x) - y) ** 2).mean()
+        loss.backward()
         return loss
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    optimiser.step(closure)
     return model
 
 
 def _perceptron(widths: Sequence[int], activation: type[nn.Module]) -> tuple[nn.Module, Tensor]:
     layers: list[nn.Module] = []
-    for i, (before, after) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (before, after) in enumerate(pairwise(widths)):
         layer = nn.Linear(before, after).double()
         seed = derive(0, "perceptron", activation.__name__, *widths, i)
         layer.weight.data = _normal(seed, after, before) / before**0.5

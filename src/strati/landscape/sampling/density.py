@@ -76,7 +76,7 @@ def density_of_states(traces: Traces) -> DensityOfStates:
     """Reweight the traces of a ladder of temperatures into one set of samples of parameter space."""
     step = max(1, traces.excess.size // _SAMPLES)
     excess, spread = traces.excess[:, :, ::step], traces.spread[:, :, ::step]
-    temperatures, chains, draws = excess.shape
+    chains = excess.shape[1]
     losses = excess.reshape(-1)
     free = _free_energies(traces.nbeta, excess)
     log_weight = _log_weight(traces.nbeta, free, losses)
