@@ -207,7 +207,7 @@ def test_cost_decides_how_much_is_sampled():
     assert sampling_plan(settings, 2, cheap).exchange and not sampling_plan(settings, 2, dear).exchange
     assert sampling_plan(settings, 30, cheap).chains > sampling_plan(settings, 30, dear).chains
     assert sampling_plan(settings, 30, cheap).ladder and not sampling_plan(settings, 30, dear).ladder
-    own = LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True).plan(30, dear)
+    own = sampling_plan(LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True), 30, dear)
     assert own[:3] == (5, 33, 4) and own.ladder
 
 

@@ -15,7 +15,7 @@ from strati.landscape.behaviour import Potential
 from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig
 
 _LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
-_RUNGS = 3
+_RUNGS = 7
 _EXCHANGED = 40  # temperatures of a whole ladder, about
 
 _PER_MOVE = 4e-4

@@ -31,8 +31,14 @@ _LOCAL_AIM = (
     0.9  # the same without exchange: curvature varies along valleys, and no other move frees a stuck chain
 )
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
+_LEAST_FACTOR = (
+    1.25  # between neighbouring temperatures: chains in several places would ask for no step at all
+)
+_LOST = (
+    1.5  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
+)
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
-_LOCAL_RUNGS = (4.0, 16.0)  # of the requested temperature, without exchange
+_LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange
 _RUNG_SETTLE = 20  # rounds at a temperature before its draws, without exchange
 _FEWEST_DRAWS = 80
 _HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
@@ -274,6 +280,8 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
         rungs.append(state)
         tunings.append(tuning)
         tick(f"nbeta {current:.3g}")
+        if current > nbeta and current * float(energies.median()) > _LOST * target.size:
+            break
     temperatures = torch.tensor(ladder, dtype=target.theta.dtype)
     together = State(*(torch.cat(parts) for parts in zip(*rungs, strict=True)))
     joint = Tuning(*(torch.cat(parts) for parts in zip(*tunings, strict=True)))
@@ -311,7 +319,7 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
         part, state = _record(walk, state, current, tuning, 0, draws)
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
-        stuck = target.size > DENSE_LIMIT and (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
+        stuck = (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
         if stuck or (draws == _HOPELESS_DRAWS and walk.hopeless):  # colder, the valleys are narrower still
             break
         walk.lengthen(tuning)
@@ -391,7 +399,7 @@ def _next_temperature(energies: Tensor, current: float, coldest: float, wanted: 
     width = max(float(high - low) / 2, 1e-290)
     following = current + _SPACING / width
     if current > 0:
-        following = min(following, 4 * current)
+        following = min(max(following, _LEAST_FACTOR * current), 4 * current)
     following = min(following, coldest)
     return wanted if current < wanted < following else following
 

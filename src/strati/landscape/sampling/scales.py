@@ -21,6 +21,7 @@ from strati.landscape.behaviour import Objective, as_tensor, objective
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
+from strati.landscape.sampling.estimation import estimate, impossible, mixed
 from strati.landscape.sampling.gauss_newton import (
     closed_form,
     curvature_spectrum,
@@ -28,14 +29,7 @@ from strati.landscape.sampling.gauss_newton import (
     temperature_for,
 )
 from strati.landscape.sampling.hmc import sample_rungs
-from strati.landscape.sampling.llc import (
-    chosen_sampler,
-    conditional_traces,
-    estimate,
-    impossible,
-    mixed,
-    sample,
-)
+from strati.landscape.sampling.llc import chosen_sampler, conditional_traces, draw
 from strati.landscape.sampling.moment_points import condensed
 from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
@@ -228,7 +222,7 @@ def _by_density(
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
     nbeta = settings.nbeta or 1 / float(np.median(scales))
     chosen = dataclasses.replace(settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.HMC)
-    traces = sample(function, function.flat.theta, chosen, tick)
+    traces = draw(function, function.flat.theta, chosen, tick)
     # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
     good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
     density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
@@ -255,14 +249,13 @@ def _by_temperature(
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
         seen = local_posterior(function, theta, settings.gamma or 1.0)
-        traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
-            seen, settings, nbetas, tick
-        )
+        # Both samplers get, and give back, the temperatures ascending.
+        traces = conditional_traces(seen, settings, rungs, tick) or sample_rungs(seen, settings, rungs, tick)
         # By place: single precision rounds the temperatures that it keeps.
         found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
-        found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
+        found = {float(n): draw(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)

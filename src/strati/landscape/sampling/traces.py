@@ -10,6 +10,7 @@ import numpy as np
 from strati.errors import require
 
 if TYPE_CHECKING:
+    from strati.landscape.sampling.surroundings import Surroundings
     from strati.types import FloatArray
 
 
@@ -30,6 +31,9 @@ class Traces:
         acceptance: Mean acceptance per temperature, ``(K,)``.
         gradients: Gradients of one replica that were computed in all.
         global_start: Whether the chains came down from the localisation alone, or started at the minimum.
+        around: What derivatives at the given parameters say; ``None`` if that was not affordable.
+        centre: ``L - L*`` at the mean of the draws of the temperature asked for, where that was computed.
+        gamma_from_weights: Whether the localisation was chosen from the size of the weights.
     """
 
     nbeta: FloatArray
@@ -44,6 +48,9 @@ class Traces:
     acceptance: FloatArray
     gradients: int
     global_start: bool
+    around: Surroundings | None = None
+    centre: float | None = None
+    gamma_from_weights: bool = False
 
     @property
     def chains(self) -> int:
@@ -54,6 +61,12 @@ class Traces:
     def draws(self) -> int:
         """Kept draws per chain."""
         return int(self.excess.shape[2])
+
+    def lowered(self, offset: float) -> Traces:
+        """The same draws with a lower loss for ``L*``."""
+        if offset == 0:
+            return self
+        return replace(self, baseline=self.baseline - offset, excess=self.excess + offset)
 
     def only(self, index: int) -> Traces:
         """The draws of one temperature."""
