@@ -33,7 +33,7 @@ class LayerEdits:
 
     def __init__(self, target: Target, values: Values) -> None:
         self.target = target
-        self.matrix = as_matrix(values[0], target.kind)
+        self.matrix = values[0] if target.kind == "block" else as_matrix(values[0], target.kind)
         self._directions: edits.Directions | None = None
         self._update: edits.Directions | None = None
 

@@ -102,7 +102,7 @@ def measure_layer(
 ) -> list[dict[str, Any]]:
     """All rows of one layer or block: intact and under every change; a failed one has its reason."""
     block = target.kind == "block"
-    values = (np.empty(0), None) if block else values_of(subject.model, target)
+    values = (np.empty((0, 0)), None) if block else values_of(subject.model, target)
     points = plan.points(target, subject.initial is not None)[1:]
     changes = _changes(subject, target, plan, values, points, others or {})
     good = [change for change in changes if not isinstance(change, str)]
