@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from strati.intervene.measuring.points import Evaluate
 
 FIRST_COLUMNS = (
-    *("network", "layer", "intervention", "draw", "type", "status", "reason", "initialiser"),
-    *("performance", "intact_performance"),
+    *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
+    *("performance", "performance_stderr", "intact_performance"),
 )
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
+"""What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw)."""
 
     verb: ClassVar[str] = "study"
 
@@ -64,7 +66,7 @@ class Study(Result):
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
         found = dict.fromkeys(name for row in self.rows for name in row)
-        return tuple(name for name in found if name not in FIRST_COLUMNS)
+        return tuple(name for name in found if name not in NO_METRICS)
 
     def payload(self) -> dict[str, Any]:
         """Counts, the store, the measure of performance, and why points failed."""
@@ -83,7 +85,7 @@ class Study(Result):
         }
 
     def frame(self) -> pd.DataFrame:
-        """All rows, sorted by (network, layer, intervention, draw)."""
+        """All rows, sorted by (network, layer, intervention, setting, draw)."""
         import pandas as pd
 
         ordered = sorted(self.rows, key=row_key)
@@ -173,9 +175,9 @@ def load_study(folder: str | Path) -> Study:
         return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
 
 
-def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    """What rows are sorted by."""
-    return row["network"], row["layer"], row["intervention"], row["draw"]
+def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
+    """What rows are sorted by; no setting comes before any."""
+    return row["network"], row["layer"], row["intervention"], row.get("setting") or "", row["draw"]
 
 
 def _run(job: Job, out: str | Path | None, run: Run) -> Study:
