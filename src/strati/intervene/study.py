@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 
 FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
-    *("performance", "intact_performance"),
+    *("performance", "performance_stderr", "intact_performance"),
 )
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
+"""What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw)."""
 
     verb: ClassVar[str] = "study"
 
@@ -65,7 +67,7 @@ class Study(Result):
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
         found = dict.fromkeys(name for row in self.rows for name in row)
-        return tuple(name for name in found if name not in FIRST_COLUMNS)
+        return tuple(name for name in found if name not in NO_METRICS)
 
     def payload(self) -> dict[str, Any]:
         """Counts, the store, the measure of performance, and why points failed."""
