@@ -75,6 +75,7 @@ _HOME = {
     "apply": "strati.intervene.apply",
     "Applied": "strati.intervene.apply",
     "load_factored": "strati.intervene.acting.factored",
+    # the loss landscape (torch)
     "llc": "strati.landscape.sampling.llc",
     "learning_coefficient": "strati.landscape.sampling.llc",
     "LearningCoefficient": "strati.landscape.sampling.llc",
