@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -153,9 +153,26 @@ class Objective:
         return lambda theta: self.loss(self.flat(theta, x), target)
 
     @property
+    def behavioural(self) -> bool:
+        """Whether the network's own outputs are the targets, so that it stands at the least loss there is."""
+        return self.name is not None and self.name.behavioural
+
+    def part(self, rows: slice) -> Objective:
+        """The same loss over consecutive rows of the data."""
+        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, Mapping) else self.x[rows]
+        return replace(self, x=x, target=self.target[rows])
+
+    @property
     def rows(self) -> int:
         """Number of inputs."""
         return _rows(self.x)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network puts out over all data."""
+        with torch.no_grad():
+            one = self.flat(self.flat.theta, self.part(slice(0, 1)).x)
+        return self.rows * one.numel()
 
 
 def objective(

@@ -14,14 +14,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from strati.network import views
-from strati.network.contents import Hint, Skipped, Tensor
+from strati.network.contents import Hint, Quantisation, Skipped, Tensor
 from strati.network.names import Names, is_raw
+from strati.network.quantised.companions import why_no_weight
+from strati.network.quantised.rounding import noise_floor
 from strati.network.roles import Role, expert_of, modules
 from strati.network.views import View
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.network.adapters.lora import Update
     from strati.network.open import Network
 
 
@@ -42,6 +45,8 @@ class Layer:
         tensor: The name of the tensor it is part of.
         count: How many matrices :meth:`matrices` yields.
         expert: Which expert of a mixture it belongs to, if any.
+        quantisation: How it was rounded before it was stored; ``None`` where it was not.
+        adapter: The low-rank update it is; ``None`` where it is a weight.
     """
 
     name: str
@@ -58,10 +63,23 @@ class Layer:
     network: Network = field(repr=False, compare=False)
     cut: View = field(repr=False)
     expert: int | None = None
+    quantisation: Quantisation | None = None
+    adapter: Update | None = None
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
+        part = self.network.contents.read_part
+        if part is not None and self.cut.index is not None:
+            return iter((part(self.tensor, self.cut.index),))
         return self.cut.matrices(self.network.read(self.tensor))
+
+    def noise_floor(self) -> float | None:
+        """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
+        rounding = self.network.contents.rounding
+        if self.quantisation is None or rounding is None:
+            return None
+        error = rounding(self.tensor, self.cut.index)
+        return None if error is None else noise_floor(error, *self.shape)
 
 
 def plan(
@@ -93,18 +111,25 @@ def plan(
                     (view.rows, view.cols),
                     tensor.dtype,
                     view.text + used_by,
-                    view.rows * view.cols * view.count,
+                    _size(view, network.contents.adapters.get(tensor.name)),
                     tensor.quantised,
                     tensor.name,
                     view.count,
                     network,
                     view,
                     _expert(names.label(tensor.name), suffix),
+                    network.contents.quantisation.get(tensor.name),
+                    network.contents.adapters.get(tensor.name),
                 )
             )
     # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
     ordered = _in_flow(layers) if network.format == "safetensors" else layers
     return tuple(ordered), tuple(skipped)
+
+
+def _size(view: View, update: Update | None) -> int:
+    """Number of parameters: of an update, those of its two factors."""
+    return view.rows * view.cols * view.count if update is None else update.rank * (update.rows + update.cols)
 
 
 def _in_flow(layers: list[Layer]) -> list[Layer]:
@@ -186,6 +211,9 @@ def _unfit(tensor: Tensor, label: str) -> str | None:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
+    companion = why_no_weight(tensor.name)
+    if companion is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return companion
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
@@ -218,7 +246,8 @@ def _whole(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
     if len(shape) == 2:
         embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
-        turned = hint.transposed or names.inputs_first(tensor.name)
+        # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
+        turned = hint.transposed or (kind is None and names.inputs_first(tensor.name))
         table = embedding and not is_raw(tensor.name)
         view = views.transposed(shape) if turned and not table else views.as_stored(shape)
         return "embedding" if embedding else "linear", view
@@ -280,7 +309,7 @@ def _parts(
             "direction"
             if kind in ("lstm", "gru", "rnn")
             else "expert"
-            if "expert" in tensor.name
+            if re.search(r"expert|_exps", tensor.name)
             else "matrix"
         )
         many = prod(tensor.shape[:-2])

@@ -29,6 +29,7 @@ class View:
         steps: What is done to the array: ``transpose`` (axes), ``reshape`` (shape), ``take`` (index on the first
             axis), ``rows`` (start, stop), ``heads`` (number of heads, parts per head, which part).
         count: How many matrices there are.
+        index: Which one of a stack of matrices this is; ``None`` where the tensor is no stack.
     """
 
     text: str
@@ -36,6 +37,7 @@ class View:
     cols: int
     steps: tuple[Step, ...] = ()
     count: int = 1
+    index: int | None = None
 
     def matrices(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """The matrices, one at a time."""
@@ -154,7 +156,7 @@ def part_of_stack(shape: tuple[int, ...], index: int, what: str) -> View:
     rows, cols = shape[-2:]
     many = prod(shape[:-2])
     steps = (("reshape", (many, rows, cols)), ("take", (index,)))
-    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps)
+    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps, index=index)
 
 
 def gates(shape: tuple[int, ...], count: int, *, inputs_first: bool) -> View:

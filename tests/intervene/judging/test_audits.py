@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from strati.errors import BadInputError
-from strati.intervene.judging.audit import AuditOptions, audit
+from strati.intervene.judging.audit import AuditConfig, audit
 from strati.intervene.study import Study
 
 ACCURACY = {"name": "accuracy", "chance": 0.1, "higher_is_better": True}
@@ -56,7 +56,7 @@ def made(rows: list[dict[str, Any]], performance: dict[str, Any] = ACCURACY) -> 
 
 
 def verdicts(study: Study, **options: Any) -> dict[str, Any]:
-    return {v.metric: v for v in audit(study, options=AuditOptions(resamples=200, **options)).verdicts}
+    return {v.metric: v for v in audit(study, options=AuditConfig(resamples=200, **options)).verdicts}
 
 
 def test_a_perfect_metric_and_noise() -> None:
@@ -77,7 +77,7 @@ def test_numbers_are_those_of_scipy() -> None:
     study = made(rows())
     table = study.frame()
     table = table[table["intervention"] != "intact"]
-    found = {(r.metric, r.layer): r for r in audit(study, options=AuditOptions(resamples=100)).metrics}
+    found = {(r.metric, r.layer): r for r in audit(study, options=AuditConfig(resamples=100)).metrics}
     for where, part in (
         (None, table),
         ("fc1", table[table["layer"] == "fc1"]),
@@ -119,10 +119,10 @@ def test_classes_and_thresholds() -> None:
     part = [r["performance"] for r in rows() if r["layer"] == "fc0" and r["intervention"] == "rerandomise"]
     assert row.performance_mean == pytest.approx(np.mean(part))
     assert row.performance_sem == pytest.approx(stats.sem(part))
-    loose = audit(made(rows()), options=AuditOptions(robust=0.01, critical=0.0, resamples=10)).layers
+    loose = audit(made(rows()), options=AuditConfig(robust=0.01, critical=0.0, resamples=10)).layers
     assert {r.layer_class for r in loose} == {"robust"}
     with pytest.raises(BadInputError, match="has to be below"):
-        audit(made(rows()), options=AuditOptions(robust=0.4))
+        audit(made(rows()), options=AuditConfig(robust=0.4))
 
 
 @pytest.mark.parametrize(

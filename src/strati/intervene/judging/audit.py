@@ -29,7 +29,7 @@ Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class AuditOptions:
+class AuditConfig:
     """Thresholds and resampling.
 
     Args:
@@ -123,7 +123,7 @@ class Audit(Result):
     means: tuple[MeanRow, ...]
     layers: tuple[LayerRow, ...]
     verdicts: tuple[Verdict, ...]
-    options: AuditOptions
+    options: AuditConfig
 
     @property
     def failed(self) -> int:
@@ -161,7 +161,7 @@ class Audit(Result):
         return self.study.plot(metric=metric, **options)
 
 
-def audit(source: str | Path | Study, *, options: AuditOptions | None = None) -> Audit:
+def audit(source: str | Path | Study, *, options: AuditConfig | None = None) -> Audit:
     """Say what the metrics of a study are worth.
 
     Args:
@@ -184,7 +184,7 @@ def audit(source: str | Path | Study, *, options: AuditOptions | None = None) ->
         >>> found.metrics[0].metric, found.metrics[0].spearman
         ('moved', -1.0)
     """
-    options = options or AuditOptions()
+    options = options or AuditConfig()
     options.check()
     study = source if isinstance(source, Study) else load_study(source)
     table = study.frame()
@@ -208,7 +208,7 @@ def intact_performance(study: Study) -> float | None:
     return float(np.mean(list(by_network.values()))) if by_network else None
 
 
-def _metric_rows(table: pd.DataFrame, name: str, options: AuditOptions) -> list[MetricRow]:
+def _metric_rows(table: pd.DataFrame, name: str, options: AuditConfig) -> list[MetricRow]:
     points = table[(table["intervention"] != "intact") & table[name].notna()]
     groups: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
     groups += [(f"type:{kind}", part) for kind, part in points.groupby("type", sort=True)]
@@ -216,7 +216,7 @@ def _metric_rows(table: pd.DataFrame, name: str, options: AuditOptions) -> list[
     return [_metric_row(name, where, part, options) for where, part in groups]
 
 
-def _metric_row(name: str, where: str | None, points: pd.DataFrame, options: AuditOptions) -> MetricRow:
+def _metric_row(name: str, where: str | None, points: pd.DataFrame, options: AuditConfig) -> MetricRow:
     x, y = points[name].to_numpy(float), points["performance"].to_numpy(float)
     if len(x) < 3:  # two points always lie on a line
         return MetricRow(name, where, None, None, None, None, None, None, len(x), "points")
@@ -248,7 +248,7 @@ def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
     )
 
 
-def _layer_rows(table: pd.DataFrame, options: AuditOptions) -> list[LayerRow]:
+def _layer_rows(table: pd.DataFrame, options: AuditConfig) -> list[LayerRow]:
     found = []
     changed = table[table["intervention"] != "intact"]
     for (layer, kind), part in changed.groupby(["layer", "intervention"], sort=True):

@@ -13,7 +13,7 @@ from strati.intervene.judging.statistics import Estimate, cluster, estimate, roc
 if TYPE_CHECKING:
     import pandas as pd
 
-    from strati.intervene.judging.audit import AuditOptions, MetricRow
+    from strati.intervene.judging.audit import AuditConfig, MetricRow
 
 
 _FEWEST = 5
@@ -43,7 +43,7 @@ def verdict_of(
     name: str,
     rows: Sequence[MetricRow],
     performance: Mapping[str, Any],
-    options: AuditOptions,
+    options: AuditConfig,
 ) -> Verdict | None:
     """The verdict on one metric; ``None`` for one that has no value on any changed layer."""
     points = table[(table["intervention"] != "intact") & table[name].notna()]
@@ -69,7 +69,7 @@ def verdict_of(
 
 
 def _typical_change(
-    table: pd.DataFrame, points: pd.DataFrame, name: str, options: AuditOptions
+    table: pd.DataFrame, points: pd.DataFrame, name: str, options: AuditConfig
 ) -> float | None:
     """Median move of the metric on robust points, relative to its size on intact layers.
 
@@ -93,7 +93,7 @@ def _typical_change(
     return float(np.median(moved) / critical) if critical > 0 else None
 
 
-def _robust_or_critical(points: pd.DataFrame, options: AuditOptions) -> pd.Series[float]:
+def _robust_or_critical(points: pd.DataFrame, options: AuditConfig) -> pd.Series[float]:
     """One for robust points, zero for critical ones, NaN between."""
     share = points["retained"]
     return (
@@ -104,7 +104,7 @@ def _robust_or_critical(points: pd.DataFrame, options: AuditOptions) -> pd.Serie
 
 
 def _tells(
-    points: pd.DataFrame, name: str, label: Any, options: AuditOptions, what: str, *, by_layer: bool = False
+    points: pd.DataFrame, name: str, label: Any, options: AuditConfig, what: str, *, by_layer: bool = False
 ) -> Estimate:
     """Area under the ROC curve of the metric as a test of ``label``; by layer, its mean over the layers."""
     kept = points.assign(label=label)
@@ -125,7 +125,7 @@ def _tells(
         return estimate(np.where(there, areas, 0.0).sum(0) / there.sum(0), options.level)
 
 
-def _enough(area: Estimate, options: AuditOptions) -> bool | None:
+def _enough(area: Estimate, options: AuditConfig) -> bool | None:
     if area.value is None:
         return None
     clear = area.interval is not None and not area.interval[0] <= 0.5 <= area.interval[1]
@@ -141,7 +141,7 @@ def _within_types(rows: Sequence[MetricRow]) -> float | None:
     return float(np.average([rho for rho, _ in kept], weights=[n for _, n in kept]))
 
 
-def _predicts(pooled: MetricRow, within: float | None, options: AuditOptions) -> bool | None:
+def _predicts(pooled: MetricRow, within: float | None, options: AuditConfig) -> bool | None:
     """A strong pooled correlation, sure of its sign, that does not vanish within layer types."""
     if pooled.spearman is None:
         return None

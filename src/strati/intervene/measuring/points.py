@@ -19,14 +19,13 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.intervene.measuring.functional import ChainProbe, Measured, measure_module, whole_performance
 from strati.intervene.measuring.interventions import Change, Target, as_matrix, changed, values_of
 from strati.intervene.measuring.metrics import (
-    Plugin,
     degeneracy_metrics,
     distances,
     plugin_metrics,
     spectral_metrics,
 )
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.initialisers import scheme_of
-from strati.intervene.planning.spec import InterventionSpec, MeasureSpec, MetricSpec
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import as_chain
 from strati.rng import stream
@@ -73,51 +72,17 @@ class Subject:
         return self._intact
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a layer goes through and what is recorded.
-
-    Args:
-        interventions: Which, how many draws, from what distribution, which layers.
-        metrics: Which groups of strati's metrics.
-        plugins: Metrics of the user's, by name: ``matrix -> number`` or ``(intact, changed) -> number``.
-        seed: Seed of all draws.
-        measure: For modules: the name of the performance, batch size, and what chance would give.
-        higher_is_better: For a module with an ``evaluate`` function: whether more is better.
-        initial: For modules: the initial module or tensors by name (for modules by name: one of them each).
-    """
-
-    interventions: InterventionSpec = field(default_factory=InterventionSpec)
-    metrics: MetricSpec = field(default_factory=MetricSpec)
-    plugins: Mapping[str, Plugin] = field(default_factory=dict)
-    seed: int = 0
-    measure: MeasureSpec = field(default_factory=MeasureSpec)
-    higher_is_better: bool = True
-    initial: Any = None
-
-    def points(self, initial: bool) -> list[tuple[str, int]]:
-        """The (intervention, draw) pairs of a layer; re-initialising needs initial values and has one outcome."""
-        found = [("intact", 0)]
-        if "reinitialise" in self.interventions.kinds and initial:
-            found.append(("reinitialise", 0))
-        if "rerandomise" in self.interventions.kinds:
-            found += [("rerandomise", draw) for draw in range(self.interventions.draws)]
-        return found
-
-
-def measure_layer(subject: Subject, target: Target, plan: Plan) -> list[dict[str, Any]]:
+def measure_layer(subject: Subject, target: Target, plan: StudyConfig) -> list[dict[str, Any]]:
     """All rows of one layer: intact, re-initialised, re-randomised; a failed one has its reason."""
     values = values_of(subject.model, target)
     changes = _changes(subject, target, plan, values)
     intact, outcomes = _outcomes(subject, target, plan, changes)
     before = _metrics_of(values, values, target, plan)
     whole = (
-        {"activation_disagreement": 0.0, "js_divergence": 0.0}
-        if plan.metrics.activations and subject.task
-        else {}
+        {"activation_disagreement": 0.0, "js_divergence": 0.0} if plan.activations and subject.task else {}
     )
     found = [_row(subject, target, ("intact", 0, "trained values"), intact, intact, (before, whole))]
-    if plan.metrics.degeneracy and subject.task is not None:
+    if plan.degeneracy and subject.task is not None:
         found[0] |= _degeneracy(subject, target, plan, None)
     for change, outcome in zip(changes, outcomes, strict=True):
         what = (change.intervention, change.draw, change.initialiser)
@@ -126,7 +91,7 @@ def measure_layer(subject: Subject, target: Target, plan: Plan) -> list[dict[str
             continue
         after = _metrics_of(values, (change.weight, change.bias), target, plan)
         row = _row(subject, target, what, outcome.performance, intact, (after, outcome.activations))
-        if plan.metrics.degeneracy and subject.task is not None:
+        if plan.degeneracy and subject.task is not None:
             row |= _degeneracy(subject, target, plan, change)
         found.append(row)
     return found
@@ -166,8 +131,8 @@ def _row(
     return row
 
 
-def _changes(subject: Subject, target: Target, plan: Plan, values: Values) -> list[Change]:
-    scheme = scheme_of(subject.model, plan.interventions.init)
+def _changes(subject: Subject, target: Target, plan: StudyConfig, values: Values) -> list[Change]:
+    scheme = scheme_of(subject.model, plan.init)
     found = []
     for intervention, draw in plan.points(subject.initial is not None):
         if intervention == "reinitialise":
@@ -196,14 +161,14 @@ def _initial_values(subject: Subject, target: Target, values: Values) -> Values:
 
 
 def _outcomes(
-    subject: Subject, target: Target, plan: Plan, changes: Sequence[Change]
+    subject: Subject, target: Target, plan: StudyConfig, changes: Sequence[Change]
 ) -> tuple[float, list[Measured | str]]:
     """Performance intact and of each change, or the reason why there is none."""
     if subject.task is None:
         intact = subject.intact()
         return intact, [_evaluated(subject, target, change) for change in changes]
     probe = subject.probe()
-    activations = plan.metrics.activations
+    activations = plan.activations
     if probe is not None:
         return probe.performance, list(
             probe.measure(target, changes, activations=activations)
@@ -221,19 +186,19 @@ def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | s
         return f"evaluate raised {type(error).__name__}: {error}"
 
 
-def _metrics_of(intact: Values, now: Values, target: Target, plan: Plan) -> dict[str, Any]:
+def _metrics_of(intact: Values, now: Values, target: Target, plan: StudyConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     before, after = as_matrix(intact[0], target.kind), as_matrix(now[0], target.kind)
-    if plan.metrics.spectral:
+    if plan.spectral:
         found |= spectral_metrics(after)
     found |= distances(intact, now)
     extra, notes = plugin_metrics(plan.plugins, before, after)
     return found | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})
 
 
-def _degeneracy(subject: Subject, target: Target, plan: Plan, change: Change | None) -> dict[str, Any]:
+def _degeneracy(subject: Subject, target: Target, plan: StudyConfig, change: Change | None) -> dict[str, Any]:
     assert subject.task is not None
-    x = subject.task.batches[0][0][: plan.metrics.samples]
+    x = subject.task.batches[0][0][: plan.samples]
     if change is None:
         if subject.counts is None:
             subject.counts = degeneracy_metrics(subject.model, x)

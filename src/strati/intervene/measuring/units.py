@@ -18,8 +18,9 @@ from torch import nn
 
 from strati.errors import BadInputError
 from strati.intervene.measuring.interventions import Target, find_targets
-from strati.intervene.measuring.points import Plan, Subject, measure_layer
+from strati.intervene.measuring.points import Subject, measure_layer
 from strati.intervene.planning import spec as specs
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Data, Task, task_of
@@ -35,7 +36,7 @@ class SpecBody:
     """What a unit of a study by spec does: train networks, or change one layer of one of them."""
 
     spec: Spec
-    plan: Plan
+    plan: StudyConfig
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """Run one unit: the trained networks as ``.npz`` bytes by name, or a list of rows."""
@@ -72,7 +73,7 @@ class ModelBody:
     """What a unit of a study of modules in memory does."""
 
     subjects: Mapping[str, Subject]
-    plan: Plan
+    plan: StudyConfig
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """The rows of one layer."""
@@ -150,9 +151,37 @@ def check_fits(model: nn.Module, task: Task) -> None:
         raise BadInputError("data", why)
 
 
-def targets_of(model: nn.Module, plan: Plan) -> tuple[Target, ...]:
+def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> None:
+    """A network without weights must not be better than the trained one: then the direction is wrong.
+
+    Raises:
+        BadInputError: It is better.
+    """
+    import torch
+
+    assert subject.evaluate is not None
+    intact, kept = subject.intact(), {k: v.clone() for k, v in subject.model.state_dict().items()}
+    try:
+        with torch.no_grad():
+            for parameter in subject.model.parameters():
+                parameter.zero_()
+            zeroed = float(subject.evaluate(subject.model))
+    except Exception:  # a function that cannot score an empty network says nothing about the direction
+        return
+    finally:
+        subject.model.load_state_dict(kept)
+    if zeroed > intact if higher_is_better else zeroed < intact:
+        word = "more" if higher_is_better else "less"
+        why = (
+            f"{measure} is {intact:.4g} for the network and {zeroed:.4g} with all its weights zero, which would be "
+            f"better if {word} is better; check higher_is_better, or whether the network is trained at all"
+        )
+        raise BadInputError("evaluate", why)
+
+
+def targets_of(model: nn.Module, plan: StudyConfig) -> tuple[Target, ...]:
     """The layers of a network that the plan is about."""
-    return find_targets(model, plan.interventions.layers)
+    return find_targets(model, plan.layers)
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:

@@ -18,7 +18,7 @@ from torch.func import jacrev, vmap
 
 from strati.errors import UnsupportedError
 from strati.landscape.behaviour import Objective, gauss_newton_matrix, metric_jacobian
-from strati.landscape.sampling.samplers import DENSE_LIMIT
+from strati.landscape.sampling.config import DENSE_LIMIT
 
 if TYPE_CHECKING:
     from strati.types import FloatArray

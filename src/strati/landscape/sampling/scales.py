@@ -18,7 +18,10 @@ from torch import nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Objective, as_tensor, objective
+from strati.landscape.sampling.budget import gradient_cost, sampling_plan
+from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
+from strati.landscape.sampling.estimation import estimate, impossible, mixed
 from strati.landscape.sampling.gauss_newton import (
     closed_form,
     curvature_spectrum,
@@ -26,24 +29,10 @@ from strati.landscape.sampling.gauss_newton import (
     temperature_for,
 )
 from strati.landscape.sampling.hmc import sample_rungs
-from strati.landscape.sampling.llc import (
-    chosen_sampler,
-    conditional_traces,
-    estimate,
-    impossible,
-    mixed,
-    sample,
-)
+from strati.landscape.sampling.llc import chosen_sampler, conditional_traces, draw
 from strati.landscape.sampling.moment_points import condensed
+from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
-from strati.landscape.sampling.samplers import (
-    DENSE_LIMIT,
-    LLCConfig,
-    Sampler,
-    gradient_cost,
-    localised,
-    target,
-)
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -198,7 +187,9 @@ def effective_parameters(
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = localised(settings, function, theta)
-    if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
+    if sampling_plan(
+        dataclasses.replace(settings, ladder=True), len(theta), gradient_cost(function, theta)
+    ).exchange:
         return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
 
@@ -231,7 +222,7 @@ def _by_density(
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
     nbeta = settings.nbeta or 1 / float(np.median(scales))
     chosen = dataclasses.replace(settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.HMC)
-    traces = sample(function, function.flat.theta, chosen, tick)
+    traces = draw(function, function.flat.theta, chosen, tick)
     # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
     good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
     density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
@@ -257,15 +248,14 @@ def _by_temperature(
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
-        seen = target(function, theta, settings.gamma or 1.0)
-        traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
-            seen, settings, nbetas, tick
-        )
+        seen = local_posterior(function, theta, settings.gamma or 1.0)
+        # Both samplers get, and give back, the temperatures ascending.
+        traces = conditional_traces(seen, settings, rungs, tick) or sample_rungs(seen, settings, rungs, tick)
         # By place: single precision rounds the temperatures that it keeps.
         found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
-        found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
+        found = {float(n): draw(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)
