@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option
+from strati.cli.common import Output, emit, layers_option, output_options, seed_option, workers_option
 from strati.run.progress import progress
 
 
 @click.command("compare")
 @click.argument("models", nargs=-1, required=True, metavar="A B [C...]")
 @click.option("--series", is_flag=True, help="The networks are checkpoints of one training run, in order.")
-@click.option("--merge", is_flag=True, help="The last network is a merge of the others: estimate the mixture.")
-@click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @click.option(
-    "--workers", "--jobs", type=click.IntRange(0), help="Layers analysed at once; 0 for one per processor."
+    "--merge", is_flag=True, help="The last network is a merge of the others: estimate the mixture."
 )
+@click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
+@layers_option
+@workers_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
 @seed_option
 @output_options
@@ -26,7 +25,8 @@ def command(
     series: bool,
     merge: bool,
     eigenvalues: bool,
-    workers: int | None,
+    layers: tuple[str, ...],
+    workers: int,
     export: str | None,
     seed: int,
     output: Output,
@@ -40,7 +40,6 @@ def command(
       strati compare --series step-*.safetensors --html run.html
     """
     from strati.network.open import open as open_network
-    from strati.options import default
     from strati.run.files import check_table, export_table
     from strati.spectra.comparing.compare import CompareConfig, compare
 
@@ -55,9 +54,10 @@ def command(
         merge=merge,
         eigenvalues=eigenvalues or output.html is not None,
         seed=seed,
-        workers=default(CompareConfig, "workers") if workers is None else workers,
+        layers=layers,
+        workers=workers,
     )
-    networks = [open_network(Path(m)) for m in models]
+    networks = [open_network(m) for m in models]
     total = sum(len(n.layers()) for n in networks)
     with progress("compare", total, quiet=output.quiet) as tick:
         result = compare(*networks, config=config, tick=tick)

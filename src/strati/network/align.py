@@ -1,8 +1,9 @@
 """Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
 
-llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps inputs
-first; a fused matrix holds what another file keeps apart; a vocabulary was resized. Each way back is a pure function. Whether one
-is needed is not told by names but by the weights: a way back is taken only where the two versions then agree far better.
+llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
+inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized. Each way back is a pure
+function. Whether one is needed is not told by names but by the weights: a way back is taken only where the two
+versions then agree far better.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ def _correlation(a: Matrix, b: Matrix) -> float:
 def unfused(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """The layers with fused gate-and-up matrices taken apart: rows of the gate first, then those of the input map.
 
-    A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs as it has
-    outputs.
+    A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
+    as it has outputs.
     """
     gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
     inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}

@@ -228,7 +228,7 @@ def test_partners_and_errors_are_in_the_table(tmp_path: Path) -> None:
     with console.capture() as captured:
         console.print(result.summary())
     shown = captured.get()
-    row = next(line for line in shown.split("\n") if line.startswith("module.layer2.1.conv2"))
+    row = next(line for line in shown.split("\n") if line.strip().startswith("module.layer2.1.conv2"))
     assert "module.layer2.2.conv2" in row
     assert "±" in row
     frame = result.frame()
@@ -252,7 +252,10 @@ def test_median_most_and_least_are_of_the_same_layers() -> None:
 
     text = strati.compare(INITIAL, TRAINED).text()
     median, most, least = (
-        float(x) for x in re.search(r"median ([\d.]+)%; most: \S+ \(([\d.]+)%\); least: \S+ \(([\d.]+)%\)", text).groups()
+        float(x)
+        for x in re.search(
+            r"median ([\d.]+)%; most: \S+ \(([\d.]+)%\); least: \S+ \(([\d.]+)%\)", text
+        ).groups()
     )
     assert least <= median <= most
 
@@ -273,7 +276,10 @@ def test_a_phase_that_is_not_known_is_not_random_like(trained: dict[str, np.ndar
 def test_options_follow_the_one_rule() -> None:
     config = strati.CompareConfig(eigenvalues=True)
     assert "eigenvalues" in strati.compare(INITIAL, TRAINED, config=config).to_dict()["layers"][0]
-    assert "eigenvalues" not in strati.compare(INITIAL, TRAINED, config=config, eigenvalues=False).to_dict()["layers"][0]
+    assert (
+        "eigenvalues"
+        not in strati.compare(INITIAL, TRAINED, config=config, eigenvalues=False).to_dict()["layers"][0]
+    )
     with pytest.raises(BadInputError, match="did you mean 'series'"):
         strati.compare(INITIAL, TRAINED, serie=True)
     with pytest.raises(BadInputError, match="merge"):

@@ -153,7 +153,9 @@ class TestMatching:
         assert partners[-1] == ("h.2.mlp.in", "layer.8.mlp.in")
         assert len(found.unmatched) == 12
 
-    @pytest.mark.parametrize(("few", "many"), [([5] * 3, [9] * 3), ([3] * 3, [5] * 3), ([2, 2, 2, 2], [3, 4, 6, 3])])
+    @pytest.mark.parametrize(
+        ("few", "many"), [([5] * 3, [9] * 3), ([3] * 3, [5] * 3), ([2, 2, 2, 2], [3, 4, 6, 3])]
+    )
     @pytest.mark.parametrize("turned", [False, True])
     def test_resnets_of_different_depth(self, few, many, turned) -> None:
         small, large = resnet(few), resnet(many)
@@ -195,11 +197,23 @@ class TestMatching:
         }
 
     def test_other_names_for_the_same_places(self) -> None:
-        roles = ("attention.q", "attention.k", "attention.v", "attention.out", "mlp.gate", "mlp.in", "mlp.out")
+        roles = (
+            "attention.q",
+            "attention.k",
+            "attention.v",
+            "attention.out",
+            "mlp.gate",
+            "mlp.in",
+            "mlp.out",
+        )
         ours = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
         ours += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
         theirs = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-        a = [Stub(f"model.layers.{b}.{n}.weight", r, b) for b in range(4) for n, r in zip(ours, roles, strict=True)]
+        a = [
+            Stub(f"model.layers.{b}.{n}.weight", r, b)
+            for b in range(4)
+            for n, r in zip(ours, roles, strict=True)
+        ]
         b = [Stub(f"blk.{b}.{n}.weight", r, b) for b in range(4) for n, r in zip(theirs, roles, strict=True)]
         a += [Stub("model.embed_tokens.weight", "embedding"), Stub("lm_head.weight", "head")]
         b = [Stub("token_embd.weight", "embedding"), *b, Stub("output.weight", "head")]
@@ -225,7 +239,11 @@ class TestMatching:
         assert len(found) == 12
 
     def test_positions_are_not_paired_with_tokens(self) -> None:
-        gpt = [Stub("wte.weight", "embedding"), Stub("wpe.weight", "embedding"), Stub("h.0.fc.weight", "mlp.in", 0)]
+        gpt = [
+            Stub("wte.weight", "embedding"),
+            Stub("wpe.weight", "embedding"),
+            Stub("h.0.fc.weight", "mlp.in", 0),
+        ]
         llama = [Stub("embed_tokens.weight", "embedding"), Stub("layers.0.up.weight", "mlp.in", 0)]
         assert pairs(gpt, llama) == {
             "wte.weight": "embed_tokens.weight",

@@ -1,8 +1,8 @@
 """The same layers of two or more networks side by side: what changed, where, and into what.
 
-``compare(base, tuned)`` answers what fine-tuning did; ``compare(small, large)`` lays networks of different depth beside
-each other; ``compare(*checkpoints, series=True)`` follows a training run; ``compare(a, b, merged, merge=True)`` takes a merge apart.
-Networks are read layer by layer: never are two of them in memory at once.
+``compare(base, tuned)`` answers what fine-tuning did; ``compare(small, large)`` lays networks of different depth
+beside each other; ``compare(*checkpoints, series=True)`` follows a training run; ``compare(a, b, merged,
+merge=True)`` takes a merge apart. Networks are read layer by layer: never are two of them in memory at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
+from strati.network.adapters.merge import is_adapter, merged
 from strati.network.align import align
-from strati.network.open import Network
+from strati.network.open import Network, Openable
 from strati.network.open import open as open_network
+from strati.network.select import as_patterns, select
 from strati.options import resolve
 from strati.rng import stream
 from strati.spectra.comparing.matching import Unmatched, bare_names, match
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
     from strati.network.align import Aligned
     from strati.network.layers import Layer
-    from strati.types import FloatArray
 
     Matrix = NDArray[Any]
 
@@ -49,6 +50,7 @@ class CompareConfig:
     Attributes:
         series: The networks are checkpoints of one training run, in order.
         merge: The last network is a merge of the others: estimate the mixture.
+        layers: Patterns over the first network's names, roles and blocks; empty for all layers.
         eigenvalues: Put the eigenvalues into the JSON form.
         seed: Seed of the simulated rounding noise; every layer has a stream of its own.
         workers: Layers analysed at once; 0 for one per processor.
@@ -56,31 +58,35 @@ class CompareConfig:
 
     series: bool = False
     merge: bool = False
+    layers: str | Sequence[str] | None = None
     eigenvalues: bool = False
     seed: int = 0
-    workers: int = 1
+    workers: int = 0
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense before any work is done."""
         if self.workers < 0:
             raise BadInputError("workers", "must be 0 (one per processor) or more")
+        as_patterns(self.layers)
         if self.series and self.merge:
             raise BadInputError("compare", "series and merge are two questions; ask one at a time")
 
 
 def compare(
-    *networks: Network | str | Path, config: CompareConfig | None = None, tick: Tick = silent, **options: Any
+    *networks: Openable, config: CompareConfig | None = None, tick: Tick = silent, **options: Any
 ) -> Comparison:
     r"""Lay networks side by side, layer by layer.
 
-    Layers are matched by name, or by role, block and place in the block where names or depths differ. Weights stored in another
-    order are brought to one (``aligned``). For layers of one shape the update ``B - A`` from the first to the last network is
-    described: its relative size :math:`\|B - A\|_F / \|A\|_F`, its stable rank, how many directions lie beyond rounding and what
-    kind of update that makes it, and the overlap of the leading singular subspaces (mean squared cosine of principal angles).
-    Spectra are compared by the Wasserstein-1 distance of their log-eigenvalues.
+    Layers are matched by name, or by role, block and place in the block where names or depths differ. Weights stored
+    in another order are brought to one (``aligned``). For layers of one shape the update ``B - A`` from the first to
+    the last network is described: its relative size :math:`\|B - A\|_F / \|A\|_F`, its stable rank, how many
+    directions lie beyond rounding and what kind of update that makes it, and the overlap of the leading singular
+    subspaces (mean squared cosine of principal angles). Spectra are compared by the Wasserstein-1 distance of their
+    log-eigenvalues.
 
     Args:
-        networks: Two or more networks or paths, in order; with ``merge`` the parents, then the merged one.
+        networks: Two or more networks, whatever names them, in order; with ``merge`` the parents, then the merged one.
+            A PEFT adapter after its base is compared as base and base with the adapter merged.
         config: Options; or give them by name.
         tick: Called after each layer of each network.
         **options: Fields of :class:`CompareConfig`; ``jobs`` is an alias of ``workers``.
@@ -101,16 +107,18 @@ def compare(
     if len(networks) < fewest:
         what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
         raise BadInputError("compare", what)
-    opened = [n if isinstance(n, Network) else open_network(n) for n in networks]
+    opened = _with_adapters([open_network(n) for n in networks])
     sides = sides_of(opened, workers=chosen.workers, tick=tick)
     matching = match([side.layers for side in sides], [side.labels for side in sides])
     if not matching.rows:
         raise BadInputError(opened[-1].path, f"none of its layers corresponds to one of {opened[0].path}")
     rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in matching.rows]
+    wanted = {layer.name for layer in select([row[0][1] for row in rows], chosen.layers)}
+    rows = [row for row in rows if row[0][1].name in wanted]
     heads, unmatched = tied_heads(sides, matching.unmatched)
     with threadpool_limits(limits=1):  # threads of BLAS would fight each other, and change the last bits
         layers = [_compare_layer(row, chosen, tied=False) for row in rows]
-        layers += [_compare_layer(row, chosen, tied=True) for row in heads]
+        layers += [_compare_layer(row, chosen, tied=True) for row in heads if not chosen.layers]
         series = _series(opened, rows, layers) if chosen.series else None
     tables = [[side.row(layer) for layer in side.layers] for side in sides]
     return Comparison(
@@ -130,6 +138,14 @@ def compare(
     )
 
 
+def _with_adapters(networks: list[Network]) -> list[Network]:
+    """An adapter beside its base stands for the base with the adapter merged; adapters alone stay as they are."""
+    base = networks[0]
+    if is_adapter(base):
+        return networks
+    return [merged(base, n) if n is not base and is_adapter(n) else n for n in networks]
+
+
 def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, tied: bool) -> ComparedLayer:
     (first_side, first), (last_side, last) = row[0], row[-1]
     metrics = [side.metrics(layer) for side, layer in row]
@@ -143,7 +159,8 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
         )
     elif all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
         rng = stream(config.seed, "compare", first.name)
-        update = update_between(aligned.first, aligned.second, rng=rng)
+        variance = rounding_error(first) + rounding_error(last)
+        update = update_between(aligned.first, aligned.second, rng=rng, variance=variance)
         flags += _extra_rows(aligned, row)
     else:
         flags = [f for f in flags if f.code != "not-finite"]
@@ -193,6 +210,14 @@ def whole(layer: Layer) -> Matrix:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
+def rounding_error(layer: Layer) -> float:
+    """Mean square of the error that quantisation left in a layer's entries; 0 where it is not quantised."""
+    rounding = layer.network.contents.rounding
+    if layer.quantisation is None or rounding is None:
+        return 0.0
+    return rounding(layer.tensor, layer.cut.index) or 0.0
+
+
 def _spectrum_flags(row: Sequence[tuple[Side, Layer]]) -> list[Flag]:
     """The warnings of all networks: once where all share a code, else with the network's number."""
     own = [side.warnings(layer) for side, layer in row]
@@ -212,7 +237,9 @@ def _extra_rows(aligned: Aligned, row: Sequence[tuple[Side, Layer]]) -> list[Fla
     which, start, stop = aligned.extra
     number = 0 if which == 0 else len(row) - 1
     rows = f"row {start}" if start == stop else f"rows {start} to {stop}"
-    text = f"only network {number} has {rows} ({stop - start + 1} tokens): the first {start} rows are compared"
+    text = (
+        f"only network {number} has {rows} ({stop - start + 1} tokens): the first {start} rows are compared"
+    )
     return [Flag("vocabulary-resized", text)]
 
 

@@ -1,8 +1,9 @@
 """Which layer of one network corresponds to which of another.
 
-By name where the names agree. Otherwise by role, block and place in the block, so that a 12-layer network can be laid beside
-a 36-layer one: stages and towers are paired first, then blocks by relative depth (each at most once), then the layers inside of
-two paired blocks by their names there, or by their roles. A layer without a sure partner is left out and said aloud.
+By name where the names agree. Otherwise by role, block and place in the block, so that a 12-layer network can be laid
+beside a 36-layer one: stages and towers are paired first, then blocks by relative depth (each at most once), then the
+layers inside of two paired blocks by their names there, or by their roles. A layer without a sure partner is left out
+and said aloud.
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ class Matching:
 def match(networks: Sequence[Sequence[Named]], labels: Sequence[Sequence[str]] | None = None) -> Matching:
     """Find corresponding layers; each has at most one partner per network.
 
-    Names decide for networks of the same depth, prefixes that one network has and another has not (``model.``, ``module.``,
-    ``bert.``) looked through, unless role, block and place find more pairs. Networks of different depth are matched by place
-    even where names agree: block 11 of 12 is not block 11 of 36.
+    Names decide for networks of the same depth, prefixes that one network has and another has not (``model.``,
+    ``module.``, ``bert.``) looked through, unless role, block and place find more pairs. Networks of different depth
+    are matched by place even where names agree: block 11 of 12 is not block 11 of 36.
 
     Args:
         networks: The layers of each network, in network order.
@@ -107,7 +108,11 @@ def _depth(names: Sequence[str]) -> tuple[int, ...]:
             chains[_chain(place.within)] += 1
         else:
             towers[place.tower, place.stage].add(place.number)
-    return (*sorted(len(numbers) for numbers in towers.values()), -1, *sorted(n for n in chains.values() if n > 1))
+    return (
+        *sorted(len(numbers) for numbers in towers.values()),
+        -1,
+        *sorted(n for n in chains.values() if n > 1),
+    )
 
 
 def _by_name(networks: Sequence[Sequence[Named]], keys: list[dict[str, int]]) -> Matching:
@@ -178,7 +183,8 @@ def _kernel(layer: Named) -> Hashable:
 def _paired_stages(places: Sequence[Sequence[Place]]) -> list[list[list[tuple[str, int | None]]]]:
     """Towers paired across networks, then their stages: for each pair the (tower, stage) keys per network.
 
-    Towers pair by name (wrappers aside), else by being an encoder, decoder, vision or text part, else as the only ones left.
+    Towers pair by name (wrappers aside), else by being an encoder, decoder, vision or text part, else as the only
+    ones left.
     """
     towers = [
         list(dict.fromkeys(place.tower for place in known if place.number is not None)) for known in places
@@ -187,7 +193,10 @@ def _paired_stages(places: Sequence[Sequence[Place]]) -> list[list[list[tuple[st
     found = []
     for tower in paired:
         stages = [
-            sorted({p.stage for p in known if p.number is not None and p.tower == t}, key=lambda s: -1 if s is None else s)
+            sorted(
+                {p.stage for p in known if p.number is not None and p.tower == t},
+                key=lambda s: -1 if s is None else s,
+            )
             for known, t in zip(places, tower, strict=True)
         ]
         if any(None in s for s in stages) and any(len(s) > 1 for s in stages):
@@ -265,7 +274,9 @@ def _spread(lengths: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _pair_within(
-    blocks: Sequence[Group], places: Sequence[Sequence[Place]], sorts: Sequence[Sequence[tuple[Hashable, ...]]]
+    blocks: Sequence[Group],
+    places: Sequence[Sequence[Place]],
+    sorts: Sequence[Sequence[tuple[Hashable, ...]]],
 ) -> list[tuple[int, ...]]:
     """Layers of paired blocks: by their name in the block where all have it, else by role where the numbers agree."""
     rows = _pair_equal(blocks, lambda n, i: (places[n][i].within, sorts[n][i]))
@@ -274,7 +285,9 @@ def _pair_within(
 
 
 def _pair_outside(
-    groups: Sequence[Group], places: Sequence[Sequence[Place]], sorts: Sequence[Sequence[tuple[Hashable, ...]]]
+    groups: Sequence[Group],
+    places: Sequence[Sequence[Place]],
+    sorts: Sequence[Sequence[tuple[Hashable, ...]]],
 ) -> list[tuple[int, ...]]:
     """Layers outside of blocks: chains (``fc1``, ``fc2``, ...) by relative depth, the rest by name, then by role."""
 
@@ -343,7 +356,9 @@ def _pair_chains(
             continue
         if one_name is not None and any(len({one_name(n, i) for i in run}) > 1 for n, run in enumerate(runs)):
             continue
-        rows += [tuple(run[j] for run, j in zip(runs, row, strict=True)) for row in _spread([len(r) for r in runs])]
+        rows += [
+            tuple(run[j] for run, j in zip(runs, row, strict=True)) for row in _spread([len(r) for r in runs])
+        ]
     return rows
 
 

@@ -1,7 +1,7 @@
 r"""A merged network as a mixture of its parents: least squares, layer by layer.
 
-:math:`\min_w \| M - \sum_i w_i P_i \|_F^2` over free weights. Parents that are fine-tunes of one base are almost parallel, so the
-sum of the weights is sure long before each of them is: the standard errors say how sure.
+:math:`\min_w \| M - \sum_i w_i P_i \|_F^2` over free weights. Parents that are fine-tunes of one base are almost
+parallel, so the sum of the weights is sure long before each of them is: the standard errors say how sure.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Mixture:
 def mixture(parents: Sequence[NDArray[Any]], merged: NDArray[Any]) -> Mixture:
     """Weights of the parents in a merged matrix.
 
-    The Gram matrix is taken of the parents' differences from their mean beside the mean itself, which keeps the digits that
-    near-parallel parents would lose.
+    The Gram matrix is taken of the parents' differences from their mean beside the mean itself, which keeps the
+    digits that near-parallel parents would lose.
 
     Args:
         parents: Matrices of one shape.

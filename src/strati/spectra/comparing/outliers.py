@@ -1,8 +1,8 @@
 r"""Layers that stand out of their role: how far a layer's change lies from what the other layers of its role did.
 
-For each role with enough layers the logarithm of the relative change is fitted by a line over depth, and every layer is tested
-against the fit to the others: its externally studentised residual follows Student's t with n - 3 degrees of freedom if the layer
-is one of them (n - 2 without a slope). The p-values are Holm-corrected over all layers tested.
+For each role with enough layers the logarithm of the relative change is fitted by a line over depth, and every layer
+is tested against the fit to the others: its externally studentised residual follows Student's t with n - 3 degrees of
+freedom if the layer is one of them (n - 2 without a slope). The p-values are Holm-corrected over all layers tested.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def stand_out(layers: Sequence[Changed]) -> tuple[StandsOut, ...]:
 
     Examples:
         >>> from types import SimpleNamespace as Layer
-        >>> layers = [Layer(name=f"{i}", role="mlp.in", block=i, relative_change=0.01 + 0.0001 * (i % 3)) for i in range(9)]
+        >>> layers = [Layer(name=f"{i}", role="mlp.in", block=i, relative_change=0.01 + i % 3 / 1e4) for i in range(9)]
         >>> layers[4].relative_change = 0.05
         >>> first = stand_out(layers)[0]
         >>> first.layer, first.pvalue < 0.001

@@ -84,8 +84,8 @@ class ComparedLayer:
 class Movement:
     """All tensors that two networks share, of whatever dimension: how many moved, and how far.
 
-    ``median_relative_change`` is over all that moved, biases and norms included; ``vectors_moved`` counts tensors that are no
-    layer (biases, norms) and changed by more than rounding.
+    ``median_relative_change`` is over all that moved, biases and norms included; ``vectors_moved`` counts tensors
+    that are no layer (biases, norms) and changed by more than rounding.
     """
 
     shared: int

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 class SeriesLayer:
     """One layer over training.
 
-    ``leaves_random_like`` is the index of the first checkpoint after which the layer is known not to be random-like again; ``None``
-    where it ends random-like, and where its last phase is not known.
+    ``leaves_random_like`` is the index of the first checkpoint after which the layer is known not to be random-like
+    again; ``None`` where it ends random-like, and where its last phase is not known.
     """
 
     name: str
@@ -86,7 +86,8 @@ def series_of(
 def leaves_random_like(phases: Sequence[str | None]) -> int | None:
     """The first checkpoint with a known phase from which on a layer never is random-like again.
 
-    A phase that is not known says nothing: a layer whose last phase is ``None`` neither ends random-like nor has left it.
+    A phase that is not known says nothing: a layer whose last phase is ``None`` neither ends random-like nor has left
+    it.
 
     Returns:
         The index; ``None`` if the layer ends random-like, or its last phase is not known.

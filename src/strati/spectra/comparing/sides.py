@@ -1,7 +1,7 @@
 """One network as a comparison sees it: its layers taken apart as the other networks need it, with their spectra.
 
-Where one network fuses query, key and value (or gate and up) and another keeps them apart, the fused ones are cut. A head that is
-tied to the embedding stands for the stored head of another network.
+Where one network fuses query, key and value (or gate and up) and another keeps them apart, the fused ones are cut. A
+head that is tied to the embedding stands for the stored head of another network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Side:
         """Names that tell roles and places: the format's better ones where it knows some."""
         names = self.network.names
         return [
-            names.label(layer.tensor) + layer.name.removeprefix(layer.tensor).replace("[", ".").replace("]", "")
+            names.label(layer.tensor)
+            + layer.name.removeprefix(layer.tensor).replace("[", ".").replace("]", "")
             for layer in self.layers
         ]
 

@@ -37,36 +37,34 @@ def sentences(result: Comparison) -> str:
 def renderable(result: Comparison) -> RenderableType:
     """Sentences, then the layers in a table, then the roles that differ."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
+    from strati.tables import Column, table
+
     renamed = any(set(layer.partner) != {layer.name} for layer in result.layers)
-    columns = _columns(result)
-    table = Table(box=None, pad_edge=False)
-    for title in ("layer", *(["partner"] if renamed else []), *columns):
-        words = title in ("layer", "partner", "role", "phase", "update", "aligned", "warnings")
-        table.add_column(title, justify="left" if words else "right", no_wrap=title != "warnings")
-    for layer in result.layers:
-        names = [Text(printable(layer.name, 48))]
-        if renamed:
-            names.append(Text(printable(layer.partner[-1], 48)))
-        table.add_row(*names, *(Text(cell(layer)) for cell in columns.values()))
-    lines: list[Any] = [Text(result.text()), Text(""), table]
+    cells = _columns(result)
+    columns = [Column("layer", keep=True), *([Column("partner", keep=True)] if renamed else [])]
+    words = ("role", "phase", "update", "aligned", "warnings")
+    kept = ("update", "warnings")
+    columns += [Column(name, right=name not in words, keep=name in kept) for name in cells]
+    rows = [
+        [x.name, *([x.partner[-1]] if renamed else []), *(cell(x) for cell in cells.values())]
+        for x in result.layers
+    ]
+    notes = []
     for number, found in enumerate(result.role_differences):
-        lines += [
-            Text(
-                f"network {number}: {d.comparison}: {d.metric} {d.medians[0]:.3g} / {d.medians[1]:.3g} "
-                f"(Cliff's delta {d.effect:+.2f}, p {d.pvalue:.2g})"
-            )
+        notes += [
+            f"network {number}: {d.comparison}: {d.metric} {d.medians[0]:.3g} / {d.medians[1]:.3g} "
+            f"(Cliff's delta {d.effect:+.2f}, p {d.pvalue:.2g})"
             for d in found
             if d.pvalue < 0.05
         ]
     if result.unmatched:
         names = [f"{printable(u.name, 60)} (network {u.network})" for u in result.unmatched[:6]]
         more = f", and {len(result.unmatched) - 6} more" if len(result.unmatched) > 6 else ""
-        lines.append(Text(f"without a partner: {', '.join(names)}{more}"))
-    lines += [Text(f"{flag.code}: {flag.text}") for flag in result.warnings]
-    return Group(*lines)
+        notes.append(f"without a partner: {', '.join(names)}{more}")
+    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings]
+    return Group(Text(result.text()), table(columns, rows, notes=notes))
 
 
 def _columns(result: Comparison) -> dict[str, Callable[[ComparedLayer], str]]:

@@ -1,10 +1,11 @@
 r"""How many directions of a difference of weights lie beyond rounding, and what kind of update that is.
 
-Between ``A`` and ``B`` that hold the same real weights, each rounded to its own dtype, the difference is rounding noise: entry
-``ij`` has variance :math:`(u^A_{ij})^2/12 + (u^B_{ij})^2/12` with the dtypes' spacings ``u`` at that weight. The largest
-singular value of such noise is simulated; singular values of ``B - A`` above it are counted. What is left after those are
-removed bounds the noise from above, so where it is weaker than two roundings would leave (a merge rounds once, and a small
-step of a coarse dtype leaves most weights alone) the test is repeated against the rest itself with random signs.
+Between ``A`` and ``B`` that hold the same real weights, each rounded to its own dtype, the difference is rounding
+noise: entry ``ij`` has variance :math:`(u^A_{ij})^2/12 + (u^B_{ij})^2/12` with the dtypes' spacings ``u`` at that
+weight. The largest singular value of such noise is simulated; singular values of ``B - A`` above it are counted. What
+is left after those are removed bounds the noise from above, so where it is weaker than two roundings would leave (a
+merge rounds once, and a small step of a coarse dtype leaves most weights alone) the test is repeated against the rest
+itself with random signs.
 
 A merged LoRA of rank r is ``B = round(A + L)``: r directions beyond rounding and nothing else. A full fine-tune leaves
 directions at all sizes.
@@ -91,7 +92,9 @@ def rank_test(
     found = _count(step, singular, noise, rng)
     if found.kind is not UpdateKind.DENSE:
         return found
-    for dtype in _COARSE:  # the update itself was computed in a coarser dtype, and the sum stored in a finer one
+    for (
+        dtype
+    ) in _COARSE:  # the update itself was computed in a coarser dtype, and the sum stored in a finer one
         coarse = noise + _spacing(step, dtype) ** 2 / 12
         if _tail_energy(singular, min(step.shape) // 4) < _EXCESS * coarse.sum():
             again = _count(step, singular, coarse, rng)
@@ -187,7 +190,9 @@ class _Null:
 def _largest(draw: Callable[[], FloatArray], variance: FloatArray, rng: np.random.Generator) -> _Null:
     rows, columns = variance.shape
     tops = np.array([_top(draw(), rng) ** 2 for _ in range(_DRAWS if max(rows, columns) < 1500 else 4)])
-    even = float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
+    even = (
+        float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
+    )
     scale = max(even, float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
     return _Null(float(tops.mean()) - MEAN * scale, scale)
 

@@ -1,7 +1,7 @@
 """What a comparison comes to in one sentence: a merged LoRA, a conversion, a merge of parents.
 
-A merged LoRA is claimed only where everything speaks for it: the layers that changed changed by updates of one and the same rank,
-and all else (other layers, embeddings, biases, norms) changed by no more than rounding.
+A merged LoRA is claimed only where everything speaks for it: the layers that changed changed by updates of one and
+the same rank, and all else (other layers, embeddings, biases, norms) changed by no more than rounding.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> s
         names = [layer.name for layer in changed]
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more layers" if len(names) > 3 else "")
     order = list(_SHORT)
-    words = [_SHORT.get(r, r) for r in sorted(roles, key=lambda r: order.index(r) if r in order else len(order))]
+    words = [
+        _SHORT.get(r, r) for r in sorted(roles, key=lambda r: order.index(r) if r in order else len(order))
+    ]
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     whole = [layer for layer in layers if layer.role in roles]
     return text if len(whole) == len(changed) else f"{text} ({len(changed)} of {len(whole)} such layers)"
