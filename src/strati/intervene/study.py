@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,7 +43,10 @@ NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, setting, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw).
+
+    ``origin`` says where its networks and data are, ``body`` holds them while they are in memory; plans use both.
+    """
 
     verb: ClassVar[str] = "study"
 
@@ -52,6 +55,8 @@ class Study(Result):
     rows: tuple[Mapping[str, Any], ...]
     units: int
     store: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Any = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> int:
@@ -173,7 +178,8 @@ def load_study(folder: str | Path) -> Study:
         raise BadInputError(folder, "no such folder; give the --out folder of a study")
     with Store(path) as store:
         about = store.about()
-        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
+        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
+        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -204,6 +210,8 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
             _rows(store),
             job.about["units"],
             None if out is None else str(folder / STORE),
+            job.about.get("origin", {}) | {"spec": job.about.get("spec")},
+            job.body,
         )
 
 
