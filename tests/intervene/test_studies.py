@@ -15,19 +15,15 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError, StoppedError
-from strati.intervene.measuring.points import Plan
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import MLP, ResNet
 from strati.intervene.planning.spec import (
     STORE,
-    InterventionSpec,
-    MeasureSpec,
-    MetricSpec,
     builtin_names,
     read_spec,
 )
 from strati.intervene.planning.tasks import find_data
 from strati.intervene.study import load_study, study
-from strati.run.driver import Run
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -90,13 +86,13 @@ def test_the_same_spec_gives_the_same_rows_and_another_seed_others(calm: Any, tm
 
 
 def test_two_processes_give_the_same_rows(calm: Any) -> None:
-    assert study(TINY, run=Run(workers=2)).frame().equals(calm.frame())
+    assert study(TINY, workers=2).frame().equals(calm.frame())
 
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_gives_the_same_rows(calm: Any) -> None:
-    assert study(TINY, run=Run(engine="ray", workers=2)).frame().equals(calm.frame())
+    assert study(TINY, engine="ray", workers=2).frame().equals(calm.frame())
 
 
 def test_stopped_and_resumed_it_is_the_same(calm: Any, tmp_path: Path) -> None:
@@ -108,14 +104,14 @@ def test_stopped_and_resumed_it_is_the_same(calm: Any, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(StoppedError, match="stopped, 8 done: resume with"):
-        study(TINY, out=tmp_path, run=Run(tick=stop))
+        study(TINY, out=tmp_path, tick=stop)
     assert study(TINY, out=tmp_path).frame().equals(calm.frame())
     assert load_study(tmp_path).frame().equals(calm.frame())
 
 
 def test_lost_and_damaged_network_files_are_trained_again(calm: Any, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
-        study(TINY, out=tmp_path, run=Run(tick=lambda name: (_ for _ in ()).throw(KeyboardInterrupt)))
+        study(TINY, out=tmp_path, tick=lambda name: (_ for _ in ()).throw(KeyboardInterrupt))
     (tmp_path / "networks" / "network-000.npz").unlink()
     (tmp_path / "networks" / "network-001.npz").write_bytes(b"half")
     assert study(TINY, out=tmp_path).frame().equals(calm.frame())
@@ -130,8 +126,8 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 2)
-    with pytest.raises(BadInputError, match="rows of format 1, this strati writes format 2; choose another"):
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 3)
+    with pytest.raises(BadInputError, match="rows of format 2, this strati writes format 3; choose another"):
         study(TINY, out=Path(calm.store).parent)
 
 
@@ -154,7 +150,7 @@ def module() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-PLAN = Plan(InterventionSpec(draws=3), MetricSpec(spectral=False))
+PLAN = StudyConfig(draws=3, spectral=False)
 
 
 def test_an_evaluate_function_that_fails_now_and_then() -> None:
@@ -166,7 +162,7 @@ def test_an_evaluate_function_that_fails_now_and_then() -> None:
             raise RuntimeError("out of luck")
         return float("nan") if len(calls) == 5 else 0.5
 
-    found = study(module(), evaluate=evaluate, plan=PLAN)
+    found = study(module(), evaluate=evaluate, higher_is_better=True, config=PLAN)
     table = found.frame()
     assert (found.units, found.done, found.failed) == (8, 6, 2)
     reasons = set(table[table["status"] == "failed"]["reason"])
@@ -184,7 +180,10 @@ def test_the_callers_module_is_left_alone_and_seen_changed() -> None:
         seen.append(torch.cat([p.detach().flatten() for p in changed.parameters()]).clone())
         return 1.0
 
-    study(model, evaluate=evaluate, plan=PLAN)
+    study(model, evaluate=evaluate, higher_is_better=True, config=PLAN)
+    seen = [
+        weights for weights in seen if weights.any()
+    ]  # without the one that was zeroed to check the direction
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert len({tuple(t.tolist()) for t in seen}) == 7  # intact and two layers of three draws
     first = seen[0]
@@ -199,31 +198,31 @@ def test_metrics_of_the_user() -> None:
         "broken": lambda w: 1 / 0,
     }
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    found = study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins=plugins)).frame()
+    found = study(module(), data=(x, module()(x).argmax(1)), config=PLAN, plugins=plugins).frame()
     assert found["trace"].notna().all() and found["overlap"].notna().all() and found["broken"].isna().all()
     assert found["reason"].str.contains("metric broken raised ZeroDivisionError").all()
     assert (found["status"] == "done").all()
     with pytest.raises(BadInputError, match="takes one matrix"):
-        study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins={"m": lambda a, b, c: 0}))
+        study(module(), data=(x, module()(x).argmax(1)), config=PLAN, plugins={"m": lambda a, b, c: 0})
 
 
 def test_reinitialise_puts_the_initial_values_back() -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     model = module()
     y = model(x).argmax(1)
-    plan = Plan(InterventionSpec(kinds=("reinitialise",)), MetricSpec(spectral=False), initial=module())
-    table = study(model, data=(x, y), plan=plan).frame()
+    plan = StudyConfig(interventions=("reinitialise",), spectral=False, initial=module())
+    table = study(model, data=(x, y), config=plan).frame()
     assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
     with pytest.raises(BadInputError, match="needs the network's initial values"):
-        study(model, data=(x, y), plan=replace(plan, initial=None))
+        study(model, data=(x, y), config=replace(plan, initial=None))
     for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "it is not there")):
         with pytest.raises(BadInputError, match=word):
-            study(model, data=(x, y), plan=replace(plan, initial=wrong))
+            study(model, data=(x, y), config=replace(plan, initial=wrong))
 
 
 def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
-    plan = replace(PLAN, measure=MeasureSpec(performance="loss"), higher_is_better=False)
-    found = study({"a": module(), "b": module()}, evaluate=lambda m: 1.0, plan=plan)
+    plan = replace(PLAN, performance="loss")
+    found = study({"a": module(), "b": module()}, evaluate=lambda m: 1.0, config=plan)
     assert set(found.frame()["network"]) == {"a", "b"}
     assert found.performance["higher_is_better"] is False
 
@@ -241,6 +240,48 @@ def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
 def test_wrong_calls(options: dict[str, Any], word: str) -> None:
     with pytest.raises(BadInputError, match=word):
         study(module(), **options)
+
+
+def perplexity(model: nn.Module) -> float:
+    """Lower for the network as it is than for any other."""
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(8 * model(x), module()(x).argmax(1)).exp())
+
+
+def test_the_direction_of_a_users_measure_is_known_or_asked_for() -> None:
+    with pytest.raises(BadInputError, match="say whether more is better: higher_is_better=True or False"):
+        study(module(), evaluate=lambda m: perplexity(m), config=PLAN)
+    named = study(module(), evaluate=perplexity, config=PLAN)
+    told = study(module(), evaluate=lambda m: perplexity(m), higher_is_better=False, config=PLAN)
+    assert named.performance["name"] == "perplexity" and told.performance["name"] == "performance"
+    for found in (named, told):
+        assert found.performance["higher_is_better"] is False
+        assert {row.layer_class for row in strati.audit(found).layers} <= {"critical", "mixed"}
+    with pytest.raises(BadInputError, match="contradicts the measure's name 'perplexity'"):
+        study(module(), evaluate=perplexity, higher_is_better=True, config=PLAN)
+
+
+def test_a_network_without_weights_must_not_be_better() -> None:
+    model = module()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(
+        BadInputError, match="with all its weights zero, which would be better if more is better"
+    ):
+        study(model, evaluate=lambda m: perplexity(m), higher_is_better=True, config=PLAN)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_options_by_name_win_over_the_config_and_the_spec() -> None:
+    assert study(TINY, draws=3, layers="fc1", spectral=False, workers=1).units == 2 * 1 * (1 + 1 + 3)
+    assert study(module(), evaluate=lambda m: 1.0, higher_is_better=True, config=PLAN, draws=1).units == 4
+    with pytest.raises(BadInputError, match="no option 'drawz'; did you mean 'draws'"):
+        study(TINY, drawz=3)
+    with pytest.raises(BadInputError, match="higher_is_better: is for modules"):
+        study(TINY, higher_is_better=True)
+    for options, word in (({"draws": 0}, "at least 1"), ({"init": "gpt"}, "did you mean 'gpt2'")):
+        with pytest.raises(BadInputError, match=word):
+            study(TINY, **options)
 
 
 # --- specs ---
@@ -426,9 +467,9 @@ def test_counts_of_degeneracy_say_what_a_change_did_to_the_layer() -> None:
     with torch.no_grad():
         narrow[0].weight[1:] = narrow[0].weight[:1]  # all neurons alike but for the bias
         narrow[0].bias.zero_()
-    plan = Plan(InterventionSpec(draws=1), MetricSpec(spectral=False, degeneracy=True, samples=60))
+    plan = StudyConfig(draws=1, spectral=False, degeneracy=True, samples=60)
     table = (
-        study(narrow, data=(x, narrow(x).argmax(1)), plan=plan).frame().set_index(["layer", "intervention"])
+        study(narrow, data=(x, narrow(x).argmax(1)), config=plan).frame().set_index(["layer", "intervention"])
     )
     before, after = table.loc[("0", "intact")], table.loc[("0", "rerandomise")]
     assert before["output_rank"] < after["output_rank"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from strati._version import __version__
+from strati.cli.common import FORCE
 from strati.errors import StoppedError, StratiError
 from strati.text import printable
 
@@ -23,6 +24,8 @@ VERBS = {
     "compare": "The same layers of two or more networks side by side.",
     "study": "An intervention study: re-initialise and re-randomise every layer.",
     "audit": "What the metrics of a study are worth.",
+    "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
+    "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
     "reassemble": "The order of the unlabelled layers of a residual network.",
@@ -30,6 +33,16 @@ VERBS = {
     "reproduce": "A paper's table or figure, the paper's number beside ours.",
     "demo": "The whole tour on an embedded network, ending in a report.",
 }
+
+
+_FORCE = click.Option(
+    ["--force"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, value: context.meta.__setitem__(FORCE, value),
+    help="Overwrite an output file even if it is a network.",
+)
 
 
 class Verbs(click.Group):
@@ -44,6 +57,8 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"strati.cli.{name}").command
+        if not any("--force" in parameter.opts for parameter in command.params):
+            command.params.append(_FORCE)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words, prog_name="strati", standalone_mode=False)
+        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")

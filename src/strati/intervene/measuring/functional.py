@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from strati.intervene.measuring.interventions import Change, Target, changed
+from strati.intervene.measuring.interventions import Change, Target, changed, replaced_forward
 from strati.intervene.measuring.metrics import Disagreement, as_rows
+from strati.intervene.measuring.tally import Scores, Tally
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import Chain
 
@@ -26,10 +27,11 @@ Number = float | None
 
 @dataclass(frozen=True)
 class Measured:
-    """A changed network's performance, and how its layer's outputs differ from the intact layer's."""
+    """A changed network's performance, how its layer's outputs differ from the intact one's, scores by example."""
 
     performance: float
     activations: dict[str, Number]
+    scores: Scores | None = None
 
 
 class ChainProbe:
@@ -39,14 +41,19 @@ class ChainProbe:
         self.chain, self.task = chain, task
         self._inputs: list[list[Tensor]] = []
         self._buffers: dict[tuple[int, int, int], Tensor] = {}
-        total, count = 0.0, 0
+        tally = Tally(task)
         for x, targets in task.batches:
             with torch.inference_mode():
                 activations, _ = chain.forward(x)
-                total += task.add_up(activations[-1], targets)
-            count += task.count(targets)
+                tally.add(activations[-1], targets)
             self._inputs.append(activations[:-1])
-        self.performance = task.finish(total, count)
+        self.scores = tally.result()
+        self.performance = self.scores.performance
+
+    def inputs(self, layer: str) -> Iterator[Tensor]:
+        """What goes into a layer, batch by batch."""
+        place = next(i for i, stage in enumerate(self.chain.stages) if stage.name == layer)
+        return (inputs[place] for inputs in self._inputs)
 
     @torch.inference_mode()
     def measure(
@@ -55,23 +62,19 @@ class ChainProbe:
         """Measure the changes of one layer, all in one pass over the test set."""
         stages = self.chain.stages
         place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
-        weights = torch.stack([torch.from_numpy(c.weight) for c in changes])
+        weights = torch.stack([torch.from_numpy(c.values) for c in changes])
         biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
         bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
         both = Disagreement(len(changes))
-        totals, count = [0.0] * len(changes), 0
+        tallies = [Tally(self.task) for _ in changes]
         for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
             outputs = stacked_linear(inputs[place], weights, bias)
             if activations:
                 both.add(stages[place].preactivations(inputs[place]), outputs)
             logits = self._rest(outputs, place)
-            for i, answer in enumerate(logits):
-                totals[i] += self.task.add_up(answer, targets)
-            count += self.task.count(targets)
-        return [
-            Measured(self.task.finish(total, count), both.result(i) if activations else {})
-            for i, total in enumerate(totals)
-        ]
+            for tally, answer in zip(tallies, logits, strict=True):
+                tally.add(answer, targets)
+        return _measured(tallies, both if activations else None)
 
     def _rest(self, outputs: Tensor, place: int) -> Tensor:
         """From the changed layer's outputs (changes, rows, neurons) to the logits, as single matrix products."""
@@ -112,36 +115,56 @@ def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
     return found
 
 
-def whole_performance(model: nn.Module, task: Task) -> float:
-    """Performance of a module as it is."""
-    total, count = 0.0, 0
+def whole_scores(model: nn.Module, task: Task) -> Scores:
+    """Scores of a module as it is."""
+    tally = Tally(task)
     with torch.inference_mode():
         for inputs, targets in task.batches:
-            total += task.add_up(task.output(model, inputs), targets)
-            count += task.count(targets)
-    return task.finish(total, count)
+            tally.add(task.output(model, inputs), targets)
+    return tally.result()
+
+
+def whole_performance(model: nn.Module, task: Task) -> float:
+    """Performance of a module as it is."""
+    return whole_scores(model, task).performance
 
 
 def measure_module(
-    model: nn.Module, task: Task, target: Target, changes: Sequence[Change], *, activations: bool = True
+    model: nn.Module,
+    task: Task,
+    target: Target,
+    changes: Sequence[Change],
+    *,
+    activations: bool = True,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
 ) -> list[Measured]:
-    """Performance of any module under the changes of one layer, replaying what ran before the layer."""
+    """Performance of any module under the changes of one layer, replaying what ran before the layer.
+
+    ``watch`` is given the intact layer's first input and output, batch by batch.
+    """
     both = Disagreement(len(changes))
-    totals, count = [0.0] * len(changes), 0
+    tallies = [Tally(task) for _ in changes]
     with torch.inference_mode():
         for inputs, targets in task.batches:
             with Recording(model, target.name) as tape:
                 tape.run(lambda inputs=inputs: task.output(model, inputs))  # type: ignore[misc]
+            if watch is not None and tape.output is not None and tape.input is not None:
+                watch(tape.input, tape.output)
             for i, change in enumerate(changes):
                 with changed(model, target, change), tape.replayed() as heard:
                     logits = task.output(model, inputs)
-                totals[i] += task.add_up(logits, targets)
+                tallies[i].add(logits, targets)
                 if activations and tape.output is not None and heard:
                     both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
-            count += task.count(targets)
-    return [
-        Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)
-    ]
+    return _measured(tallies, both if activations else None)
+
+
+def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
+    found = []
+    for i, tally in enumerate(tallies):
+        scores = tally.result()
+        found.append(Measured(scores.performance, both.result(i) if both else {}, scores))
+    return found
 
 
 class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
@@ -162,11 +185,12 @@ class Recording:
         self._tape: dict[nn.Module, list[Any]] = {}
         self._stack = ExitStack()
         self._reached = False
+        self.input: Tensor | None = None
         self.output: Tensor | None = None
 
     def __enter__(self) -> Recording:
         hooks: list[Any] = [
-            self._layer.register_forward_pre_hook(self._reach),
+            self._layer.register_forward_pre_hook(self._reach, with_kwargs=True),
             self._layer.register_forward_hook(self._keep),
             *(part.register_forward_hook(self._record) for part in self._parts),
         ]
@@ -187,17 +211,19 @@ class Recording:
         """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come."""
         heard: list[Tensor] = []
         with ExitStack() as stack:
-            hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(output))
+            hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(_tensor(output)))
             stack.callback(hook.remove)
             for part, outputs in self._tape.items():
                 stack.enter_context(_answering(part, outputs))
             yield heard
 
-    def _reach(self, *_: Any) -> None:
+    def _reach(self, _module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._reached = True
+        first = inputs[0] if inputs else next(iter(options.values()), None)
+        self.input = first.clone() if isinstance(first, Tensor) else None
 
-    def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        self.output = output.clone()
+    def _keep(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.output = _tensor(output).clone()
         raise _Reached
 
     def _record(self, module: nn.Module, _inputs: Any, output: Any) -> None:
@@ -217,15 +243,14 @@ def _answering(part: nn.Module, outputs: list[Any]) -> Iterator[None]:
         recorded = next(left, nothing)
         return original(*args, **options) if recorded is nothing else _copy(recorded)
 
-    own = part.__dict__.get("forward")
-    part.forward = answer
-    try:
+    with replaced_forward(part, answer):
         yield
-    finally:
-        if own is None:
-            del part.forward
-        else:
-            part.forward = own
+
+
+def _tensor(output: Any) -> Tensor:
+    """What a layer or block returns: a tensor, or a tuple that starts with it."""
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
 
 
 def _parts_around(model: nn.Module, layer: str) -> list[nn.Module]:

@@ -109,16 +109,24 @@ class Task:
         logits: Tensor = getattr(found, "logits", found)
         return logits
 
-    def add_up(self, logits: Tensor, targets: Tensor) -> float:
-        """Sum of the score over a batch."""
+    def each(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The score summed over the targets of each example (a row, an image, a sequence), in double precision."""
+        import torch
         from torch.nn import functional
 
         if self.performance == "accuracy":
-            return float((logits.argmax(-1) == targets).sum())
-        flat = logits.reshape(-1, logits.shape[-1]).float()
-        return float(
-            functional.cross_entropy(flat, targets.reshape(-1), ignore_index=IGNORED, reduction="sum")
-        )
+            found = logits.argmax(-1) == targets
+        else:
+            flat = logits.reshape(-1, logits.shape[-1]).float()
+            found = functional.cross_entropy(
+                flat, targets.reshape(-1), ignore_index=IGNORED, reduction="none"
+            )
+        summed: Tensor = found.reshape(len(targets), -1).sum(1, dtype=torch.float64)
+        return summed
+
+    def add_up(self, logits: Tensor, targets: Tensor) -> float:
+        """Sum of the score over a batch."""
+        return float(self.each(logits, targets).sum())
 
     def count(self, targets: Tensor) -> int:
         """How many targets of a batch are scored."""
