@@ -171,8 +171,6 @@ def test_absolute_values_have_their_coefficient_and_the_true_reason():
 QUICK = (
     "w^4",
     "w1^2 w2^2",
-    "w1^2 + w2^4",
-    "deep linear 2-2-2, rank 1",
     "2-3-1 tanh",
     "2-3-1 ReLU",
     "softmax regression, 3 inputs, 3 classes",

@@ -236,7 +236,8 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
         )
         return Flag("off-minimum", text), lowest
     found = max(lowest, seen)
-    if around is None and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
+    searched = around is not None and around.rank is not None
+    if not searched and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
         text = (
             f"the parameters are not at the minimum: a loss lower by {found:.3g} lies nearby "
             f"(nbeta times that is {nbeta * found:.3g}); the values are corrected by that much, which may not be all"

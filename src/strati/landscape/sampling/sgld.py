@@ -43,7 +43,8 @@ _SHARE_OF_STABLE = (
 )
 _PIECE = 1 << 16  # parameters moved at a time: what a step reads and writes of them stays in the cache
 _TOGETHER = 50_000  # parameters up to which chains share one batched pass
-_RESTARTS = 5  # of chains that diverge in the warm-up, each with a quarter of the step
+_RUNAWAY = 10.0  # times the squared distance of the localisation alone: the chains diverge
+_RESTARTS = 8  # of chains that diverge in the warm-up, each with a quarter of the step
 _DAMPING = 0.1  # of the mean curvature, in the preconditioner
 _FIRST = 500  # draws per chain to begin with
 _POSITIONS = 100  # whose mean is kept
@@ -342,14 +343,19 @@ class _Walks:
         """
         for _ in range(_RESTARTS):
             for i in range(count):
-                if i == count // 2 and bool(torch.isfinite(self.offset).all()):
+                if i == count // 2 and self._bounded():
                     self.steps.recalibrate(self.offset[0], self.batches[0], self.generator)
                 self.steps.advance(self.offset, self.batches[next(self.order)], self.noise)
             self.steps_done += count
-            if self.steps.config.step is not None or bool(torch.isfinite(self.offset).all()):
+            if self.steps.config.step is not None or self._bounded():
                 break
             self.steps.step /= 4
             self.offset.zero_()
+
+    def _bounded(self) -> bool:
+        """Whether the chains are no farther out than the localisation alone would let them be, by a margin."""
+        distance = torch.linalg.vecdot(self.offset, self.offset)
+        return bool((distance * self.steps.gamma <= _RUNAWAY * self.offset.shape[1]).all())
 
     def record(self, draws: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Corrected excess loss and squared distance ``(chains, draws)``; a diverged chain is infinite.
