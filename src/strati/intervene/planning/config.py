@@ -161,7 +161,7 @@ class StudyConfig:
             word = "more" if known else "less"
             why = f"contradicts the measure's name {name!r}, of which {word} is better; rename it with performance="
             raise BadInputError("higher_is_better", why)
-        return name, known if self.higher_is_better is None else self.higher_is_better
+        return name, bool(known if self.higher_is_better is None else self.higher_is_better)
 
 
 def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:

@@ -133,7 +133,8 @@ def _attribute(wire: Wire, start: int, stop: int) -> tuple[str, Any]:
 def _values(wire: Wire, weight: Weight) -> NDArray[Any]:
     """The array of a tensor; small lists of whole numbers are read number by number."""
     if weight.stored_as == "varint" and not weight.outside and weight.span is not None:
-        numbers, position = [], weight.span[0]
+        numbers: list[int] = []
+        position = weight.span[0]
         while position < weight.span[1] and len(numbers) < _MOST_NUMBERS:
             number, position = wire.varint(position, weight.span[1])
             numbers.append(_signed(number))
