@@ -30,7 +30,8 @@ _HOME = {
     "Scan": "strati.spectra.scan",
     "ScanConfig": "strati.spectra.scan",
     "compare": "strati.spectra.comparing.compare",
-    "Comparison": "strati.spectra.comparing.compare",
+    "Comparison": "strati.spectra.comparing.results",
+    "CompareConfig": "strati.spectra.comparing.compare",
     # interventions (torch)
     "study": "strati.intervene.study",
     "Study": "strati.intervene.study",
@@ -39,6 +40,7 @@ _HOME = {
     "audit": "strati.intervene.judging.audit",
     "Audit": "strati.intervene.judging.audit",
     "AuditConfig": "strati.intervene.judging.audit",
+    # the loss landscape (torch)
     # interventions as settings, and networks changed in memory (torch)
     "truncate": "strati.intervene.planning.settings",
     "signal_only": "strati.intervene.planning.settings",
@@ -216,8 +218,9 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.reassembly.reassemble import reassemble as reassemble
     from strati.reassembly.result import Reassembly as Reassembly
     from strati.report.page import write_report as write_report
-    from strati.spectra.comparing.compare import Comparison as Comparison
+    from strati.spectra.comparing.compare import CompareConfig as CompareConfig
     from strati.spectra.comparing.compare import compare as compare
+    from strati.spectra.comparing.results import Comparison as Comparison
     from strati.spectra.scan import Scan as Scan
     from strati.spectra.scan import ScanConfig as ScanConfig
     from strati.spectra.scan import scan as scan

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,7 +44,10 @@ NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, setting, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw).
+
+    ``origin`` says where its networks and data are, ``body`` holds them while they are in memory; plans use both.
+    """
 
     verb: ClassVar[str] = "study"
 
@@ -53,6 +56,8 @@ class Study(Result):
     rows: tuple[Mapping[str, Any], ...]
     units: int
     store: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Any = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> int:
@@ -177,7 +182,8 @@ def load_study(folder: str | Path) -> Study:
         if about.get("format", 1) > specs.FORMAT:
             why = f"holds rows of format {about['format']}, this strati reads up to {specs.FORMAT}; update strati"
             raise BadInputError(folder, why)
-        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
+        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
+        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -204,7 +210,9 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         layers = _unfinished(job, folder, store, run)
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
         place = None if out is None else str(folder / STORE)
-        found = Study(job.name, job.about["performance"], _rows(store), job.about["units"], place)
+        origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
+        counts = job.about["performance"], _rows(store), job.about["units"]
+        found = Study(job.name, *counts, place, origin, job.body)
         _check_done(found)
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -197,6 +198,47 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
     for name, place in staged.items():
         numbers[name] = order[place]
     return numbers
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a name puts a layer.
+
+    Attributes:
+        tower: What stands before the block's number (``encoder.layer``); empty outside of blocks.
+        stage: The stage in which blocks are numbered, where there is one (ResNet's ``layer2``).
+        number: The block's number in its tower and stage; ``None`` outside of blocks.
+        within: The words after the block's number; all of them outside of blocks.
+    """
+
+    tower: str
+    stage: int | None
+    number: int | None
+    within: str
+
+
+def place_of(name: str) -> Place:
+    """Take a name apart into tower, stage, block and the place in the block.
+
+    Examples:
+        >>> place_of("model.layers.7.self_attn.q_proj.weight")
+        Place(tower='model.layers', stage=None, number=7, within='self_attn.q_proj')
+        >>> place_of("layer2.1.conv1.weight"), place_of("fc.weight").within
+        (Place(tower='', stage=2, number=1, within='conv1'), 'fc')
+    """
+    words = modules(name)
+    joined = ".".join(words)
+    staged = _STAGED.search(f"{joined}.")
+    if staged:
+        inside = joined[staged.end() :]
+        return Place(joined[: staged.start()], int(staged[1] or staged[2]), int(staged[3]), inside)
+    for position, (word, following) in enumerate(pairwise(words)):
+        found = _NUMBERED.search(word)
+        if _counts(word) or (found and not _counts(following)):
+            tower = [*words[:position], word[: found.start(1)].rstrip("_")] if found else words[:position]
+            inside = ".".join(words[position + 1 :])
+            return Place(".".join(tower), None, int(found[1] if found else word), inside)
+    return Place("", None, None, joined)
 
 
 def expert_of(name: str) -> int | None:

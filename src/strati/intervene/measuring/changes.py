@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from strati.errors import BadInputError
 from strati.intervene.measuring import edits
 from strati.intervene.measuring.interventions import Change, Target, as_matrix, from_matrix
-from strati.intervene.planning.settings import KINDS, Intervention, Pairs, Point
+from strati.intervene.planning.settings import HIDDEN, KINDS, Intervention, Pairs, Point
 
 Values = tuple[NDArray[Any], NDArray[Any] | None]
 Others = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -68,7 +68,7 @@ class LayerEdits:
         rng: np.random.Generator | None,
         other: NDArray[Any] | None,
     ) -> NDArray[Any]:
-        values = {key: value for key, value in setting.items() if key != "checkpoint"}
+        values = {key: value for key, value in setting.items() if key not in ("checkpoint", HIDDEN)}
         if name in ("swap", "adapt"):
             assert other is not None
             base = np.asarray(as_matrix(other, self.target.kind), dtype=np.float64)
@@ -131,7 +131,8 @@ def make_change(
 
 def source_key(one: Intervention, setting: Pairs) -> str:
     """Under which name the other network of a setting is kept."""
-    return str(dict(setting).get("checkpoint", f"{one.name}:source"))
+    given = dict(setting)
+    return str(given.get("checkpoint", given.get(HIDDEN, f"{one.name}:source")))
 
 
 def tensors_of(source: Any) -> dict[str, NDArray[Any]]:

@@ -33,7 +33,7 @@ from strati.intervene.measuring.metrics import (
     plugin_metrics,
     spectral_metrics,
 )
-from strati.intervene.measuring.tally import Scores
+from strati.intervene.measuring.tally import Scores, scores_of
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.initialisers import scheme_of
 from strati.intervene.planning.settings import Point
@@ -64,7 +64,7 @@ class Subject:
     evaluate: Evaluate | None = None
     _probe: ChainProbe | None = field(default=None, repr=False)
     _plain: bool = field(default=False, repr=False)
-    _intact: float | None = field(default=None, repr=False)
+    _intact: Measured | None = field(default=None, repr=False)
     _scores: Scores | None = field(default=None, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
@@ -83,18 +83,31 @@ class Subject:
         if scores is not None:
             return scores.performance
         if self._intact is None:
-            assert self.evaluate is not None
-            self._intact = float(self.evaluate(self.model))
-        return self._intact
+            self._intact = self.evaluated()
+        return self._intact.performance
 
     def scores(self) -> Scores | None:
-        """The intact network's scores by example; ``None`` where a function of the user's measures it."""
+        """The intact network's scores by example; ``None`` where the user's function gives one number only."""
         if self.task is None:
-            return None
+            return None if self._intact is None else self._intact.scores
         if self._scores is None:
             probe = self.probe()
             self._scores = probe.scores if probe is not None else whole_scores(self.model, self.task)
         return self._scores
+
+    def evaluated(self) -> Measured:
+        """What the user's function says of the network as it is now: one number, or one for every example."""
+        assert self.evaluate is not None
+        given = self.evaluate(self.model)
+        values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+        if values.ndim == 0:
+            return Measured(float(values), {})
+        if values.ndim != 1 or values.size == 0:
+            raise BadInputError(
+                "evaluate", f"returned shape {values.shape}; return a number, or one per example"
+            )
+        scores = scores_of(values)
+        return Measured(scores.performance, {}, scores)
 
     def run_once(self) -> None:
         """Run the network once: on one input of the task, or as the user's function does."""
@@ -266,10 +279,9 @@ def _outcomes(
 
 
 def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | str:
-    assert subject.evaluate is not None
     try:
         with changed(subject.model, target, change), torch.no_grad():
-            return Measured(float(subject.evaluate(subject.model)), {})
+            return subject.evaluated()
     except Exception as error:  # the user's function: whatever it raises is this point's reason
         return f"evaluate raised {reason_of(error)}"
 

@@ -19,6 +19,9 @@ from typing import Any
 from strati.errors import BadInputError
 from strati.options import nearest
 
+HIDDEN = "_checkpoint"
+"""The one checkpoint of ``swap`` or ``adapt``: where it lies is no part of a setting's text."""
+
 Pairs = tuple[tuple[str, Any], ...]
 """One setting: names and values in a fixed order."""
 
@@ -154,7 +157,8 @@ def setting_text(setting: Pairs) -> str | None:
         >>> setting_text((("bits", 4), ("group", 128))), setting_text((("energy", 0.5),)), setting_text(())
         ('bits=4,group=128', 'energy=0.5', None)
     """
-    return ",".join(f"{name}={_text(value)}" for name, value in setting) or None
+    shown = [(name, value) for name, value in setting if name != HIDDEN]
+    return ",".join(f"{name}={_text(value)}" for name, value in shown) or None
 
 
 def read_setting(text: str | None) -> dict[str, Any]:
@@ -341,7 +345,9 @@ def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tu
     for main in [[option] for option in given] or [[]]:
         names = [*main, *side]
         for chosen in itertools.product(*(lists[n] for n in names)):
-            pairs = tuple(zip(names, chosen, strict=True))
+            alone = len(lists.get("checkpoint", ())) == 1
+            shown = [HIDDEN if n == "checkpoint" and alone else n for n in names]
+            pairs = tuple(zip(shown, chosen, strict=True))
             if pairs not in found:
                 found.append(pairs)
     for pairs in found:

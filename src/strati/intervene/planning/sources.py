@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
         name=spec.name,
         identity=unit_key(identity),
         about=_about(spec.name, task, len(names) * points, spec.plain())
-        | {"origin": origin_of(spec, digest, weights)},
+        | {"origin": origin_of(spec, digest, weights) | {"layers": shapes_of(targets)}},
         body=SpecBody(spec, plan, others),
         prepare=planner.prepare,
         train=planner.train,
@@ -193,7 +193,7 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         name="study",
         identity=unit_key(common | {"weights": weights}),
         about=_about("study", measure, units, None)
-        | {"origin": {"networks": {n: {"weights": w} for n, w in weights.items()}}},
+        | {"origin": {"layers": shapes_of(t for some in targets.values() for t in some)}},
         body=ModelBody(subjects, plan, others),
         prepare=lambda _: None,
         train=lambda _: [],
@@ -215,6 +215,14 @@ def origin_of(spec: Spec, data: str, weights: str) -> dict[str, Any]:
         path = Path(str(spec.network.path)).resolve()
         found["networks"] = {path.name: {"path": str(path), "weights": weights[:32]}}
     return found
+
+
+def shapes_of(targets: Iterable[Target]) -> dict[str, Any]:
+    """What a plan needs to know of each layer: its kind and shape, and what a run of blocks consists of."""
+    return {
+        t.name: {"kind": t.kind, "shape": list(t.shape), "members": list(t.members), "outputs": t.outputs}
+        for t in targets
+    }
 
 
 def _check_points(plan: StudyConfig, initial: bool) -> None:
