@@ -50,6 +50,11 @@ class ChainProbe:
         self.scores = tally.result()
         self.performance = self.scores.performance
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The layers it can measure; a checkpoint's own name may not be the module's."""
+        return frozenset(stage.name for stage in self.chain.stages)
+
     def inputs(self, layer: str) -> Iterator[Tensor]:
         """What goes into a layer, batch by batch."""
         place = next(i for i, stage in enumerate(self.chain.stages) if stage.name == layer)
