@@ -41,6 +41,42 @@ _HOME = {
     "Audit": "strati.intervene.judging.audit",
     "AuditConfig": "strati.intervene.judging.audit",
     # the loss landscape (torch)
+    # interventions as settings, and networks changed in memory (torch)
+    "truncate": "strati.intervene.planning.settings",
+    "signal_only": "strati.intervene.planning.settings",
+    "noise_only": "strati.intervene.planning.settings",
+    "remove_quasi_null": "strati.intervene.planning.settings",
+    "remove_small": "strati.intervene.planning.settings",
+    "remove_large": "strati.intervene.planning.settings",
+    "quantise": "strati.intervene.planning.settings",
+    "prune": "strati.intervene.planning.settings",
+    "zero": "strati.intervene.planning.settings",
+    "shuffle": "strati.intervene.planning.settings",
+    "drop": "strati.intervene.planning.settings",
+    "swap": "strati.intervene.planning.settings",
+    "adapt": "strati.intervene.planning.settings",
+    "scale": "strati.intervene.planning.settings",
+    "noise": "strati.intervene.planning.settings",
+    "reinitialise": "strati.intervene.planning.settings",
+    "rerandomise": "strati.intervene.planning.settings",
+    "intervention": "strati.intervene.planning.settings",
+    "Intervention": "strati.intervene.planning.settings",
+    "truncated": "strati.intervene.measuring.in_memory",
+    "quantised": "strati.intervene.measuring.in_memory",
+    "pruned": "strati.intervene.measuring.in_memory",
+    "scaled": "strati.intervene.measuring.in_memory",
+    "zeroed": "strati.intervene.measuring.in_memory",
+    "swapped": "strati.intervene.measuring.in_memory",
+    "dropped": "strati.intervene.measuring.in_memory",
+    "intervened": "strati.intervene.measuring.in_memory",
+    # acting on what was measured (torch)
+    "plan": "strati.intervene.plan",
+    "Plan": "strati.intervene.plan",
+    "PlanConfig": "strati.intervene.plan",
+    "apply": "strati.intervene.apply",
+    "Applied": "strati.intervene.apply",
+    "load_factored": "strati.intervene.acting.factored",
+    # the loss landscape (torch)
     "llc": "strati.landscape.sampling.llc",
     "learning_coefficient": "strati.landscape.sampling.llc",
     "LearningCoefficient": "strati.landscape.sampling.llc",
@@ -113,10 +149,43 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.errors import MissingExtraError as MissingExtraError
     from strati.errors import StratiError as StratiError
     from strati.errors import UnsupportedError as UnsupportedError
+    from strati.intervene.acting.factored import load_factored as load_factored
+    from strati.intervene.apply import Applied as Applied
+    from strati.intervene.apply import apply as apply
     from strati.intervene.judging.audit import Audit as Audit
     from strati.intervene.judging.audit import AuditConfig as AuditConfig
     from strati.intervene.judging.audit import audit as audit
+    from strati.intervene.measuring.in_memory import dropped as dropped
+    from strati.intervene.measuring.in_memory import intervened as intervened
+    from strati.intervene.measuring.in_memory import pruned as pruned
+    from strati.intervene.measuring.in_memory import quantised as quantised
+    from strati.intervene.measuring.in_memory import scaled as scaled
+    from strati.intervene.measuring.in_memory import swapped as swapped
+    from strati.intervene.measuring.in_memory import truncated as truncated
+    from strati.intervene.measuring.in_memory import zeroed as zeroed
+    from strati.intervene.plan import Plan as Plan
+    from strati.intervene.plan import PlanConfig as PlanConfig
+    from strati.intervene.plan import plan as plan
     from strati.intervene.planning.config import StudyConfig as StudyConfig
+    from strati.intervene.planning.settings import Intervention as Intervention
+    from strati.intervene.planning.settings import adapt as adapt
+    from strati.intervene.planning.settings import drop as drop
+    from strati.intervene.planning.settings import intervention as intervention
+    from strati.intervene.planning.settings import noise as noise
+    from strati.intervene.planning.settings import noise_only as noise_only
+    from strati.intervene.planning.settings import prune as prune
+    from strati.intervene.planning.settings import quantise as quantise
+    from strati.intervene.planning.settings import reinitialise as reinitialise
+    from strati.intervene.planning.settings import remove_large as remove_large
+    from strati.intervene.planning.settings import remove_quasi_null as remove_quasi_null
+    from strati.intervene.planning.settings import remove_small as remove_small
+    from strati.intervene.planning.settings import rerandomise as rerandomise
+    from strati.intervene.planning.settings import scale as scale
+    from strati.intervene.planning.settings import shuffle as shuffle
+    from strati.intervene.planning.settings import signal_only as signal_only
+    from strati.intervene.planning.settings import swap as swap
+    from strati.intervene.planning.settings import truncate as truncate
+    from strati.intervene.planning.settings import zero as zero
     from strati.intervene.study import Study as Study
     from strati.intervene.study import load_study as load_study
     from strati.intervene.study import study as study

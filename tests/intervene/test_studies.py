@@ -126,8 +126,8 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 2)
-    with pytest.raises(BadInputError, match="rows of format 1, this strati writes format 2; choose another"):
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 3)
+    with pytest.raises(BadInputError, match="rows of format 2, this strati writes format 3; choose another"):
         study(TINY, out=Path(calm.store).parent)
 
 

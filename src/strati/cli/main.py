@@ -24,6 +24,8 @@ VERBS = {
     "compare": "The same layers of two or more networks side by side.",
     "study": "An intervention study: re-initialise and re-randomise every layer.",
     "audit": "What the metrics of a study are worth.",
+    "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
+    "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
     "reassemble": "The order of the unlabelled layers of a residual network.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +23,7 @@ from strati.run.driver import Keep, Run, drive, open_store, shared_folder, stopp
 from strati.run.engine import Outcome, Unit
 from strati.run.files import write_atomic
 from strati.run.store import Finished, Store
+from strati.text import natural
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -33,14 +34,19 @@ if TYPE_CHECKING:
     from strati.intervene.measuring.points import Evaluate
 
 FIRST_COLUMNS = (
-    *("network", "layer", "intervention", "draw", "type", "status", "reason", "initialiser"),
-    *("performance", "intact_performance"),
+    *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
+    *("performance", "performance_stderr", "intact_performance"),
 )
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
+"""What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw).
+
+    ``origin`` says where its networks and data are, ``body`` holds them while they are in memory; plans use both.
+    """
 
     verb: ClassVar[str] = "study"
 
@@ -49,6 +55,8 @@ class Study(Result):
     rows: tuple[Mapping[str, Any], ...]
     units: int
     store: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Any = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> int:
@@ -64,7 +72,7 @@ class Study(Result):
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
         found = dict.fromkeys(name for row in self.rows for name in row)
-        return tuple(name for name in found if name not in FIRST_COLUMNS)
+        return tuple(name for name in found if name not in NO_METRICS)
 
     def payload(self) -> dict[str, Any]:
         """Counts, the store, the measure of performance, and why points failed."""
@@ -83,7 +91,7 @@ class Study(Result):
         }
 
     def frame(self) -> pd.DataFrame:
-        """All rows, sorted by (network, layer, intervention, draw)."""
+        """All rows, sorted by (network, layer, intervention, setting, draw)."""
         import pandas as pd
 
         ordered = sorted(self.rows, key=row_key)
@@ -170,12 +178,15 @@ def load_study(folder: str | Path) -> Study:
         raise BadInputError(folder, "no such folder; give the --out folder of a study")
     with Store(path) as store:
         about = store.about()
-        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
+        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
+        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
 
-def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    """What rows are sorted by."""
-    return row["network"], row["layer"], row["intervention"], row["draw"]
+def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows are sorted by: network, layer, intervention, setting and draw, numbers in names by their size."""
+    setting = "" if row.get("setting") is None else str(row["setting"])
+    names = (row["network"], row["layer"], row["intervention"], setting)
+    return (*(natural(str(name)) for name in names), row.get("draw", 0))
 
 
 def _run(job: Job, out: str | Path | None, run: Run) -> Study:
@@ -199,6 +210,8 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
             _rows(store),
             job.about["units"],
             None if out is None else str(folder / STORE),
+            job.about.get("origin", {}) | {"spec": job.about.get("spec")},
+            job.body,
         )
 
 

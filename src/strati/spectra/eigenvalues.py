@@ -217,7 +217,9 @@ def _as_matrix(given: Any) -> NDArray[Any]:
         raise BadInputError(
             "matrix", f"has {matrix.ndim} dimensions; a spectrum is of a matrix, two dimensions"
         )
-    if matrix.dtype.kind in "cOSUMmV" and not matrix.dtype.name.startswith(("bfloat", "float", "int", "uint")):
+    if matrix.dtype.kind in "cOSUMmV" and not matrix.dtype.name.startswith(
+        ("bfloat", "float", "int", "uint")
+    ):
         raise BadInputError("matrix", f"has dtype {matrix.dtype.name}; a spectrum is of real numbers")
     return matrix
 

@@ -35,7 +35,10 @@ _BODY, _TOP = 0.5, 0.05  # shares of the entries that the estimators use
 # Largest KS distance times sqrt(n) at which a law with one or two fitted parameters stands; the last where the law
 # is a limit that the upper twentieth only comes near.
 _KOLMOGOROV = (1.3, 0.9, 1.6)
-_SHARED, _LEVELS = 0.5, 8  # fewer sizes than this share of the entries are a lattice; fewer in the top tell nothing
+_SHARED, _LEVELS = (
+    0.5,
+    8,
+)  # fewer sizes than this share of the entries are a lattice; fewer in the top tell nothing
 _LEAST_INDEX = 0.11  # the upper twentieth of Laplace entries gives 0.00, of products of Gaussians 0.03
 
 

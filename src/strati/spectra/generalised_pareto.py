@@ -1,7 +1,7 @@
 r"""The generalised Pareto law, :math:`P(X > x) = (1 + \xi x / s)^{-1/\xi}`: a power law with a shifted start.
 
-Its index :math:`\xi` is the inverse of the exponent of the tail; it is zero for an exponential tail and negative for one
-that ends. Fitted by maximum likelihood (Grimshaw 1993).
+Its index :math:`\xi` is the inverse of the exponent of the tail; it is zero for an exponential tail and negative for
+one that ends. Fitted by maximum likelihood (Grimshaw 1993).
 """
 
 from __future__ import annotations

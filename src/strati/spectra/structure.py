@@ -229,7 +229,9 @@ class _Sizes:
     def population(self) -> unequal.Population:
         n, m = self._matrix.shape
         rows = _shrunk(self.rows, 2 / m * _longer(self._column_shift[0])) * _spectrum(self._row_shift, n)
-        columns = _shrunk(self.columns, 2 / n * _longer(self._row_shift[0])) * _spectrum(self._column_shift, m)
+        columns = _shrunk(self.columns, 2 / n * _longer(self._row_shift[0])) * _spectrum(
+            self._column_shift, m
+        )
         return unequal.population(rows * (self.variance * n * m / rows.sum()), columns)
 
     def edge(self, found: Eigenvalues, level: float) -> float:
@@ -349,6 +351,8 @@ def _spectrum(shift: tuple[float, float], count: int) -> FloatArray:
     r, z = shift
     if abs(z) <= _BEYOND:
         return np.ones(count)
-    frequencies = np.random.default_rng(0).permutation((np.arange(count) + 0.5) / count)  # in no order of size
+    frequencies = np.random.default_rng(0).permutation(
+        (np.arange(count) + 0.5) / count
+    )  # in no order of size
     density: FloatArray = (1 - r**2) / (1 - 2 * r * np.cos(np.pi * frequencies) + r**2)
     return density

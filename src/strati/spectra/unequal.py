@@ -166,7 +166,9 @@ def _below(s: FloatArray, noise: Population) -> FloatArray:
     return _newton(z, total, s, weights, b)
 
 
-def _newton(z: FloatArray, total: FloatArray, s: FloatArray, weights: FloatArray, b: FloatArray) -> FloatArray:
+def _newton(
+    z: FloatArray, total: FloatArray, s: FloatArray, weights: FloatArray, b: FloatArray
+) -> FloatArray:
     for _ in range(80):
         gaps = z[:, None] - b * total[:, None]
         step = (np.sum(weights / gaps, axis=1) + s) / np.sum(weights / gaps**2, axis=1)

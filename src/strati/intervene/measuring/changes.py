@@ -6,7 +6,6 @@ Every change of a layer is made from the same intact values and, where chance is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,23 +14,11 @@ from numpy.typing import NDArray
 from strati.errors import BadInputError
 from strati.intervene.measuring import edits
 from strati.intervene.measuring.interventions import Change, Target, as_matrix, from_matrix
-from strati.intervene.planning.settings import KINDS, Intervention, Pairs, setting_text
+from strati.intervene.planning.settings import HIDDEN, KINDS, Intervention, Pairs, Point
 
 Values = tuple[NDArray[Any], NDArray[Any] | None]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One change to be made: which intervention, with which setting, which draw."""
-
-    intervention: str
-    setting: Pairs
-    draw: int
-
-    @property
-    def text(self) -> str | None:
-        """The setting as rows have it."""
-        return setting_text(self.setting)
+Others = Mapping[str, Mapping[str, NDArray[Any]]]
+"""Tensors of other networks, for ``swap`` and ``adapt``, by :func:`source_key`."""
 
 
 class LayerEdits:
@@ -46,7 +33,7 @@ class LayerEdits:
 
     def __init__(self, target: Target, values: Values) -> None:
         self.target = target
-        self.matrix = as_matrix(values[0], target.kind)
+        self.matrix = values[0] if target.kind == "block" else as_matrix(values[0], target.kind)
         self._directions: edits.Directions | None = None
         self._update: edits.Directions | None = None
 
@@ -81,7 +68,7 @@ class LayerEdits:
         rng: np.random.Generator | None,
         other: NDArray[Any] | None,
     ) -> NDArray[Any]:
-        values = {key: value for key, value in setting.items() if key != "checkpoint"}
+        values = {key: value for key, value in setting.items() if key not in ("checkpoint", HIDDEN)}
         if name in ("swap", "adapt"):
             assert other is not None
             base = np.asarray(as_matrix(other, self.target.kind), dtype=np.float64)
@@ -117,7 +104,7 @@ def make_change(
     one: Intervention,
     point: Point,
     rng: np.random.Generator,
-    others: Mapping[str, Mapping[str, NDArray[Any]]],
+    others: Others,
 ) -> Change:
     """One change of a layer or block by any intervention but re-initialising and re-randomising.
 
@@ -144,7 +131,8 @@ def make_change(
 
 def source_key(one: Intervention, setting: Pairs) -> str:
     """Under which name the other network of a setting is kept."""
-    return str(dict(setting).get("checkpoint", f"{one.name}:source"))
+    given = dict(setting)
+    return str(given.get("checkpoint", given.get(HIDDEN, f"{one.name}:source")))
 
 
 def tensors_of(source: Any) -> dict[str, NDArray[Any]]:

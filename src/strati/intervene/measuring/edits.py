@@ -46,7 +46,7 @@ class Directions:
     @property
     def count(self) -> int:
         """How many there are: the smaller side."""
-        return min(self.matrix.shape)
+        return int(min(self.matrix.shape))
 
     @property
     def energies(self) -> FloatArray:
@@ -86,7 +86,8 @@ def truncate_rank(
     if rank is not None:
         return min(rank, directions.count)
     if parameters is not None:
-        return rank_of_share(*directions.matrix.shape, parameters)
+        rows, cols = directions.matrix.shape
+        return rank_of_share(rows, cols, parameters)
     assert energy is not None
     total = np.cumsum(directions.energies)
     if total[-1] <= 0:

@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from strati.errors import BadInputError
-from strati.intervene.measuring.changes import LayerEdits, Point, make_change, source_key, tensors_of
+from strati.intervene.measuring.changes import LayerEdits, make_change, source_key, tensors_of
 from strati.intervene.measuring.interventions import Target, changed, find_targets, values_of
 from strati.intervene.measuring.interventions import dropped as identity_blocks
-from strati.intervene.planning.settings import KINDS, make, read_setting
+from strati.intervene.planning.settings import KINDS, Point, make, read_setting
 from strati.options import nearest
 from strati.rng import stream
 
@@ -150,7 +150,7 @@ def tuple_length(model: nn.Module, name: str) -> int:
     return max(1, len([a for a in typing.get_args(returns) if a is not Ellipsis])) if origin is tuple else 0
 
 
-_MAIN = {
+_MAIN: dict[str, dict[type, str]] = {
     "truncate": {int: "rank"},
     "adapt": {int: "rank"},
     "quantise": {int: "bits"},

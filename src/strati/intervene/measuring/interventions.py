@@ -148,13 +148,14 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
     module: Any = model.get_submodule(target.name)
     old_weight = module.weight.detach().clone()
     old_bias = module.bias.detach().clone() if target.bias else None
-    with torch.no_grad():
-        try:
+    try:
+        with torch.no_grad():
             module.weight.copy_(torch.from_numpy(change.values))
             if target.bias and change.bias is not None:
                 module.bias.copy_(torch.from_numpy(change.bias))
-            yield
-        finally:
+        yield
+    finally:
+        with torch.no_grad():  # of its own: callers may switch gradients back on before they leave
             module.weight.copy_(old_weight)
             if old_bias is not None:
                 module.bias.copy_(old_bias)

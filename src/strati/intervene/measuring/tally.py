@@ -81,6 +81,17 @@ class Tally:
         return Scores(self.task.finish(total, count), mean, _groups(sums, counts, mean))
 
 
+def scores_of(values: FloatArray) -> Scores:
+    """Scores that come one per example, as a user's function may give them.
+
+    Examples:
+        >>> scores_of(np.array([1.0, 3.0])).stderr
+        1.0
+    """
+    mean = float(values.mean())
+    return Scores(mean, mean, _groups(values, np.ones(len(values)), mean))
+
+
 def _groups(sums: FloatArray, counts: FloatArray, mean: float) -> FloatArray:
     """Pseudo-values of the ratio ``sum / count``: ``R + (s_g - R n_g) G / n``, exact in the mean."""
     if not len(sums) or not counts.sum():

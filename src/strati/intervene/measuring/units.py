@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError
+from strati.intervene.measuring.blocks import find_blocks
+from strati.intervene.measuring.changes import Others, source_key, tensors_of
 from strati.intervene.measuring.interventions import Target, find_targets
 from strati.intervene.measuring.points import Subject, measure_layer
 from strati.intervene.planning import spec as specs
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
+from strati.intervene.planning.settings import KINDS
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Data, Task, task_of
 from strati.intervene.planning.training import train
@@ -37,6 +40,7 @@ class SpecBody:
 
     spec: Spec
     plan: StudyConfig
+    others: Others
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """Run one unit: the trained networks as ``.npz`` bytes by name, or a list of rows."""
@@ -52,7 +56,7 @@ class SpecBody:
         )
         identity = f"{unit.config['data']} {unit.config['network']} {unit.config['weights']}"
         subject: Subject = _keep("subject", identity, lambda: self._subject(unit, load, data, task))
-        return measure_layer(subject, target_of(unit), self.plan)
+        return measure_layer(subject, target_of(unit), self.plan, self.others)
 
     def _subject(self, unit: Unit, load: Load, data: Data, task: Task) -> Subject:
         network = self.spec.network
@@ -74,10 +78,11 @@ class ModelBody:
 
     subjects: Mapping[str, Subject]
     plan: StudyConfig
+    others: Others
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """The rows of one layer."""
-        return measure_layer(self.subjects[unit.config["network"]], target_of(unit), self.plan)
+        return measure_layer(self.subjects[unit.config["network"]], target_of(unit), self.plan, self.others)
 
 
 def training_units(spec: Spec, digest: str, files: Mapping[str, str]) -> list[Unit]:
@@ -119,7 +124,7 @@ def layer_units(
 def target_of(unit: Unit) -> Target:
     """The layer a unit is about."""
     found = dict(unit.config["target"])
-    return Target(**found | {"shape": tuple(found["shape"])})
+    return Target(**found | {"shape": tuple(found["shape"]), "members": tuple(found["members"])})
 
 
 def network_name(number: int) -> str:
@@ -179,9 +184,44 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
         raise BadInputError("evaluate", why)
 
 
-def targets_of(model: nn.Module, plan: StudyConfig) -> tuple[Target, ...]:
-    """The layers of a network that the plan is about."""
-    return find_targets(model, plan.layers)
+def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -> tuple[Target, ...]:
+    """The layers of a network that the plan is about, and its blocks where they are dropped; ``run`` runs it once."""
+    layers = find_targets(model, plan.layers) if set(plan.names) != {"drop"} else ()
+    return (*layers, *find_blocks(model, run, plan.layers)) if "drop" in plan.names else layers
+
+
+def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
+    """The tensors of the other networks that ``swap`` and ``adapt`` take values from.
+
+    Raises:
+        BadInputError: One is not there, or has other layers.
+    """
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    names = {f"{t.name}.{part}" for t in targets for part in ("weight", "bias")}
+    for one in plan.interventions:
+        if one.name not in KINDS or not KINDS[one.name].source:
+            continue
+        for setting in one.settings:
+            key = source_key(one, setting)
+            given = one.source if one.source is not None else key
+            if given == f"{one.name}:source":
+                raise BadInputError(one.name, "needs the other network: a path, a module or tensors by name")
+            if key not in found:
+                tensors = tensors_of(given)
+                found[key] = {n.removeprefix("module."): v for n, v in tensors.items()}
+                found[key] = {n: v for n, v in found[key].items() if n in names}
+                for target in targets:
+                    there = found[key].get(f"{target.name}.weight")
+                    if target.kind != "block" and (there is None or tuple(there.shape) != target.shape):
+                        shape = "is not there" if there is None else f"is {tuple(there.shape)} there"
+                        why = f"the other network does not match: {target.name}.weight {target.shape} {shape}"
+                        raise BadInputError(one.name, why)
+    return found
+
+
+def digests(others: Others) -> dict[str, str]:
+    """A short hash of each other network."""
+    return {key: _tensors_digest(tensors) for key, tensors in others.items()}
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -204,8 +244,12 @@ def digest_of(raw: bytes) -> str:
 
 def state_digest(model: nn.Module) -> str:
     """A short hash of all tensors of a module."""
+    return _tensors_digest(_state(model))
+
+
+def _tensors_digest(tensors: Mapping[str, NDArray[Any]]) -> str:
     total = hashlib.sha256()
-    for name, value in _state(model).items():
+    for name, value in tensors.items():
         total.update(name.encode() + str(value.dtype).encode() + np.ascontiguousarray(value).tobytes())
     return total.hexdigest()[:32]
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strati.errors import BadInputError
+from strati.intervene.planning.settings import Point, as_interventions, identity
 from strati.intervene.planning.spec import KINDS, SCHEMES, Spec
 from strati.options import nearest
 from strati.run.driver import Run
 from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from strati.intervene.measuring.interventions import Target
 
 HIGHER = frozenset({"accuracy", "auc", "bleu", "f1", "precision", "r2", "recall", "reward", "rouge"})
 """Measures of performance known by name of which more is better."""
@@ -28,7 +32,8 @@ class StudyConfig:
     """What each layer goes through, what is recorded, and where the work runs.
 
     Args:
-        interventions: What is done to each layer.
+        interventions: What is done to each layer: ``strati.truncate(rank=[1, 4])`` and the like, names of those that
+            need no settings, functions ``(weight, rng) -> weight`` of your own.
         draws: Draws of every intervention that has chance in it.
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
         layers: Shell patterns of the layers to change.
@@ -75,11 +80,11 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         """One name or pattern alone is a list of one."""
-        for name in ("interventions", "layers"):
-            given = getattr(self, name)
-            object.__setattr__(
-                self, name, tuple(given) if isinstance(given, list | tuple | set) else (given,)
-            )
+        given = self.layers
+        object.__setattr__(
+            self, "layers", tuple(given) if isinstance(given, list | tuple | set) else (given,)
+        )
+        object.__setattr__(self, "interventions", as_interventions(self.interventions))
 
     def check(self) -> None:
         """Refuse values that no study can have.
@@ -93,23 +98,28 @@ class StudyConfig:
                 raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")
         if self.init not in SCHEMES:
             raise BadInputError("init", f"no distribution {self.init!r}; {nearest(str(self.init), SCHEMES)}")
-        for kind in self.interventions:
-            if isinstance(kind, str) and kind not in KINDS:
-                raise BadInputError("interventions", f"no intervention {kind!r}; {nearest(kind, KINDS)}")
 
-    def points(self, initial: bool) -> list[tuple[str, int]]:
-        """The (intervention, draw) pairs of a layer; re-initialising needs initial values and has one outcome."""
-        found = [("intact", 0)]
-        if "reinitialise" in self.interventions and initial:
-            found.append(("reinitialise", 0))
-        if "rerandomise" in self.interventions:
-            found += [("rerandomise", draw) for draw in range(self.draws)]
+    def points(self, target: Target, initial: bool) -> list[Point]:
+        """What a layer or block goes through; re-initialising needs initial values, a run of blocks as many blocks."""
+        found = [Point("intact")]
+        for one in self.interventions:
+            if (one.name == "drop") != (target.kind == "block") or (
+                one.name == "reinitialise" and not initial
+            ):
+                continue
+            for setting in one.settings:
+                if dict(setting).get("run", 1) <= max(len(target.members), 1):
+                    found += [Point(one.name, setting, draw) for draw in range(one.times(self.draws))]
         return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the interventions."""
+        return tuple(one.name for one in self.interventions)
 
     def settings(self) -> dict[str, Any]:
         """The fields that rows depend on, as plain values; a part of every unit's key."""
         names = (
-            "interventions",
             "draws",
             "init",
             "layers",
@@ -119,7 +129,7 @@ class StudyConfig:
             "samples",
         )
         found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}
-        return found | {"plugins": sorted(self.plugins)}
+        return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
     def run(self, tick: Tick = silent) -> Run:
         """Where and how the units run, as the driver wants it."""
@@ -156,7 +166,7 @@ def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:
     """The config of a spec: what a spec says, and from ``config`` where the work runs and the user's metrics."""
     return dataclasses.replace(
         config,
-        interventions=spec.interventions.kinds,
+        interventions=spec.interventions.all(),
         draws=spec.interventions.draws,
         init=spec.interventions.init,
         layers=spec.interventions.layers,
@@ -182,9 +192,10 @@ def override(spec: Spec, config: StudyConfig, given: set[str]) -> Spec:
             raise BadInputError(name, "is for modules; a spec names its own")
     for section in ("interventions", "metrics", "measure"):
         part = getattr(spec, section)
-        names = {"interventions": "kinds"} if section == "interventions" else {}
         fields = {f.name for f in dataclasses.fields(part)}
-        new = {names.get(n, n): getattr(config, n) for n in changed if names.get(n, n) in fields}
+        new = {n: getattr(config, n) for n in changed if n in fields and n != "settings"}
+        if section == "interventions" and "interventions" in changed:
+            new |= {"kinds": (), "settings": config.interventions}
         if new:
             spec = dataclasses.replace(spec, **{section: dataclasses.replace(part, **new)})
     return dataclasses.replace(spec, seed=config.seed) if "seed" in changed else spec

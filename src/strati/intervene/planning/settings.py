@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strati.errors import BadInputError
+from strati.options import nearest
+
+HIDDEN = "_checkpoint"
+"""The one checkpoint of ``swap`` or ``adapt``: where it lies is no part of a setting's text."""
 
 Pairs = tuple[tuple[str, Any], ...]
 """One setting: names and values in a fixed order."""
@@ -32,10 +36,11 @@ class Option:
     above: bool = False  # strictly above ``low``
     pattern: str | None = None
 
-    def wrong(self, value: Any) -> str | None:
+    def wrong(self, given: Any) -> str | None:
         """Why a value cannot be used, or ``None``."""
+        value: Any = given
         wanted = {bool: "true or false", int: "a whole number", str: "text"}
-        if isinstance(value, bool) != (self.kind is bool) or not isinstance(value, self.kind):
+        if isinstance(given, bool) != (self.kind is bool) or not isinstance(given, self.kind):
             kind = self.kind if isinstance(self.kind, type) else float
             return f"wants {wanted.get(kind, 'a number')}, not {value!r}"
         if self.pattern is not None and not re.fullmatch(self.pattern, value):
@@ -131,6 +136,20 @@ class Intervention:
         return (self.draws or draws) if self.random else 1
 
 
+@dataclass(frozen=True)
+class Point:
+    """One change to be made: which intervention, with which setting, which draw."""
+
+    intervention: str
+    setting: Pairs = ()
+    draw: int = 0
+
+    @property
+    def text(self) -> str | None:
+        """The setting as rows have it."""
+        return setting_text(self.setting)
+
+
 def setting_text(setting: Pairs) -> str | None:
     """A setting as rows carry it; ``None`` where there is nothing to set.
 
@@ -138,7 +157,8 @@ def setting_text(setting: Pairs) -> str | None:
         >>> setting_text((("bits", 4), ("group", 128))), setting_text((("energy", 0.5),)), setting_text(())
         ('bits=4,group=128', 'energy=0.5', None)
     """
-    return ",".join(f"{name}={_text(value)}" for name, value in setting) or None
+    shown = [(name, value) for name, value in setting if name != HIDDEN]
+    return ",".join(f"{name}={_text(value)}" for name, value in shown) or None
 
 
 def read_setting(text: str | None) -> dict[str, Any]:
@@ -248,7 +268,7 @@ def swap(source: Any) -> Intervention:
 
 
 def adapt(source: Any, *, rank: int | Sequence[int]) -> Intervention:
-    """Keep only rank ``rank`` of what fine-tuning changed: ``W_base + truncate(W - W_base)``; ``source`` is the base."""
+    """Keep only rank ``rank`` of the update since ``source``, the base: ``W_base + truncate(W - W_base)``."""
     return make("adapt", {"rank": rank}, source=source)
 
 
@@ -322,10 +342,12 @@ def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tu
         raise BadInputError(name, f"needs settings: {' or '.join(kind.main)} (a value or a list of values)")
     side = [option for option in kind.options if option in lists and option not in kind.main]
     found: list[Pairs] = []
-    for main in given or [None]:
-        names = [*([main] if main else []), *side]
+    for main in [[option] for option in given] or [[]]:
+        names = [*main, *side]
         for chosen in itertools.product(*(lists[n] for n in names)):
-            pairs = tuple(zip(names, chosen, strict=True))
+            alone = len(lists.get("checkpoint", ())) == 1
+            shown = [HIDDEN if n == "checkpoint" and alone else n for n in names]
+            pairs = tuple(zip(shown, chosen, strict=True))
             if pairs not in found:
                 found.append(pairs)
     for pairs in found:
@@ -373,6 +395,8 @@ def as_interventions(given: Any) -> tuple[Intervention, ...]:
     found: list[Intervention] = []
     for one in listed:
         if isinstance(one, str):
+            if one not in KINDS:
+                raise BadInputError("interventions", f"no intervention {one!r}; {nearest(one, KINDS)}")
             found.append(make(one, {}))
         elif isinstance(one, Intervention):
             found.append(one)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from strati.intervene.measuring.units import (
     check_direction,
     check_fits,
     digest_of,
+    digests,
     layer_units,
     network_name,
+    other_networks,
     state_digest,
     target_of,
     targets_of,
@@ -57,7 +59,7 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
         names, weights = [Path(str(spec.network.path)).name], state_digest(model)
     task = task_of(data, spec)
     check_fits(model, task)
-    targets = targets_of(model, plan)
+    targets = targets_of(model, plan, lambda: task.output(model, task.batches[0][0][:1]))
     if spec.network.initial is not None:
         first = open_checkpoint(spec.network.initial, spec.network)
         _check_initial(targets, _tensors(first), spec.network.initial)
@@ -66,13 +68,17 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     digest = digest_of(raw)
     initial = spec.trained_here or spec.network.initial is not None
     _check_points(plan, initial)
-    identity = {"data": digest, "weights": weights, "plugins": sorted(plan.plugins), "spec": asdict(spec)}
-    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial)
+    others = other_networks(plan, targets)
+    identity = {"data": digest, "weights": weights, "plugins": sorted(plan.plugins), "spec": spec.plain()}
+    identity |= {"others": digests(others)}
+    points = sum(len(plan.points(target, initial)) for target in targets)
+    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial, digests(others))
     return Job(
         name=spec.name,
         identity=unit_key(identity),
-        about=_about(spec.name, task, len(names) * len(targets) * len(plan.points(initial)), asdict(spec)),
-        body=SpecBody(spec, plan),
+        about=_about(spec.name, task, len(names) * points, spec.plain())
+        | {"origin": origin_of(spec, digest, weights) | {"layers": shapes_of(targets)}},
+        body=SpecBody(spec, plan, others),
         prepare=planner.prepare,
         train=planner.train,
         layers=planner.layers,
@@ -92,6 +98,7 @@ class _SpecPlanner:
     targets: tuple[Target, ...]
     weights: str
     initial: bool
+    others: Mapping[str, str]
 
     def prepare(self, folder: Path) -> None:
         """Put the data in canonical form beside the store, where units find them."""
@@ -111,7 +118,7 @@ class _SpecPlanner:
         """One unit per layer, with the files it reads; those of a failed training know that it failed."""
         trainings = {n: unit for unit in self.train(folder) for n in unit.config["networks"]}
         reasons = {found.key: found.reason for found in store.units() if found.reason is not None}
-        common = {"data": self.digest, "plan": self.plan.settings()}
+        common = {"data": self.digest, "plan": self.plan.settings(), "others": self.others}
         units: list[Unit] = []
         for number, name in enumerate(self.names):
             files = {"data": str(folder / "data.npz")}
@@ -127,8 +134,9 @@ class _SpecPlanner:
 
     def fail(self, unit: Unit, reason: str) -> list[dict[str, Any]]:
         """The rows of a unit that failed as a whole."""
-        points = self.plan.points(self.initial)
-        return [failed_row(unit.config["network"], target_of(unit), point, reason) for point in points]
+        target = target_of(unit)
+        points = self.plan.points(target, self.initial)
+        return [failed_row(unit.config["network"], target, point, reason) for point in points]
 
 
 def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConfig) -> Job:
@@ -156,13 +164,15 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
             if plan.initial is not None and isinstance(source, Mapping)
             else plan.initial
         )
-        targets[str(name)] = targets_of(model, plan)
-        subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        subject = subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        targets[str(name)] = targets_of(model, plan, subject.run_once)
         if evaluate is not None:
             check_direction(subjects[str(name)], measured, higher)
         _check_initial(targets[str(name)], _tensors(first), "initial")
     _check_points(plan, any(s.initial is not None for s in subjects.values()))
+    others = other_networks(plan, next(iter(targets.values())))
     common = {"plan": plan.settings(), "data": None if task is None else _digest(task)}
+    common |= {"others": digests(others)}
     weights = {name: state_digest(s.model) for name, s in subjects.items()}
 
     def layers(folder: Path, store: Store) -> list[Unit]:
@@ -173,17 +183,18 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         ]
 
     def fail(unit: Unit, reason: str) -> list[dict[str, Any]]:
-        subject = subjects[unit.config["network"]]
-        points = plan.points(subject.initial is not None)
-        return [failed_row(subject.name, target_of(unit), point, reason) for point in points]
+        subject, target = subjects[unit.config["network"]], target_of(unit)
+        points = plan.points(target, subject.initial is not None)
+        return [failed_row(subject.name, target, point, reason) for point in points]
 
-    units = sum(len(targets[n]) * len(plan.points(s.initial is not None)) for n, s in subjects.items())
+    units = sum(len(plan.points(t, s.initial is not None)) for n, s in subjects.items() for t in targets[n])
     measure = task or Task(measured, higher, plan.chance, ())
     return Job(
         name="study",
         identity=unit_key(common | {"weights": weights}),
-        about=_about("study", measure, units, None),
-        body=ModelBody(subjects, plan),
+        about=_about("study", measure, units, None)
+        | {"origin": {"layers": shapes_of(t for some in targets.values() for t in some)}},
+        body=ModelBody(subjects, plan, others),
         prepare=lambda _: None,
         train=lambda _: [],
         layers=layers,
@@ -196,8 +207,26 @@ def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
     return {"name": name, "performance": measure, "units": units, "spec": spec}
 
 
+def origin_of(spec: Spec, data: str, weights: str) -> dict[str, Any]:
+    """Where the networks and data of a study by spec are, and their hashes."""
+    where = spec.data.path or spec.data.name
+    found: dict[str, Any] = {"data": {"source": where, "hash": data}}
+    if not spec.trained_here:
+        path = Path(str(spec.network.path)).resolve()
+        found["networks"] = {path.name: {"path": str(path), "weights": weights[:32]}}
+    return found
+
+
+def shapes_of(targets: Iterable[Target]) -> dict[str, Any]:
+    """What a plan needs to know of each layer: its kind and shape, and what a run of blocks consists of."""
+    return {
+        t.name: {"kind": t.kind, "shape": list(t.shape), "members": list(t.members), "outputs": t.outputs}
+        for t in targets
+    }
+
+
 def _check_points(plan: StudyConfig, initial: bool) -> None:
-    if plan.interventions == ("reinitialise",) and not initial:
+    if plan.names == ("reinitialise",) and not initial:
         why = "re-initialising needs the network's initial values: give network.initial, or re-randomise"
         raise BadInputError("interventions.kinds", why)
 

@@ -225,12 +225,10 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
     if nbeta * max(lowest, seen) <= _OFF:
         return None, 0.0
     value = nbeta * (float(traces.excess[traces.main].mean()) + lowest)
-    near = around is not None and around.minimum and nbeta * (seen - lowest) <= _OFF
-    if (
-        near
-        and around is not None
-        and around.held_back(nbeta, traces.gamma) <= _HELD_BACK * abs(value) + _OFF
-    ):
+    # Farther than draws of the posterior lie from the minimum, the given parameters have nothing to do with it.
+    near = nbeta * lowest <= max(2.0 * traces.parameters, 10.0) and nbeta * (seen - lowest) <= _OFF
+    held = math.inf if around is None or not around.minimum else around.held_back(nbeta, traces.gamma)
+    if near and held <= _HELD_BACK * abs(value) + _OFF:
         text = (
             f"the parameters are not at the minimum: a loss lower by {lowest:.3g} lies nearby "
             f"(nbeta times that is {nbeta * lowest:.3g}); the values are corrected for it"

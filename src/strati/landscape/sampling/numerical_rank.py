@@ -131,7 +131,7 @@ def _pieces(objective: Objective) -> list[Objective]:
 
 def _kind(objective: Objective) -> str:
     name = objective.name
-    return "kl" if name is not None and not name.value.endswith("mse") else "mse"
+    return "kl" if name is not None and not name.squared else "mse"
 
 
 def _triangular(objective: Objective, theta: Tensor) -> Tensor:

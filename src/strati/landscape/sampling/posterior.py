@@ -182,7 +182,7 @@ def _curvature(potential: Potential, theta: Tensor) -> tuple[Rotation, Tensor]:
         factors = kronecker(potential) if isinstance(potential, Objective) and named else None
         return plain if factors is None else factors
     if isinstance(potential, Objective) and potential.name is not None and size > VIRIAL_LIMIT:
-        kind = "mse" if potential.name.value.endswith("mse") else "kl"
+        kind = "mse" if potential.name.squared else "kl"
         matrix = gauss_newton_matrix(potential.flat, potential.x, kind=kind)
     else:
         try:

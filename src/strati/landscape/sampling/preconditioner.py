@@ -142,7 +142,7 @@ def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
     inside = sum(p.numel() for m in modules.values() for p in m.parameters(recurse=False))
     if inside < _LEAST_SHARE * flat.size:
         return None
-    squared = objective.name is not None and objective.name.value.endswith("mse")
+    squared = objective.name is not None and objective.name.squared
     grams = _grams(objective, modules, squared)
     curvature = torch.full_like(flat.theta, torch.nan)
     layers = []

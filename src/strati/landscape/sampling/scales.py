@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from strati.errors import BadInputError
-from strati.landscape.behaviour import Objective, as_tensor, objective
+from strati.landscape.behaviour import Loss, LossName, Objective, as_tensor, objective
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
@@ -33,6 +33,7 @@ from strati.landscape.sampling.llc import chosen_sampler, conditional_traces, dr
 from strati.landscape.sampling.moment_points import condensed
 from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
+from strati.options import resolve
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def effective_parameters(
     x: Any,
     *,
     scales: Sequence[float] | None = None,
-    kind: str = "mse",
+    loss: Loss = LossName.BEHAVIOURAL_MSE,
     config: LLCConfig | None = None,
     tick: Tick = silent,
     **options: Any,
@@ -160,9 +161,10 @@ def effective_parameters(
 
     Args:
         model: Any module; it is not changed.
-        x: Inputs.
+        x: Inputs; ``(x, y)`` for a training loss.
         scales: The ``eps``; five decades below the variance of the outputs by default.
-        kind: ``"mse"`` or ``"kl"``.
+        loss: ``"behavioural-mse"`` (eq. 6) or ``"behavioural-kl"``; a training loss (``"mse"``, ``"cross_entropy"``, a
+            function) counts what that loss depends on instead.
         config: Settings of the sampler.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig` on top of ``config``; ``layers`` is not one of them.
@@ -179,9 +181,11 @@ def effective_parameters(
         >>> abs(curve.rows[0].effective - 2) < 0.2
         True
     """
-    settings = dataclasses.replace(config or LLCConfig(), **options)
+    settings = resolve(LLCConfig, config, options, of="effective_parameters")
+    if not isinstance(model, nn.Module):
+        raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
-    whole = objective(model, f"behavioural-{kind}", x, dtype=dtype)
+    whole = objective(model, loss, x, dtype=dtype)
     wanted = _scales(scales, whole)
     function = condensed(whole)
     curvature = curvature_spectrum(function)
@@ -289,8 +293,9 @@ def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:
 
 def _scales(scales: Sequence[float] | None, function: Objective) -> FloatArray:
     if scales is None:
-        target = function.target.reshape(function.rows, -1)
-        size = 1.0 if function.name is not None and function.name.value.endswith("kl") else 0.0
+        squared = function.name is None or function.name.squared
+        size = 0.0 if squared and function.target.is_floating_point() else 1.0
+        target = function.target.reshape(function.rows, -1).to(function.flat.dtype)
         size = size or float(target.var(dim=0, correction=0).sum()) or 1.0
         return size * np.geomspace(1e-5, 1e-1, 5)
     wanted = np.atleast_1d(np.asarray(scales, dtype=float))
