@@ -18,6 +18,8 @@ RANKS = {
     "rng": 0,
     "options": 0,
     "embedded": 0,
+    "schemas": 0,
+    "tables": 0,
     "run": 1,
     "architectures": 1,
     "network": 2,
