@@ -45,8 +45,8 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
 def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
     """The figures that a reproduction names, put into the result, so that the page holds them.
 
-    Only PNG and SVG files are taken, and, for a JSON file from anywhere, only those in its own folder or below: a result must
-    not bring other files of the reader's machine onto a page.
+    Only PNG and SVG files are taken, and, for a JSON file from anywhere, only those in its own folder or below: a
+    result must not bring other files of the reader's machine onto a page.
 
     Args:
         result: A result in its JSON form.
