@@ -19,6 +19,7 @@ RANKS = {
     "options": 0,
     "embedded": 0,
     "run": 1,
+    "architectures": 1,
     "network": 2,
     "zoo": 3,
     "spectra": 4,

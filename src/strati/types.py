@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
     BoolArray = NDArray[np.bool_]
 
+SHORT = 40
+"""Lines of a result's repr at most."""
+
 Tick = Callable[[str], None]
 """Called once after each unit of work with its name; progress bars hang on it."""
 
@@ -57,6 +60,17 @@ class Result:
     """
 
     verb: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the summary as the repr: a dataclass would otherwise list its fields."""
+        super().__init_subclass__(**options)
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The summary as a terminal shows it, long ones shortened."""
+        from strati.tables import as_text
+
+        return as_text(self.summary(), lines=SHORT)
 
     @abstractmethod
     def payload(self) -> dict[str, Any]:

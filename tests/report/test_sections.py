@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from strati.cli.report import read_run
+from strati.report.runs import read_run
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
 def results(real: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    return {name: read_run(str(path))[0] for name, path in real.items()}
+    return {name: read_run(str(path)) for name, path in real.items()}
 
 
 @pytest.fixture

@@ -47,11 +47,9 @@ def command(
       strati study fcn-digits --out digits
       strati audit digits --json audit.json
     """
-    from strati.intervene.judging.audit import AuditConfig, audit
+    from strati.intervene.judging.audit import audit
 
-    result = audit(
-        folder, options=AuditConfig(robust=robust, critical=critical, resamples=resamples, seed=seed)
-    )
+    result = audit(folder, robust=robust, critical=critical, resamples=resamples, seed=seed)
     if figures is not None:
         from strati.report.plots.study import draw_all
 

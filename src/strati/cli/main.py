@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from strati._version import __version__
+from strati.cli.common import FORCE
 from strati.errors import StoppedError, StratiError
 from strati.text import printable
 
@@ -34,6 +35,16 @@ VERBS = {
 }
 
 
+_FORCE = click.Option(
+    ["--force"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, value: context.meta.__setitem__(FORCE, value),
+    help="Overwrite an output file even if it is a network.",
+)
+
+
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is called."""
 
@@ -46,6 +57,8 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"strati.cli.{name}").command
+        if not any("--force" in parameter.opts for parameter in command.params):
+            command.params.append(_FORCE)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -83,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words, prog_name="strati", standalone_mode=False)
+        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")

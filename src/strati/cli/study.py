@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -86,7 +87,7 @@ def command(
         from strati.intervene.study import study
 
         with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-            where = {"engine": engine, "workers": workers or cores(), "address": address}
+            where: dict[str, Any] = {"engine": engine, "workers": workers or cores(), "address": address}
             result = study(wanted, out=folder, tick=tick, retry=retry, resume=resume, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None

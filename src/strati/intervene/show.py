@@ -19,7 +19,8 @@ def study_summary(study: Study) -> RenderableType:
 
     table = study.frame()
     good = table[table["status"] == "done"]
-    kinds = [k for k in ("intact", "reinitialise", "rerandomise") if k in set(table["intervention"])]
+    first = [k for k in ("intact", "reinitialise", "rerandomise") if k in set(table["intervention"])]
+    kinds = [*first, *sorted(set(table["intervention"]) - set(first))]
     shown = Table("layer", *kinds, title=f"{study.performance['name']} by layer", title_justify="left")
     for layer in dict.fromkeys(table["layer"]):
         cells = [
@@ -59,16 +60,34 @@ def audit_summary(audit: Audit) -> RenderableType:
         sem = "" if row.performance_sem is None else f" +- {row.performance_sem:.2g}"
         share = "-" if row.retained is None else f"{row.retained:.3f}"
         mean = f"{row.performance_mean:.4g}{sem}"
-        layers.add_row(Text(row.layer), row.intervention, mean, share, str(row.n), row.layer_class)
-    columns = ("metric", "rho pooled", "95 %", "tau pooled", "rho mean of layers", "tau mean of layers")
+        cells = (row.layer, row.intervention, mean, share, str(row.n), row.layer_class)
+        layers.add_row(*(Text(cell) for cell in cells))
+    columns = (
+        "metric",
+        "rho pooled",
+        "95 %",
+        "rho within layers",
+        "95 %",
+        "tau pooled",
+        "rho mean of layers",
+    )
     metrics = Table(*columns, title=f"metrics against {name}", title_justify="left")
     means = {row.metric: row for row in audit.means}
-    for pooled in audit.metrics:
-        if pooled.layer is None:
-            average = means[pooled.metric]
-            numbers = (pooled.spearman, pooled.spearman_ci, pooled.kendall, average.spearman, average.kendall)
-            metrics.add_row(Text(pooled.metric), *(_number(value) for value in numbers))
-    lines: list[Any] = [layers, metrics, *(Text(f"- {verdict.text}") for verdict in audit.verdicts)]
+    for row in audit.metrics:
+        if row.layer is None and row.intervention is None:
+            numbers = (
+                row.spearman,
+                row.spearman_ci,
+                row.spearman_within,
+                row.spearman_within_ci,
+                row.kendall,
+            )
+            cells = (*numbers, means[row.metric].spearman)
+            metrics.add_row(Text(row.metric), *(Text(_number(value)) for value in cells))
+    own = [verdict for verdict in audit.verdicts if verdict.intervention is None]
+    order = ("use", "use-with-care", "distinguish-only", "unknown", "do-not-use")
+    said = sorted(own, key=lambda verdict: order.index(verdict.recommendation))
+    lines: list[Any] = [layers, metrics, *(Text(f"- {verdict.text}") for verdict in said)]
     lines.append(Text(f"{audit.failed} of {audit.study.units} points failed and are left out"))
     return Group(*lines)
 
@@ -76,8 +95,4 @@ def audit_summary(audit: Audit) -> RenderableType:
 def _number(value: Any) -> str:
     if value is None:
         return "-"
-    return (
-        f"[{value[0]:.2f}, {value[1]:.2f}]".replace("[", "\\[")
-        if isinstance(value, tuple)
-        else f"{value:.3f}"
-    )
+    return f"[{value[0]:.2f}, {value[1]:.2f}]" if isinstance(value, tuple) else f"{value:.3f}"

@@ -23,6 +23,7 @@ from strati.run.driver import Keep, Run, drive, open_store, shared_folder, stopp
 from strati.run.engine import Outcome, Unit
 from strati.run.files import write_atomic
 from strati.run.store import Finished, Store
+from strati.text import natural
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -181,9 +182,11 @@ def load_study(folder: str | Path) -> Study:
         return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
 
-def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, str, int]:
-    """What rows are sorted by; no setting comes before any."""
-    return row["network"], row["layer"], row["intervention"], row.get("setting") or "", row["draw"]
+def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows are sorted by: network, layer, intervention, setting and draw, numbers in names by their size."""
+    setting = "" if row.get("setting") is None else str(row["setting"])
+    names = (row["network"], row["layer"], row["intervention"], setting)
+    return (*(natural(str(name)) for name in names), row.get("draw", 0))
 
 
 def _run(job: Job, out: str | Path | None, run: Run) -> Study:

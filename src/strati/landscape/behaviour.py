@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -41,6 +41,11 @@ class LossName(StrEnum):
     def behavioural(self) -> bool:
         """Whether the network's own outputs are the targets."""
         return self in (LossName.BEHAVIOURAL_MSE, LossName.BEHAVIOURAL_KL)
+
+    @property
+    def squared(self) -> bool:
+        """Whether it is a squared error, not one of probabilities."""
+        return self in (LossName.BEHAVIOURAL_MSE, LossName.MSE)
 
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -131,7 +136,7 @@ class Objective:
         x: Inputs.
         target: Labels, or the network's own outputs for a behavioural loss.
         loss: Of (output, target), the mean over the data.
-        count: Number of data (of labels, for sequences).
+        count: ``n``: the number of terms that the loss is the mean of (see :func:`objective`).
         name: Which of the known losses, ``None`` for a function of the caller's.
     """
 
@@ -153,9 +158,26 @@ class Objective:
         return lambda theta: self.loss(self.flat(theta, x), target)
 
     @property
+    def behavioural(self) -> bool:
+        """Whether the network's own outputs are the targets, so that it stands at the least loss there is."""
+        return self.name is not None and self.name.behavioural
+
+    def part(self, rows: slice) -> Objective:
+        """The same loss over consecutive rows of the data."""
+        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, Mapping) else self.x[rows]
+        return replace(self, x=x, target=self.target[rows])
+
+    @property
     def rows(self) -> int:
         """Number of inputs."""
         return _rows(self.x)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network puts out over all data."""
+        with torch.no_grad():
+            one = self.flat(self.flat.theta, self.part(slice(0, 1)).x)
+        return self.rows * one.numel()
 
 
 def objective(
@@ -171,6 +193,10 @@ def objective(
     The named losses: ``mse`` is the mean over data of the squared norm of the error (no 1/2, no division
     by the number of outputs), ``cross_entropy`` is in nats per label, ``behavioural-mse`` is eq. 6,
     ``mean_x ||f_theta(x) - f_theta*(x)||^2``, and ``behavioural-kl`` is ``mean_x KL(p_theta*(x) || p_theta(x))``.
+
+    One rule for ``n``: it is the number of terms that the loss is the mean of, so that ``n L`` is a sum over the data.
+    Losses of probabilities have one term per prediction (per token, for sequences), squared errors and functions of the
+    caller's one per row.
 
     Args:
         model: Any module.
@@ -194,7 +220,7 @@ def objective(
     with torch.no_grad():
         output = run(flat, flat.theta, x)
     if name is not None and name.behavioural:
-        target, count = output, _rows(x)
+        target = output
     elif y is None:
         raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
     else:
@@ -210,11 +236,8 @@ def objective(
                     "data", f"targets {tuple(target.shape)} do not fit outputs {tuple(output.shape)}"
                 )
             target = target.reshape(output.shape).to(flat.dtype)
-        count = (
-            target.numel() if name is LossName.CROSS_ENTROPY and not target.is_floating_point() else _rows(x)
-        )
     function = _LOSSES[name] if name is not None else cast("Callable[[Tensor, Tensor], Tensor]", loss)
-    result = Objective(flat, x, target, function, count, name)
+    result = Objective(flat, x, target, function, _terms(name, output, x), name)
     check_finite(result, flat.theta, "loss")
     return result
 
@@ -422,6 +445,13 @@ def as_output(output: Any) -> Tensor:
     )
 
 
+def _terms(name: LossName | None, output: Tensor, x: Inputs) -> int:
+    """How many terms the loss is the mean of."""
+    if name is None or name.squared:
+        return _rows(x)
+    return max(1, output.numel() // output.shape[-1])
+
+
 def _rows(x: Inputs) -> int:
     first = next(iter(x.values())) if isinstance(x, Mapping) else x
     return int(first.shape[0])
@@ -444,9 +474,10 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    predictions = output.reshape(-1, output.shape[-1])
     if target.is_floating_point():
-        return functional.cross_entropy(output, target)
-    return functional.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1).long())
+        return functional.cross_entropy(predictions, target.reshape(predictions.shape))
+    return functional.cross_entropy(predictions, target.reshape(-1).long())
 
 
 def _divergence(output: Tensor, target: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ line of linear maps and elementwise functions is refused here; ``hooked`` handle
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,11 +29,13 @@ class Activation:
         name: ``relu``, ``leaky_relu``, ``identity``, ``gelu``, ...
         function: What it computes.
         slopes: For piecewise-linear ones the slope below and above zero, else ``None``.
+        slope: The derivative in a form that does not cancel far from zero (``1 - tanh^2`` does); autograd's otherwise.
     """
 
     name: str
     function: Elementwise
     slopes: tuple[float, float] | None = None
+    slope: Elementwise | None = None
 
     def __call__(self, p: Tensor) -> Tensor:
         """The activations of preactivations ``p``."""
@@ -50,10 +53,17 @@ class Activation:
             if below == above:
                 return torch.full_like(p, above)
             return torch.where(p > 0, above, below).to(p.dtype)
+        if self.slope is not None:
+            return self.slope(p)
         with torch.enable_grad():
             variable = p.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self.function(variable).sum(), variable)
         return slope
+
+    @property
+    def vanishes(self) -> bool:
+        """Whether the slope is zero on whole stretches, as a ReLU's is: then a slope of zero is no underflow."""
+        return self.slopes is not None or self.name in ("hardtanh", "relu6", "hardswish")
 
 
 def _same(p: Tensor) -> Tensor:
@@ -144,6 +154,10 @@ class Chain:
                 f"have {flat.shape[1]} inputs a row; the first layer ({self.stages[0].name}) takes {self.widths[0]}",
             )
         return flat.to(self.stages[0].weight.dtype)
+
+    def slopes(self, preactivations: list[Tensor]) -> list[Tensor]:
+        """Derivative of each stage's nonlinearity at its preactivations."""
+        return [s.activation.derivative(p) for s, p in zip(self.stages, preactivations, strict=True)]
 
     def forward(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """All activations ``[f_0, ..., f_L]`` (inputs first) and preactivations ``[p_1, ..., p_L]``."""
@@ -278,7 +292,9 @@ def _relu(*_: Any, **__: Any) -> Activation:
 
 
 def _smooth(name: str, function: Callable[..., Tensor]) -> Callable[..., Activation]:
-    return lambda *args, **options: Activation(name, lambda p: function(p, *args, **options))
+    return lambda *args, **options: Activation(
+        name, lambda p: function(p, *args, **options), slope=None if args or options else _SLOPES.get(name)
+    )
 
 
 def _leaky_function(slope: float = 0.01, *_: Any, negative_slope: float | None = None) -> Activation:
@@ -286,7 +302,32 @@ def _leaky_function(slope: float = 0.01, *_: Any, negative_slope: float | None =
 
 
 def _module(name: str) -> Callable[[nn.Module], Activation]:
-    return lambda module: Activation(name, module)
+    return lambda module: Activation(name, module, slope=_SLOPES.get(name) if _plain(module) else None)
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether an activation has its usual options, so that its derivative is the one written down here."""
+    usual = {"approximate": "none", "alpha": 1.0, "beta": 1.0, "threshold": 20.0}
+    return all(getattr(module, name, value) == value for name, value in usual.items())
+
+
+def _silu_slope(p: Tensor) -> Tensor:
+    return torch.sigmoid(p) * (1 + p * torch.sigmoid(-p))
+
+
+def _gelu_slope(p: Tensor) -> Tensor:
+    return torch.special.ndtr(p) + p * torch.exp(-p * p / 2) / math.sqrt(2 * math.pi)
+
+
+_SLOPES: dict[str, Elementwise] = {
+    "tanh": lambda p: torch.cosh(p).pow(-2),
+    "sigmoid": lambda p: torch.sigmoid(p) * torch.sigmoid(-p),
+    "silu": _silu_slope,
+    "gelu": _gelu_slope,
+    "elu": lambda p: torch.exp(p.clamp(max=0)),
+    "softplus": lambda p: torch.where(p > 20, torch.ones_like(p), torch.sigmoid(p)),
+}
+"""Derivatives with a small relative error far from zero, too."""
 
 
 _MODULES: dict[type[nn.Module], Callable[[Any], Activation]] = {

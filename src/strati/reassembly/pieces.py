@@ -127,13 +127,13 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
         where: What errors are about.
 
     Raises:
-        BadInputError: A piece is missing, too many, there twice, or of a shape that fits no network.
+        BadInputError: A piece is missing, too many, or of a shape that fits no network. Equal pieces are allowed
+            (a block used twice) where the counts come out.
     """
-    _refuse_twins(where, pieces)
     shapes = Counter(p.weight.shape for p in pieces)
     readings = [r for r in _readings(shapes) if width is None or len(_readings(shapes)) == 1 or r[0] == width]
     if not readings:
-        raise BadInputError(where, _why_not(pieces, shapes))
+        raise BadInputError(where, _why_not(pieces, shapes) + _twins(pieces))
     d, h, last_shape = readings[0]
     last = next(p for p in pieces if p.weight.shape == last_shape)
     rest = [p for p in pieces if p is not last]
@@ -157,7 +157,6 @@ def sort_all(
     inner, outer = (outputs, width), (width, outputs)
     only_these = len(pieces) > 2 and len(pieces) % 2 == 1 and set(shapes) == {inner, outer}
     if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
-        _refuse_twins(where, pieces)
         return [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
     return [sort_out(pieces, width=width, where=where)]
 
@@ -220,13 +219,15 @@ def _why_not(pieces: Sequence[Piece], shapes: Counter[tuple[int, ...]]) -> str:
     )
 
 
-def _refuse_twins(where: object, pieces: Sequence[Piece]) -> None:
+def _twins(pieces: Sequence[Piece]) -> str:
+    """What to add to a message where a piece is there twice: likely the reason."""
     seen: dict[bytes, Piece] = {}
     for piece in pieces:
         key = str(piece.weight.shape).encode() + piece.weight.tobytes() + piece.bias.tobytes()
         if key in seen:
-            raise BadInputError(where, f"{piece.name} is a duplicate of {seen[key].name}; remove one")
+            return f"; {piece.name} is a duplicate of {seen[key].name}: remove one"
         seen[key] = piece
+    return ""
 
 
 def _numbers(folder: Path, files: Sequence[Path]) -> list[int]:

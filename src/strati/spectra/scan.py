@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from strati.errors import BadInputError
 from strati.rng import derive
 from strati.spectra.spectrum import Spectrum, spectrum
+from strati.spectra.stored import matrices_of, stored_fields, stored_flags
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -75,10 +76,7 @@ class Scanned:
     def row(self) -> dict[str, Any]:
         """The layer's fields of the JSON form, in order, without eigenvalues."""
         layer, metrics = self.layer, self.spectrum.metrics()
-        flags = self.spectrum.warnings
-        if layer.quantised:
-            text = "the weights are dequantised: what is below the quantisation step is not theirs"
-            flags = (*flags, Flag("quantised", text))
+        flags = (*self.spectrum.warnings, *stored_flags(layer, self.spectrum))
         head = {
             "name": layer.name,
             "role": str(layer.role),
@@ -89,7 +87,7 @@ class Scanned:
             "aspect": max(layer.shape) / min(layer.shape) if min(layer.shape) else None,
             "parameters": layer.parameters,
         }
-        return head | metrics | {"view": layer.view, "warnings": flags}
+        return head | metrics | {"view": layer.view} | stored_fields(layer) | {"warnings": flags}
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,8 @@ def _run(layers: tuple[Layer, ...], config: ScanConfig, tick: Tick) -> list[Spec
         seed = derive(config.seed, "scan", layer.name) if config.bootstrap else 0
         dtype = None if layer.quantised else layer.dtype  # a quantised layer comes as what it is decoded to
         with room.for_bytes(_bytes(layer)):
-            found = spectrum(layer.matrices, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
+            source = partial(matrices_of, layer)
+            found = spectrum(source, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
         tick(layer.name)
         return found
 

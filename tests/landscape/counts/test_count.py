@@ -15,6 +15,7 @@ from torch import nn
 import strati
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, as_chain
+from strati.landscape.counts.ranks import Factor
 from strati.landscape.counts.survey import survey
 
 
@@ -68,9 +69,9 @@ def test_structure_never_exceeds_the_exact_count(
     model = mlp(widths, bias=bias, act=act, seed=seed)
     x = data(n, widths[0], seed)
     result = strati.degeneracy(model, x)
-    assert 0 <= result.free <= result.parameters
-    if result.structural_free > result.free:  # only directions that hardly move the outputs may be in dispute
-        assert largest_disputed(model, x, result.structural_free) < 1e-5
+    assert 0 <= result.structural_free <= result.free <= result.free_at_most <= result.parameters
+    if result.method == "structural":  # only directions that hardly move the outputs may be open
+        assert largest_disputed(model, x, result.free_at_most) < 1e-9
 
 
 def largest_disputed(model: nn.Module, x: torch.Tensor, free: int) -> float:
@@ -84,15 +85,6 @@ def largest_disputed(model: nn.Module, x: torch.Tensor, free: int) -> float:
     found = torch.linalg.svdvals(jacobian)
     used = jacobian.shape[1] - free
     return float(found[used] / found[0]) if used < len(found) else 0.0
-
-
-def test_counts_in_dispute_say_so() -> None:
-    """One smooth neuron feeds four: singular values fall by 1e3 each, and the two counts cut at different ones."""
-    model, x = mlp([2, 1, 4, 1], bias=False, act=nn.GELU, seed=0), data(16, 2, 0)
-    result = strati.degeneracy(model, x)
-    assert (result.structural_free, result.free) == (5, 4)
-    assert [w.code for w in result.warnings] == ["ambiguous-rank"]
-    assert 1e-8 < largest_disputed(model, x, result.structural_free) < 1e-5
 
 
 @pytest.mark.parametrize("factor", [1e-4, 1e4])
@@ -276,15 +268,15 @@ class Twice(nn.Module):
         return self.inner(x) + 0.0 * x.sum(dim=1, keepdim=True)
 
 
-def test_without_the_grams_of_single_neurons_the_count_is_a_lower_one(
+def test_without_the_functions_of_single_neurons_the_count_is_a_lower_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wide layers are too dear for one Gram matrix per neuron; the bounds used then only miss something."""
+    """Many data are too dear for one factorisation per neuron; the bounds used then only miss something."""
     for seed in range(40):
         model, x, _ = random_network(seed)
         fine = strati.degeneracy(model, x, exact=False).free
         with monkeypatch.context() as patch:
-            patch.setattr("strati.landscape.counts.survey.FINE_BYTES", 0)
+            patch.setattr("strati.landscape.counts.overlap.BYTES", 0)
             assert strati.degeneracy(model, x, exact=False).free <= fine
 
 
@@ -303,10 +295,10 @@ def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> 
     for n in (1_000, 4_000):
         seen.clear()
         found = survey(chain, data(n, 6))
-        assert sum(seen) == n
-        assert max(seen) < 200
-        kept = [t for layer in found.layers for t in vars(layer).values() if isinstance(t, torch.Tensor)]
-        assert all(max(t.shape) < 200 for t in kept)
+        assert sum(seen) == n + 256  # rounding is measured on some of them
+        assert max(seen) <= 256
+        kept = [f for layer in found.layers for f in vars(layer).values() if isinstance(f, Factor)]
+        assert len(kept) == 4 and all(len(f.matrix) <= f.columns for f in kept)
 
 
 class Unused(nn.Module):
@@ -332,8 +324,12 @@ def test_parameters_that_are_never_used_are_free() -> None:
         (mlp([4, 3, 2]), np.full((10, 4), np.nan), "not finite"),
         (mlp([4, 3, 2]), np.full((10, 4), 1e300), "whose squares overflow; rescale"),
         (mlp([4, 3, 2]), np.zeros((0, 4)), "at least one row"),
-        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)), np.zeros((4, 1, 3, 3)), "Conv2d"),
-        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), np.zeros((4, 4)), "BatchNorm1d"),
+        (
+            nn.Sequential(nn.Conv3d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2)),
+            np.zeros((4, 1, 3, 3, 3)),
+            "Conv3d",
+        ),
+        (nn.LSTM(4, 4), np.zeros((4, 4)), "LSTM"),
         ("model.pt", np.zeros((4, 4)), "nn.Module"),
     ],
 )

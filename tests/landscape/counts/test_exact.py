@@ -38,7 +38,7 @@ def test_few_and_many_data_use_different_matrices_and_agree(n: int) -> None:
     chain = as_chain(model)
     sizes = [s.parameters for s in chain.stages]
     ranks = exact_ranks(chain_rows(chain, x), sizes, 2 * n, n).ranks
-    jacobian = torch.cat(list(chain_rows(chain, x)()))
+    jacobian = torch.cat([rows for rows, _ in chain_rows(chain, x)()])
     for layer in range(3):
         later = jacobian[:, : sum(sizes[layer:])]
         assert ranks[layer] == int(torch.linalg.matrix_rank(later, rtol=1e-8))
@@ -49,7 +49,7 @@ def test_eigenvalues_are_those_of_the_gauss_newton_matrix() -> None:
     x = torch.randn(50, 3, dtype=torch.float64)
     chain = as_chain(model)
     found = exact_ranks(chain_rows(chain, x), [s.parameters for s in chain.stages], 100, 50)
-    jacobian = torch.cat(list(chain_rows(chain, x)()))
+    jacobian = torch.cat([rows for rows, _ in chain_rows(chain, x)()])
     truth = torch.linalg.svdvals(jacobian).square().flip(0) / 50
     assert torch.allclose(found.eigenvalues, truth[-found.eigenvalues.numel() :], rtol=1e-8)
     assert found.eigenvalues.numel() == found.ranks[0]

@@ -16,9 +16,9 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError
+from strati.landscape.sampling.budget import GradientCost, sampling_plan
 from strati.landscape.sampling.extrapolate import extrapolate
 from strati.landscape.sampling.llc import LLCConfig, estimate, sample
-from strati.landscape.sampling.samplers import Cost
 
 LIGHT = LLCConfig(chains=32, draws=150, warmup=30)
 
@@ -203,11 +203,11 @@ def test_deep_linear_network_on_data():
 
 
 def test_cost_decides_how_much_is_sampled():
-    settings, cheap, dear = LLCConfig(), Cost(5e-4, 1e-6), Cost(5e-4, 1e-2)
-    assert settings.plan(2, cheap).exchange and not settings.plan(2, dear).exchange
-    assert settings.plan(30, cheap).chains > settings.plan(30, dear).chains
-    assert settings.plan(30, cheap).ladder and not settings.plan(30, dear).ladder
-    own = LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True).plan(30, dear)
+    settings, cheap, dear = LLCConfig(), GradientCost(5e-4, 1e-6), GradientCost(5e-4, 1e-2)
+    assert sampling_plan(settings, 2, cheap).exchange and not sampling_plan(settings, 2, dear).exchange
+    assert sampling_plan(settings, 30, cheap).chains > sampling_plan(settings, 30, dear).chains
+    assert sampling_plan(settings, 30, cheap).ladder and not sampling_plan(settings, 30, dear).ladder
+    own = sampling_plan(LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True), 30, dear)
     assert own[:3] == (5, 33, 4) and own.ladder
 
 

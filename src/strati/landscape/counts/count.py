@@ -19,8 +19,8 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import as_tensor
 from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.structure import LayerCount, count_layers
-from strati.landscape.counts.survey import survey
+from strati.landscape.counts.structure import LayerCount, count_layers, undecided_layers
+from strati.landscape.counts.survey import SATURATED, survey
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -39,12 +39,17 @@ class Degeneracy(Result):
     Attributes:
         layers: One count per linear layer, in the network's order.
         parameters: Number of parameters of the network.
-        free: Directions in which the behaviour on the data does not change to first order; nothing twice.
+        free: Directions in which the behaviour on the data does not change to first order, each counted once.
         method: ``exact``: ``free`` is ``N - rank(H)``, ``H`` the Hessian of the behavioural loss.
             ``structural``: it is what activations, Jacobians, firing and synchrony account for, a lower bound.
         structural_free: The structural count, also where the exact one is known.
-        free_from_few_data: What is free beyond the layers' own counts because there are fewer output values on
-            the data than parameters; 0 where the count is exact, the layers then add up to ``free``.
+        free_elsewhere: Free directions of parameters outside the listed layers (unused parameters, normalisations).
+        free_from_few_data: What is free beyond that because there are fewer output values on the data than
+            parameters; 0 where the count is exact. Layers, ``free_elsewhere`` and this add up to ``free``.
+        free_at_most: No more can be free; ``None`` where no upper bound is known. Where the rank was computed but
+            rounding leaves it open, ``free`` is the structural lower bound and this the other end.
+        weakly_used: Directions that are used but move the outputs by less than 1e-6 of the strongest, which float32
+            rounding would hide; ``None`` where the rank was not computed.
         data: Number of data.
         epsilon: The loss scale asked for, if any.
         effective_at_epsilon: Parameters used at that loss scale.
@@ -63,6 +68,9 @@ class Degeneracy(Result):
     structural_free: int
     free_from_few_data: int
     data: int
+    free_elsewhere: int = 0
+    free_at_most: int | None = None
+    weakly_used: int | None = None
     epsilon: float | None = None
     effective_at_epsilon: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
@@ -93,7 +101,10 @@ class Degeneracy(Result):
             "sentence": self.sentence,
             "method": self.method,
             "structural_free": self.structural_free,
+            "free_elsewhere": self.free_elsewhere,
             "free_from_few_data": self.free_from_few_data,
+            "free_at_most": self.free_at_most,
+            "weakly_used": self.weakly_used,
             "data": self.data,
             "epsilon": self.epsilon,
             "effective_at_epsilon": self.effective_at_epsilon,
@@ -205,15 +216,18 @@ def _count_chain(
 ) -> Degeneracy:
     values = x.shape[0] * chain.widths[-1]
     exactly_too = wanted(exact, chain.parameters, values)
-    found = survey(chain, x, seed=seed, asynchrony=epsilon is not None, tick=tick)
-    layers = count_layers(found, epsilon=epsilon)
+    found = survey(chain, x, seed=seed, epsilon=epsilon is not None, tick=tick)
+    layers = count_layers(chain, x, found, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
     warnings = []
     if not found.exact_jacobians:
         warnings.append(probed(found.uncertain))
+    if open_ones := undecided_layers(found):
+        warnings.append(undecided(open_ones))
     ranks = None
     if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
+        ranks = replace(ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in found.layers))
     size = Size(sum(sizes) + unused, unused, found.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
@@ -227,6 +241,12 @@ def probed(uncertain: Sequence[str]) -> Flag:
             "probes", f"{text}; they do not settle those of {len(uncertain)} layers, taken as full there"
         )
     return Flag("probes", f"{text}; one probe more added nothing, so they are exact")
+
+
+def undecided(layers: Sequence[str]) -> Flag:
+    """What a reader must know where ranks of single layers cannot be told."""
+    text = "ranks cannot be told from rounding in double precision in"
+    return Flag("ambiguous-rank", f"{text} {', '.join(layers)}; the larger one was taken")
 
 
 def wanted(exact: bool | None, parameters: int, values: int) -> bool:
@@ -263,10 +283,23 @@ def assemble(
     epsilon: float | None,
     warnings: Sequence[Flag] = (),
     skipped: Sequence[tuple[str, str]] = (),
+    elsewhere: int = 0,
 ) -> Degeneracy:
-    """The result from structural counts and, where known, exact ranks (with one entry more for other parameters)."""
-    by_layers = sum(layer.free for layer in layers) + size.unused
+    """The result from structural counts and, where known, exact ranks (with one entry more for other parameters).
+
+    Args:
+        layers: One count per layer.
+        size: How large the problem is.
+        ranks: Of the Hessian, layer by layer.
+        epsilon: The loss scale asked for.
+        warnings: What a reader must know.
+        skipped: What was not analysed.
+        elsewhere: Free directions of parameters outside the layers, by structure.
+    """
+    by_layers = sum(layer.free for layer in layers) + size.unused + elsewhere
     structural = max(by_layers, size.parameters - size.values)
+    if ranks is not None:  # never above what the rank leaves
+        structural = min(structural, size.parameters - ranks.total.low)
     few = size.parameters - size.unused > size.values
     text = f"{size.data:,} data give {size.values:,} values for {size.parameters:,} parameters: more may use more"
     effective = None
@@ -280,27 +313,54 @@ def assemble(
         method="structural",
         structural_free=structural,
         free_from_few_data=structural - by_layers,
+        free_elsewhere=size.unused + elsewhere,
         data=size.data,
         epsilon=epsilon,
         effective_at_epsilon=effective,
         skipped=tuple(skipped),
         warnings=(*warnings, Flag("few-data", text)) if few else tuple(warnings),
     )
-    if ranks is None:
-        return result
-    sizes = [layer.parameters for layer in layers]
-    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranks) > len(sizes) else []
+    return result if ranks is None else _with_ranks(result, size, ranks)
+
+
+def _with_ranks(result: Degeneracy, size: Size, ranks: exactly.ExactRanks) -> Degeneracy:
+    """The exact count in place of the structural one, or both ends where rounding leaves the rank open."""
+    low, most = ranks.total.low, size.parameters - ranks.total.low
+    high = min(ranks.total.high, size.parameters - result.structural_free)
+    flags = list(result.warnings)
+    if ranks.spread > exactly.SPREAD:
+        flags.append(
+            Flag(
+                "wide-scales",
+                f"some parameters act {ranks.spread:.0e} times more weakly than others; they count as used",
+            )
+        )
+    result = replace(
+        result,
+        free_at_most=most,
+        weakly_used=ranks.weak,
+        effective_at_epsilon=None
+        if result.epsilon is None
+        else int((ranks.eigenvalues > result.epsilon).sum()),
+    )
+    if low < high:
+        text = (
+            f"between {result.structural_free:,} and {most:,} directions are free: "
+            f"{high - low:,} singular values of the Jacobian are too small to be told from zero in double precision"
+        )
+        return replace(result, warnings=(*flags, Flag("undecided-rank", text)))
+    if ranks.weak:
+        text = f"{ranks.weak:,} used directions move the outputs by less than 1e-6 of the strongest one"
+        flags.append(Flag("weak-directions", f"{text}; rounding the weights to float32 can hide them"))
+    sizes = [layer.parameters for layer in result.layers]
+    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranges) > len(sizes) else []
     free = ranks.free(sizes + rest)
-    found = sum(free) + size.unused
-    if structural > found:
-        # Both counts cut where a Gram matrix drowns in rounding, but not the same one: without a gap they disagree.
-        text = f"{structural:,} directions are free by structure, {found:,} by rank: the spectrum has no gap to cut at"
-        result = replace(result, warnings=(*result.warnings, Flag("ambiguous-rank", text)))
     return replace(
         result,
-        layers=tuple(replace(c, free=f) for c, f in zip(layers, free, strict=False)),
-        free=found,
+        layers=tuple(replace(c, free=f) for c, f in zip(result.layers, free, strict=False)),
+        free=sum(free) + size.unused,
         method="exact",
         free_from_few_data=0,
-        effective_at_epsilon=None if epsilon is None else int((ranks.eigenvalues > epsilon).sum()),
+        free_elsewhere=size.unused + sum(free[len(sizes) :]),
+        warnings=tuple(flags),
     )

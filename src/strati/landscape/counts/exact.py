@@ -1,15 +1,17 @@
 """The exact count: rank of the Hessian of the behavioural loss, layer by layer, where that is affordable.
 
 At its minimum the Hessian is ``2/n J^T J`` with ``J`` the Jacobian of all outputs on all data with
-respect to all parameters (eq. 10 with its factor 2). Its rank is found from ``J^T J`` or, with few data,
-from ``J J^T``, whichever is smaller. Freedom shared by several layers is told apart by adding layers one
-at a time, the last one first.
+respect to all parameters (eq. 10 with its factor 2). Its rank is that of ``J``, found from singular values of ``J``
+itself, rows and columns brought to one size first: the square would lose all that is below 1e-8 of the largest.
+What rounding can do is measured by a second Jacobian, of a network a few units in the last place away (``ranks``).
+Freedom shared by several layers is told apart by adding layers one at a time, the last one first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,19 +20,26 @@ from torch.func import jacrev, vmap
 
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.chain import Chain
-from strati.landscape.counts.gram import TOLERANCE, Balanced, fold
+from strati.landscape.counts.gram import fold
 from strati.landscape.counts.jacobians import backward
-from strati.landscape.counts.survey import batches
+from strati.landscape.counts.ranks import LEAST_NOISE, TWIN, Factor, RankRange, hides, nudged, rank_range
+from strati.landscape.counts.survey import batches, gated_forward, twin_of
 
 MOST_DIMENSIONS = 2000
 MOST_FLOPS = 1.5e11
-"""Largest matrix whose eigenvalues are taken, and most multiplications to form it: some seconds on a core."""
+"""Largest matrix whose singular values are taken, and most multiplications to factorise the Jacobian: some seconds."""
 
-MOST_ENTRIES = 100_000_000
+MOST_ENTRIES = 50_000_000
 """Entries of the Jacobian, which is kept whole where it has fewer rows than columns."""
 
-Rows = Callable[[], Iterator[Tensor]]
-"""Batches of rows of the Jacobian, ``(values, parameters)``, the last layer's parameters first."""
+WEAK = 1e-6
+"""Below this share of the largest singular value a direction moves the outputs by less than float32 rounding."""
+SPREAD = 1e15
+"""Parameters whose effects differ by more than this are remarked on."""
+TOLERANCE = 1e-12
+
+Rows = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+"""Batches of rows of the Jacobian, ``(values, parameters)``, the last layer's parameters first, each with its twin."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,35 @@ class ExactRanks:
     """Rank of the Hessian restricted to the last layer, the last two, and so on.
 
     Attributes:
-        ranks: One per layer, in the order of the layers: ``ranks[l]`` is of layers ``l`` and later.
+        ranges: One per layer, in the order of the layers: ``ranges[l]`` is of layers ``l`` and later.
         eigenvalues: Of ``J^T J / n`` over all layers, ascending, those not zero.
+        weak: Directions that are used, but move the outputs by less than :data:`WEAK` of the strongest.
+        spread: Largest over smallest size of a parameter's effect, among those that have one.
+        hidden: Entries of the Jacobian are real but too small to be seen beside others, so that no singular value
+            that is not found can be called zero.
+        most: Number of parameters or of values, whichever is smaller.
     """
 
-    ranks: tuple[int, ...]
+    ranges: tuple[RankRange, ...]
     eigenvalues: Tensor
+    weak: int = 0
+    spread: float = 1.0
+    hidden: bool = False
+    most: int = 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """What is certain of each range, never more than adding layers allows."""
+        found = [r.low for r in self.ranges]
+        for k in range(len(found) - 2, -1, -1):
+            found[k] = max(found[k], found[k + 1])
+        return tuple(found)
+
+    @property
+    def total(self) -> RankRange:
+        """Rank over all layers; where something is hidden, at most what there are parameters."""
+        low = self.ranks[0]
+        return RankRange(low, self.most if self.hidden else max(self.ranges[0].high, low))
 
     def free(self, sizes: list[int]) -> list[int]:
         """Free directions per layer, each counted once: what the layer's parameters do not add to the rank."""
@@ -67,50 +99,124 @@ def exact_ranks(rows: Rows, sizes: list[int], values: int, data: int) -> ExactRa
     """Ranks of the Hessian by layers.
 
     Args:
-        rows: Gives the Jacobian in batches, columns ordered from the last layer to the first.
+        rows: Gives the Jacobian in batches, columns ordered from the last layer to the first, and its twin.
         sizes: Number of parameters of each layer, first layer first.
         values: Number of data times number of outputs.
         data: Number of data.
     """
-    widths = sizes[::-1]
-    edges = torch.tensor([0, *widths]).cumsum(0).tolist()
-    if edges[-1] <= values:
-        gram = torch.zeros(edges[-1], edges[-1], dtype=torch.float64)
-        for part in rows():
+    edges = torch.tensor([0, *sizes[::-1]]).cumsum(0).tolist()
+    columns, size, spectrum = _columns(rows, edges[-1], values, data)
+    even = _Even(rows, columns)
+    ranges, singular = (_tall if edges[-1] <= values else _wide)(even, edges)
+    used = singular[: ranges[-1].low]
+    weak = int((used < WEAK * singular[0]).sum()) if used.numel() else 0
+    live = size[columns <= 2 * size]  # not those that are little more than rounding
+    spread = float(live.max() / live.min()) if live.numel() else 1.0
+    return ExactRanks(tuple(ranges[::-1]), spectrum, weak, spread, even.hidden, min(edges[-1], values))
+
+
+def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What every column is divided by, its size, and the eigenvalues of ``J^T J / n`` that are not zero."""
+    power = error = None
+    gram, parts = None, []
+    for part, twin in rows():
+        if power is None:
+            power, error = part.new_zeros(number), part.new_zeros(number)
+            gram = part.new_zeros(number, number) if number <= values else None
+        power += part.square().sum(0)
+        error += (part - twin).square().sum(0)
+        if gram is not None:
             gram += part.T @ part
-        balanced = Balanced(gram)
-        ranks = [balanced.rank_of(torch.arange(end)) for end in edges[1:-1]] + [balanced.rank]
-    else:
-        jacobian = torch.cat(list(rows()))  # fewer rows than parameters: at most as large as the square above
-        gram = jacobian @ jacobian.T
-        whole = Balanced(gram)
-        ranks = [whole.rank_on(jacobian[:, :end] @ jacobian[:, :end].T) for end in edges[1:-1]] + [whole.rank]
+        else:
+            parts.append(part)
+    assert power is not None and error is not None
+    if gram is None:
+        whole = torch.cat(parts)
+        gram = whole @ whole.T
     spectrum = torch.linalg.eigvalsh(gram / data)
-    kept = spectrum[spectrum > TOLERANCE * spectrum[-1].clamp(min=0)]
-    return ExactRanks(tuple(ranks[::-1]), kept)
+    spectrum = spectrum[spectrum > TOLERANCE * spectrum[-1].clamp(min=0)]
+    size, error = power.sqrt(), error.sqrt()
+    live = size > 0
+    rho = torch.where(live, error / size.clamp(min=1e-300), torch.zeros_like(size))
+    usual = max(LEAST_NOISE, 4 * float(rho[live].median())) if bool(live.any()) else LEAST_NOISE
+    scale = torch.where(live, size * (rho / usual).clamp(min=1.0), torch.full_like(size, torch.inf))
+    return scale, size, spectrum
 
 
-def chain_rows(chain: Chain, x: Tensor) -> Rows:
+class _Even:
+    """The Jacobian and its twin with columns and rows brought to one size; rows of zeros are left out."""
+
+    def __init__(self, rows: Rows, columns: Tensor) -> None:
+        self._rows, self.columns, self.hidden = rows, columns, False
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part, twin in self._rows():
+            part, twin = part / self.columns, twin / self.columns
+            size = torch.linalg.vector_norm(part, dim=1)
+            error = torch.linalg.vector_norm(part - twin, dim=1)
+            live = size > 0
+            rho = (error[live] / size[live]).clamp(min=LEAST_NOISE)
+            usual = 4 * float(rho.median()) if rho.numel() else 1.0
+            scale = (size[live] * (rho / usual).clamp(min=1.0))[:, None]
+            part, twin = part[live] / scale, twin[live] / scale
+            self.hidden |= hides(part, part, twin)
+            yield part, twin
+
+
+def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
+    """At least as many values as parameters: one factor, whose leading columns are the last layers'."""
+    factor = Factor(edges[-1], whole=True, like=even.columns)
+    for part, twin in even:
+        factor.add(part)
+        factor.compare(part, twin)
+    upper, noise = factor.matrix, factor.noise
+    ranges = [rank_range(upper[:end, :end], noise[:end]) for end in edges[1:]]
+    return ranges, torch.linalg.svdvals(upper)
+
+
+def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
+    """Fewer values than parameters: the factor of the transposed matrix, layer after layer."""
+    pairs = list(even)
+    whole, other = (torch.cat([pair[k] for pair in pairs]) for k in range(2))
+    factor = Factor(len(whole), whole=True, like=even.columns)
+    ranges = []
+    for start, end in pairwise(edges):
+        factor.add(whole[:, start:end].T)
+        factor.compare(whole[:, start:end].T, other[:, start:end].T)
+        ranges.append(rank_range(factor.matrix, factor.noise))
+    return ranges, torch.linalg.svdvals(factor.matrix)
+
+
+def chain_rows(chain: Chain, x: Tensor, seed: int = 0) -> Rows:
     """The Jacobian of a chain from its layers' activations and Jacobians (eq. 11)."""
+    chain = chain.to(torch.float64)
+    other = twin_of(chain, seed)
 
-    def rows() -> Iterator[Tensor]:
+    def rows() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
+        most = max(1, 20_000_000 // (chain.parameters * chain.widths[-1] + 1))
         with torch.no_grad():
             for batch in batches(chain, x):
-                for small in torch.split(
-                    batch, max(1, 20_000_000 // (chain.parameters * chain.widths[-1] + 1))
-                ):
-                    yield _chain_jacobian(chain, small)
+                for small in torch.split(chain.rows(batch), most):
+                    activations, preactivations = chain.forward(small)
+                    slopes = chain.slopes(preactivations)
+                    near, inclines = gated_forward(other, nudged(small, generator), slopes)
+                    yield _chain_jacobian(chain, activations, slopes), _chain_jacobian(other, near, inclines)
 
     return rows
 
 
-def module_rows(model: nn.Module, x: Any, parts: list[list[str]]) -> tuple[Rows, int, int]:
+def module_rows(
+    model: nn.Module, x: Any, parts: list[list[str]], *, step: float = TWIN, seed: int = 0
+) -> tuple[Rows, int, int]:
     """The Jacobian of any module by automatic differentiation.
 
     Args:
         model: The network.
         x: Data, rows first.
         parts: Names of the parameters of each layer, first layer first; every parameter in one of them.
+        step: Relative distance of the twin.
+        seed: Of the twin.
 
     Returns:
         Its batches, the number of values (data times outputs) and the number of data.
@@ -123,21 +229,23 @@ def module_rows(model: nn.Module, x: Any, parts: list[list[str]]) -> tuple[Rows,
         outputs = run(flat, flat.theta, inputs[:1])[0].numel()
     where = dict(zip(flat.names, torch.split(torch.arange(flat.size), list(flat.sizes)), strict=True))
     columns = torch.cat([where[name] for part in parts[::-1] for name in part])
+    near = nudged(flat.theta, torch.Generator().manual_seed(seed), step)
 
     def single(theta: Tensor, row: Tensor) -> Tensor:
         return flat(theta, row[None])[0].reshape(-1)
 
-    def rows() -> Iterator[Tensor]:
+    def rows() -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(seed)
         for batch in torch.split(inputs, max(1, 10_000_000 // (flat.size * outputs + 1))):
-            jacobian = vmap(jacrev(single), in_dims=(None, 0))(flat.theta, batch).detach()
-            yield jacobian.reshape(-1, flat.size)[:, columns]
+            pairs = ((flat.theta, batch), (near, nudged(batch, generator, step)))
+            found = [vmap(jacrev(single), in_dims=(None, 0))(t, b).detach() for t, b in pairs]
+            one, two = (jacobian.reshape(-1, flat.size)[:, columns] for jacobian in found)
+            yield one, two
 
     return rows, outputs * int(inputs.shape[0]), int(inputs.shape[0])
 
 
-def _chain_jacobian(chain: Chain, batch: Tensor) -> Tensor:
-    activations, preactivations = chain.forward(batch)
-    slopes = [s.activation.derivative(p) for s, p in zip(chain.stages, preactivations, strict=True)]
+def _chain_jacobian(chain: Chain, activations: list[Tensor], slopes: list[Tensor]) -> Tensor:
     blocks = []
     for index, jacobian in backward(chain, slopes, torch.diag_embed(slopes[-1])):
         stage = chain.stages[index]

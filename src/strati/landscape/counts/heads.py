@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strati.landscape.counts.gram import Balanced, rank
+from strati.landscape.counts.ranks import EPS, Factor, rank_range
 
 SAME = 1e-10
 """Attention patterns that differ by less (mean squared, relative to their own) are the same: float32 rounding."""
@@ -115,33 +115,38 @@ def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list
 
 
 def value_used(
-    attention: Attention, weight: Tensor, activations: Tensor, jacobians: Tensor
+    attention: Attention, weight: Tensor, activations: Factor, jacobians: Factor
 ) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
     """What the value layer adds to the rank of the Hessian, and its free directions of synchrony.
 
     Args:
         attention: The layer's heads.
         weight: The layer's matrix with the bias as last column, ``(outputs, inputs)``.
-        activations: Gram matrix of its inputs.
-        jacobians: Gram matrix of the Jacobians with respect to its outputs.
+        activations: Factor of its inputs.
+        jacobians: Factor of the Jacobians with respect to its outputs.
 
     Returns:
         An upper bound of what its values use beside the output layer, ``sum_a s_a t_a``, and the blocks of
         two or more heads that attend alike.
     """
-    seen = rank(activations)
-    moment = Balanced(weight @ activations @ weight.T)
-    slopes = Balanced(jacobians)
+    seen = activations.range().high
     blocks = attention.blocks()
-    own = [moment.rank_of(attention.rows(b)) for b in blocks]
-    thick = [slopes.rank_of(attention.rows(b)) for b in blocks]
-    inside = torch.cat([attention.rows(b) for b in blocks])
+    own = [_own(activations, weight[attention.rows(b)]) for b in blocks]
+    thick = [jacobians.range(attention.rows(b).tolist()) for b in blocks]
     outside = torch.ones(weight.shape[0], dtype=torch.bool)
-    outside[inside] = False
-    rest = slopes.rank_of(outside.nonzero().flatten()) if bool(outside.any()) else 0
-    used = seen * rest + sum(t * (seen - min(s, seen)) for s, t in zip(own, thick, strict=True))
-    synchrony = sum(s * t for s, t in zip(own, thick, strict=True))
+    outside[torch.cat([attention.rows(b) for b in blocks])] = False
+    rest = jacobians.range(outside.nonzero().flatten().tolist()).high if bool(outside.any()) else 0
+    used = seen * rest + sum(t.high * (seen - min(s, seen)) for s, t in zip(own, thick, strict=True))
+    synchrony = sum(s * t.low for s, t in zip(own, thick, strict=True))
     return used, synchrony, tuple(tuple(b) for b in blocks if len(b) > 1)
+
+
+def _own(activations: Factor, weight: Tensor) -> int:
+    """Rank of some heads' value vectors on the data, what is certain of it."""
+    values = activations.matrix @ weight.T
+    size = torch.linalg.vector_norm(values, dim=0).clamp(min=1e-300)
+    most = torch.linalg.vector_norm(activations.matrix) * torch.linalg.vector_norm(weight, dim=1)
+    return rank_range(values, 8 * EPS * most / size + float(activations.noise.max())).low
 
 
 def _first_number(config: Any, names: tuple[str, ...]) -> int | None:

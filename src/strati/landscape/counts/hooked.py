@@ -1,15 +1,15 @@
-"""Counts for networks that are not plain chains: every linear layer is watched while the data pass through.
+"""Counts for networks that are not plain chains: every layer with a matrix is watched while the data pass through.
 
-Each use of a layer at each position is one more datum for its Gram matrices. Freedom inside a layer
-(``d_in d_out - rG rK``) holds for any network around it; freedom between layers is counted for attention
-heads (``heads``). Embeddings are linear layers on one-hot inputs. Weights that are tied are not analysed.
+Each use of a layer at each position is one more datum for its factors (``watched``). Freedom inside a layer
+(``d_in d_out - rG rK``) holds for any network around it. Freedom between layers is counted where a symmetry of the
+network is known and seen to hold (``symmetries``), and between the values and outputs of attention heads (``heads``).
+Weights that are tied are not analysed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,57 +18,24 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.count import Degeneracy, Size, assemble, probed, wanted
-from strati.landscape.counts.gram import certified, fold, pairs_above, rank
+from strati.landscape.counts.count import Degeneracy, Size, assemble, probed, undecided, wanted
+from strati.landscape.counts.gram import pairs_above
 from strati.landscape.counts.heads import Attention, find_attention, value_used
 from strati.landscape.counts.jacobians import MOST_OUTPUTS
+from strati.landscape.counts.ranks import EPS, TWIN, nudged
 from strati.landscape.counts.structure import AtEpsilon, LayerCount
+from strati.landscape.counts.symmetries import Found, find_symmetries
+from strati.landscape.counts.watched import Convolution, Watched, watch
+from strati.landscape.probes import Probes, pulled_back
+from strati.landscape.recorder import Place, Precision, listening, recording
 from strati.types import Flag, Tick, silent
-
-MOST_WIDTH = 4096
-"""Gram matrices of more directions are not kept; the full rank is assumed, which never overcounts."""
 
 PROBES = 8
 BATCH_VALUES = 4_000_000
-
-
-@dataclass
-class Watched:
-    """One linear layer while the data stream by; sums over data and positions."""
-
-    name: str
-    module: nn.Module
-    inputs: int
-    outputs: int
-    activations: Tensor | None
-    jacobians: Tensor | None
-    tokens: Tensor | None = None
-    uses: int = 0
-    last_probe: Tensor | None = None
-
-    @property
-    def activation_rank(self) -> int:
-        """Rank of the inputs; of an embedding the number of different tokens."""
-        if self.tokens is not None:
-            return int(self.tokens.sum())
-        return min(self.inputs, self.uses) if self.activations is None else rank(self.activations)
-
-    @property
-    def jacobian_rank(self) -> int:
-        """Rank of the Jacobians, all of the outputs where too wide to know."""
-        return self.outputs if self.jacobians is None else rank(self.jacobians)
-
-    def take(self, value: Tensor) -> None:
-        """Take in the inputs of one use."""
-        if self.tokens is not None:
-            self.tokens[value.reshape(-1)] = True
-            self.uses += value.numel()
-            return
-        rows = value.detach().reshape(-1, value.shape[-1]).double()
-        self.uses += rows.shape[0]
-        if self.activations is not None:
-            rows = fold(rows, self.inputs > rows.shape[1])
-            self.activations += rows.T @ rows
+NOISE_ROWS = 4
+FOUND = "59 to 100 %"
+"""Share of the free directions that the structural count finds in small networks with skips, convolutions, norms and
+attention, whose exact rank is known; from ``benchmarks/bench_counts.py``."""
 
 
 def count_module(
@@ -102,32 +69,51 @@ def count_module(
     inputs = flat.inputs(x)
     if not isinstance(inputs, Tensor):
         raise BadInputError("data", "give one array, rows first")
-    layers, skipped = _find(flat.module, refusal)
-    shapes = {w.name: (w.outputs, w.inputs - _bias(w.module)) for w in layers}
+    layers, skipped = _find(flat.module, refusal, whole=epsilon is not None)
+    shapes = {w.name: (w.outputs, w.inputs - w.bias) for w in layers}
     attention = find_attention(flat.module, shapes)
-    with torch.no_grad():
+    with torch.no_grad(), Precision() as met:
         values = run(flat, flat.theta, inputs[:1])[0].numel()
-    _stream(flat, inputs, layers, attention, values, seed, tick)
+    rounding = float(torch.finfo(met.coarsest).eps)
+    step = TWIN * rounding / EPS
+    probes = Probes(PROBES, MOST_OUTPUTS, seed, law="normal")
+    _measure_noise(flat, inputs[:NOISE_ROWS], layers, probes, step)
+    _stream(flat, inputs, layers, attention, values, probes, tick)
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
-    uncertain = [w.name for w in layers if not _settle(w)]
-    rows = [_count(w, attention, int(inputs.shape[0]), epsilon) for w in layers]
+    uncertain = [w.name for w in layers if not w.settle()]
+    found = find_symmetries(flat, inputs, layers, rounding)
+    rows = [_count(w, attention, found, int(inputs.shape[0]), epsilon) for w in layers]
     own = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
     parameters = sum(p.numel() for p in own.values())
-    warnings = [
-        Flag("not-a-chain", f"{refusal.what}: {refusal.why}; counted inside layers and attention heads only")
-    ]
+    warnings = [_bound(refusal, found)]
     if values > MOST_OUTPUTS:
         warnings.append(probed(uncertain))
+    if open_ones := [w.name for w in layers if not w.decided]:
+        warnings.append(undecided(open_ones))
     ranks = None
     total = values * int(inputs.shape[0])
     if flat.size == parameters and wanted(exact, parameters, total):
-        ranks = _exact(flat, inputs, layers, warnings, required=exact is True)
+        ranks = _exact(flat, inputs, layers, warnings, step, required=exact is True)
     size = Size(parameters, 0, int(inputs.shape[0]), total)
-    return assemble(rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
+    return assemble(
+        rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=found.elsewhere
+    )
 
 
-def _find(model: nn.Module, refusal: UnsupportedError) -> tuple[list[Watched], list[tuple[str, str]]]:
+def _bound(refusal: UnsupportedError, found: Found) -> Flag:
+    """What kind of bound this is, and how loose it may be."""
+    seen = f"; symmetries counted: {', '.join(found.kinds)}" if found.kinds else ""
+    text = (
+        f"{refusal.what}: {refusal.why}; counted inside layers and by known symmetries between them{seen}. "
+        f"In small networks of this kind this finds {FOUND} of the free directions"
+    )
+    return Flag("not-a-chain", text)
+
+
+def _find(
+    model: nn.Module, refusal: UnsupportedError, *, whole: bool
+) -> tuple[list[Watched], list[tuple[str, str]]]:
     """The layers to watch, and the parameters that are left alone."""
     layers: list[Watched] = []
     skipped: list[tuple[str, str]] = []
@@ -139,42 +125,44 @@ def _find(model: nn.Module, refusal: UnsupportedError) -> tuple[list[Watched], l
         own = dict(module.named_parameters(recurse=False))
         if not own:
             continue
+        known = isinstance(module, nn.Linear | nn.Embedding | Convolution)
         if any(uses[id(p)] > 1 for p in own.values()):
             skipped.append((name, "its weights are tied to another layer's"))
-        elif isinstance(module, nn.Linear | nn.Embedding) or type(module).__name__ == "Conv1D":
-            layers.append(_watch(name or type(model).__name__, module))
-        elif all(p.ndim <= 1 for p in own.values()) and "Batch" not in type(module).__name__:
+        elif known or type(module).__name__ == "Conv1D":
+            layers.append(watch(name, module, whole=whole))
+        elif all(p.ndim <= 1 for p in own.values()):
             skipped.append((name, f"{type(module).__name__}: elementwise weights"))
         elif any(True for _ in module.children()):
             skipped.append((name, "parameters outside any layer"))
         else:
             raise UnsupportedError(
                 name,
-                f"a layer of type {type(module).__name__} is not supported; linear layers and embeddings are",
+                f"a layer of type {type(module).__name__} is not supported; linear layers, 1-d and 2-d "
+                "convolutions, embeddings and normalisations are",
             )
     if not any(w.tokens is None for w in layers):
         raise BadInputError("model", "has no linear layer; there is nothing to count") from refusal
     return layers, skipped
 
 
-def _watch(name: str, module: nn.Module) -> Watched:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    if isinstance(module, nn.Embedding):
-        tokens = torch.zeros(weight.shape[0], dtype=torch.bool)
-        return Watched(
-            name, module, int(weight.shape[0]), int(weight.shape[1]), None, _square(weight.shape[1]), tokens
-        )
-    outputs, inputs = weight.shape if isinstance(module, nn.Linear) else weight.T.shape
-    inside = inputs + _bias(module)
-    return Watched(name, module, inside, outputs, _square(inside), _square(outputs))
+@contextmanager
+def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[list[tuple[Watched, Tensor]]]:
+    """Every use of every layer: its input goes to ``take``, its output is kept to be differentiated by."""
+    by_name = {w.name: w for w in layers}
+    outputs: list[tuple[Watched, Tensor]] = []
 
+    def visit(place: Place, tensor: Tensor) -> Tensor:
+        watched = by_name[place.module]
+        if place.side == "input":
+            take(watched, tensor)
+            return tensor
+        tracked = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        outputs.append((watched, tracked))
+        return tracked.clone()  # what follows may write into it in place
 
-def _square(size: int) -> Tensor | None:
-    return torch.zeros(size, size, dtype=torch.float64) if size <= MOST_WIDTH + 1 else None
-
-
-def _bias(module: nn.Module) -> int:
-    return int(getattr(module, "bias", None) is not None)
+    places = [Place(w.name, side) for w in layers for side in ("input", "output")]  # type: ignore[arg-type]
+    with recording(model, places, visit):
+        yield outputs
 
 
 def _stream(
@@ -183,166 +171,135 @@ def _stream(
     layers: list[Watched],
     attention: list[Attention],
     values: int,
-    seed: int,
+    probes: Probes,
     tick: Tick,
 ) -> None:
     """Pass the data through once, forwards for activations and backwards for Jacobians."""
-    generator = torch.Generator().manual_seed(seed)
+    patterns = {one.name: one for one in attention}
     step = max(1, BATCH_VALUES // (values + 1))
     for start in range(0, x.shape[0], step):
-        with _watching(flat.module, layers, attention) as outputs, torch.enable_grad():
+        with (
+            _watching(flat.module, layers, Watched.take) as outputs,
+            listening(flat.module, patterns, lambda name, out: patterns[name].add(out)),
+            torch.enable_grad(),
+        ):
             result = run(flat, flat.theta, x[start : start + step])
             if not bool(torch.isfinite(result).all()):
                 raise BadInputError(
                     "model", "its outputs are not finite on these data; check weights and data"
                 )
-            _backwards(result, outputs, generator)
-        tick(f"{start + step} data")
+            for number, watched, slope in _slopes(result, outputs, probes, start):
+                watched.hear(slope, last=number == 0 and not probes.exact(result))
+        tick(f"{min(start + step, x.shape[0])} data")
 
 
-def _backwards(result: Tensor, outputs: list[tuple[Watched, Tensor]], generator: torch.Generator) -> None:
-    flat = result.reshape(result.shape[0], -1)
-    exact = flat.shape[1] <= MOST_OUTPUTS
-    wanted = [(w, t) for w, t in outputs if w.jacobians is not None]
-    if not wanted or not result.requires_grad:
+def _slopes(
+    result: Tensor, outputs: list[tuple[Watched, Tensor]], probes: Probes, start: int
+) -> Iterator[tuple[int, Watched, Tensor]]:
+    """For every probe and use of a layer: the gradient with respect to its output."""
+    wanted_ones = [(w, t) for w, t in outputs if w.jacobians]
+    if not wanted_ones or not result.requires_grad:
         return
-    rounds = flat.shape[1] if exact else PROBES
-    for index in range(rounds):
-        if exact:
-            target = flat[:, index].sum()
-        else:
-            probe = torch.randn(flat.shape, generator=generator, dtype=flat.dtype) / PROBES**0.5
-            target = (flat * probe).sum()
-        slopes = torch.autograd.grad(
-            target, [t for _, t in wanted], retain_graph=index + 1 < rounds, allow_unused=True
-        )
-        for (watched, _), slope in zip(wanted, slopes, strict=True):
-            if slope is not None and watched.jacobians is not None:
-                rows = slope.reshape(-1, slope.shape[-1])
-                if not exact and index == 0:
-                    before = 0.0 if watched.last_probe is None else watched.last_probe
-                    watched.last_probe = before + rows.T @ rows
-                else:
-                    watched.jacobians += rows.T @ rows
+    tensors = [t for _, t in wanted_ones]
+    for number, slopes in enumerate(pulled_back(result, tensors, probes.of(result, "jacobians", start))):
+        for (watched, _), slope in zip(wanted_ones, slopes, strict=True):
+            if slope is not None:
+                yield number, watched, slope
 
 
-def _settle(watched: Watched) -> bool:
-    """Put the probes of a layer together; whether they tell its rank."""
-    if watched.last_probe is None or watched.jacobians is None:
-        return True
-    watched.jacobians, certain = certified(watched.jacobians, watched.last_probe)
-    return certain
+def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Probes, step: float) -> None:
+    """Rows of activations and Jacobians against those of a network and data a little away."""
+    generator = torch.Generator().manual_seed(probes.seed)
+    near = nudged(flat.theta, generator, step), nudged(x, generator, step)
+    found = []
+    for theta, rows in ((flat.theta, x), near):
+        taken: list[tuple[Watched, list[Tensor]]] = []
+        keep = lambda w, t, taken=taken: taken.append((w, w.rows_in(t)))  # noqa: E731
+        with _watching(flat.module, layers, keep) as outputs, torch.enable_grad():
+            result = run(flat, theta, rows)
+            heard = [(w, w.rows_out(s)) for _, w, s in _slopes(result, outputs, probes, 0)]
+        found.append((taken, heard))
+    for kind, (first, second) in enumerate(zip(*found, strict=True)):
+        for (watched, one), (_, two) in zip(first, second, strict=True):
+            factors = watched.jacobians if kind else watched.activations
+            for factor, a, b in zip(factors, one, two, strict=False):
+                factor.compare(a, b)
 
 
-@contextmanager
-def _watching(
-    model: nn.Module, layers: list[Watched], attention: list[Attention]
-) -> Iterator[list[tuple[Watched, Tensor]]]:
-    """Hooks on the layers, taken off again whatever happens."""
-    outputs: list[tuple[Watched, Tensor]] = []
-    handles = []
-
-    def watch(watched: Watched) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            watched.take(args[0])
-            tracked = output if output.requires_grad else output.detach().requires_grad_()
-            outputs.append((watched, tracked))
-            return tracked.clone()  # what follows may write into it in place
-
-        return hook
-
-    try:
-        handles += [w.module.register_forward_hook(watch(w)) for w in layers]
-        modules = dict(model.named_modules())
-        for one in attention:
-            handles.append(modules[one.name].register_forward_hook(lambda _, __, out, one=one: one.add(out)))
-        yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _count(watched: Watched, attention: list[Attention], data: int, epsilon: float | None) -> LayerCount:
-    seen, slopes = watched.activation_rank, watched.jacobian_rank
-    used, synchrony = seen * slopes, 0
+def _count(
+    watched: Watched, attention: list[Attention], found: Found, data: int, epsilon: float | None
+) -> LayerCount:
+    ranks = watched.ranks()
+    each = watched.outputs // watched.groups
+    extra = found.between.get(watched.name, 0)
+    used, synchrony = sum(s * t for s, t in ranks) - extra, extra
     blocks: tuple[tuple[int, ...], ...] = ()
     for one in attention:
-        if one.values == watched.name and watched.activations is not None and watched.jacobians is not None:
-            bound, synchrony, blocks = value_used(
-                one, _matrix(watched), watched.activations, watched.jacobians
+        if one.values == watched.name and watched.activations and watched.jacobians:
+            bound, shared, blocks = value_used(
+                one, watched.matrix(), watched.activations[0], watched.jacobians[0]
             )
-            used = min(used, bound)
+            fused = extra if one.start else 0  # then the symmetries are those of its queries and keys
+            used, synchrony = min(used, bound - fused), fused + max(synchrony - fused, shared)
     size = watched.inputs * watched.outputs
     return LayerCount(
-        name=watched.name,
-        inputs=watched.inputs - _bias(watched.module),
+        name=watched.name or type(watched.module).__name__,
+        inputs=watched.inputs - watched.bias,
         outputs=watched.outputs,
-        bias=bool(_bias(watched.module)),
-        activation_rank=seen,
-        jacobian_rank=slopes,
+        bias=watched.bias,
+        activation_rank=max(s for s, _ in ranks),
+        jacobian_rank=sum(t for _, t in ranks),
         hidden_jacobian_rank=None,
         dead=0,
         synchronised_blocks=len(blocks),
-        free_from_activations=watched.outputs * (watched.inputs - seen),
-        free_from_jacobians=watched.inputs * (watched.outputs - slopes),
+        free_from_activations=sum(each * (watched.inputs - s) for s, _ in ranks),
+        free_from_jacobians=sum(watched.inputs * (each - t) for _, t in ranks),
         free_from_firing=0,
         free_from_synchrony=synchrony,
-        free=size - used,
+        free=size - max(0, used),
         blocks=blocks,
-        at_epsilon=None if epsilon is None else _at(watched, used, data, epsilon),
+        at_epsilon=None if epsilon is None else _at(watched, max(0, used), data, epsilon),
     )
 
 
 def _at(watched: Watched, used: int, data: int, epsilon: float) -> AtEpsilon:
     """At a loss scale; eigenvalues that were not computed count as large."""
-    large = torch.tensor([float("inf")], dtype=torch.float64)
-    g = (
-        large
-        if watched.activations is None
-        else torch.linalg.eigvalsh(watched.activations / max(1, watched.uses))
-    )
-    k = large if watched.jacobians is None else torch.linalg.eigvalsh(watched.jacobians / data)
-    above = used
-    if watched.activations is not None and watched.jacobians is not None:
-        above = min(used, pairs_above(g, k, epsilon))
-    ranks = [
-        full if values is large else int((values > epsilon).sum())
-        for values, full in ((g, watched.activation_rank), (k, watched.jacobian_rank))
-    ]
-    return AtEpsilon(ranks[0], ranks[1], None, watched.inputs * watched.outputs - above)
-
-
-def _matrix(watched: Watched) -> Tensor:
-    """The layer's matrix with its bias as last column, ``(outputs, inputs)``."""
-    module = watched.module
-    weight: Tensor = module.weight.detach().double()  # type: ignore[operator]
-    weight = weight if isinstance(module, nn.Linear) else weight.T
-    if not _bias(module):
-        return weight
-    bias: Tensor = module.bias.detach().double()  # type: ignore[operator]
-    return torch.cat([weight, bias[:, None]], 1)
+    seen = heard = above = 0
+    known = bool(watched.activations) and bool(watched.jacobians)
+    for group, (s, t) in enumerate(watched.ranks()):
+        g = k = None
+        if watched.activations:
+            g = torch.linalg.eigvalsh(watched.activations[group].gram() / max(1, watched.uses))
+        if watched.jacobians:
+            k = torch.linalg.eigvalsh(watched.jacobians[group].gram() / data)
+        seen = max(seen, s if g is None else int((g > epsilon).sum()))
+        heard += t if k is None else int((k > epsilon).sum())
+        if g is not None and k is not None:
+            above += pairs_above(g, k, epsilon)
+    free = watched.inputs * watched.outputs - (min(used, above) if known else used)
+    return AtEpsilon(seen, heard, None, free)
 
 
 def _exact(
-    flat: FlatModel, x: Tensor, layers: list[Watched], warnings: list[Flag], *, required: bool
+    flat: FlatModel, x: Tensor, layers: list[Watched], warnings: list[Flag], step: float, *, required: bool
 ) -> exactly.ExactRanks | None:
     """Exact ranks, the parameters of no watched layer taken as one last layer."""
     inside = {id(p): w.name for w in layers for p in w.module.parameters(recurse=False)}
-    parts: dict[str, list[str]] = {name: [] for name in [*(w.name for w in layers), ""]}
+    parts: dict[str | None, list[str]] = {name: [] for name in [*(w.name for w in layers), None]}
     for name, p in flat.module.named_parameters():
-        parts[inside.get(id(p), "")].append(name)
-    if not parts[""]:
-        del parts[""]
+        parts[inside.get(id(p))].append(name)
+    if not parts[None]:
+        del parts[None]
     named = dict(flat.module.named_parameters())
     sizes = [sum(named[n].numel() for n in part) for part in parts.values()]
     try:
-        rows, values, data = exactly.module_rows(flat.module, x, list(parts.values()))
+        rows, values, data = exactly.module_rows(flat.module, x, list(parts.values()), step=step)
         return exactly.exact_ranks(rows, sizes, values, data)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if required:
             raise UnsupportedError(
-                "exact", f"its Jacobian cannot be taken ({reason}); leave --exact out"
+                "exact", f"its Jacobian cannot be taken ({reason}); ask for the structural count"
             ) from error
         warnings.append(Flag("no-exact", f"the exact rank could not be computed ({reason})"))
         return None

@@ -1,7 +1,7 @@
 """Jacobians of a chain's outputs with respect to the preactivations of each layer, batch by batch.
 
 With few outputs all of them are taken (exact); with many, random combinations of outputs (probes) whose
-Gram matrix has the same expectation. Whether it also has the same rank is told by ``gram.certified``.
+Gram matrix has the same expectation. Whether it also has the same rank is told by ``ranks.certified``.
 """
 
 from __future__ import annotations

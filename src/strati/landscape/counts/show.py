@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strati.text import printable
 
@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.landscape.counts.count import Degeneracy
+
+
+TOTAL = "free\n(total)"
+"""Heading of the column that counts every free direction once."""
 
 
 def degeneracy_summary(result: Degeneracy) -> RenderableType:
@@ -26,6 +30,7 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
     for index, layer in enumerate(result.layers):
         cells = [printable(layer.name, 48), *(values[index] for values in columns.values())]
         table.add_row(*(Text(cell) for cell in cells))
+    _add_totals(table, result, list(columns))
     lines = [
         f"{result.parameters:,} parameters, {result.free:,} free ({_how(result)}), {result.data:,} data",
         result.sentence,
@@ -60,14 +65,30 @@ def _columns(result: Degeneracy) -> dict[str, list[str]]:
     for heading, values in optional.items():
         if any(values):
             columns[heading] = [f"{v:,}" for v in values]
-    columns["free\nonce"] = [f"{c.free:,}" for c in layers]
+    columns[TOTAL] = [f"{c.free:,}" for c in layers]
     if result.epsilon is not None:
         there = [c.at_epsilon.free for c in layers if c.at_epsilon is not None]
         columns[f"free at\n{result.epsilon:g}"] = [f"{v:,}" for v in there]
     return columns
 
 
+def _add_totals(table: Any, result: Degeneracy, columns: list[str]) -> None:
+    """What is free beside the layers, and the sum of the column: it is the total below the table."""
+    rest = {
+        "(parameters outside these layers)": result.free_elsewhere,
+        "(fewer output values than parameters)": result.free_from_few_data,
+    }
+    rows = [(name, free) for name, free in rest.items() if free]
+    if len(result.layers) + len(rows) < 2:
+        return
+    table.add_section()
+    for name, free in (*rows, ("total", result.free)):
+        table.add_row(name, *(f"{free:,}" if heading == TOTAL else "" for heading in columns))
+
+
 def _how(result: Degeneracy) -> str:
     if result.method == "exact":
         return f"exact: N - rank of the Hessian; {result.structural_free:,} by structure alone"
+    if result.free_at_most is not None:
+        return f"at least; at most {result.free_at_most:,}: rounding leaves the exact rank open"
     return "by structure, a lower bound"

@@ -11,7 +11,8 @@ add to that span at most the smaller of two numbers, both found from small Gram 
   own activations, of rank ``s_a``, so this contains the ``s_a t_a`` free directions of synchrony.
 * by layer: ``rG rK`` less the synchrony that is visible there.
 
-So the count never exceeds ``N - rank(H)``, and ``exact`` computes the latter where that is affordable.
+Ranks that rounding leaves undecided enter at their upper end where they are used and at their lower end where they are
+free. So the count never exceeds ``N - rank(H)``, and ``exact`` computes the latter where that is affordable.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strati.landscape.counts.gram import Balanced, added_rank, pairs_above, rank
+from strati.landscape.chain import Chain
+from strati.landscape.counts.gram import pairs_above
+from strati.landscape.counts.overlap import Budget, Produced, produced
+from strati.landscape.counts.ranks import EPS, Factor
 from strati.landscape.counts.survey import LayerSurvey, Survey
 from strati.landscape.counts.synchrony import approximate_blocks, group
 
@@ -95,58 +99,97 @@ class LayerCount:
         return (self.inputs + self.bias) * self.outputs
 
 
-def count_layers(found: Survey, *, epsilon: float | None = None) -> list[LayerCount]:
+def count_layers(chain: Chain, x: Tensor, found: Survey, *, epsilon: float | None = None) -> list[LayerCount]:
     """Count the free directions of every layer from a survey.
 
     Args:
+        chain: The network.
+        x: The data, for the functions that single neurons produce.
         found: One pass over the data.
         epsilon: Also count at this loss scale.
     """
-    following = [*found.layers[1:], None]
-    return [_count(found, one, after, epsilon) for one, after in zip(found.layers, following, strict=True)]
+    budget = Budget()
+    counts = []
+    for index in range(len(found.layers) - 1, -1, -1):
+        counts.append(_count(chain, x, found, index, budget, epsilon))
+    return counts[::-1]
+
+
+def undecided_layers(found: Survey) -> list[str]:
+    """Layers whose ranks rounding leaves open: the larger one was taken."""
+    return [
+        layer.stage.name
+        for layer in found.layers
+        if not (layer.activations.range().decided and layer.jacobians.range().decided)
+    ]
 
 
 def _count(
-    found: Survey, layer: LayerSurvey, following: LayerSurvey | None, epsilon: float | None
+    chain: Chain, x: Tensor, found: Survey, index: int, budget: Budget, epsilon: float | None
 ) -> LayerCount:
-    inputs, outputs = layer.activations.shape[0], layer.jacobians.shape[0]
-    activations, jacobians = Balanced(layer.activations), Balanced(layer.jacobians)
+    layer = found.layers[index]
+    last = index + 1 == len(found.layers)
+    inputs, outputs = layer.activations.columns, layer.jacobians.columns
+    seen = min(layer.activations.range().high, found.data)
+    heard = layer.jacobians.range().high
+    hidden = any(f.hidden for f in (layer.activations, layer.jacobians))
     blocks = _blocks(layer)
-    dead = [b for b in blocks if float(layer.slopes[b[0], b[0]]) == 0.0]
+    dead = [b for b in blocks if float(layer.slopes[b[0], b[0]]) == 0.0 and layer.stage.activation.vanishes]
     alive = [b for b in blocks if b not in dead]
-    thickness = [jacobians.rank_of(b) for b in alive]
-    if following is None:
-        used, firing, synchrony = activations.rank * jacobians.rank, 0, 0
-    else:
-        ahead = Balanced(following.activations)
-        seen = [_seen(found, layer, b, activations) for b in alive]
-        own = [_own_rank(found, layer, following, ahead, b) for b in alive]
-        synchrony = sum(s * t for s, t in zip(own, thickness, strict=True))
-        firing = sum((activations.rank - g) * t for g, t in zip(seen, thickness, strict=True))
-        added = [_added(layer, b, g - s) for b, g, s in zip(alive, seen, own, strict=True)]
-        by_block = sum(t * max(0, a) for t, a in zip(thickness, added, strict=True))
-        by_layer = activations.rank * jacobians.rank - _visible(layer, alive)
-        used = min(by_block, by_layer)
-    used = max(0, used)
+    used, firing, synchrony = seen * heard, 0, 0
+    if not last and not hidden:
+        used, firing, synchrony = _between(chain, x, found, index, alive, seen, heard, budget)
     together = tuple(tuple(b) for b in alive if len(b) > 1)
     return LayerCount(
         name=layer.stage.name,
         inputs=layer.stage.inputs,
         outputs=outputs,
         bias=layer.stage.bias is not None,
-        activation_rank=activations.rank,
-        jacobian_rank=jacobians.rank,
-        hidden_jacobian_rank=None if following is None else _hidden_rank(layer, following),
+        activation_rank=seen,
+        jacobian_rank=heard,
+        hidden_jacobian_rank=None if last else _hidden_rank(layer, found.layers[index + 1]),
         dead=sum(len(b) for b in dead),
-        synchronised_blocks=len(together) if following is not None else 0,
-        free_from_activations=outputs * (inputs - activations.rank),
-        free_from_jacobians=inputs * (outputs - jacobians.rank),
+        synchronised_blocks=0 if last else len(together),
+        free_from_activations=outputs * (inputs - seen),
+        free_from_jacobians=inputs * (outputs - heard),
         free_from_firing=firing,
         free_from_synchrony=synchrony,
         free=inputs * outputs - used,
-        blocks=together if following is not None else (),
+        blocks=() if last else together,
         at_epsilon=None if epsilon is None else _at(found, layer, used, epsilon),
     )
+
+
+def _between(
+    chain: Chain,
+    x: Tensor,
+    found: Survey,
+    index: int,
+    alive: list[list[int]],
+    seen: int,
+    heard: int,
+    budget: Budget,
+) -> tuple[int, int, int]:
+    """What a layer uses beside the next one: an upper bound, and what firing and synchrony leave free."""
+    layer, following = found.layers[index], found.layers[index + 1]
+    thickness = [layer.jacobians.range(b) for b in alive]
+    own = [_own_rank(found, layer, following, b) for b in alive]
+    noise = (layer.activations.noise, following.activations.noise)
+    fine = produced(chain, x, index, alive, budget, noise=noise)
+    by_block = firing = 0
+    for place, (block, t, s) in enumerate(zip(alive, thickness, own, strict=True)):
+        mine = fine.get(place, Produced(_fired(found, layer, block), inputs_of(layer)))
+        sees = min(seen, mine.seen)
+        firing += (seen - sees) * t.low
+        by_block += t.high * min(mine.added, max(0, sees - s))
+    by_layer = seen * heard - _visible(layer, alive)
+    synchrony = sum(s * t.low for s, t in zip(own, thickness, strict=True))
+    return max(0, min(by_block, by_layer)), firing, synchrony
+
+
+def inputs_of(layer: LayerSurvey) -> int:
+    """Width of what a layer reads, the constant of the bias among it."""
+    return layer.activations.columns
 
 
 def _blocks(layer: LayerSurvey) -> list[list[int]]:
@@ -159,23 +202,17 @@ def _blocks(layer: LayerSurvey) -> list[list[int]]:
     return [list(range(stage.outputs))] if below == above else layer.patterns.blocks()
 
 
-def _seen(found: Survey, layer: LayerSurvey, block: list[int], activations: Balanced) -> int:
-    """Rank of the inputs on the data the block sees; where too dear to know, what cannot be exceeded."""
-    if layer.joint is not None:
-        size = layer.activations.shape[0]
-        return min(activations.rank, rank(layer.joint[block].sum(dim=0)[:size, :size]))
+def _fired(found: Survey, layer: LayerSurvey, block: list[int]) -> int:
+    """The rank of the inputs a block sees cannot exceed the number of data on which it fires."""
     slopes = layer.stage.activation.slopes
-    data = (
+    return (
         int(layer.patterns.fired[block[0]])
         if slopes is not None and slopes[0] == 0 < slopes[1]
         else found.data
     )
-    return min(activations.rank, data)
 
 
-def _own_rank(
-    found: Survey, layer: LayerSurvey, following: LayerSurvey, ahead: Balanced, block: list[int]
-) -> int:
+def _own_rank(found: Survey, layer: LayerSurvey, following: LayerSurvey, block: list[int]) -> int:
     """``s_a``: rank of the block's own activations; the constant belongs to a block that always fires."""
     slopes = layer.stage.activation.slopes
     if slopes is None:
@@ -183,53 +220,77 @@ def _own_rank(
     constant = layer.stage.bias is not None and following.stage.bias is not None
     always = slopes[0] == slopes[1] or int(layer.patterns.fired[block[0]]) == found.data
     members = [*block, layer.stage.outputs] if constant and always else block
-    return ahead.rank_of(members)
-
-
-def _added(layer: LayerSurvey, block: list[int], otherwise: int) -> int:
-    """Dimensions the block's inputs add to the span of the next layer's inputs."""
-    if layer.joint is None:
-        return otherwise
-    joint = layer.joint[block].sum(dim=0)  # over the data heard from any of the block
-    return min(max(0, otherwise), added_rank(joint, layer.activations.shape[0]))
+    return following.activations.range(members).low
 
 
 def _visible(layer: LayerSurvey, blocks: list[list[int]]) -> int:
-    """Directions of synchrony that the layer-wise bound ``rG rK`` holds and that are free.
-
-    The changes ``E_ii' W`` of a layer, ``i, i'`` in one block, have inner products
-    ``K_ij (W G W^T)_i'j'`` under the factorised Hessian; the rank of that matrix counts them.
-    """
+    """Directions of synchrony that the layer-wise bound ``rG rK`` holds and that are free."""
     stage = layer.stage
     if stage.activation.slopes is None:
         return 0
     weight = stage.weight if stage.bias is None else torch.cat([stage.weight, stage.bias[:, None]], 1)
-    moment = weight @ layer.activations @ weight.T
     pairs = [(i, j) for b in blocks for i in b for j in b]
     if len(pairs) > MOST_PAIRS:
         pairs = [(i, i) for b in blocks for i in b]
+    return visible_rank(layer.activations, layer.jacobians, weight, pairs)
+
+
+def visible_rank(activations: Factor, jacobians: Factor, weight: Tensor, pairs: list[tuple[int, int]]) -> int:
+    """How many of the changes ``E_ii' W`` of a layer its own freedom does not hold already; a lower bound.
+
+    Their inner products under the factorised Hessian are ``K_ij (W G W^T)_i'j'``; the rank of that matrix counts them.
+
+    Args:
+        activations: Factor of the layer's inputs.
+        jacobians: Factor of the Jacobians with respect to its outputs.
+        weight: Its matrix, the bias as last column.
+        pairs: The changes ``(i, i')``: output ``i`` takes on output ``i'``.
+    """
     if not pairs:
         return 0
-    out = torch.tensor([p[0] for p in pairs])
-    into = torch.tensor([p[1] for p in pairs])
-    products = Balanced(layer.jacobians).matrix[out][:, out] * Balanced(moment).matrix[into][:, into]
-    return rank(products, VISIBLE)
+    out = torch.tensor([p[0] for p in pairs], device=weight.device)
+    into = torch.tensor([p[1] for p in pairs], device=weight.device)
+    seen = activations.matrix @ weight.T
+    size = torch.linalg.vector_norm(activations.matrix) * torch.linalg.vector_norm(weight, dim=1)
+    k = _unit(
+        jacobians.matrix, torch.linalg.vector_norm(jacobians.matrix, dim=0) * jacobians.noise / (4 * EPS)
+    )
+    m = _unit(seen, size)
+    products = (k.T @ k)[out][:, out] * (m.T @ m)[into][:, into]
+    values = torch.linalg.eigvalsh(products)
+    return int((values > VISIBLE * values[-1].clamp(min=0)).sum()) if float(values[-1]) > 0 else 0
+
+
+def _unit(matrix: Tensor, least: Tensor) -> Tensor:
+    """Columns of unit size, those below 1e-8 of what went into them left as zeros: cancellation makes them unsure."""
+    size = torch.linalg.vector_norm(matrix, dim=0)
+    sure = size > 1e-8 * least
+    return torch.where(
+        sure, matrix / torch.where(sure, size, torch.ones_like(size)), torch.zeros_like(matrix)
+    )
 
 
 def _hidden_rank(layer: LayerSurvey, following: LayerSurvey) -> int:
     """Rank of the Jacobians between adjacent layers' preactivations: ``(W'^T W') o sum r r^T``."""
     weight = following.stage.weight
-    return rank((weight.T @ weight) * layer.slopes)
+    product = (weight.T @ weight) * layer.slopes
+    power = product.diagonal().clamp(min=0)
+    live = power > 0
+    unit = power[live].rsqrt()
+    if not bool(live.any()):
+        return 0
+    values = torch.linalg.eigvalsh(product[live][:, live] * unit[:, None] * unit[None, :])
+    return int((values > 1e-12 * values[-1]).sum())
 
 
 def _at(found: Survey, layer: LayerSurvey, used: int, epsilon: float) -> AtEpsilon:
-    g = torch.linalg.eigvalsh(layer.activations / found.data)
-    k = torch.linalg.eigvalsh(layer.jacobians / found.data)
+    g = torch.linalg.eigvalsh(layer.activations.gram() / found.data)
+    k = torch.linalg.eigvalsh(layer.jacobians.gram() / found.data)
     blocks = None
     if layer.asynchrony is not None:
         near = approximate_blocks(layer.asynchrony.matrix(), epsilon)
         blocks = sum(1 for b in near if len(b) > 1)
-    size = layer.activations.shape[0] * layer.jacobians.shape[0]
+    size = layer.activations.columns * layer.jacobians.columns
     return AtEpsilon(
         _above(g, epsilon), _above(k, epsilon), blocks, size - min(used, pairs_above(g, k, epsilon))
     )

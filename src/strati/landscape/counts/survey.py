@@ -1,30 +1,31 @@
 """One pass over the data: everything the counts of a chain need, in memory that does not grow with them.
 
-Per layer: Gram matrices of activations and Jacobians, co-firing, hashed firing patterns and, where it is
-affordable, one Gram matrix per neuron of the inputs it sees (a ReLU neuron sees only the data on which it
-fires). What follows from them is in ``structure``.
+Per layer: triangular factors of activations and Jacobians, co-firing, and hashed firing patterns. What follows
+from them is in ``structure``; the functions that single neurons can produce are in ``overlap``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from strati.errors import BadInputError
 from strati.landscape.chain import Chain, Stage
-from strati.landscape.counts.gram import SILENT, certified, fold
+from strati.landscape.counts.gram import fold
 from strati.landscape.counts.jacobians import MOST_OUTPUTS, backward, output_directions
+from strati.landscape.counts.ranks import Factor, certified, nudged
 from strati.landscape.counts.synchrony import Asynchrony, FiringHash
 from strati.types import Tick, silent
 
-FINE_BYTES = 300_000_000
-FINE_FLOPS = 1.0e11
-"""Per layer, what the Gram matrices of single neurons may cost before cheaper bounds are used."""
-
 BATCH_BYTES = 64_000_000
+NOISE_ROWS = 256
+"""Data on which rounding errors are measured, by a twin of the network."""
+SATURATED, LOST = 1e-12, 1e-100
+"""A smooth activation's slope below the first is not seen beside others, below the second products of slopes underflow;
+either way it is not zero."""
 
 
 @dataclass
@@ -33,25 +34,23 @@ class LayerSurvey:
 
     Attributes:
         stage: The layer.
-        activations: Gram matrix of its inputs, the constant of the bias last.
-        jacobians: Gram matrix of the Jacobians to the output with respect to its preactivations.
+        activations: Factor of its inputs, the constant of the bias last.
+        jacobians: Factor of the Jacobians to the output with respect to its preactivations.
         slopes: Gram matrix of its nonlinearity's derivatives (co-firing of ReLU neurons).
         patterns: Hashed firing patterns of its outputs.
         asynchrony: Price of mixing pairs of neurons; only where a loss scale is asked for.
-        joint: Per neuron ``i`` the Gram matrix of ``[r_i f, f']``, ``f'`` the inputs of the next layer, over the
-            data on which the output depends on ``f'_i`` at all; ``None`` where that is too dear or there is no
-            next layer.
         last_probe: What one of the random probes per datum added to ``jacobians``, while the data stream by.
+        least_slope: The smallest slope of a smooth nonlinearity met; 1 for others.
     """
 
     stage: Stage
-    activations: Tensor
-    jacobians: Tensor
+    activations: Factor
+    jacobians: Factor
     slopes: Tensor
     patterns: FiringHash
     asynchrony: Asynchrony | None = None
-    joint: Tensor | None = None
-    last_probe: Tensor | None = None
+    last_probe: Factor | None = None
+    least_slope: float = 1.0
 
 
 @dataclass
@@ -62,32 +61,31 @@ class Survey:
     data: int = 0
     exact_jacobians: bool = True
     uncertain: list[str] = field(default_factory=list)
-    output_power: float = 0.0
-    notes: list[str] = field(default_factory=list)
 
 
-def survey(
-    chain: Chain, x: Tensor, *, seed: int = 0, asynchrony: bool = False, tick: Tick = silent
-) -> Survey:
+def survey(chain: Chain, x: Tensor, *, seed: int = 0, epsilon: bool = False, tick: Tick = silent) -> Survey:
     """Stream data through a chain of float64 weights.
 
     Args:
         chain: The network.
         x: Data, rows first.
         seed: Of the probes used where there are many outputs.
-        asynchrony: Also measure the approximate synchrony of all pairs of ReLU neurons.
+        epsilon: Also what a count at a loss scale needs: all data's share in the factors, and the approximate
+            synchrony of all pairs of ReLU neurons.
         tick: Called after each batch.
 
     Raises:
         BadInputError: The network's outputs are not finite on the data.
     """
     outputs = chain.widths[-1]
-    result = Survey(_empty(chain, x.shape[0], asynchrony, seed), exact_jacobians=outputs <= MOST_OUTPUTS)
+    result = Survey(_empty(chain, epsilon, seed), exact_jacobians=outputs <= MOST_OUTPUTS)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for batch in batches(chain, x, result.layers):
+        _measure_noise(chain, chain.rows(x[:NOISE_ROWS]), result.layers, seed)
+        for batch in batches(chain, x):
             _take_in(chain, batch, result, generator)
             tick(f"{result.data} data")
+    _mark_saturated(result.layers)
     for layer in result.layers:
         if layer.last_probe is not None:
             layer.jacobians, certain = certified(layer.jacobians, layer.last_probe)
@@ -96,42 +94,94 @@ def survey(
     return result
 
 
-def batches(chain: Chain, x: Tensor, layers: list[LayerSurvey] | None = None) -> Iterator[Tensor]:
+def batches(chain: Chain, x: Tensor) -> Iterator[Tensor]:
     """The data in pieces small enough for all Jacobians of a batch at once."""
     widest = max(chain.widths) + 1
     per_row = 8 * widest * (min(chain.widths[-1], MOST_OUTPUTS) + 4 * len(chain.stages))
-    for layer in layers or []:
-        if layer.joint is not None:
-            per_row = max(per_row, 8 * layer.joint.shape[1] ** 2)
     step = max(1, min(x.shape[0], BATCH_BYTES // per_row))
     for start in range(0, x.shape[0], step):
         yield x[start : start + step]
 
 
-def _empty(chain: Chain, data: int, asynchrony: bool, seed: int) -> list[LayerSurvey]:
+def twin_of(chain: Chain, seed: int) -> Chain:
+    """The chain with every weight moved by a few units in the last place."""
+    generator = torch.Generator().manual_seed(seed)
+    return Chain(
+        tuple(
+            replace(
+                s,
+                weight=nudged(s.weight, generator),
+                bias=None if s.bias is None else nudged(s.bias, generator),
+            )
+            for s in chain.stages
+        )
+    )
+
+
+def gated_forward(chain: Chain, x: Tensor, slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Activations and slopes of a twin, with the firing patterns of the network itself: a pattern is no rounding."""
+    activations, found = [x], []
+    for stage, slope in zip(chain.stages, slopes, strict=True):
+        p = stage.preactivations(activations[-1])
+        if stage.activation.slopes is None:
+            activations.append(stage.activation(p))
+            found.append(stage.activation.derivative(p))
+        else:
+            activations.append(slope * p)
+            found.append(slope)
+    return activations, found
+
+
+def _empty(chain: Chain, epsilon: bool, seed: int) -> list[LayerSurvey]:
     layers = []
     for index, stage in enumerate(chain.stages):
-        inside = stage.inputs + (stage.bias is not None)
+        like = stage.weight
         layer = LayerSurvey(
             stage,
-            torch.zeros(inside, inside, dtype=torch.float64),
-            torch.zeros(stage.outputs, stage.outputs, dtype=torch.float64),
-            torch.zeros(stage.outputs, stage.outputs, dtype=torch.float64),
+            Factor(stage.inputs + (stage.bias is not None), whole=epsilon, like=like),
+            Factor(stage.outputs, whole=epsilon, like=like),
+            torch.zeros(stage.outputs, stage.outputs, dtype=torch.float64, device=like.device),
             FiringHash(stage.outputs, seed),
         )
         if chain.widths[-1] > MOST_OUTPUTS:
-            layer.last_probe = torch.zeros_like(layer.jacobians)
-        if index + 1 < len(chain.stages):
-            layer.asynchrony = (
-                Asynchrony(stage.outputs) if asynchrony and stage.activation.name == "relu" else None
-            )
-            following = chain.stages[index + 1]
-            both = inside + following.inputs + (following.bias is not None)
-            entries = stage.outputs * both**2
-            if 8 * entries <= FINE_BYTES and 2.0 * data * entries <= FINE_FLOPS:
-                layer.joint = torch.zeros(stage.outputs, both, both, dtype=torch.float64)
+            layer.last_probe = Factor(stage.outputs, whole=epsilon, like=like)
+        if index + 1 < len(chain.stages) and epsilon and stage.activation.name == "relu":
+            layer.asynchrony = Asynchrony(stage.outputs)
         layers.append(layer)
     return layers
+
+
+def _measure_noise(chain: Chain, rows: Tensor, layers: list[LayerSurvey], seed: int) -> None:
+    """Columns of activations and Jacobians against those of a twin, which shows how far rounding is amplified."""
+    twin = twin_of(chain, seed)
+    activations, preactivations = chain.forward(rows)
+    slopes = chain.slopes(preactivations)
+    near, inclines = gated_forward(twin, nudged(rows, torch.Generator().manual_seed(seed)), slopes)
+    for index, layer in enumerate(layers):
+        bias = layer.stage.bias is not None
+        layer.activations.compare(fold(activations[index], bias), fold(near[index], bias))
+    first = output_directions(slopes[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
+    second = output_directions(inclines[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
+    pairs = zip(backward(chain, slopes, first), backward(twin, inclines, second), strict=True)
+    for (index, one), (_, two) in pairs:
+        width = one.shape[-1]
+        layers[index].jacobians.compare(one.reshape(-1, width), two.reshape(-1, width))
+
+
+def _least(slopes: Tensor, preactivations: Tensor) -> float:
+    """The smallest slope far from zero: one that is small because the function turns there is no saturation."""
+    far = slopes[preactivations.abs() > 5].abs()
+    return float(far.min()) if far.numel() else 1.0
+
+
+def _mark_saturated(layers: list[LayerSurvey]) -> None:
+    """Tell the factors behind a saturated layer's slopes that they may hold more than is seen."""
+    for index, layer in enumerate(layers):
+        hidden, lost = layer.least_slope < SATURATED, layer.least_slope < LOST
+        jacobians = [f for each in layers[: index + 1] for f in (each.jacobians, each.last_probe) if f]
+        for factor in [*jacobians, *(each.activations for each in layers[index + 1 :])]:
+            factor.hidden |= hidden
+            factor.lost |= lost
 
 
 def _take_in(chain: Chain, batch: Tensor, result: Survey, generator: torch.Generator) -> None:
@@ -140,41 +190,20 @@ def _take_in(chain: Chain, batch: Tensor, result: Survey, generator: torch.Gener
         raise BadInputError(
             "model", "its outputs are not finite on these data; check the weights and the data's scale"
         )
-    slopes = [s.activation.derivative(p) for s, p in zip(chain.stages, preactivations, strict=True)]
-    folded = [fold(f, s.bias is not None) for f, s in zip(activations, chain.stages, strict=False)]
+    slopes = chain.slopes(preactivations)
     result.data += batch.shape[0]
-    result.output_power += float(activations[-1].square().sum())
     for index, layer in enumerate(result.layers):
-        f, r = folded[index], slopes[index]
-        layer.activations += f.T @ f
+        r, activation = slopes[index], layer.stage.activation
+        layer.activations.add(fold(activations[index], layer.stage.bias is not None))
         layer.slopes += r.T @ r
         layer.patterns.add(preactivations[index] > 0)
+        if not activation.vanishes:
+            layer.least_slope = min(layer.least_slope, _least(r, preactivations[index]))
         if layer.asynchrony is not None:
             layer.asynchrony.add(preactivations[index])
     for index, jacobian in backward(chain, slopes, output_directions(slopes[-1], generator, MOST_OUTPUTS)):
         layer = result.layers[index]
         last = 0 if layer.last_probe is None else 1
-        rows = jacobian[:, last:].reshape(-1, jacobian.shape[-1])
-        layer.jacobians += rows.T @ rows
+        layer.jacobians.add(jacobian[:, last:].reshape(-1, jacobian.shape[-1]))
         if layer.last_probe is not None:
-            layer.last_probe += jacobian[:, 0].T @ jacobian[:, 0]
-        before = result.layers[index - 1].joint if index > 0 else None
-        if before is not None:
-            heard = (jacobian @ chain.stages[index].weight).square().sum(dim=1)  # (data, neurons below)
-            mask = heard > SILENT * heard.max()
-            before += _joint(mask, slopes[index - 1], folded[index - 1], folded[index])
-
-
-def _joint(mask: Tensor, slopes: Tensor, inputs: Tensor, following: Tensor) -> Tensor:
-    """Gram matrices of ``[r_i f, f']`` over the data of each neuron's mask, as three matrix products."""
-    m = mask.to(slopes.dtype)
-    own = _per_neuron(m * slopes.square(), inputs, inputs)
-    cross = _per_neuron(m * slopes, inputs, following)
-    ahead = _per_neuron(m, following, following)
-    return torch.cat([torch.cat([own, cross], 2), torch.cat([cross.transpose(1, 2), ahead], 2)], 1)
-
-
-def _per_neuron(weights: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``sum_x w_i(x) left(x) right(x)^T`` for every neuron ``i``, as one matrix product."""
-    outer = (left[:, :, None] * right[:, None, :]).reshape(left.shape[0], -1)
-    return (weights.T @ outer).reshape(weights.shape[1], left.shape[1], right.shape[1])
+            layer.last_probe.add(jacobian[:, 0])

@@ -10,7 +10,7 @@ import numpy as np
 from strati.landscape.sampling.diagnostics import rhat, standard_error
 
 if TYPE_CHECKING:
-    from strati.landscape.sampling.samplers import Traces
+    from strati.landscape.sampling.traces import Traces
 
 _SLOW_RHAT = 1.03
 # Controls take out so much noise at most: of places that no chain has seen they know nothing.

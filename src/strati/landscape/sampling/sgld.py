@@ -26,8 +26,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
+from strati.landscape.sampling.config import LLCConfig, Sampler
 from strati.landscape.sampling.noise import Noise
-from strati.landscape.sampling.samplers import LLCConfig, Sampler, Traces, localised
+from strati.landscape.sampling.posterior import localised
+from strati.landscape.sampling.traces import Traces
 from strati.rng import derive
 from strati.types import Tick, silent
 

@@ -48,8 +48,8 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
             warnings.append(Flag("left-out", str(error)))
             continue
         place = folder / f"quick-seed-{seed}" / name if small else full
-        measured = {"evaluate": case.evaluate, "data": case.data}
-        run = {"workers": cores(), "resume": "the same command"}
+        measured: dict[str, Any] = {"evaluate": case.evaluate, "data": case.data}
+        run: dict[str, Any] = {"workers": cores(), "resume": "the same command"}
         found = (
             load_study(place)  # finished before, by whatever version of strati
             if _finished(place)

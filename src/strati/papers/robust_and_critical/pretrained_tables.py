@@ -109,7 +109,7 @@ def _table(case: Case, found: Study) -> list[Row]:
 
 def _performances(case: Case, intact: float) -> dict[str, float]:
     """Every measure the paper's table has of such a network, from the one that was recorded or by one pass."""
-    measure = case.config.performance
+    measure = str(case.config.performance)
     if measure == "accuracy":
         from strati.intervene.measuring.functional import whole_performance
         from strati.intervene.planning.tasks import make_task

@@ -9,8 +9,8 @@ from torch import nn
 
 import strati
 from strati.landscape.behaviour import behavioural_loss
+from strati.landscape.sampling.config import LLCConfig
 from strati.landscape.sampling.llc import estimate
-from strati.landscape.sampling.samplers import LLCConfig
 from strati.landscape.sampling.sgld import sample_sgld
 
 
