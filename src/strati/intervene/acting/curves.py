@@ -40,6 +40,11 @@ class Option:
     groups: FloatArray | None = None
     measured: float = 0.0  # before monotone regression
 
+    @property
+    def careful(self) -> float:
+        """The cost plus its standard error: choosing the least of many noisy costs would pick the luckiest."""
+        return self.cost + self.error
+
 
 @dataclass(frozen=True)
 class Curve:
