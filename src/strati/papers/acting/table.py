@@ -15,7 +15,7 @@ from strati.intervene.acting.workshop import Workshop
 from strati.intervene.measuring.points import Subject
 from strati.intervene.measuring.tally import standard_error
 from strati.intervene.plan import Plan, plan
-from strati.intervene.planning.settings import drop, prune, quantise, truncate
+from strati.intervene.planning.settings import quantise, truncate
 from strati.intervene.planning.tasks import make_task
 from strati.intervene.study import Study, study
 from strati.papers.acting.subjects import CASES, Case
@@ -24,7 +24,6 @@ from strati.types import Flag, Tick
 
 SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 BITS = (2, 3, 4, 6)
-PRUNED = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 CELLS = (
     *(("truncate", f"parameters={share}") for share in (0.9, 0.8, 0.6)),
     *(("quantise", f"bits={bits}") for bits in (4.0, 3.0, 2.5)),
@@ -85,13 +84,11 @@ def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
 
 
 def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tuple[Case, Study]:
-    """A network and the study of its layers: truncated, rounded, pruned, and its blocks dropped; resumable."""
+    """A network and the study of its layers, truncated and rounded; resumable."""
     home = folder / f"{'quick' if quick else 'full'}-seed-{seed}"
     home.mkdir(parents=True, exist_ok=True)
     case = CASES[name](home, quick, seed)
-    kinds: list[Any] = [truncate(parameters=SHARES), quantise(bits=BITS, group=32), prune(share=PRUNED)]
-    if case.blocks:
-        kinds.append(drop())
+    kinds: list[Any] = [truncate(parameters=SHARES), quantise(bits=BITS, group=32)]
     found = study(
         case.model,
         data=case.plan,
@@ -100,7 +97,8 @@ def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tupl
         interventions=kinds,
         layers=case.layers,
         seed=seed,
-        activations=case.blocks and name != "resnet20",
+        activations=False,
+        spectral=False,
         out=home / name,
         tick=tick,
         resume="the same command",
