@@ -18,7 +18,7 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.intervene.measuring.baselines import BlockInfluence, LayerBaselines
 from strati.intervene.measuring.changes import LayerEdits, Others, Values, make_change
-from strati.intervene.measuring.functional import ChainProbe, Measured, measure_module, whole_scores
+from strati.intervene.measuring.functional import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.intervene.measuring.interventions import Change, Target, as_matrix, changed, values_of
 from strati.intervene.measuring.metrics import (
     degeneracy_metrics,
@@ -58,6 +58,7 @@ class Subject:
     _plain: bool = field(default=False, repr=False)
     _intact: Measured | None = field(default=None, repr=False)
     _scores: Scores | None = field(default=None, repr=False)
+    tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
@@ -257,7 +258,13 @@ def _outcomes(
     if probe is None or target.kind == "block":
         return list(
             measure_module(
-                subject.model, subject.task, target, changes, activations=plan.activations, watch=watch
+                subject.model,
+                subject.task,
+                target,
+                changes,
+                activations=plan.activations,
+                watch=watch,
+                tapes=subject.tapes,
             )
         )
     if watch is not None:
