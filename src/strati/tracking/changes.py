@@ -2,8 +2,8 @@ r"""Where a series over training steps changes its course, how sure that is, and
 
 A series is fitted by straight lines that join, in :math:`x = \ln(\text{step} + \text{first spacing})`:
 :math:`y = a + b x + \sum_k c_k \max(0, x - \tau_k)`. A break at :math:`\tau` is worth
-:math:`T = n \ln(\mathrm{RSS}_0 / \mathrm{RSS}_1)`, the least value over all :math:`\tau`; how large ``T`` gets without any
-break is simulated for the steps at hand, with errors as correlated as the residuals (an AR(1) process). Breaks are
+:math:`T = n \ln(\mathrm{RSS}_0 / \mathrm{RSS}_1)`, the largest over all :math:`\tau`; how large ``T`` gets without
+any break is simulated for the steps at hand, with errors as correlated as the residuals (an AR(1) process). Breaks are
 added one at a time while their p-value, corrected for the number of series, is below the level. The interval holds the
 :math:`\tau` whose ``T`` is within the chi-squared quantile of the best one, widened for correlated errors and to the
 checkpoints on either side.

@@ -14,7 +14,19 @@ from strati.errors import BadInputError
 from strati.network.contents import natural
 
 _NUMBER = re.compile(r"[0-9]+")
-ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".gguf", ".onnx", ".h5", ".keras", ".msgpack", ".ckpt")
+ENDINGS = (
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".npz",
+    ".gguf",
+    ".onnx",
+    ".h5",
+    ".keras",
+    ".msgpack",
+    ".ckpt",
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +102,8 @@ def _listed(checkpoints: Any) -> list[Any]:
 
 def _is_model(path: Path) -> bool:
     return path.is_dir() and any(
-        child.suffix in ENDINGS or child.name in ("config.json", "adapter_config.json") for child in path.iterdir()
+        child.suffix in ENDINGS or child.name in ("config.json", "adapter_config.json")
+        for child in path.iterdir()
     )
 
 
