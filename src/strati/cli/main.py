@@ -35,6 +35,7 @@ VERBS = {
     "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
+    "track": "A training run followed over its checkpoints; where it changes.",
     "reassemble": "The order of the unlabelled layers of a residual network.",
     "report": "One self-contained interactive page from JSON results.",
     "reproduce": "A paper's table or figure, the paper's number beside ours.",
