@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import strati
-from strati.landscape.interactions.sites import Reading
+from strati.landscape.interactions.sites import Reading, find_sites
 
 KINDS = ("interaction", "local")
 
@@ -147,3 +147,47 @@ def test_the_model_is_left_alone():
     assert net.training
     assert all(torch.equal(v, before[k]) and v.dtype == torch.float32 for k, v in net.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in net.parameters())
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, inside, outside):
+        super().__init__()
+        self.one = nn.Conv2d(inside, outside, 3, padding=1)
+        self.two = nn.Conv2d(outside, outside, 3, padding=1)
+        self.shortcut = nn.Sequential(nn.Conv2d(inside, outside, 1)) if inside != outside else nn.Identity()
+
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.one(x))) + self.shortcut(x))
+
+
+class Stages(nn.Module):
+    """A residual network in stages of different width and length, as the usual ResNets are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.layer1 = nn.Sequential(ConvBlock(4, 4), ConvBlock(4, 4), ConvBlock(4, 4))
+        self.layer2 = nn.Sequential(ConvBlock(4, 6))
+        self.layer3 = nn.Sequential(ConvBlock(6, 5), ConvBlock(5, 5))
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.layer3(self.layer2(self.layer1(torch.relu(self.stem(x)))))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_all_stages_of_a_residual_network_are_read():
+    torch.manual_seed(0)
+    basis = strati.interaction_basis(Stages(), torch.randn(12, 3, 5, 5))
+    wanted = ["input", *(f"layer1.{k}" for k in range(3)), "layer2.0", "layer3.0", "layer3.1", "output"]
+    assert [layer.name for layer in basis.layers] == wanted
+
+
+def test_stages_that_only_hold_blocks_are_looked_into():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 6], depths=[2, 1], num_labels=3, layer_type="basic"
+    )
+    names = [site.name for site in find_sites(transformers.ResNetForImageClassification(config), None, tokens=False)]
+    stem = "resnet.encoder.stages"
+    assert names == ["input", f"{stem}.0.layers.0", f"{stem}.0.layers.1", f"{stem}.1.layers.0", "output"]

@@ -15,7 +15,7 @@ from strati.errors import BadInputError
 from strati.landscape.interactions.basis_result import as_table
 from strati.landscape.interactions.graph import InteractionGraph
 from strati.landscape.interactions.partition import LayeredGraph, partition, quality
-from strati.landscape.interactions.separation import MARGIN, by_chance, separate
+from strati.landscape.interactions.separation import by_chance, components, separate
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 RELATIVE_EPSILON = 1e-3
 """The default cutoff is this share of the strongest edge."""
+NOTHING = 1e-3
+"""Parts are apart without further evidence if no edge between them exceeds this share of the cutoff."""
+LIKE_CHANCE = 1.4
+"""A partition that was asked for is called chance if its quality is below this many times that of shuffled edges."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class Modules(Result):
         how: ``"evidence"``, ``"number"`` or ``"balance"``: what decided how many modules there are.
         quality: 1 - cost / cost of one single module; 0 means nothing comes apart.
         shuffled: The same for as many modules of the same weights put on edges at random: what chance gives.
+        seen_below: The power of the search: two equal halves of the largest module would have been told apart if
+            less than this share of its interaction lay between them; 0: not even without any; ``None``: not known
+            (a number or balance was asked for, or the module is too large to test).
         comparison: Other bases of the same network, if they were asked for.
     """
 
@@ -70,6 +77,7 @@ class Modules(Result):
     shuffled: float | None
     seed: int = 0
     how: str = "evidence"
+    seen_below: float | None = None
     comparison: Comparison | None = None
 
     @property
@@ -85,7 +93,7 @@ class Modules(Result):
     def objective(self) -> str:
         """The cost that was minimised, in words."""
         number = {
-            "evidence": "the connected components, split in two as long as that beats shuffled edges",
+            "evidence": "parts that nothing joins, each split as long as that beats shuffled edges",
             "number": f"{self.number} modules asked for",
             "balance": "as many modules as make the cost least",
         }
@@ -107,6 +115,7 @@ class Modules(Result):
             "total": self.total,
             "quality": self.quality,
             "shuffled": self.shuffled,
+            "seen_below": self.seen_below,
         }
         fields["warnings"] = (*fields["warnings"], *self._warnings())
         if self.comparison is not None:
@@ -135,10 +144,21 @@ class Modules(Result):
         chance = "" if self.shuffled is None else f" (shuffled edges {self.shuffled:.3f})"
         title = (
             f"modules: {len(self.modules)}, at epsilon {self.epsilon:.3g}; {share:.1%} of the interaction lies between "
-            f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached"
+            f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached{self._power()}"
         )
         parts = [self.graph.summary(), as_table(title, self.frame().head(20), self._warnings())]
         return Group(*parts, *self._compared())
+
+    def _power(self) -> str:
+        """What could have been seen, in words."""
+        if self.seen_below is None or not self.modules:
+            return ""
+        if self.seen_below <= 0:
+            return "; the largest is too small to show any split, so one module is no evidence that it is one piece"
+        return (
+            f"; two equal halves of the largest would have been seen with up to {self.seen_below:.0%} "
+            "of its interaction between them"
+        )
 
     def plot(self, **options: Any) -> Any:
         """The layered graph with modules coloured."""
@@ -167,13 +187,14 @@ class Modules(Result):
         if not self.modules:
             return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
         apart = self.between == 0  # nothing above the cutoff joins them: no question of chance
-        if len(self.modules) > 1 and not apart and self._like_chance():
+        asked = self.how != "evidence"  # otherwise the search itself has compared them with chance
+        if asked and len(self.modules) > 1 and not apart and self._like_chance():
             text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
             return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
         return ()
 
     def _like_chance(self) -> bool:
-        return self.shuffled is not None and self.quality <= MARGIN * self.shuffled
+        return self.shuffled is not None and self.quality <= LIKE_CHANCE * self.shuffled
 
 
 def modules(
@@ -188,16 +209,17 @@ def modules(
 
     Minimises ``sum_between max(0, log(E/eps)) + balance * sum_l sum_a out_a,l in_a,l / m_l`` over partitions of
     the directions: section 5.2.3 of degeneracy-in-the-loss-landscape plus the balance term without which one
-    single module would win. How many modules there are is decided by evidence: directions that nothing above the
-    cutoff joins are apart; what is joined is split in two by this cost as long as the split is clearly better than
-    the best split of shuffled edges. Leiden and the leading eigenvector give starts, moves of single directions and
+    single module would win. How many modules there are is decided by evidence: directions that nothing joins (no edge
+    above :data:`NOTHING` of the cutoff) are apart; what is joined is split by this cost, into two to six parts, as
+    long as the split stands out from the best splits of shuffled edges. ``seen_below`` of the result says what
+    separation would have been seen. Leiden and the leading eigenvector give starts, moves of single directions and
     joins of modules refine them on this very cost.
 
     Args:
         graph: From :func:`strati.interaction_graph`.
         epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
             strongest.
-        number: Ask for so many modules.
+        number: Force exactly this many modules.
         balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
             modules that gives; larger gives more and smaller ones.
         seed: Seed of Leiden and of the shuffles.
@@ -230,9 +252,13 @@ def modules(
     layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
     free = number is None and balance is None
     asked = number is not None
-    labels = (
-        separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed, thorough=asked)
-    )
+    power = None
+    if free:
+        apart = components(LayeredGraph([_log_weights(e, NOTHING * cutoff) for e in graph.edges]))
+        found = separate(layered, apart=apart, seed=seed)
+        labels, power = found.labels, found.seen_below
+    else:
+        labels = partition(layered, number=number, seed=seed, thorough=asked)
     count = int(labels.max(initial=-1)) + 1
     return Modules(
         graph,
@@ -247,6 +273,7 @@ def modules(
         by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None,
         seed,
         "evidence" if free else "balance" if number is None else "number",
+        power,
     )
 
 
