@@ -31,7 +31,7 @@ _NAMES = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
     "--exact/--structural",
     "exact",
     default=None,
-    help="N - rank of the Hessian, or its lower bound by structure.  [default: exact where it takes seconds]",
+    help="Exact count (slow), or the cheaper lower bound.  [default: exact where it takes seconds]",
 )
 @click.option(
     "--llc", "want_llc", is_flag=True, help="Sample the local learning coefficient of the behavioural loss."

@@ -302,7 +302,9 @@ def test_one_module_says_what_would_have_been_seen():
     inside = halves[:, None] == halves[None, :]
     seen = []
     for share in (whole.seen_below - 0.08, 0.495):  # of the interaction, as the cost counts it
-        weights = [np.where(inside, 2 * (1 - share), 2 * share) * rng.uniform(0.5, 1.5, (16, 16)) for _ in range(3)]
+        weights = [
+            np.where(inside, 2 * (1 - share), 2 * share) * rng.uniform(0.5, 1.5, (16, 16)) for _ in range(3)
+        ]
         seen.append(np.unique(separate(LayeredGraph(weights)).labels).size)
     assert seen == [2, 1]
     tiny, _ = found_in([rng.lognormal(0, 1, (2, 2))])

@@ -16,13 +16,14 @@ from strati.landscape.interactions.basis_result import as_table
 from strati.landscape.interactions.graph import InteractionGraph
 from strati.landscape.interactions.partition import LayeredGraph, partition, quality
 from strati.landscape.interactions.separation import by_chance, components, separate
+from strati.options import resolve
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.landscape.interactions.ablation import Comparison
+    from strati.landscape.interactions.ablation import BasisComparison
     from strati.types import FloatArray
 
 RELATIVE_EPSILON = 1e-3
@@ -34,7 +35,7 @@ LIKE_CHANCE = 1.4
 
 
 @dataclass(frozen=True)
-class Module:
+class FoundModule:
     """A set of directions, each ``(layer index, direction)``."""
 
     id: int
@@ -66,7 +67,7 @@ class Modules(Result):
     verb: ClassVar[str] = "basis"
 
     graph: InteractionGraph
-    modules: tuple[Module, ...]
+    modules: tuple[FoundModule, ...]
     unattached: tuple[tuple[int, int], ...]
     epsilon: float
     between: float
@@ -78,7 +79,7 @@ class Modules(Result):
     seed: int = 0
     how: str = "evidence"
     seen_below: float | None = None
-    comparison: Comparison | None = None
+    comparison: BasisComparison | None = None
 
     @property
     def labels(self) -> tuple[tuple[int, ...], ...]:
@@ -197,13 +198,39 @@ class Modules(Result):
         return self.shuffled is not None and self.quality <= LIKE_CHANCE * self.shuffled
 
 
+@dataclass(frozen=True)
+class ModulesConfig:
+    """Options of :func:`modules`.
+
+    Attributes:
+        epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the strongest.
+        number: Force exactly this many modules.
+        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
+            modules that gives; larger gives more and smaller ones.
+        seed: Seed of Leiden and of the shuffles.
+    """
+
+    epsilon: float | None = None
+    number: int | None = None
+    balance: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense."""
+        if self.epsilon is not None and not 0 < self.epsilon < np.inf:
+            raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
+        if self.balance is not None and not 0 < self.balance < np.inf:
+            raise BadInputError("balance", "must be positive; without balance one single module always wins")
+        if self.number is not None and self.number < 1:
+            raise BadInputError("number", "ask for at least one module")
+
+
 def modules(
     graph: InteractionGraph,
     epsilon: float | None = None,
     *,
-    number: int | None = None,
-    balance: float | None = None,
-    seed: int = 0,
+    config: ModulesConfig | None = None,
+    **options: Any,
 ) -> Modules:
     """The modules of a network: the partition with the least interaction between its parts.
 
@@ -219,13 +246,11 @@ def modules(
         graph: From :func:`strati.interaction_graph`.
         epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
             strongest.
-        number: Force exactly this many modules.
-        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
-            modules that gives; larger gives more and smaller ones.
-        seed: Seed of Leiden and of the shuffles.
+        config: Options; keywords of the same names win.
+        options: Fields of :class:`ModulesConfig`.
 
     Raises:
-        BadInputError: A cutoff, balance or number that makes no sense.
+        BadInputError: A cutoff, balance or number that makes no sense, or no such option.
 
     Examples:
         >>> import torch
@@ -240,12 +265,10 @@ def modules(
         raise BadInputError(
             "graph", f"is a {type(graph).__name__}; compute it with strati.interaction_graph first"
         )
-    if epsilon is not None and not 0 < epsilon < np.inf:
-        raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
-    if balance is not None and not 0 < balance < np.inf:
-        raise BadInputError("balance", "must be positive; without balance one single module always wins")
-    if number is not None and number < 1:
-        raise BadInputError("number", "ask for at least one module")
+    if epsilon is not None:
+        options = {**options, "epsilon": epsilon}
+    chosen = resolve(ModulesConfig, config, options, of="modules")
+    epsilon, number, balance, seed = chosen.epsilon, chosen.number, chosen.balance, chosen.seed
     strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
     cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest
     weight = 1.0 if balance is None else balance
@@ -262,7 +285,7 @@ def modules(
     count = int(labels.max(initial=-1)) + 1
     return Modules(
         graph,
-        tuple(Module(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
+        tuple(FoundModule(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
         _places(layered, np.flatnonzero(labels < 0)),
         cutoff,
         layered.between(labels),

@@ -84,7 +84,9 @@ def separate(graph: LayeredGraph, *, apart: IntArray | None = None, seed: int = 
 
 def components(graph: LayeredGraph) -> IntArray:
     """Connected components, numbered; each node without an edge is one by itself."""
-    found: IntArray = sparse.csgraph.connected_components(graph.adjacency(), directed=False)[1].astype(np.int64)
+    found: IntArray = sparse.csgraph.connected_components(graph.adjacency(), directed=False)[1].astype(
+        np.int64
+    )
     return found
 
 
