@@ -195,7 +195,7 @@ torch.set_num_threads(1)
 from torch import nn
 from strati.landscape.behaviour import behavioural_loss
 from strati.landscape.sampling.noise import Noise
-from strati.landscape.sampling.samplers import LLCConfig
+from strati.landscape.sampling.config import LLCConfig
 from strati.landscape.sampling.sgld import Steps
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 7000), nn.ReLU(), nn.Linear(7000, 7000), nn.ReLU(), nn.Linear(7000, 10))

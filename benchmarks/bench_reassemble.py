@@ -24,9 +24,9 @@ from strati.papers.dropped_net.open_questions import planted_network  # noqa: E4
 from strati.reassembly.pairing import pair  # noqa: E402
 from strati.reassembly.passes import stack  # noqa: E402
 from strati.reassembly.pieces import read_pieces, sort_out  # noqa: E402
+from strati.reassembly.reassemble import reassemble  # noqa: E402
 from strati.reassembly.repair import bubble  # noqa: E402
 from strati.reassembly.seeds import Seed, seed_order  # noqa: E402
-from strati.reassembly.solve import reassemble  # noqa: E402
 
 PUZZLE = Path(__file__).resolve().parents[2] / "shared" / "data" / "dropped-net"
 

@@ -13,7 +13,7 @@ from pathlib import Path  # noqa: E402
 import pytest  # noqa: E402
 
 # Scripts that are run by hand, in environments of their own.
-collect_ignore_glob = ["spectra/oracle/*.py", "fuzz/*.py"]
+collect_ignore_glob = ["spectra/oracle/*.py", "network/oracle/*.py", "fuzz/*.py"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 import unicodedata
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -54,3 +55,14 @@ def _escape(character: str) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts names as people do: numbers in them by their size.
+
+    Examples:
+        >>> sorted(["layer10", "layer2", "layer"], key=natural)
+        ['layer', 'layer2', 'layer10']
+    """
+    pieces = re.split(r"([0-9]+)", text)
+    return tuple((0, int(p), p) if p.isdecimal() else (1, 0, p) for p in pieces if p)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
     BoolArray = NDArray[np.bool_]
 
+SHORT = 40
+"""Lines of a result's repr at most."""
+
 Tick = Callable[[str], None]
 """Called once after each unit of work with its name; progress bars hang on it."""
 
@@ -58,6 +61,17 @@ class Result:
 
     verb: ClassVar[str]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the summary as the repr: a dataclass would otherwise list its fields."""
+        super().__init_subclass__(**options)
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """The summary as a terminal shows it, long ones shortened."""
+        from strati.tables import as_text
+
+        return as_text(self.summary(), lines=SHORT)
+
     @abstractmethod
     def payload(self) -> dict[str, Any]:
         """The fields of the JSON form, in order; any nesting of plain values, dataclasses and arrays."""
@@ -84,7 +98,7 @@ class Result:
         """The JSON text; also written to ``path`` (whole or not at all) if one is given."""
         text = json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=True)
         if path is not None:
-            from strati.run.files import write_atomic
+            from strati.files import write_atomic
 
             write_atomic(path, text + "\n")
         return text

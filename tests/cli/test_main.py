@@ -158,6 +158,55 @@ def test_every_public_name_can_be_imported() -> None:
         _ = package.no_such_name
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["graspologic_native"] = None  # as if not installed
+import strati
+from builtins import open as own
+assert all(hasattr(strati, name) for name in strati.__all__), "names"
+assert "llc" in dir(strati) and "open" in dir(strati)
+from strati import *
+assert open is own, "open"
+for call in (strati.llc, strati.effective_parameters, strati.degeneracy, strati.interaction_basis):
+    try:
+        call(1, 2, 3)
+    except strati.StratiError as error:
+        assert "strati[torch]" in str(error), error
+    else:
+        raise AssertionError(call)
+print(strati.scan({"fc.weight": __import__("numpy").eye(9)}).table["name"][0])
+"""
+
+
+def test_without_torch_everything_is_there_and_says_which_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "fc.weight\n"), done.stderr
+
+
+def test_type_checkers_see_the_names_that_are_there() -> None:
+    import ast
+
+    import strati as package
+
+    tree = ast.parse(Path(package.__file__).read_text())
+    seen = {
+        alias.name: node.module
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == package._HOME
+
+
+def test_alone_it_prints_help() -> None:
+    done = strati()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == strati("--help").stdout
+    assert "\\x0a" not in done.stdout + strati("scan").stderr
+
+
 def test_environment_is_not_needed(tmp_path: Path) -> None:
     done = strati("inspect", MODEL, cwd=tmp_path, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 0
@@ -260,3 +309,70 @@ def test_output_that_nobody_wants_or_can_spell(words: list[str]) -> None:
     assert (closed.returncode, closed.stderr) == (0, b"")
     plain = strati(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (plain.returncode, plain.stderr) == (0, "")
+
+
+# -- not losing anything ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Two networks, a folder with one, and data."""
+    import json
+    import shutil
+
+    for name in ("a.safetensors", "b.safetensors"):
+        shutil.copy(MODEL, tmp_path / name)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(MODEL, tmp_path / "folder" / "model.safetensors")
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({"model_type": "none"}))
+    shutil.copy(embedded.path("digits.npz"), tmp_path / "data.npz")
+    (tmp_path / "link.safetensors").symlink_to("a.safetensors")
+    (tmp_path / "hard.safetensors").hardlink_to(tmp_path / "a.safetensors")
+    (tmp_path / "old.txt").write_text("anything")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scan", "a.safetensors", "--json", "a.safetensors"],
+        ["scan", "a.safetensors", "--html", "./a.safetensors"],
+        ["scan", "a.safetensors", "--json", "link.safetensors"],
+        ["scan", "a.safetensors", "--json", "hard.safetensors"],
+        ["scan", "link.safetensors", "--json", "a.safetensors"],
+        ["scan", "folder", "--json", "folder/model.safetensors"],
+        ["scan", "folder", "--json", "folder/config.json"],
+        ["inspect", "a.safetensors", "--json", "a.safetensors"],
+        ["compare", "a.safetensors", "b.safetensors", "--json", "b.safetensors"],
+        ["degeneracy", "a.safetensors", "--data", "data.npz", "--json", "data.npz"],
+        ["basis", "a.safetensors", "--data", "data.npz", "--sparsify", "a.safetensors"],
+        ["report", "old.txt", "-o", "old.txt"],
+    ],
+)
+def test_an_input_is_never_overwritten(words: list[str], place: Path) -> None:
+    before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+    for force in ([], ["--force"]):
+        done = strati(*words, *force, cwd=place)
+        assert done.returncode == 2
+        assert re.fullmatch(r"strati: error: .*is one of the inputs.*\n", done.stderr)
+    assert before == {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
+
+
+def test_a_network_is_overwritten_only_by_force(place: Path) -> None:
+    original = (place / "b.safetensors").read_bytes()
+    done = strati("inspect", "a.safetensors", "--json", "b.safetensors", cwd=place)
+    assert done.returncode == 2
+    assert "--force" in done.stderr
+    assert (place / "b.safetensors").read_bytes() == original
+    done = strati("inspect", "a.safetensors", "--json", "b.safetensors", "--force", cwd=place)
+    assert done.returncode == 0
+    assert (place / "b.safetensors").read_text().startswith('{"schema"')
+
+
+def test_anything_else_is_overwritten_as_before(place: Path) -> None:
+    for _ in range(2):
+        assert strati("inspect", "a.safetensors", "--json", "old.txt", cwd=place).returncode == 0
+        assert strati("inspect", "folder", "--json", "folder/inspect.json", cwd=place).returncode == 0
+        assert strati("inspect", "folder", "--html", "folder/page.html", cwd=place).returncode == 0
+    done = strati("inspect", "folder", "--json", "x", "--html", "./x", cwd=place)
+    assert "two outputs" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,15 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError, StoppedError
-from strati.intervene.measuring.points import Plan
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import MLP, ResNet
 from strati.intervene.planning.spec import (
     STORE,
-    InterventionSpec,
-    MeasureSpec,
-    MetricSpec,
     builtin_names,
     read_spec,
 )
 from strati.intervene.planning.tasks import find_data
 from strati.intervene.study import load_study, study
-from strati.run.driver import Run
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -90,13 +87,13 @@ def test_the_same_spec_gives_the_same_rows_and_another_seed_others(calm: Any, tm
 
 
 def test_two_processes_give_the_same_rows(calm: Any) -> None:
-    assert study(TINY, run=Run(workers=2)).frame().equals(calm.frame())
+    assert study(TINY, workers=2).frame().equals(calm.frame())
 
 
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_gives_the_same_rows(calm: Any) -> None:
-    assert study(TINY, run=Run(engine="ray", workers=2)).frame().equals(calm.frame())
+    assert study(TINY, engine="ray", workers=2).frame().equals(calm.frame())
 
 
 def test_stopped_and_resumed_it_is_the_same(calm: Any, tmp_path: Path) -> None:
@@ -108,14 +105,14 @@ def test_stopped_and_resumed_it_is_the_same(calm: Any, tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(StoppedError, match="stopped, 8 done: resume with"):
-        study(TINY, out=tmp_path, run=Run(tick=stop))
+        study(TINY, out=tmp_path, tick=stop)
     assert study(TINY, out=tmp_path).frame().equals(calm.frame())
     assert load_study(tmp_path).frame().equals(calm.frame())
 
 
 def test_lost_and_damaged_network_files_are_trained_again(calm: Any, tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
-        study(TINY, out=tmp_path, run=Run(tick=lambda name: (_ for _ in ()).throw(KeyboardInterrupt)))
+        study(TINY, out=tmp_path, tick=lambda name: (_ for _ in ()).throw(KeyboardInterrupt))
     (tmp_path / "networks" / "network-000.npz").unlink()
     (tmp_path / "networks" / "network-001.npz").write_bytes(b"half")
     assert study(TINY, out=tmp_path).frame().equals(calm.frame())
@@ -130,9 +127,12 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 2)
-    with pytest.raises(BadInputError, match="rows of format 1, this strati writes format 2; choose another"):
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 3)
+    with pytest.raises(BadInputError, match="rows of format 2, this strati writes format 3; choose another"):
         study(TINY, out=Path(calm.store).parent)
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 1)
+    with pytest.raises(BadInputError, match="rows of format 2, this strati reads up to 1; update strati"):
+        load_study(Path(calm.store).parent)
 
 
 def test_json_and_summary(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,7 @@ def module() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-PLAN = Plan(InterventionSpec(draws=3), MetricSpec(spectral=False))
+PLAN = StudyConfig(draws=3, spectral=False)
 
 
 def test_an_evaluate_function_that_fails_now_and_then() -> None:
@@ -166,7 +166,7 @@ def test_an_evaluate_function_that_fails_now_and_then() -> None:
             raise RuntimeError("out of luck")
         return float("nan") if len(calls) == 5 else 0.5
 
-    found = study(module(), evaluate=evaluate, plan=PLAN)
+    found = study(module(), evaluate=evaluate, higher_is_better=True, config=PLAN)
     table = found.frame()
     assert (found.units, found.done, found.failed) == (8, 6, 2)
     reasons = set(table[table["status"] == "failed"]["reason"])
@@ -184,7 +184,10 @@ def test_the_callers_module_is_left_alone_and_seen_changed() -> None:
         seen.append(torch.cat([p.detach().flatten() for p in changed.parameters()]).clone())
         return 1.0
 
-    study(model, evaluate=evaluate, plan=PLAN)
+    study(model, evaluate=evaluate, higher_is_better=True, config=PLAN)
+    seen = [
+        weights for weights in seen if weights.any()
+    ]  # without the one that was zeroed to check the direction
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert len({tuple(t.tolist()) for t in seen}) == 7  # intact and two layers of three draws
     first = seen[0]
@@ -199,31 +202,31 @@ def test_metrics_of_the_user() -> None:
         "broken": lambda w: 1 / 0,
     }
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
-    found = study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins=plugins)).frame()
+    found = study(module(), data=(x, module()(x).argmax(1)), config=PLAN, plugins=plugins).frame()
     assert found["trace"].notna().all() and found["overlap"].notna().all() and found["broken"].isna().all()
     assert found["reason"].str.contains("metric broken raised ZeroDivisionError").all()
     assert (found["status"] == "done").all()
     with pytest.raises(BadInputError, match="takes one matrix"):
-        study(module(), data=(x, module()(x).argmax(1)), plan=replace(PLAN, plugins={"m": lambda a, b, c: 0}))
+        study(module(), data=(x, module()(x).argmax(1)), config=PLAN, plugins={"m": lambda a, b, c: 0})
 
 
 def test_reinitialise_puts_the_initial_values_back() -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     model = module()
     y = model(x).argmax(1)
-    plan = Plan(InterventionSpec(kinds=("reinitialise",)), MetricSpec(spectral=False), initial=module())
-    table = study(model, data=(x, y), plan=plan).frame()
+    plan = StudyConfig(interventions=("reinitialise",), spectral=False, initial=module())
+    table = study(model, data=(x, y), config=plan).frame()
     assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
     with pytest.raises(BadInputError, match="needs the network's initial values"):
-        study(model, data=(x, y), plan=replace(plan, initial=None))
+        study(model, data=(x, y), config=replace(plan, initial=None))
     for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "it is not there")):
         with pytest.raises(BadInputError, match=word):
-            study(model, data=(x, y), plan=replace(plan, initial=wrong))
+            study(model, data=(x, y), config=replace(plan, initial=wrong))
 
 
 def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
-    plan = replace(PLAN, measure=MeasureSpec(performance="loss"), higher_is_better=False)
-    found = study({"a": module(), "b": module()}, evaluate=lambda m: 1.0, plan=plan)
+    plan = replace(PLAN, performance="loss")
+    found = study({"a": module(), "b": module()}, evaluate=lambda m: 1.0, config=plan)
     assert set(found.frame()["network"]) == {"a", "b"}
     assert found.performance["higher_is_better"] is False
 
@@ -241,6 +244,48 @@ def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
 def test_wrong_calls(options: dict[str, Any], word: str) -> None:
     with pytest.raises(BadInputError, match=word):
         study(module(), **options)
+
+
+def perplexity(model: nn.Module) -> float:
+    """Lower for the network as it is than for any other."""
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(8 * model(x), module()(x).argmax(1)).exp())
+
+
+def test_the_direction_of_a_users_measure_is_known_or_asked_for() -> None:
+    with pytest.raises(BadInputError, match="say whether more is better: higher_is_better=True or False"):
+        study(module(), evaluate=lambda m: perplexity(m), config=PLAN)
+    named = study(module(), evaluate=perplexity, config=PLAN)
+    told = study(module(), evaluate=lambda m: perplexity(m), higher_is_better=False, config=PLAN)
+    assert named.performance["name"] == "perplexity" and told.performance["name"] == "performance"
+    for found in (named, told):
+        assert found.performance["higher_is_better"] is False
+        assert {row.layer_class for row in strati.audit(found).layers} <= {"critical", "mixed"}
+    with pytest.raises(BadInputError, match="contradicts the measure's name 'perplexity'"):
+        study(module(), evaluate=perplexity, higher_is_better=True, config=PLAN)
+
+
+def test_a_network_without_weights_must_not_be_better() -> None:
+    model = module()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(
+        BadInputError, match="with all its weights zero, which would be better if more is better"
+    ):
+        study(model, evaluate=lambda m: perplexity(m), higher_is_better=True, config=PLAN)
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_options_by_name_win_over_the_config_and_the_spec() -> None:
+    assert study(TINY, draws=3, layers="fc1", spectral=False, workers=1).units == 2 * 1 * (1 + 1 + 3)
+    assert study(module(), evaluate=lambda m: 1.0, higher_is_better=True, config=PLAN, draws=1).units == 4
+    with pytest.raises(BadInputError, match="no option 'drawz'; did you mean 'draws'"):
+        study(TINY, drawz=3)
+    with pytest.raises(BadInputError, match="higher_is_better: is for modules"):
+        study(TINY, higher_is_better=True)
+    for options, word in (({"draws": 0}, "at least 1"), ({"init": "gpt"}, "did you mean 'gpt2'")):
+        with pytest.raises(BadInputError, match=word):
+            study(TINY, **options)
 
 
 # --- specs ---
@@ -297,12 +342,114 @@ def test_built_in_specs_are_valid() -> None:
         assert read_spec(name).name == name
 
 
-def test_training_that_diverges_is_a_reason_of_every_point() -> None:
-    found = study(tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2}))
+def test_a_study_in_which_every_point_failed_is_an_error(tmp_path: Path) -> None:
+    diverging = tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2})
+    with pytest.raises(BadInputError, match=r"every point failed, all 18 .* 9 of them: .*training diverged"):
+        study(diverging, out=tmp_path)
+    found = load_study(tmp_path)
     assert found.failed == found.units == 24
     assert "training diverged" in found.frame()["reason"][0]
     with pytest.raises(BadInputError, match="no changed layer has been measured"):
         strati.audit(found)
+
+
+def test_a_reason_is_never_empty() -> None:
+    calls: list[int] = []
+
+    def accuracy(model: nn.Module) -> float:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StopIteration
+        return 0.5
+
+    table = study(module(), evaluate=accuracy, config=PLAN).frame()
+    (reason,) = table[table["status"] == "failed"]["reason"]
+    assert re.fullmatch(
+        r"evaluate raised StopIteration without a message at test_studies.py:\d+, in accuracy", reason
+    )
+
+
+@pytest.mark.parametrize(
+    "names", [("layers.0", "layers.2"), ("net.0", "net.1"), ("a.b.fc", "a.c.fc"), ("b.x", "a.x")]
+)
+def test_perceptrons_with_dotted_names_run(names: tuple[str, str], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    linears = nn.Linear(64, 12), nn.Linear(12, 10)
+    tensors = {f"{n}.{k}": v for n, m in zip(names, linears, strict=True) for k, v in m.state_dict().items()}
+    save_file(tensors, tmp_path / "mlp.safetensors")
+    found = study(
+        {"network": {"path": str(tmp_path / "mlp.safetensors")}, "data": {"name": "digits", "test": 50}}
+    )
+    assert found.done == found.units == 4
+
+
+def test_tokens_in_one_dimension_are_cut_into_windows(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "gpt")
+    tokens = np.random.default_rng(0).integers(0, 50, 100)
+    np.save(tmp_path / "flat.npy", tokens)
+    np.save(tmp_path / "rows.npy", tokens[:96].reshape(6, 16))
+    spec = {
+        "network": {"source": "transformers", "path": str(tmp_path / "gpt")},
+        "measure": {"performance": "perplexity"},
+        "interventions": {"layers": ["*.mlp.*"]},
+        "metrics": {"spectral": False, "activations": False},
+    }
+    one, two = (
+        study(spec | {"data": {"path": str(tmp_path / name), "context": 16}}).frame()["performance"]
+        for name in ("flat.npy", "rows.npy")
+    )
+    assert one.equals(two) and one.min() > 10, "an untrained network guesses among 50"
+    quick: dict[str, Any] = {"layers": "*.mlp.*", "spectral": False, "activations": False}
+    here = study(model, data=torch.from_numpy(tokens), context=16, **quick)
+    assert here.performance["name"] == "perplexity"
+    assert here.frame()["intact_performance"][0] == pytest.approx(one[0])
+    with pytest.raises(BadInputError, match="less than one window of 128"):
+        study(spec | {"data": {"path": str(tmp_path / "flat.npy")}})
+    with pytest.raises(BadInputError, match="have no labels of their own"):
+        study(model, data=(tokens, tokens), **quick)
+    with pytest.raises(BadInputError, match="no next token"):
+        study(model, data=tokens[:, None], **quick)
+
+
+def test_convolutions_have_the_alpha_of_scan(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.Flatten(), nn.Linear(24 * 16, 3)
+    )
+    x = torch.randn(6, 3, 8, 8)
+    table = study(model, data=(x, model(x).argmax(1)), interventions="rerandomise").frame()
+    scanned = strati.scan(model.state_dict()).table.set_index("name")
+    for layer in ("0", "2", "4"):
+        row = table[(table["layer"] == layer) & (table["intervention"] == "intact")].iloc[0]
+        for name in ("alpha", "stable_rank", "spectral_norm", "frobenius_norm", "mp_soft_rank"):
+            want = scanned.loc[f"{layer}.weight"][name]
+            assert (pd.isna(row[name]) and pd.isna(want)) or row[name] == pytest.approx(want, rel=1e-5), name
+
+
+def test_a_store_of_version_0_1_0_is_read_but_not_resumed(tmp_path: Path) -> None:
+    from strati.run.store import Finished, Store
+
+    place = {"network": "n", "layer": "fc1", "type": "linear", "draw": 0, "status": "done", "reason": None}
+    rows = [
+        place | {"intervention": kind, "performance": p, "intact_performance": 0.9, "alpha": 2.0 + p}
+        for kind, p in (("intact", 0.9), ("reinitialise", 0.8), ("rerandomise", 0.1))
+    ]
+    about = {"identity": "x", "name": "old", "units": 3, "spec": None, "format": 1}
+    about |= {"performance": {"name": "accuracy", "chance": 0.1, "higher_is_better": True}}
+    with Store(tmp_path / STORE, about=about) as store:
+        store.put(Finished("k", "n fc1", {"rows": rows}))
+    found = load_study(tmp_path)
+    assert found.frame()["setting"].isna().all() and found.metrics == ("alpha",)
+    assert len(strati.audit(found).layers) == 2
+    with pytest.raises(BadInputError, match=r"a study of strati 0.1.0, which can be read .* but not resumed"):
+        study(TINY, out=tmp_path)
 
 
 def test_a_residual_network_and_a_language_model_are_trained_here(tmp_path: Path) -> None:
@@ -426,9 +573,9 @@ def test_counts_of_degeneracy_say_what_a_change_did_to_the_layer() -> None:
     with torch.no_grad():
         narrow[0].weight[1:] = narrow[0].weight[:1]  # all neurons alike but for the bias
         narrow[0].bias.zero_()
-    plan = Plan(InterventionSpec(draws=1), MetricSpec(spectral=False, degeneracy=True, samples=60))
+    plan = StudyConfig(draws=1, spectral=False, degeneracy=True, samples=60)
     table = (
-        study(narrow, data=(x, narrow(x).argmax(1)), plan=plan).frame().set_index(["layer", "intervention"])
+        study(narrow, data=(x, narrow(x).argmax(1)), config=plan).frame().set_index(["layer", "intervention"])
     )
     before, after = table.loc[("0", "intact")], table.loc[("0", "rerandomise")]
     assert before["output_rank"] < after["output_rank"]

@@ -231,7 +231,7 @@ def test_gpt2s_causal_masks_are_no_weights(tmp_path):
     }
     net = network(tmp_path, tensors)
     assert [layer.name for layer in net.layers()] == ["h.0.attn.c_attn.weight"]
-    assert {s.name: s.reason for s in net.skipped()} == {"h.0.attn.bias": "a causal mask, not a weight"}
+    assert {s.name: s.reason for s in net.skipped()} == {"h.0.attn.bias": "a mask, not a weight"}
     assert net.parameters == 8 * 24
 
 
@@ -243,3 +243,154 @@ def test_layers_of_a_file_without_order_come_as_the_data_flow(tmp_path):
     block = ["attention.q", "attention.k", "attention.v", "attention.out", "mlp.in", "mlp.out"]
     assert roles == ["embedding", *block, *block, "head"]
     assert [layer.block for layer in net.layers()][1:13] == [2] * 6 + [10] * 6
+
+
+HEADS, WIDTH, HEAD, HIDDEN, WORDS = 3, 12, 5, 40, 50
+
+
+def transformer_lens(gated: bool = False, groups: int = HEADS) -> dict[str, np.ndarray]:
+    """One block as TransformerLens saves it; key and value heads may be fewer."""
+    few = "" if groups == HEADS else "_"
+    tensors = {
+        "embed.W_E": draw(WORDS, WIDTH),
+        "pos_embed.W_pos": draw(
+            WIDTH, WIDTH
+        ),  # as many positions as the width: the shape alone tells nothing
+        "blocks.0.attn.W_Q": draw(HEADS, WIDTH, HEAD),
+        f"blocks.0.attn.{few}W_K": draw(groups, WIDTH, HEAD),
+        f"blocks.0.attn.{few}W_V": draw(groups, WIDTH, HEAD),
+        "blocks.0.attn.W_O": draw(HEADS, HEAD, WIDTH),
+        "blocks.0.attn.b_Q": draw(HEADS, HEAD),
+        f"blocks.0.attn.{few}b_K": draw(groups, HEAD),
+        f"blocks.0.attn.{few}b_V": draw(groups, HEAD),
+        "blocks.0.attn.b_O": draw(WIDTH),
+        "blocks.0.attn.mask": np.tril(np.ones((16, 16), np.float32)),
+        "blocks.0.attn.IGNORE": np.float32(-1e5).reshape(()),
+        "blocks.0.attn.rotary_sin": draw(16, 4),
+        "blocks.0.mlp.W_in": draw(WIDTH, HIDDEN),
+        "blocks.0.mlp.W_out": draw(HIDDEN, WIDTH),
+        "unembed.W_U": draw(WIDTH, WORDS),
+    }
+    return tensors | ({"blocks.0.mlp.W_gate": draw(WIDTH, HIDDEN)} if gated else {})
+
+
+@pytest.mark.parametrize("groups", [HEADS, 1])
+def test_transformer_lens_matrices_map_as_the_model_does(tmp_path, groups):
+    stored = transformer_lens(gated=True, groups=groups)
+    layers = {layer.role.value: layer for layer in network(tmp_path, stored).layers()}
+    few = "" if groups == HEADS else "_"
+    x, z = draw(WIDTH), draw(HEADS * HEAD)
+    into = {"q": "W_Q", "k": f"{few}W_K", "v": f"{few}W_V"}
+    for role, name in into.items():
+        expected = np.einsum("d,hde->he", x, stored[f"blocks.0.attn.{name}"]).reshape(-1)
+        np.testing.assert_allclose(next(layers[f"attention.{role}"].matrices()) @ x, expected, rtol=1e-4)
+    out = np.einsum("he,hed->d", z.reshape(HEADS, HEAD), stored["blocks.0.attn.W_O"])
+    np.testing.assert_allclose(next(layers["attention.out"].matrices()) @ z, out, rtol=1e-3, atol=1e-5)
+    for role, name in {"mlp.in": "mlp.W_in", "mlp.gate": "mlp.W_gate"}.items():
+        np.testing.assert_array_equal(next(layers[role].matrices()), stored[f"blocks.0.{name}"].T)
+    np.testing.assert_array_equal(next(layers["mlp.out"].matrices()), stored["blocks.0.mlp.W_out"].T)
+    np.testing.assert_array_equal(next(layers["head"].matrices()), stored["unembed.W_U"].T)
+
+
+def test_transformer_lens_roles_and_what_is_no_layer(tmp_path):
+    net = network(tmp_path, transformer_lens())
+    roles = {layer.name: (layer.role.value, layer.block) for layer in net.layers()}
+    assert roles == {
+        "embed.W_E": ("embedding", None),
+        "pos_embed.W_pos": ("embedding", None),
+        "blocks.0.attn.W_Q": ("attention.q", 0),
+        "blocks.0.attn.W_K": ("attention.k", 0),
+        "blocks.0.attn.W_V": ("attention.v", 0),
+        "blocks.0.attn.W_O": ("attention.out", 0),
+        "blocks.0.mlp.W_in": ("mlp.in", 0),
+        "blocks.0.mlp.W_out": ("mlp.out", 0),
+        "unembed.W_U": ("head", None),
+    }
+    assert {layer.view for layer in net.layers() if layer.role == "embedding"} == {"as stored"}
+    reasons = {s.name.split(".")[-1]: s.reason for s in net.skipped()}
+    assert "mask" in reasons["mask"]
+    assert all("bias" in reasons[f"b_{letter}"] for letter in "QKVO")
+    assert set(reasons) == {"mask", "IGNORE", "rotary_sin", "b_Q", "b_K", "b_V", "b_O"}
+
+
+def test_weights_of_the_same_letters_stored_outputs_first_stay_so(tmp_path):
+    stored = {
+        "embed.W_E": draw(WIDTH, WORDS),
+        "blocks.0.attn.W_Q": draw(HEADS, HEAD, WIDTH),
+        "blocks.0.attn.W_O": draw(HEADS, WIDTH, HEAD),
+        "blocks.0.mlp.W_in": draw(HIDDEN, WIDTH),
+        "blocks.0.mlp.W_out": draw(WIDTH, HIDDEN),
+        "unembed.W_U": draw(WORDS, WIDTH),
+    }
+    layers = {layer.role.value: layer for layer in network(tmp_path, stored).layers()}
+    x, z = draw(WIDTH), draw(HEADS * HEAD)
+    expected = np.einsum("hed,d->he", stored["blocks.0.attn.W_Q"], x).reshape(-1)
+    np.testing.assert_allclose(next(layers["attention.q"].matrices()) @ x, expected, rtol=1e-4, atol=1e-6)
+    expected = np.einsum("hde,he->d", stored["blocks.0.attn.W_O"], z.reshape(HEADS, HEAD))
+    np.testing.assert_allclose(next(layers["attention.out"].matrices()) @ z, expected, rtol=1e-3, atol=1e-5)
+    assert layers["mlp.in"].shape == (HIDDEN, WIDTH)
+    assert layers["mlp.in"].view == layers["mlp.out"].view == layers["head"].view == "as stored"
+    assert layers["embedding"].shape == (WORDS, WIDTH)
+    modules = network(
+        tmp_path, {"blocks.0.attn.W_Q.weight": draw(6, 4), "blocks.0.mlp.W_in.weight": draw(8, 4)}
+    )
+    assert {layer.view for layer in modules.layers()} == {"as stored"}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "word"),
+    [
+        ("sa.heads.0.tril", (8, 8), "mask"),
+        ("attn.causal_mask", (8, 8), "mask"),
+        ("attn.bias", (8, 8), "mask"),
+        ("conv1.weight_mask", (4, 3, 3, 3), "mask"),
+        ("experts.gate_up_proj_bias", (4, 6), "bias"),
+        ("attn.r_w_bias", (4, 6), "bias"),
+        ("attention/query/bias:0", (4, 6), "bias"),
+        ("attn.rotary_emb.cos_cached", (8, 6), "table"),
+        ("optimizer.state.0.exp_avg", (4, 3), "optimizer"),
+        ("fc.weight.momentum_buffer", (4, 3), "optimizer"),
+    ],
+)
+def test_matrices_that_are_no_weights(tmp_path, name, shape, word):
+    net = network(tmp_path, {"fc.weight": draw(4, 3), name: draw(*shape)})
+    assert [layer.name for layer in net.layers()] == ["fc.weight"]
+    assert word in {s.name: s.reason for s in net.skipped()}[name]
+
+
+def test_mask_and_bias_inside_a_longer_name_are_layers(tmp_path):
+    names = (
+        "mask_head.weight",
+        "relative_attention_bias.weight",
+        "mask_decoder.fc.weight",
+        "embeddings.mask_embed",
+    )
+    assert len(network(tmp_path, {name: draw(4, 3 + i) for i, name in enumerate(names)}).layers()) == 4
+
+
+def test_routers_and_experts(tmp_path):
+    tensors = {
+        "model.layers.2.mlp.gate.weight": draw(4, 6),
+        **{f"model.layers.2.mlp.experts.{i}.gate_proj.weight": draw(5, 6) for i in range(2)},
+        "model.layers.2.mlp.shared_expert.gate_proj.weight": draw(5, 6),
+        "model.layers.3.block_sparse_moe.gate.weight": draw(4, 6),
+        "model.layers.3.block_sparse_moe.experts.1.w2.weight": draw(6, 5),
+        "blk.4.ffn_gate_inp.weight": draw(4, 6),
+        "blk.4.ffn_down_exps.weight": draw(2, 6, 5),
+        "model.layers.5.mlp.gate.weight": draw(
+            5, 6
+        ),  # no experts beside it: a gate of an MLP without a known name
+    }
+    found = {layer.name: (layer.role.value, layer.expert) for layer in network(tmp_path, tensors).layers()}
+    assert found == {
+        "model.layers.2.mlp.gate.weight": ("router", None),
+        "model.layers.2.mlp.experts.0.gate_proj.weight": ("mlp.gate", 0),
+        "model.layers.2.mlp.experts.1.gate_proj.weight": ("mlp.gate", 1),
+        "model.layers.2.mlp.shared_expert.gate_proj.weight": ("mlp.gate", None),
+        "model.layers.3.block_sparse_moe.gate.weight": ("router", None),
+        "model.layers.3.block_sparse_moe.experts.1.w2.weight": ("mlp.out", 1),
+        "blk.4.ffn_gate_inp.weight": ("router", None),
+        "blk.4.ffn_down_exps.weight[0]": ("mlp.out", 0),
+        "blk.4.ffn_down_exps.weight[1]": ("mlp.out", 1),
+        "model.layers.5.mlp.gate.weight": ("linear", None),
+    }

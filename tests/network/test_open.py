@@ -164,11 +164,13 @@ def test_reading_costs_no_anonymous_memory(tmp_path):
     assert arrays()
 
 
-@pytest.mark.parametrize("thing", [None, 3, b"model.npz", {"w": np.ones((2, 2))}, np.ones((2, 2)), ""])
-def test_what_is_no_path_is_said(thing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("thing", [None, 3, b"model.npz", {"w": 1}, {}, np.ones((2, 2)), ""])
+def test_what_is_no_network_in_memory_is_said(thing, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(arrays()))
-    with pytest.raises(strati.StratiError, match=r"is not a path|is an empty name"):
+    with pytest.raises(
+        strati.StratiError, match=r"is not a network|is one array|holds no tensors|is an empty name"
+    ):
         strati.open(thing)
 
 

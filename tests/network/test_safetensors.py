@@ -48,7 +48,7 @@ def test_dtypes(tmp_path, dtype):
     net = strati.open(written(tmp_path, with_header(json.dumps(header), array.tobytes())))
     assert net["w"].dtype == kind.name
     np.testing.assert_array_equal(net.read("w").astype(float), array.astype(float))
-    analysed = kind.name in ("float16", "float32", "float64", "bfloat16")
+    analysed = kind.name in ("float16", "float32", "float64", "bfloat16", "float8_e4m3fn")
     assert bool(net.layers()) == analysed
     assert bool(net.skipped()) != analysed
 

@@ -173,10 +173,10 @@ def test_tensors_that_cannot_be_read_are_skipped_with_a_reason(tmp_path):
     torch.save(state, tmp_path / "a.pt")
     net = strati.open(tmp_path / "a.pt")
     reasons = {s.name: s.reason for s in net.skipped()}
-    assert [layer.name for layer in net.layers()] == ["w"]
-    assert set(reasons) == set(state) - {"w"}
+    assert [layer.name for layer in net.layers()] == ["w", "float8"]
+    assert set(reasons) == set(state) - {"w", "float8"}
     assert "expanded view" in reasons["expanded"]
-    assert net.parameters == 9
+    assert net.parameters == 9 + 16
 
 
 def test_a_file_without_checksums_is_read_and_a_wrong_checksum_is_not(tmp_path):
@@ -326,3 +326,98 @@ def test_a_stream_with_more_text_than_any_honest_file_is_refused(tmp_path, monke
             strati.open(path)
     torch.save({"w": torch.ones(1000, 1000)}, path, _use_new_zipfile_serialization=False)
     assert strati.open(path).parameters == 1_000_000  # weights are no text
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A network after a real step of Adam, whose state has the shapes of the weights."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    adam = torch.optim.AdamW(model.parameters())
+    model(torch.randn(5, 6)).square().mean().backward()
+    adam.step()
+    return model, adam
+
+
+def training_checkpoints() -> dict[str, object]:
+    """The layouts that common training code writes, around one network and its optimizer."""
+    model, adam = trained()
+    weights, optimizer = model.state_dict(), adam.state_dict()
+    average = {name: tensor.clone() for name, tensor in weights.items()}
+    loss = torch.tensor(0.25)
+    schedule = {"last_epoch": 3, "_last_lr": [torch.tensor(0.1)]}
+    return {
+        "loss beside model": {"model": weights, "optimizer": optimizer, "loss": loss},
+        "tutorial": {
+            "epoch": 1,
+            "model_state_dict": weights,
+            "optimizer_state_dict": optimizer,
+            "loss": loss,
+        },
+        "pair": (weights, optimizer),
+        "nanogpt": {
+            "model": {f"_orig_mod.{k}": v for k, v in weights.items()},
+            "optimizer": optimizer,
+            "iter_num": 5,
+            "best_val_loss": loss,
+        },
+        "lightning": {
+            "epoch": 2,
+            "state_dict": weights,
+            "optimizer_states": [optimizer],
+            "lr_schedulers": [schedule],
+            "callbacks": {"ModelCheckpoint": {"best_model_score": loss}},
+            "loops": {"fit_loop": {"state_dict": {}, "best": loss}},
+        },
+        "timm": {"state_dict": weights, "state_dict_ema": average, "optimizer": optimizer, "metric": loss},
+        "fairseq": {
+            "args": None,
+            "model": weights,
+            "criterion": {"scale": loss},
+            "last_optimizer_state": optimizer,
+            "extra_state": {"val_loss": loss},
+        },
+        "deepspeed": {"module": weights, "optimizer": optimizer, "lr_scheduler": schedule, "global_steps": 3},
+        "composer": {"state": {"model": weights, "optimizers": {"AdamW": optimizer}}, "rng": [torch.ones(4)]},
+        "diffusion": {"ema": average, "opt": optimizer, "model": weights},
+        "elastic": {"MODEL_STATE": weights, "EPOCHS_RUN": 3, "OPTIMIZER": optimizer},
+        "average alone": {"ema": average, "step": 4},
+        "optimizer under any name": {"net": weights, "whatever": optimizer},
+    }
+
+
+@pytest.mark.parametrize("layout", training_checkpoints())
+def test_only_the_network_of_a_training_checkpoint_is_read(tmp_path, layout):
+    torch.save(training_checkpoints()[layout], tmp_path / "a.pt")
+    net = strati.open(tmp_path / "a.pt")
+    expected = trained()[0].state_dict()
+    assert {t.name for t in net.tensors} == set(expected)
+    assert [layer.name for layer in net.layers()] == ["0.weight", "2.weight"]
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(net.read(name), tensor.numpy())
+    if layout != "average alone":
+        assert [flag.code for flag in net.warnings] == ["left-aside"]
+        assert any("optimizer state, 1" in s.reason for s in net.skipped()), net.skipped()
+
+
+def test_networks_without_a_known_name_stay_and_their_optimizers_go(tmp_path):
+    model, adam = trained()
+    saved = {"generator": model.state_dict(), "critic": model.state_dict(), "g_optim": adam.state_dict()}
+    torch.save(saved, tmp_path / "a.pt")
+    net = strati.open(tmp_path / "a.pt")
+    assert {t.name.split(".")[0] for t in net.tensors} == {"generator", "critic"}
+    assert [s.name for s in net.skipped() if "optimizer" in s.reason] == ["g_optim"]
+
+
+def test_parts_of_one_network_are_not_taken_for_checkpoint_entries(tmp_path):
+    parts = {"net": {"w": torch.ones(4, 3)}, "score": {"w": torch.ones(2, 4)}, "loss": torch.tensor(1.0)}
+    torch.save({"model": parts}, tmp_path / "a.pt")
+    assert [layer.name for layer in strati.open(tmp_path / "a.pt").layers()] == ["net.w", "score.w"]
+    torch.save({"best.weight": torch.ones(3, 3), "loss": torch.ones(4, 4)}, tmp_path / "b.pt")
+    assert [layer.name for layer in strati.open(tmp_path / "b.pt").layers()] == ["best.weight", "loss"]
+
+
+def test_a_file_of_optimizer_state_alone_has_no_layers(tmp_path):
+    torch.save(trained()[1].state_dict(), tmp_path / "optimizer.pt")
+    net = strati.open(tmp_path / "optimizer.pt")
+    assert net.layers() == ()
+    assert "optimizer state" in net.skipped()[0].reason

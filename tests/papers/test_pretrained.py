@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from strati.intervene.measuring.points import Plan
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import ResNet, Transformer
-from strati.intervene.planning.spec import InterventionSpec, MeasureSpec
 from strati.intervene.planning.tasks import Data
 from strati.intervene.study import study
 from strati.papers.robust_and_critical.pretrained import _equal_earth, _finished
@@ -21,9 +20,8 @@ from strati.run.store import Finished, Store
 def case(performance: str) -> Case:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
-    plan = Plan(
-        InterventionSpec(kinds=("rerandomise",), draws=3, init="pytorch"),
-        measure=MeasureSpec(performance=performance, batch=8),
+    plan = StudyConfig(
+        interventions=("rerandomise",), draws=3, init="pytorch", performance=performance, batch=8
     )
     if performance == "accuracy":
         images = rng.integers(0, 255, (16, 3, 8, 8), np.uint8)
@@ -39,7 +37,7 @@ def case(performance: str) -> Case:
 @pytest.mark.parametrize(("performance", "table"), [("accuracy", "table 2"), ("perplexity", "table 3")])
 def test_tables_and_figures_are_in_the_papers_form(performance: str, table: str, tmp_path: Path) -> None:
     one = case(performance)
-    found = study(dict(one.models), data=one.data, plan=one.plan, out=tmp_path)
+    found = study(dict(one.models), data=one.data, config=one.config, out=tmp_path)
     rows = {row.what: row for row in case_rows(one, found)}
     where = f"{table}, {one.name}"
     parameters = sum(p.numel() for p in next(iter(one.models.values())).parameters())

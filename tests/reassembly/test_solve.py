@@ -153,8 +153,15 @@ def test_data_that_do_not_fit(change, why):
 
 def test_unknown_option_is_refused():
     pieces, x, y, _ = drop(2, 4, 8, rows=50)
-    with pytest.raises(TypeError, match="no option 'speed'"):
+    with pytest.raises(BadInputError, match="no option 'speed'; did you mean 'seed'"):
         strati.reassemble(pieces, x, y, speed=3)
+
+
+def test_keywords_win_over_the_config():
+    pieces, x, y, truth = drop(3, 6, 12, act="gelu")
+    config = strati.ReassembleConfig(activation="tanh", seconds=5)
+    found = strati.reassemble(pieces, x, y, config=config, activation="gelu")
+    assert found.exact and found.permutation == truth and found.activation == "gelu"
 
 
 def test_combined_score_finds_planted_pairs_of_any_kind():

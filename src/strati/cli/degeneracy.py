@@ -8,12 +8,50 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strati.cli.common import Output, emit, output_options, seed_option
+from strati.landscape.sampling.config import LLCConfig, Sampler
+from strati.options import default
 from strati.run.progress import progress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
+_LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
 _NAMES = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
+
+
+def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of ``--llc`` and ``--scales``; names and defaults are those of ``LLCConfig``."""
+
+    def option(name: str, kind: Any, text: str, without: str | None = None) -> Any:
+        value = default(LLCConfig, name)
+        shown = {"show_default": True, "default": value} if without is None else {}
+        note = "" if without is None else f"  [default: {without}]"
+        flag = "--" + name.replace("_", "-")
+        metavar = None if isinstance(kind, click.Choice) else "N" if isinstance(kind, click.IntRange) else "X"
+        return click.option(flag, type=kind, metavar=metavar, help=text + note, **shown)
+
+    positive = click.FloatRange(min=0, min_open=True)
+    options = (
+        option("sampler", click.Choice([str(s) for s in Sampler]), "How --llc and --scales sample."),
+        option("chains", click.IntRange(min=2), "Independent chains.", "4 to 64, as affordable"),
+        option("draws", click.IntRange(min=10), "Draws kept per chain.", "from 100 on, as affordable"),
+        option("warmup", click.IntRange(min=10), "Iterations before the first kept draw."),
+        option("nbeta", positive, "Inverse temperature of --llc.", "n / ln n"),
+        option(
+            "gamma",
+            positive,
+            "Localisation; set it to compare networks.",
+            "1; above 2,500 parameters N / |theta*|^2",
+        ),
+        option("batch", click.IntRange(min=1), "Rows per minibatch of SGLD."),
+        option("step", positive, "Step size of SGLD.", "calibrated"),
+        option("max_rhat", positive, "Give no value above this R-hat."),
+    )
+    for add in reversed(options):
+        function = add(function)
+    return function
 
 
 @click.command("degeneracy")
@@ -33,17 +71,22 @@ _NAMES = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
     default=None,
     help="Exact count (slow), or the cheaper lower bound.  [default: exact where it takes seconds]",
 )
-@click.option(
-    "--llc", "want_llc", is_flag=True, help="Sample the local learning coefficient of the behavioural loss."
-)
+@click.option("--llc", "want_llc", is_flag=True, help="Sample the local learning coefficient.")
 @click.option(
     "--scales", "want_scales", is_flag=True, help="Effective parameters over a ladder of loss scales."
 )
 @click.option(
+    "--loss",
+    type=click.Choice(_LOSSES),
+    help="Loss of --llc and --scales; mse and cross_entropy need targets y in the data.  "
+    "[default: behavioural-kl for language models, else behavioural-mse]",
+)
+@sampling_options
+@click.option(
     "--sample-rows",
     type=click.IntRange(min=2),
     metavar="N",
-    help="Rows that --llc and --scales look at, the first N.  [default: all]",
+    help="Use only the first N rows for --llc and --scales.  [default: all]",
 )
 @seed_option
 @output_options
@@ -55,9 +98,11 @@ def command(
     exact: bool | None,
     want_llc: bool,
     want_scales: bool,
+    loss: str | None,
     sample_rows: int | None,
     seed: int,
     output: Output,
+    **sampling: Any,
 ) -> None:
     """Count the parameters that MODEL uses on DATA, layer by layer.
 
@@ -68,21 +113,28 @@ def command(
     Example:
       strati degeneracy model.safetensors --data data.npz
       strati degeneracy model.safetensors --data data.npz --epsilon 1e-3 --llc --json counts.json
+      strati degeneracy model.safetensors --data data.npz --llc --loss cross_entropy --gamma 50 --draws 400
     """
     from strati.network.data import read_data
     from strati.network.module import as_module
 
-    x = read_data(data).x
+    config = LLCConfig(seed=seed, **sampling)
+    read = read_data(data)
+    x, y = read.x, read.y
     network = as_module(model, activation=activation)
     x = _fitting(x, tokens=hasattr(network, "get_input_embeddings"))
     from strati.landscape.counts.count import degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
         result = degeneracy(network, x, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+    loss = loss or ("behavioural-kl" if hasattr(network, "save_pretrained") else "behavioural-mse")
+    rows: Any = x[:sample_rows]
+    if y is not None and not loss.startswith("behavioural"):
+        rows = (rows, y[:sample_rows])
     if want_llc:
-        result = replace(result, llc=_llc(network, x[:sample_rows], seed, output))
+        result = replace(result, llc=_llc(network, loss, rows, config, output))
     if want_scales:
-        result = replace(result, scales=_scales(network, x[:sample_rows], seed, output))
+        result = replace(result, scales=_scales(network, loss, rows, config, output))
     emit(result, output)
 
 
@@ -94,17 +146,15 @@ def _fitting(x: Any, *, tokens: bool) -> Any:
     return x.astype("float32") if x.dtype.kind in "iub" else x
 
 
-def _llc(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
+def _llc(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:
     from strati.landscape.sampling.llc import llc
 
-    loss = "behavioural-kl" if hasattr(network, "save_pretrained") else "behavioural-mse"
     with progress("sampling", None, quiet=output.quiet) as tick:
-        return llc(network, loss, x, seed=seed, tick=tick)
+        return llc(network, loss, data, config=config, tick=tick)
 
 
-def _scales(network: nn.Module, x: Any, seed: int, output: Output) -> Any:
+def _scales(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:
     from strati.landscape.sampling.scales import effective_parameters
 
-    kind = "kl" if hasattr(network, "save_pretrained") else "mse"
     with progress("loss scales", None, quiet=output.quiet) as tick:
-        return effective_parameters(network, x, kind=kind, seed=seed, tick=tick)
+        return effective_parameters(network, data, loss=loss, config=config, tick=tick)

@@ -5,15 +5,23 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 import sys
+
+from strati.cli import interrupts
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") in ("strati", "strati.exe"):  # noqa: PTH119
+    interrupts.leave_at_once()  # before anything else: importing takes a moment
+
+import importlib
+import io
 from pathlib import Path
+from typing import Any
 
 import click
 
 from strati._version import __version__
+from strati.cli.common import FORCE
 from strati.errors import StoppedError, StratiError
 from strati.text import printable
 
@@ -23,6 +31,8 @@ VERBS = {
     "compare": "The same layers of two or more networks side by side.",
     "study": "An intervention study: re-initialise and re-randomise every layer.",
     "audit": "What the metrics of a study are worth.",
+    "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
+    "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
     "reassemble": "The order of the unlabelled layers of a residual network.",
@@ -30,6 +40,20 @@ VERBS = {
     "reproduce": "A paper's table or figure, the paper's number beside ours.",
     "demo": "The whole tour on an embedded network, ending in a report.",
 }
+
+
+_FORCE = click.Option(
+    ["--force"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _, value: context.meta.__setitem__(FORCE, value),
+    help="Overwrite an output file even if it is a network.",
+)
+
+
+class _Interrupted(Exception):
+    """Ctrl-C."""
 
 
 class Verbs(click.Group):
@@ -44,7 +68,16 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"strati.cli.{name}").command
+        if not any("--force" in parameter.opts for parameter in command.params):
+            command.params.append(_FORCE)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a Ctrl-C that no verb has explained is explained here (click would print an empty line)."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -76,12 +109,18 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
         sys.stdout.reconfigure(errors="replace")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
-    sys.exit(_run(words, debug))
+    interrupts.raise_once()
+    try:
+        code = _run(words, debug)
+    except KeyboardInterrupt:  # after the verb, while its last words were written
+        code = _stopped()
+    interrupts.ignore()
+    sys.exit(code)
 
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words, prog_name="strati", standalone_mode=False)
+        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")
@@ -93,9 +132,8 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        _say("strati: stopped")
-        return 130
+    except (click.exceptions.Abort, _Interrupted):
+        return _stopped()
     except click.ClickException as error:
         return _usage(error)
     except BrokenPipeError:
@@ -116,6 +154,11 @@ def _run(words: list[str], debug: bool) -> int:
         _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
         return 1
     return 0
+
+
+def _stopped() -> int:
+    _say("strati: stopped")
+    return interrupts.CODE
 
 
 def _usage(error: click.ClickException) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import click
 
 from strati.cli.common import Output, emit, output_options, seed_option, show
 from strati.errors import BadInputError
+from strati.options import default
+from strati.reassembly.config import ReassembleConfig
 from strati.run.files import check_writable
 from strati.run.progress import progress
 
@@ -25,15 +27,32 @@ SEEDS = ("auto", "delta-norm", "delta-norm-no-bias", "frobenius", "l1", "spread"
     "--inputs", metavar="COLUMNS", help="Input columns (names or patterns, comma-separated) or array."
 )
 @click.option("--target", metavar="COLUMNS", help="The network's recorded outputs: column(s) or array.")
-@click.option("--activation", type=click.Choice(ACTIVATIONS), default="relu", show_default=True)
 @click.option(
-    "--pairing", type=click.Choice(PAIRINGS), default="auto", show_default=True, help="What pairs pieces."
+    "--activation",
+    type=click.Choice(ACTIVATIONS),
+    default=default(ReassembleConfig, "activation"),
+    show_default=True,
 )
 @click.option(
-    "--seed-order", type=click.Choice(SEEDS), default="auto", show_default=True, help="The first order."
+    "--pairing",
+    type=click.Choice(PAIRINGS),
+    default=default(ReassembleConfig, "pairing"),
+    show_default=True,
+    help="What pairs pieces.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0), default=60.0, show_default=True, help="Limit of joint search."
+    "--seed-order",
+    type=click.Choice(SEEDS),
+    default=default(ReassembleConfig, "seed_order"),
+    show_default=True,
+    help="The first order.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=default(ReassembleConfig, "seconds"),
+    show_default=True,
+    help="Time limit of the search with data.",
 )
 @click.option("--out", metavar="FILE", help="Write the rebuilt network as safetensors, if it is exact.")
 @click.option("--force", is_flag=True, help="Write --out even if the answer is not exact.")
@@ -72,35 +91,16 @@ def command(pieces: str | None, data: str | None, make: str | None, output: Outp
 
 
 def _reassemble(pieces: str, data: str, output: Output, options: dict[str, Any]) -> None:
-    from strati.network.data import read_data
-    from strati.reassembly.pieces import read_pieces, sort_all
-    from strati.reassembly.solve import Options, reassemble
+    from strati.reassembly.reassemble import reassemble
 
     out = options["out"]
     if out is not None:
         check_writable(out)
-    began = time.perf_counter()
-    found = read_pieces(pieces)
-    table = read_data(
-        data, inputs=options["inputs"], target=options["target"] or ("pred", "y", "target", "output")
+    chosen = ReassembleConfig(
+        **{field.name: options[field.name] for field in fields(ReassembleConfig) if field.name in options}
     )
-    width = table.x.shape[-1]
-    outputs = 1 if table.y is None or table.y.ndim == 1 else table.y.shape[1]
-    shapes = sort_all(found, width=width, outputs=outputs, where=pieces)[0]
-    if table.x.ndim != 2 or width != shapes.width:
-        raise BadInputError(
-            data, f"has {width} input columns, the network takes {shapes.width}; see --inputs"
-        )
-    if outputs != len(shapes.last.weight):
-        raise BadInputError(
-            data,
-            f"has {outputs} target column(s), the network {len(shapes.last.weight)} output(s); see --target",
-        )
-    loaded = time.perf_counter() - began
-    assert table.y is not None  # a target was asked for by name
-    chosen = Options(**{k: options[k] for k in ("activation", "pairing", "seed_order", "seconds", "seed")})
     with progress("reassemble", None, quiet=output.quiet) as tick:
-        result = reassemble(found, table.x, table.y, options=chosen, load_seconds=loaded, tick=tick)
+        result = reassemble(pieces, data, config=chosen, tick=tick)
     written = out is not None and (result.exact or options["force"])
     if written:
         result.save(out)

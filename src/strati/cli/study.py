@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -67,7 +68,6 @@ def command(
     """
     from strati.errors import require
     from strati.intervene.planning.spec import SCHEMES, read_spec
-    from strati.run.driver import Run
     from strati.run.engine import cores
 
     if export is not None:
@@ -87,8 +87,8 @@ def command(
         from strati.intervene.study import study
 
         with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-            run = Run(engine, workers or cores(), address, retry, resume, tick=tick, expect=tick.expect)
-            result = study(wanted, out=folder, run=run)
+            where: dict[str, Any] = {"engine": engine, "workers": workers or cores(), "address": address}
+            result = study(wanted, out=folder, tick=tick, retry=retry, resume=resume, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
     if export is not None:

@@ -7,37 +7,47 @@ metrics is ``audit``.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError, require
 from strati.intervene.planning import spec as specs
+from strati.intervene.planning.config import StudyConfig, override
+from strati.intervene.planning.job import Job
 from strati.intervene.planning.spec import STORE, Spec, read_spec
+from strati.options import resolve
 from strati.run.driver import Keep, Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
 from strati.run.files import write_atomic
 from strati.run.store import Finished, Store
-from strati.types import Result
+from strati.text import natural
+from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
     from torch import nn
 
-    from strati.intervene.measuring.points import Evaluate, Plan
+    from strati.intervene.measuring.points import Evaluate
 
 FIRST_COLUMNS = (
-    *("network", "layer", "intervention", "draw", "type", "status", "reason", "initialiser"),
-    *("performance", "intact_performance"),
+    *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
+    *("performance", "performance_stderr", "intact_performance"),
 )
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
+"""What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 
 @dataclass(frozen=True)
 class Study(Result):
-    """The rows of a study: one per (network, layer, intervention, draw)."""
+    """The rows of a study: one per (network, layer, intervention, setting, draw).
+
+    ``origin`` says where its networks and data are, ``body`` holds them while they are in memory; plans use both.
+    """
 
     verb: ClassVar[str] = "study"
 
@@ -46,6 +56,8 @@ class Study(Result):
     rows: tuple[Mapping[str, Any], ...]
     units: int
     store: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Any = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> int:
@@ -61,7 +73,7 @@ class Study(Result):
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
         found = dict.fromkeys(name for row in self.rows for name in row)
-        return tuple(name for name in found if name not in FIRST_COLUMNS)
+        return tuple(name for name in found if name not in NO_METRICS)
 
     def payload(self) -> dict[str, Any]:
         """Counts, the store, the measure of performance, and why points failed."""
@@ -80,7 +92,7 @@ class Study(Result):
         }
 
     def frame(self) -> pd.DataFrame:
-        """All rows, sorted by (network, layer, intervention, draw)."""
+        """All rows, sorted by (network, layer, intervention, setting, draw)."""
         import pandas as pd
 
         ordered = sorted(self.rows, key=row_key)
@@ -105,25 +117,30 @@ def study(
     out: str | Path | None = None,
     evaluate: Evaluate | None = None,
     data: Any = None,
-    plan: Plan | None = None,
-    run: Run | None = None,
+    tick: Tick = silent,
+    config: StudyConfig | None = None,
+    **options: Any,
 ) -> Study:
     """Change every layer of a network, one at a time, and record what happens.
 
     Args:
         source: A spec (a TOML file, a built-in name, a mapping), or a module, or modules by name.
-        out: The folder of the store: a study stopped there goes on where it was. Without it nothing is kept.
-        evaluate: For modules: a function of the network that returns its performance.
+        out: The folder of the store: a stopped study resumes there. Without it nothing is kept.
+        evaluate: For modules: a function of the network that returns its performance. Whether more is better must be
+            known: by the measure's name (``performance="loss"``, or the function's own name) or ``higher_is_better=``.
+            A network with all weights zero must not score better than the intact one.
         data: For modules, instead of ``evaluate``: ``(x, y)``; performance is then the accuracy on them, everything
             before the changed layer is computed once, and the metrics that need data are recorded too.
-        plan: Interventions, draws, layers, metrics and seed; of a spec's plan only the user's metrics count.
-        run: Engine, workers, what to do about earlier failures.
+        tick: Called after each unit of work, with its name.
+        config: All options in one :class:`StudyConfig`.
+        **options: Fields of :class:`StudyConfig` by name; they win over ``config`` and over what a spec says.
 
     Returns:
         The rows.
 
     Raises:
-        BadInputError: A spec with an unknown key, data that do not fit, a folder that holds another study.
+        BadInputError: A spec with an unknown key, data that do not fit, a folder that holds another study, or a study
+            in which every point failed.
         StoppedError: Ctrl-C.
 
     Examples:
@@ -132,22 +149,23 @@ def study(
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> x = torch.randn(64, 4)
         >>> y = net(x).argmax(1)  # by its own labels the network is perfect
-        >>> found = study(net, data=(x, y))
+        >>> found = study(net, data=(x, y), draws=2)
         >>> found.units, found.done, float(found.frame()["performance"].max())
-        (4, 4, 1.0)
+        (6, 6, 1.0)
     """
     require("torch", "torch", "an intervention study")
-    from strati.intervene.measuring.points import Plan
     from strati.intervene.planning.sources import model_job, spec_job
     from strati.intervene.planning.tasks import find_data
 
-    run = run or Run()
+    config = resolve(StudyConfig, config, options, of="study")
+    config.check()
+    run = config.run(tick)
     if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):
         if evaluate is not None or data is not None:
             raise BadInputError("study", "evaluate and data are for modules; a spec names its own")
         spec = source if isinstance(source, Spec) else read_spec(source)
-        return _run(spec_job(spec, plan.plugins if plan else {}, find_data), out, run)
-    return _run(model_job(source, evaluate, data, plan or Plan()), out, run)
+        return _run(spec_job(override(spec, config, set(options)), config, find_data), out, run)
+    return _run(model_job(source, evaluate, data, config), out, run)
 
 
 def load_study(folder: str | Path) -> Study:
@@ -161,32 +179,25 @@ def load_study(folder: str | Path) -> Study:
         raise BadInputError(folder, "no such folder; give the --out folder of a study")
     with Store(path) as store:
         about = store.about()
-        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path))
+        if about.get("format", 1) > specs.FORMAT:
+            why = f"holds rows of format {about['format']}, this strati reads up to {specs.FORMAT}; update strati"
+            raise BadInputError(folder, why)
+        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
+        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
 
-def row_key(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    """What rows are sorted by."""
-    return row["network"], row["layer"], row["intervention"], row["draw"]
-
-
-@dataclass(frozen=True)
-class Job:
-    """A study ready to run: what it is, its units in stages, and what to do with each."""
-
-    name: str
-    identity: str
-    about: Mapping[str, Any]
-    body: Callable[..., Any]
-    prepare: Callable[[Path], None]
-    train: Callable[[Path], list[Unit]]
-    layers: Callable[[Path, Store], list[Unit]]
-    fail: Callable[[Unit, str], list[dict[str, Any]]]
+def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows are sorted by: network, layer, intervention, setting and draw, numbers in names by their size."""
+    setting = "" if row.get("setting") is None else str(row["setting"])
+    names = (row["network"], row["layer"], row["intervention"], setting)
+    return (*(natural(str(name)) for name in names), row.get("draw", 0))
 
 
 def _run(job: Job, out: str | Path | None, run: Run) -> Study:
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         alone = stack.enter_context(shared_folder(folder))
+        _check_version(folder)
         store = stack.enter_context(
             open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
         )
@@ -198,13 +209,43 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         drive(store, job.body, trainings, _keep_networks(folder), run)
         layers = _unfinished(job, folder, store, run)
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
-        return Study(
-            job.name,
-            job.about["performance"],
-            _rows(store),
-            job.about["units"],
-            None if out is None else str(folder / STORE),
-        )
+        place = None if out is None else str(folder / STORE)
+        origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
+        counts = job.about["performance"], _rows(store), job.about["units"]
+        found = Study(job.name, *counts, place, origin, job.body)
+        _check_done(found)
+        return found
+
+
+def _check_done(found: Study) -> None:
+    """A study without one changed layer that could be measured is no study.
+
+    Raises:
+        BadInputError: There is none; the reason is the commonest one.
+    """
+    changed = [row for row in found.rows if row["intervention"] != "intact"]
+    if changed and not any(row["status"] == "done" for row in changed):
+        reasons = Counter(str(row["reason"]) for row in changed)
+        reason, count = reasons.most_common(1)[0]
+        why = f"every point failed, all {len(changed)} changed layers; {count} of them: {reason}"
+        raise BadInputError(found.store or found.name, why)
+
+
+def _check_version(folder: Path) -> None:
+    """Stores of strati 0.1.0 are read, but not gone on with: their rows have other keys.
+
+    Raises:
+        BadInputError: The folder holds one.
+    """
+    if not (folder / STORE).is_file():
+        return
+    with Store(folder / STORE) as store:
+        if store.about().get("format", 1) == 1:
+            why = (
+                "holds a study of strati 0.1.0, which can be read (strati audit, strati.load_study) but not resumed; "
+                "choose another folder, or delete this one"
+            )
+            raise BadInputError(folder, why)
 
 
 def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.network.select import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
 """A differentiable function of a flat tensor with a scalar value."""
@@ -42,6 +43,11 @@ class LossName(StrEnum):
         """Whether the network's own outputs are the targets."""
         return self in (LossName.BEHAVIOURAL_MSE, LossName.BEHAVIOURAL_KL)
 
+    @property
+    def squared(self) -> bool:
+        """Whether it is a squared error, not one of probabilities."""
+        return self in (LossName.BEHAVIOURAL_MSE, LossName.MSE)
+
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """A :class:`LossName`, or a function of (output, target) giving the mean over the data."""
@@ -58,9 +64,10 @@ class FlatModel:
 
     Args:
         model: Any module.
-        layers: Names of parameters or modules (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``); the rest
-            stays fixed. ``None`` means all that require gradients.
-        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own.
+        layers: Patterns as :mod:`strati.network.select` has them (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``);
+            the rest stays fixed. ``None`` means all that require gradients.
+        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own, or single precision
+            for one in half precision.
 
     Attributes:
         theta: The module's own parameters, flat.
@@ -77,7 +84,7 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, layers: Sequence[str] | None = None, dtype: torch.dtype | None = None
+        self, model: nn.Module, *, layers: str | Sequence[str] | None = None, dtype: torch.dtype | None = None
     ) -> None:
         # The copy shares its tensors: only the mode is its own.
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -87,7 +94,8 @@ class FlatModel:
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
-        self.dtype = dtype or next(iter(chosen.values())).dtype
+        own_dtype = next(iter(chosen.values())).dtype
+        self.dtype = dtype or (torch.float32 if own_dtype.itemsize < 4 else own_dtype)
         with torch.no_grad():
             self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
             rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
@@ -131,7 +139,7 @@ class Objective:
         x: Inputs.
         target: Labels, or the network's own outputs for a behavioural loss.
         loss: Of (output, target), the mean over the data.
-        count: Number of data (of labels, for sequences).
+        count: ``n``: the number of terms that the loss is the mean of (see :func:`objective`).
         name: Which of the known losses, ``None`` for a function of the caller's.
     """
 
@@ -153,9 +161,26 @@ class Objective:
         return lambda theta: self.loss(self.flat(theta, x), target)
 
     @property
+    def behavioural(self) -> bool:
+        """Whether the network's own outputs are the targets, so that it stands at the least loss there is."""
+        return self.name is not None and self.name.behavioural
+
+    def part(self, rows: slice) -> Objective:
+        """The same loss over consecutive rows of the data."""
+        x = {k: v[rows] for k, v in self.x.items()} if isinstance(self.x, Mapping) else self.x[rows]
+        return replace(self, x=x, target=self.target[rows])
+
+    @property
     def rows(self) -> int:
         """Number of inputs."""
         return _rows(self.x)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network puts out over all data."""
+        with torch.no_grad():
+            one = self.flat(self.flat.theta, self.part(slice(0, 1)).x)
+        return self.rows * one.numel()
 
 
 def objective(
@@ -163,7 +188,7 @@ def objective(
     loss: Loss,
     data: Any,
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Objective:
     """A module, a loss and data as one function of the flat parameters.
@@ -171,6 +196,10 @@ def objective(
     The named losses: ``mse`` is the mean over data of the squared norm of the error (no 1/2, no division
     by the number of outputs), ``cross_entropy`` is in nats per label, ``behavioural-mse`` is eq. 6,
     ``mean_x ||f_theta(x) - f_theta*(x)||^2``, and ``behavioural-kl`` is ``mean_x KL(p_theta*(x) || p_theta(x))``.
+
+    One rule for ``n``: it is the number of terms that the loss is the mean of, so that ``n L`` is a sum over the data.
+    Losses of probabilities have one term per prediction (per token, for sequences), squared errors and functions of the
+    caller's one per row.
 
     Args:
         model: Any module.
@@ -194,7 +223,7 @@ def objective(
     with torch.no_grad():
         output = run(flat, flat.theta, x)
     if name is not None and name.behavioural:
-        target, count = output, _rows(x)
+        target = output
     elif y is None:
         raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
     else:
@@ -210,11 +239,8 @@ def objective(
                     "data", f"targets {tuple(target.shape)} do not fit outputs {tuple(output.shape)}"
                 )
             target = target.reshape(output.shape).to(flat.dtype)
-        count = (
-            target.numel() if name is LossName.CROSS_ENTROPY and not target.is_floating_point() else _rows(x)
-        )
     function = _LOSSES[name] if name is not None else cast("Callable[[Tensor, Tensor], Tensor]", loss)
-    result = Objective(flat, x, target, function, count, name)
+    result = Objective(flat, x, target, function, _terms(name, output, x), name)
     check_finite(result, flat.theta, "loss")
     return result
 
@@ -393,16 +419,17 @@ def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "m
     return jacobian.reshape(rows * positions * outputs, size), rows * positions
 
 
-def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def _choose(own: dict[str, nn.Parameter], layers: str | Sequence[str] | None) -> dict[str, nn.Parameter]:
     usable = {k: p for k, p in own.items() if p.is_floating_point()}
     if layers is None:
         chosen = {k: p for k, p in usable.items() if p.requires_grad} or usable
     else:
-        wanted = (layers,) if isinstance(layers, str) else tuple(layers)
-        for name in wanted:
-            if not any(k == name or k.startswith(f"{name}.") for k in usable):
-                raise BadInputError(name, f"no such layer or parameter; there are: {', '.join(usable)}")
-        chosen = {k: p for k, p in usable.items() if any(k == w or k.startswith(f"{w}.") for w in wanted)}
+        # A module's name stands for everything below it.
+        within = [
+            f"{w}.*" if any(k.startswith(f"{w.lstrip('!')}.") for k in usable) else w
+            for w in as_patterns(layers)
+        ]
+        chosen = {k: usable[k] for k in select_names(usable, within)}
     if not chosen:
         raise BadInputError("model", "has no parameters to vary")
     return chosen
@@ -420,6 +447,13 @@ def as_output(output: Any) -> Tensor:
     raise UnsupportedError(
         "model", f"its output is a {type(output).__name__}; wrap it so that it returns a tensor"
     )
+
+
+def _terms(name: LossName | None, output: Tensor, x: Inputs) -> int:
+    """How many terms the loss is the mean of."""
+    if name is None or name.squared:
+        return _rows(x)
+    return max(1, output.numel() // output.shape[-1])
 
 
 def _rows(x: Inputs) -> int:
@@ -444,9 +478,10 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    predictions = output.reshape(-1, output.shape[-1])
     if target.is_floating_point():
-        return functional.cross_entropy(output, target)
-    return functional.cross_entropy(output.reshape(-1, output.shape[-1]), target.reshape(-1).long())
+        return functional.cross_entropy(predictions, target.reshape(predictions.shape))
+    return functional.cross_entropy(predictions, target.reshape(-1).long())
 
 
 def _divergence(output: Tensor, target: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.network.source import Part
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -101,6 +103,15 @@ class Archive:
             return zlib.decompressobj(-15).decompress(raw.data, count)
         except zlib.error:
             raise self.source.bad(f"the zip entry {name} cannot be inflated; the file is damaged") from None
+
+    def part(self, name: str) -> Part:
+        """An entry as a file of its own.
+
+        Raises:
+            BadInputError: The entry is truncated, or its checksum is wrong.
+        """
+        data = self.data(name)
+        return Part(self.source, data, offset=self._starts[name] if self.stored(name) else None)
 
     def stored(self, name: str) -> bool:
         """Whether the entry lies in the file as it is."""

@@ -15,6 +15,8 @@ from strati.types import Flag
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.network.adapters.lora import Update
+
 ANALYSED = frozenset({"float16", "bfloat16", "float32", "float64"})
 """The dtypes that are analysed; tensors of others are listed as skipped."""
 
@@ -81,6 +83,21 @@ class Hint:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """How a weight was rounded before it was stored.
+
+    Attributes:
+        scheme: Who stored it so: ``gptq``, ``bitsandbytes-nf4``, ``q4_k``, ...
+        bits: Bits per entry, scales left out (GGUF: with them).
+        group: Entries that share a scale; ``None`` where a whole row or tensor does.
+    """
+
+    scheme: str
+    bits: float
+    group: int | None
+
+
+@dataclass(frozen=True)
 class Contents:
     """The checked header of a checkpoint.
 
@@ -94,6 +111,10 @@ class Contents:
         shared: Tensors that are parts of one storage: name -> (storage, its number of entries).
         config: ``config.json`` of a Hugging Face directory, or the format's own hyperparameters.
         warnings: What a user must know about the file.
+        quantisation: How the tensors stored as lossy codes were rounded.
+        rounding: Mean square of the error that rounding left in a tensor (of a stack: in one of its matrices).
+        read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
+        adapters: Tensors that are low-rank updates of another network's weights.
     """
 
     format: str
@@ -105,6 +126,10 @@ class Contents:
     shared: Mapping[str, tuple[object, int]] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     warnings: tuple[Flag, ...] = ()
+    quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
+    rounding: Callable[[str, int | None], float | None] | None = None
+    read_part: Callable[[str, int], NDArray[Any]] | None = None
+    adapters: Mapping[str, Update] = field(default_factory=dict)
 
 
 @cache

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 TARGETS = ("y", "target", "targets", "label", "labels", "true", "pred", "prediction", "predictions")
 """Column names (also with a number behind: ``y_0``, ``pred1``) that are taken for outputs, not inputs."""
 
+LARGEST = 1e100
+"""Values beyond are refused: Gram matrices hold sums of their squares, and products of those."""
+
 _NUMBERS = b"0123456789+-.eE,\n\r "
 _LONGEST = 8 << 20  # bytes of a line: a hundred thousand columns of full precision fit
 _FOREIGN = {
@@ -95,7 +98,7 @@ def read_data(
         return _from_arrays(path, held, inputs, target)
     if inputs is not None or target is not None:
         raise BadInputError(
-            path, "a .npy file holds one unnamed array; --inputs and --target need CSV or .npz"
+            path, "a .npy file holds one unnamed array; `inputs` and `target` need CSV or .npz"
         )
     return Data(_checked(path, "the array", held[""]), None)
 
@@ -251,7 +254,7 @@ def _from_table(
         ]
         x_names = _by_number([n for n in x_names if n not in y_names])
     if not x_names:
-        raise BadInputError(path, "no input columns are left beside the target; name them with --inputs")
+        raise BadInputError(path, "no input columns are left beside the target; name them in `inputs`")
     both = sorted(set(x_names) & set(y_names))
     if both:
         raise BadInputError(path, f"column {both[0]!r} is named both as input and as target")
@@ -275,7 +278,7 @@ def _target_columns(path: str | Path, names: Sequence[str], target: str | Sequen
             return exact or numbered
     if target is None:
         return []
-    raise BadInputError(path, f"has no target column ({' or '.join(target)}); name it with --target")
+    raise BadInputError(path, f"has no target column ({' or '.join(target)}); name it in `target`")
 
 
 def _select(path: str | Path, names: Sequence[str], wanted: str) -> list[str]:
@@ -313,14 +316,12 @@ def _from_arrays(
 ) -> Data:
     x_name = inputs or "x"
     if x_name not in arrays:
-        raise BadInputError(
-            path, f"has no array {x_name!r}; there are: {_some(arrays)}; name it with --inputs"
-        )
+        raise BadInputError(path, f"has no array {x_name!r}; there are: {_some(arrays)}; name it in `inputs`")
     alternatives = (target,) if isinstance(target, str) else tuple(target or TARGETS)
     y_name = next((name for name in alternatives if name in arrays), None)
     if y_name is None and target is not None:
         raise BadInputError(
-            path, f"has no array {' or '.join(alternatives)}; there are: {_some(arrays)}; use --target"
+            path, f"has no array {' or '.join(alternatives)}; there are: {_some(arrays)}; name it in `target`"
         )
     x = _checked(path, x_name, arrays[x_name])
     y = None if y_name is None else _checked(path, y_name, arrays[y_name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strati.network.contents import Skipped
 from strati.network.open import Conv, Network
 from strati.network.open import open as open_network
+from strati.network.select import select
+from strati.options import resolve
+from strati.tables import Column, table
 from strati.text import printable
 from strati.types import Flag, Result
 
@@ -16,7 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.network.adapters.lora import Update
     from strati.network.layers import Layer
+    from strati.network.open import Openable
 
 
 @dataclass(frozen=True)
@@ -57,27 +63,28 @@ class Inspection(Result):
     def summary(self) -> RenderableType:
         """A table of the layers, then the skipped tensors by reason."""
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self._headline()), title_justify="left", title_style="bold")
-        for column in ("layer", "role", "block", "shape", "dtype", "parameters", "view"):
-            right = column in ("block", "shape", "parameters")
-            table.add_column(column, justify="right" if right else "left", overflow="fold")
+        columns = (
+            Column("layer", keep=True),
+            Column("role"),
+            Column("block", right=True, gives=2),
+            Column("shape", right=True),
+            Column("dtype", gives=1),
+            Column("parameters", right=True, gives=3),
+            Column("view", gives=4),
+        )
+        rows = []
         for row in self.layers:
             times = f"{row['matrices']} x " if row["matrices"] > 1 else ""
-            cells = (
-                printable(row["name"], 60),
-                str(row["role"]),
-                "" if row["block"] is None else str(row["block"]),
-                f"{times}{row['rows']}x{row['cols']}",
-                row["dtype"],
-                f"{row['parameters']:,}",
-                row["view"],
+            shape = f"{times}{row['rows']}x{row['cols']}"
+            block = "" if row["block"] is None else row["block"]
+            rows.append(
+                (row["name"], row["role"], block, shape, row["dtype"], row["parameters"], row["view"])
             )
-            table.add_row(*(Text(cell) for cell in cells))
         lines = [Text(f"warning: {printable(flag.text, 300)}", style="yellow") for flag in self.warnings]
-        return Group(*lines, table, *(Text(line) for line in self._skipped_lines()))
+        shown = table(columns, rows, title=self._headline(), notes=self._skipped_lines())
+        return Group(*lines, shown)
 
     def _headline(self) -> str:
         net = self.network
@@ -94,30 +101,47 @@ class Inspection(Result):
         ]
 
 
-def inspect(network: Network | str | Path, *, split_qkv: bool = False, conv: Conv = "pool") -> Inspection:
+@dataclass(frozen=True)
+class InspectConfig:
+    """Options of :func:`inspect`.
+
+    Attributes:
+        layers: Patterns of the layers to list (:mod:`strati.network.select`); all by default.
+        split_qkv: Show fused query-key-value matrices as three layers.
+        conv: ``"pool"`` the k x k slices of a convolution, or ``"flatten"`` it to one matrix.
+    """
+
+    layers: str | Sequence[str] | None = None
+    split_qkv: bool = False
+    conv: Conv = "pool"
+
+
+def inspect(net: Openable, *, config: InspectConfig | None = None, **options: Any) -> Inspection:
     """List the layers of a network and what would be skipped; no weight is analysed.
 
     Args:
-        network: A network, or the path of one.
-        split_qkv: Fused query-key-value matrices as three layers.
-        conv: ``"pool"`` or ``"flatten"``, as in :meth:`Network.layers`.
+        net: Whatever names a network (:func:`strati.open`).
+        config: Options; or give them by name.
+        **options: Fields of :class:`InspectConfig`; they win over ``config``.
 
     Returns:
         The layers as rows, and the skipped tensors with their reasons.
 
+    Raises:
+        StratiError: The network cannot be read, or a pattern in ``layers`` matches nothing.
+
     Examples:
-        >>> import tempfile, numpy as np
-        >>> file = Path(tempfile.mkdtemp()) / "net.npz"
-        >>> np.savez(file, **{"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)})
-        >>> row = inspect(file).layers[0]
+        >>> import numpy as np
+        >>> tensors = {"h.0.attn.c_attn.weight": np.eye(4, 12), "h.0.attn.c_attn.bias": np.zeros(12)}
+        >>> row = inspect(tensors).layers[0]
         >>> row["role"], row["rows"], row["cols"], row["view"]
         ('attention.qkv', 12, 4, 'transposed (stored inputs x outputs)')
     """
-    net = network if isinstance(network, Network) else open_network(network)
-    layers = net.layers(split_qkv=split_qkv, conv=conv)
-    return Inspection(
-        summary_of(net), tuple(map(_row, layers)), net.skipped(split_qkv=split_qkv, conv=conv), net.warnings
-    )
+    chosen = resolve(InspectConfig, config, options, of="inspect")
+    network = open_network(net)
+    layers = select(network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), chosen.layers)
+    skipped = network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv)
+    return Inspection(summary_of(network), tuple(map(_row, layers)), skipped, network.warnings)
 
 
 def summary_of(network: Network) -> dict[str, Any]:
@@ -145,5 +169,16 @@ def _row(layer: Layer) -> dict[str, Any]:
         "matrices": layer.count,
         "dtype": layer.dtype,
         "view": layer.view,
+        **({} if layer.expert is None else {"expert": layer.expert}),
+        **({} if layer.adapter is None else {"adapter": adapter_fields(layer.adapter)}),
+        **({} if layer.quantisation is None else {"quantisation": vars(layer.quantisation)}),
         "warnings": flags if layer.quantised else [],
     }
+
+
+def adapter_fields(update: Update) -> dict[str, Any]:
+    """The ``adapter`` field of a layer's JSON: rank, directions used, scale.
+
+    An adapter that was never trained (``B = 0``) uses none.
+    """
+    return {"rank": update.rank, "used_rank": update.used_rank(), "scale": update.scale}

@@ -14,14 +14,17 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from strati.network import views
-from strati.network.contents import Hint, Skipped, Tensor
-from strati.network.names import Names
-from strati.network.roles import Role, modules
+from strati.network.contents import Hint, Quantisation, Skipped, Tensor
+from strati.network.names import Names, is_raw
+from strati.network.quantised.companions import why_no_weight
+from strati.network.quantised.rounding import noise_floor
+from strati.network.roles import Role, expert_of, modules
 from strati.network.views import View
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.network.adapters.lora import Update
     from strati.network.open import Network
 
 
@@ -41,6 +44,9 @@ class Layer:
         quantised: Stored as a lossy code.
         tensor: The name of the tensor it is part of.
         count: How many matrices :meth:`matrices` yields.
+        expert: Which expert of a mixture it belongs to, if any.
+        quantisation: How it was rounded before it was stored; ``None`` where it was not.
+        adapter: The low-rank update it is; ``None`` where it is a weight.
     """
 
     name: str
@@ -56,10 +62,24 @@ class Layer:
     count: int
     network: Network = field(repr=False, compare=False)
     cut: View = field(repr=False)
+    expert: int | None = None
+    quantisation: Quantisation | None = None
+    adapter: Update | None = None
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
+        part = self.network.contents.read_part
+        if part is not None and self.cut.index is not None:
+            return iter((part(self.tensor, self.cut.index),))
         return self.cut.matrices(self.network.read(self.tensor))
+
+    def noise_floor(self) -> float | None:
+        """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
+        rounding = self.network.contents.rounding
+        if self.quantisation is None or rounding is None:
+            return None
+        error = rounding(self.tensor, self.cut.index)
+        return None if error is None else noise_floor(error, *self.shape)
 
 
 def plan(
@@ -73,7 +93,7 @@ def plan(
         if tensor.name in network.ties:
             skipped.append(Skipped(tensor.name, f"tied to {network.ties[tensor.name]}, counted there"))
             continue
-        reason = _unfit(tensor)
+        reason = _unfit(tensor, names.label(tensor.name))
         if reason is not None:
             skipped.append(Skipped(tensor.name, reason))
             continue
@@ -91,17 +111,25 @@ def plan(
                     (view.rows, view.cols),
                     tensor.dtype,
                     view.text + used_by,
-                    view.rows * view.cols * view.count,
+                    _size(view, network.contents.adapters.get(tensor.name)),
                     tensor.quantised,
                     tensor.name,
                     view.count,
                     network,
                     view,
+                    _expert(names.label(tensor.name), suffix),
+                    network.contents.quantisation.get(tensor.name),
+                    network.contents.adapters.get(tensor.name),
                 )
             )
     # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
     ordered = _in_flow(layers) if network.format == "safetensors" else layers
     return tuple(ordered), tuple(skipped)
+
+
+def _size(view: View, update: Update | None) -> int:
+    """Number of parameters: of an update, those of its two factors."""
+    return view.rows * view.cols * view.count if update is None else update.rank * (update.rows + update.cols)
 
 
 def _in_flow(layers: list[Layer]) -> list[Layer]:
@@ -141,29 +169,63 @@ def _branch(layer: Layer) -> int:
     return 1 if re.search("cross|encoder_attn|EncDec", layer.name) else 0
 
 
-_STATISTICS = re.compile(r"(running_mean|running_var|moving_mean|moving_variance|inv_freq)(:0)?$")
-_MASK = re.compile(r"(attn|attention)\.(bias|masked_bias|causal_mask)$")
+def _expert(name: str, suffix: str) -> int | None:
+    """The expert's number: in the name, or the place in a stack of experts."""
+    if suffix[1:-1].isdigit() and re.search(r"expert|exps", name):
+        return int(suffix[1:-1])
+    return expert_of(name)
+
+
+_STATISTICS = re.compile(
+    r"(?:running_mean|running_var|moving_mean|moving_variance|inv_freq|rotary_(?:sin|cos)|(?:sin|cos)_cached"
+    r"|freqs_(?:cis|sin|cos))(:0)?$"
+)
+_MASK = re.compile(r"(?:^|[._/])(?:masks?|tril|triu|masked_bias|IGNORE)$")
+_MASKING_BIAS = re.compile(r"(attn|attention)\.bias$")
+_BIAS = re.compile(r"(?:^|[._/])(?:bias(?:es)?(?::0)?|b_(?:q|k|v|o|in|out|gate|u))$", re.IGNORECASE)
+_OPTIMISER = re.compile(
+    r"^(?:optimi[sz]ers?|optim|opt_state|lr_schedulers?)(?:_states?|_state_dict)?[./].|[./](?:(?:max_)?exp_avg(?:_sq)?"
+    r"|momentum_buffer|square_avg|acc_delta|exp_inf)$"
+)
 
 
 def is_buffer(tensor: Tensor) -> bool:
-    """Whether a tensor is known to hold no parameters: running statistics, frequencies, GPT-2's causal masks."""
-    if _STATISTICS.search(tensor.name):
+    """Whether a tensor is known to hold no parameters: running statistics, rotary tables, masks, optimiser state."""
+    return bool(_STATISTICS.search(tensor.name) or _OPTIMISER.search(tensor.name)) or _masks(
+        tensor, tensor.name
+    )
+
+
+def _masks(tensor: Tensor, label: str) -> bool:
+    if len(tensor.shape) < 2:
+        return False
+    if _MASK.search(tensor.name) or _MASK.search(label):
         return True
-    return len(tensor.shape) == 4 and tensor.shape[:2] == (1, 1) and bool(_MASK.search(tensor.name))
+    *leading, rows, cols = tensor.shape  # GPT-2 keeps its causal mask as attn.bias of (1, 1, n, n)
+    return bool(_MASKING_BIAS.search(tensor.name)) and rows == cols and all(side == 1 for side in leading)
 
 
-def _unfit(tensor: Tensor) -> str | None:
+def _unfit(tensor: Tensor, label: str) -> str | None:
     """Why a tensor is no weight matrix, or ``None``."""
     if 0 in tensor.shape:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
+    companion = why_no_weight(tensor.name)
+    if companion is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return companion
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
         return "one dimension (a bias, norm or scale)"
+    if _masks(tensor, label):
+        return "a mask, not a weight"
+    if _OPTIMISER.search(tensor.name):
+        return "optimizer state, not part of the network"
     if is_buffer(tensor):
-        return "a causal mask, not a weight"
+        return "a table of statistics or rotary angles, not a weight"
+    if _BIAS.search(tensor.name):
+        return f"a bias of shape {tensor.shape[:8]} (per head or expert), not a weight matrix"
     if len(tensor.shape) > 2 and tensor.size == max(tensor.shape):
         return f"one dimension in the shape {tensor.shape[:8]}"
     return None
@@ -184,9 +246,14 @@ def _whole(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
     if len(shape) == 2:
         embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
-        turned = hint.transposed or names.conv1d(tensor.name)
-        view = views.transposed(shape) if turned and not embedding else views.as_stored(shape)
+        # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
+        turned = hint.transposed or (kind is None and names.inputs_first(tensor.name))
+        table = embedding and not is_raw(tensor.name)
+        view = views.transposed(shape) if turned and not table else views.as_stored(shape)
         return "embedding" if embedding else "linear", view
+    split_by_head = names.head_by_head(tensor.name)
+    if split_by_head is not None:
+        return "linear", views.per_head(shape, turned=split_by_head[0], out=split_by_head[1])
     if kind == "conv" or (kind is None and _is_kernel(names, tensor)):
         return "conv", views.kernel(shape, inputs_first=hint.transposed, flatten=flatten)
     if all(side == 1 for side in shape[:-2]):
@@ -242,7 +309,7 @@ def _parts(
             "direction"
             if kind in ("lstm", "gru", "rnn")
             else "expert"
-            if "expert" in tensor.name
+            if re.search(r"expert|_exps", tensor.name)
             else "matrix"
         )
         many = prod(tensor.shape[:-2])

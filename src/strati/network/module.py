@@ -1,10 +1,12 @@
-"""A checkpoint as a runnable ``nn.Module``.
+"""A checkpoint as a runnable ``nn.Module``: one loader for everything that a file alone can tell.
 
-Three kinds can be rebuilt from what a file holds: a plain multilayer perceptron, whose architecture follows
-from the shapes of its tensors (only the nonlinearity must be told); a residual network as ``strati reassemble``
-writes it (``residual.py``); and a transformer in a local Hugging Face directory, whose ``config.json`` names the
-class. Nothing is downloaded, no code from the checkpoint runs, pickled weights are not taken for transformers.
-Other networks: build the module and use the Python API.
+What can be rebuilt: a multilayer perceptron, whose architecture follows from the shapes of its tensors (only the
+nonlinearity must be told); residual networks and vision transformers named as torchvision or timm name them, CIFAR
+ResNets (``architectures/``); an ONNX graph that is one line of operations (``architectures/onnx.py``); a residual
+network as ``strati reassemble`` writes it (``residual.py``); a Llama in a GGUF file (``llama_gguf.py``); a transformer
+in a local Hugging Face directory, whose ``config.json`` names the class. Nothing is downloaded, no code from the
+checkpoint runs, pickled weights are not taken for transformers.
+Other networks: build the module and pass it as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from strati.network.open import Network
+    from strati.network.open import Network, Openable
 
 ActivationName = Literal["relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity"]
 _CLASSES = {
@@ -37,24 +39,29 @@ _CLASSES = {
     "silu": "SiLU",
     "identity": "Identity",
 }
-_ADVICE = "build the nn.Module yourself and use the Python API"
+_ADVICE = "build the nn.Module yourself and pass it"
 _TOO_MANY_ORDERS = 12
 
 
-def as_module(source: str | Path | Network, *, activation: ActivationName = "relu") -> nn.Module:
+def as_module(
+    source: Openable, *, activation: ActivationName = "relu", heads: int | None = None
+) -> nn.Module:
     """Rebuild the network of a checkpoint, in evaluation mode.
 
+    Half-precision weights are computed with in float32; double ones stay double.
+
     Args:
-        source: A checkpoint of a multilayer perceptron in any format strati opens, or a local Hugging Face
-            directory with safetensors weights.
-        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it.
+        source: Whatever names a network (:func:`strati.open`). A module is returned as it is.
+        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it (an ONNX file
+            does, and what its graph says is run).
+        heads: Attention heads of a vision transformer, where its width does not tell.
 
     Returns:
-        An ``nn.Sequential`` named as the checkpoint's layers are, or the transformers model.
+        A module whose parameters have the checkpoint's names, or the transformers model.
 
     Raises:
-        UnsupportedError: The tensors are not those of a multilayer perceptron, or the transformer is of a
-            kind transformers does not know by itself.
+        UnsupportedError: The tensors are not those of a network that can be rebuilt from them, or the transformer is of
+            a kind transformers does not know by itself.
         BadInputError: The file or directory is broken.
 
     Examples:
@@ -67,17 +74,45 @@ def as_module(source: str | Path | Network, *, activation: ActivationName = "rel
         raise BadInputError(
             activation, f"no such activation; there are: {', '.join(get_args(ActivationName))}"
         )
-    from strati.network.open import Network, open
+    from strati.network.open import open
 
-    network = source if isinstance(source, Network) else open(source)
+    network = open(source)
+    if network.module is not None:
+        return network.module
     folder = Path(network.path)
-    if folder.is_dir() and (folder / "config.json").is_file():
+    config = network.config or {}
+    if not network.in_memory and folder.is_dir() and ("model_type" in config or "architectures" in config):
         return _transformer(folder, network)
+    if network.format == "gguf" and config.get("general.architecture") == "llama":
+        from strati.network.llama_gguf import llama_from_gguf
+
+        return llama_from_gguf(network)
+    if network.format == "onnx":
+        from strati.architectures.onnx import onnx_module
+        from strati.network.formats.onnx_graph import read_program
+
+        return onnx_module(read_program(network.path), network.path)
+    return _from_tensors(network, activation, heads)
+
+
+def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Module:
+    """A network whose names and shapes say what it is."""
+    from torch import nn
+
+    from strati.architectures import resnet, vit
+    from strati.architectures.filling import load_arrays
     from strati.network.residual import is_residual, residual_module
 
+    shapes = {tensor.name: tensor.shape for tensor in network.tensors}
+    if resnet.is_resnet(shapes) or vit.is_vit(shapes):
+        model = resnet.resnet(shapes) if resnet.is_resnet(shapes) else vit.vit(shapes, heads)
+        double = any(t.dtype == "float64" for t in network.tensors)
+        arrays = {name: np.asarray(network.read(name), np.float64 if double else None) for name in shapes}
+        if not double:
+            arrays = {name: _real(a) if network[name].floating else a for name, a in arrays.items()}
+        load_arrays(model.double() if double else model, arrays, network.path)
+        return model.eval()
     if is_residual(network):
-        from torch import nn
-
         return residual_module(network, getattr(nn, _CLASSES[activation])())
     return _perceptron(network, activation)
 
@@ -85,20 +120,51 @@ def as_module(source: str | Path | Network, *, activation: ActivationName = "rel
 def _perceptron(network: Network, activation: str) -> nn.Module:
     from torch import nn, no_grad, tensor
 
-    layers = _line_up(network)
-    container = nn.Sequential()
-    for index, (name, weight, bias) in enumerate(layers):
+    linears: list[tuple[str, nn.Module]] = []
+    for name, weight, bias in _line_up(network):
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        linear = linear.double() if weight.dtype == np.float64 else linear
         with no_grad():
             linear.weight.copy_(tensor(weight))
             if bias is not None:
                 linear.bias.copy_(tensor(bias))
-        linear.__dict__["checkpoint_name"] = name  # modules cannot be named with dots; reports use this
-        double = weight.dtype == np.float64
-        container.add_module(name.replace(".", "_"), linear.double() if double else linear)
-        if index + 1 < len(layers) and activation != "identity":
-            container.add_module(f"{activation}{index}", getattr(nn, _CLASSES[activation])())
-    return container.eval()
+        linear.__dict__["checkpoint_name"] = name  # where it cannot be the module's name, reports use this
+        linears.append((name, linear))
+    kind = getattr(nn, _CLASSES[activation]) if activation != "identity" else None
+    nested = _nested(linears, kind) or _nested([(n.replace(".", "_"), m) for n, m in linears], kind)
+    assert nested is not None, "flat names always fit"
+    return nested.eval()
+
+
+def _nested(linears: list[tuple[str, nn.Module]], activation: type[nn.Module] | None) -> nn.Sequential | None:
+    """Containers inside containers, so that every layer has its dotted name; ``None`` where the order forbids it."""
+    from torch import nn
+
+    root = nn.Sequential()
+    taken = {name for name, _ in linears}
+    for index, (name, linear) in enumerate(linears):
+        *above, leaf = name.split(".")
+        here = root
+        for word in above:
+            inner = here._modules.get(word)
+            if inner is None and (not word or hasattr(here, word)):
+                return None
+            if inner is None:
+                inner = nn.Sequential()
+                here.add_module(word, inner)
+            elif not isinstance(inner, nn.Sequential) or next(reversed(here._modules)) != word:
+                return None  # data would have to come back to a container they have left
+            here = inner
+        if not leaf or hasattr(here, leaf):
+            if above:
+                return None
+            leaf = f"layer_{leaf}"
+        here.add_module(leaf, linear)
+        if activation is not None and index + 1 < len(linears):
+            follows = str(int(leaf) + 1) if leaf.isdigit() else ""
+            free = follows and ".".join([*above, follows]) not in taken
+            here.add_module(follows if free else f"act{index}", activation())
+    return root
 
 
 def _line_up(network: Network) -> list[tuple[str, NDArray[Any], NDArray[Any] | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strati.network.contents import Tensor
@@ -26,7 +27,8 @@ class Names:
         self._siblings: dict[str, set[str]] = {}
         for label in labels.values():
             words = modules(label)
-            self._siblings.setdefault(".".join(words[:-1]), set()).add(words[-1] if words else "")
+            for depth, word in enumerate(words):
+                self._siblings.setdefault(".".join(words[:depth]), set()).add(word)
         self._roles: dict[str, Role] = {}
         self._classifiers = self._last_of_classifiers()
         self._conv1d = any(
@@ -71,6 +73,35 @@ class Names:
         """GPT-2 stores its linear maps inputs first; its ``c_attn`` (d by 3d) gives it away."""
         return self._conv1d and modules(name)[-1:] in (["c_attn"], ["c_proj"], ["c_fc"], ["q_attn"])
 
+    def inputs_first(self, name: str) -> bool:
+        """Whether a matrix is stored ``(inputs, outputs)``: GPT-2's Conv1D, and TransformerLens' ``W_in``, ``W_U``."""
+        return self.conv1d(name) or (is_raw(name) and self._raw_turned(name))
+
+    def head_by_head(self, name: str) -> tuple[bool, bool] | None:
+        """Of a projection stored as ``(heads, a, b)``: whether inputs come first, whether it leads out of the heads."""
+        role, shape = self.by_role(name), self.shapes[name]
+        known = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUT)
+        if not is_raw(name) or len(shape) != 3 or role not in known:
+            return None
+        return self._raw_turned(name), role is Role.ATTENTION_OUT
+
+    def _raw_turned(self, name: str) -> bool:
+        """Whether a raw parameter ``W_*`` has its inputs first; TransformerLens' order where the shapes do not tell."""
+        a, b = self.shapes[name][-2:]
+        role = self.by_role(name)
+        if a == b or self._width not in (a, b):
+            return role is not Role.EMBEDDING and (len(self.shapes[name]) == 3 or self._width > 0)
+        # Stored for x @ W: what leads back into the stream ends in its width, everything else begins with it; a table
+        # of embeddings has a row per token, so that it is turned if it begins with the width.
+        return (b if role in (Role.ATTENTION_OUT, Role.MLP_OUT) else a) == self._width
+
+    @cached_property
+    def _width(self) -> int:
+        """The residual stream's width: the one side that all raw ``W_*`` parameters share; 0 where there is none."""
+        sides = [set(s[-2:]) for n, s in self.shapes.items() if is_raw(n) and len(s) in (2, 3)]
+        shared = set.intersection(*sides) if len(sides) > 2 else set()
+        return shared.pop() if len(shared) == 1 else 0
+
     def heads(self) -> tuple[int, int, int]:
         """Heads, key-value heads and width of a head by ``config.json``; 0 where it does not say."""
         config: Mapping[str, Any] = self.network.config or {}
@@ -109,6 +140,14 @@ class Names:
             re.fullmatch(r"classifiers?|heads?|fc[0-9]*|linear|logits|predictions?|output", w) for w in words
         )
         return {last: _place(words)} if named or len(flat) == 1 else {}
+
+
+_RAW = re.compile(r"(?:^|[./])_?W_(?:Q|K|V|O|in|out|gate|E|U|pos|E_pos|token_type)$")
+
+
+def is_raw(name: str) -> bool:
+    """Whether a name is that of a bare parameter in TransformerLens' style, and not of a module's ``weight``."""
+    return bool(_RAW.search(name))
 
 
 def _place(words: list[str]) -> list[str]:

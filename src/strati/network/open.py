@@ -1,61 +1,90 @@
-"""``strati.open``: a path becomes a :class:`Network`. The header is checked, the weights are not read."""
+"""``strati.open``: whatever names a network becomes a :class:`Network`. Headers are checked, weights are not read."""
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from strati.errors import BadInputError
+from strati.network import intake
 from strati.network import layers as _layers
 from strati.network import ties as _ties
-from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
+from strati.network.adapters.recognise import updates
+from strati.network.contents import Contents, Skipped, Tensor
+from strati.network.file import file_contents
 from strati.network.names import Names
-from strati.network.sniff import sniff, wrong_ending
-from strati.network.source import Source
+from strati.network.quantised.recognise import decoded
 from strati.types import Flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from torch import nn
 
     from strati.network.layers import Layer
+
+Openable: TypeAlias = "Network | str | os.PathLike[str] | Mapping[str, Any] | nn.Module"
+"""Whatever names a network; every function that takes one takes all of these."""
 
 Conv = Literal["pool", "flatten"]
 
 
-def open(path: str | Path) -> Network:
-    """Open a network: its header is checked, nothing else is read before it is asked for.
+def open(x: Openable) -> Network:
+    """Open a network, whatever names it: its header is checked, nothing else is read before it is asked for.
 
-    The format is told by content: safetensors, a Hugging Face directory (sharded or not), torch
+    The format of a file is told by content: safetensors, a Hugging Face directory (sharded or not), torch
     (zip or the older stream), npz, ONNX, GGUF, Keras HDF5. No code from the file is ever run.
 
     Args:
-        path: A file, or a Hugging Face directory.
+        x: A file; a Hugging Face directory; ``ORG/NAME[@REVISION]`` in the local Hugging Face cache (a path of that
+            name comes first, and nothing is downloaded); a state dict of torch tensors or numpy arrays; an
+            ``nn.Module``, transformers and PEFT models among them, on any device; or a :class:`Network`, which is
+            returned as it is.
 
     Returns:
-        The network.
+        The network. One made of a module or state dict reads the tensors in memory when asked for them.
 
     Raises:
-        StratiError: The file is missing, damaged, lies about itself, or is nothing that strati reads.
+        StratiError: The file is missing, damaged, contradicts itself, or is nothing that strati reads; a parameter in
+            memory has no values.
 
     Examples:
-        >>> import tempfile, numpy as np, strati
-        >>> file = Path(tempfile.mkdtemp()) / "small.npz"
-        >>> np.savez(file, **{"fc.weight": np.ones((3, 2), np.float32), "fc.bias": np.zeros(3, np.float32)})
-        >>> net = strati.open(file)
+        >>> import numpy as np, strati
+        >>> net = strati.open({"fc.weight": np.ones((3, 2), np.float32), "fc.bias": np.zeros(3, np.float32)})
         >>> net.parameters, [layer.name for layer in net.layers()], net.skipped()[0].name
         (9, ['fc.weight'], 'fc.bias')
     """
-    given: object = path
-    if not isinstance(given, str | os.PathLike):
-        kind = type(given).__name__
-        raise BadInputError(kind, "is not a path; save the weights to a file first, or use strati.spectrum")
-    if path == "":  # as a path it would be the present folder, which nobody named
+    if isinstance(x, Network):
+        return x
+    if isinstance(x, str | os.PathLike):
+        return _at(Path(_found(os.fspath(x))))
+    if intake.is_module(x):
+        return Network(Path(type(x).__name__), intake.module_contents(x), module=x)  # type: ignore[arg-type]
+    if isinstance(x, Mapping):
+        return Network(Path("state dict"), intake.mapping_contents(x))
+    raise intake.refuse(x)
+
+
+def _found(path: str) -> str | Path:
+    """The path itself, or the folder in the Hugging Face cache that it names."""
+    if not path:  # as a path it would be the present folder, which nobody named
         raise BadInputError("MODEL", "is an empty name; give the path of a model")
-    place = Path(path)
+    if not isinstance(path, str):
+        raise BadInputError("MODEL", "is a path of bytes; give it as text")
+    try:
+        there = os.path.lexists(path)
+    except ValueError:  # a NUL in the path: the reader says so
+        there = True
+    if there:
+        return path
+    from strati.network.huggingface import cached_model, is_cache_id
+
+    return cached_model(path) if is_cache_id(path) else path
+
+
+def _at(place: Path) -> Network:
     try:
         directory = place.is_dir()
     except (OSError, ValueError):
@@ -64,50 +93,56 @@ def open(path: str | Path) -> Network:
         from strati.network.formats.directory import contents as directory_contents
 
         return Network(place, directory_contents(place))
+    if place.name.endswith(".index.json"):
+        from strati.network.formats.directory import indexed_contents
+
+        return Network(place, indexed_contents(place))
     return Network(place, file_contents(place))
-
-
-def file_contents(path: Path) -> Contents:
-    """The checked header of one file, whatever its format."""
-    source = Source(path)
-    kind = sniff(source)
-    read = importlib.import_module(f"strati.network.formats.{kind}").contents
-    found: Contents = read(source)
-    if len(found.tensors) > MAX_TENSORS:
-        raise BadInputError(
-            path, f"lists {len(found.tensors):,} tensors; more than {MAX_TENSORS:,} is not believed"
-        )
-    for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
-        if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:
-            # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
-            raise BadInputError(path, f"the name {name} is not Unicode text; write the file anew")
-    warnings = found.warnings + wrong_ending(source, kind)
-    return Contents(**(vars(found) | {"warnings": warnings}))
 
 
 class Network:
     """A checkpoint: tensors by name, and the layers they make up.
 
     Attributes:
-        path: Where it came from.
-        format: ``safetensors``, ``torch``, ``npz``, ``onnx``, ``gguf``, ``keras``, or ``directory``'s parts.
+        path: Where it came from; the class's name for a module in memory.
+        format: ``safetensors``, ``torch``, ``npz``, ``onnx``, ``gguf``, ``keras``; ``module`` or ``state dict`` for a
+            network in memory.
+        module: The ``nn.Module`` it was opened from, or ``None``.
         tensors: Its tensors, unread.
         config: ``config.json`` of a Hugging Face directory, the hyperparameters of a GGUF file, or ``None``.
-        warnings: What a user must know about the file.
     """
 
-    def __init__(self, path: Path, contents: Contents) -> None:
+    def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
+        contents = updates(decoded(contents))
         self.path = path
+        self.module = module
         self.format = contents.format
         self.tensors = contents.tensors
         self.config: Mapping[str, Any] | None = contents.config
-        self.warnings: tuple[Flag, ...] = contents.warnings
         self.contents = contents
+        self._recipe: tuple[Any, tuple[Any, ...]] | None = None
         self._plans: dict[tuple[bool, str], tuple[tuple[Layer, ...], tuple[Skipped, ...]]] = {}
 
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        """Between processes a network travels as its path."""
-        return open, (self.path,)
+    @cached_property
+    def warnings(self) -> tuple[Flag, ...]:
+        """What a user must know about the file."""
+        if self.layers():
+            return self.contents.warnings
+        text = "holds no weight matrix: nothing to analyse (strati inspect lists its tensors)"
+        return (*self.contents.warnings, Flag("no-matrices", text))
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it was opened from a module or a state dict: then ``path`` is a name, not a place."""
+        return self.format in ("module", "state dict")
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Between processes a network travels as its path; one in memory as its values."""
+        if self._recipe is not None:
+            return self._recipe
+        return (
+            (Network, (self.path, intake.frozen(self.contents))) if self.in_memory else (open, (self.path,))
+        )
 
     def __repr__(self) -> str:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"
@@ -154,7 +189,9 @@ class Network:
         for tensor in self.tensors:
             if tensor.floating and tensor.name not in self.ties and not _layers.is_buffer(tensor):
                 storage, limit = self.contents.shared.get(tensor.name, (("alone", tensor.name), tensor.size))
-                total[storage] = total.get(storage, 0) + tensor.size
+                update = self.contents.adapters.get(tensor.name)
+                size = tensor.size if update is None else update.rank * (update.rows + update.cols)
+                total[storage] = total.get(storage, 0) + size
                 limits[storage] = limit
         return sum(min(count, limits[storage]) for storage, count in total.items())
 

@@ -1,7 +1,8 @@
 """What a layer does and which block it belongs to, told from its name.
 
 The names are those of GPT-2, BERT and MiniLM, Llama (Hugging Face, Meta's own, GGUF), T5, ViT (Hugging Face,
-timm, torchvision), Whisper, ResNet and MobileNet (timm, torchvision), and torch's own transformer layers.
+timm, torchvision), Whisper, ResNet and MobileNet (timm, torchvision), TransformerLens, mixtures of experts, and torch's
+own transformer layers.
 A name that says nothing is ``linear``: no guess is made from shapes.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -27,6 +29,7 @@ class Role(StrEnum):
     MLP_OUT = "mlp.out"
     EMBEDDING = "embedding"
     HEAD = "head"
+    ROUTER = "router"
     CONV = "conv"
     LINEAR = "linear"
 
@@ -38,19 +41,21 @@ def _words(text: str) -> frozenset[str]:
 # Names that mean one thing wherever they stand.
 _ANYWHERE: dict[Role, frozenset[str]] = {
     Role.QUERY: _words(
-        "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries"
+        "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries w_q _w_q"
     ),
-    Role.KEY: _words("k_proj k_lin wk to_k attn_k key_proj linear_k"),
-    Role.VALUE: _words("v_proj v_lin wv to_v attn_v value_proj linear_v"),
+    Role.KEY: _words("k_proj k_lin wk to_k attn_k key_proj linear_k w_k _w_k"),
+    Role.VALUE: _words("v_proj v_lin wv to_v attn_v value_proj linear_v w_v _w_v"),
     Role.QKV: _words(
         "qkv qkv_proj c_attn query_key_value wqkv attn_qkv to_qkv to_kv w_pack in_proj_qkv"
         " kv_a_proj_with_mqa kv_b_proj kv_proj"
     ),
-    Role.ATTENTION_OUT: _words("o_proj to_out attn_output out_lin attn_out"),
+    Role.ATTENTION_OUT: _words("o_proj to_out attn_output out_lin attn_out w_o"),
     Role.EMBEDDING: _words(
         "wte wpe shared embed emb embed_in token_types relative_attention_bias relative_position_bias_table"
+        " w_e w_pos w_e_pos w_token_type"
     ),
-    Role.HEAD: _words("lm_head classifier score logits embed_out vocab_projector qa_outputs head"),
+    Role.ROUTER: _words("router ffn_gate_inp shared_expert_gate ffn_gate_inp_shexp"),
+    Role.HEAD: _words("lm_head classifier score logits embed_out vocab_projector qa_outputs head w_u"),
 }
 # Names too common to mean this outside of an attention or a block.
 _SHORT = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE, "kv": Role.QKV}
@@ -60,15 +65,18 @@ _IN_ATTENTION = _words("out_proj c_proj proj dense out o wo projection output li
 # Names that mean this inside a block or an MLP.
 _IN_BLOCK: dict[Role, frozenset[str]] = {
     Role.MLP_IN: _words(
-        "fc1 c_fc up_proj w3 lin1 linear1 linear_1 dense_h_to_4h fc_in ffn_up wi wi_1 gate_up_proj w12 ffn_up_exps"
+        "fc1 c_fc up_proj w3 lin1 linear1 linear_1 dense_h_to_4h fc_in ffn_up wi wi_1 gate_up_proj w12"
+        " ffn_up_exps ffn_up_shexp w_in"
     ),
-    Role.MLP_GATE: _words("gate_proj w1 ffn_gate wi_0 ffn_gate_exps fc1_g"),
+    Role.MLP_GATE: _words("gate_proj w1 ffn_gate wi_0 ffn_gate_exps ffn_gate_shexp fc1_g w_gate"),
     Role.MLP_OUT: _words(
-        "fc2 c_proj down_proj w2 lin2 linear2 linear_2 dense_4h_to_h fc_out ffn_down wo ffn_down_exps"
+        "fc2 c_proj down_proj w2 lin2 linear2 linear_2 dense_4h_to_h fc_out ffn_down wo"
+        " ffn_down_exps ffn_down_shexp w_out"
     ),
 }
 _SUFFIXES = _words("weight kernel w recurrent_kernel depthwise_kernel pointwise_kernel matmul gemm")
 _MLP = re.compile(r"mlp|ffn|feed_?forward|densereludense|intermediate|experts?")
+_EXPERT = re.compile(r"(shared_)?experts?")
 _ATTENTION = re.compile(r"attn|attention")
 _STAGED = re.compile(
     r"(?:^|[./])(?:(?:layer|stages?[._/]?)([0-9]{1,8})[./](?:[a-z]+[./])?|blocks[./]([0-9]{1,8})[./])([0-9]{1,8})[./]"
@@ -96,6 +104,8 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
         index = int(words[-1])
         words = words[:-1]
     last, parents = words[-1], words[:-1]
+    if _routes(last, parents, siblings):
+        return Role.ROUTER
     attention = any(_ATTENTION.search(word) for word in parents)
     if attention and last in _IN_ATTENTION:
         return Role.ATTENTION_OUT
@@ -115,6 +125,15 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
     if last == "output" and block is None:
         return Role.HEAD
     return _mlp(last, parents, index, block, siblings)
+
+
+def _routes(last: str, parents: list[str], siblings: Iterable[str]) -> bool:
+    """Whether this is the gate that chooses between experts, and not the gate inside one of them."""
+    if parents and parents[-1] == "router" and last in ("classifier", "layer", "gate", "linear", "proj"):
+        return True
+    if last != "gate" or any(_EXPERT.fullmatch(word) for word in parents):
+        return False
+    return "experts" in siblings or any("moe" in word for word in parents)
 
 
 def _mlp(
@@ -179,6 +198,60 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
     for name, place in staged.items():
         numbers[name] = order[place]
     return numbers
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a name puts a layer.
+
+    Attributes:
+        tower: What stands before the block's number (``encoder.layer``); empty outside of blocks.
+        stage: The stage in which blocks are numbered, where there is one (ResNet's ``layer2``).
+        number: The block's number in its tower and stage; ``None`` outside of blocks.
+        within: The words after the block's number; all of them outside of blocks.
+    """
+
+    tower: str
+    stage: int | None
+    number: int | None
+    within: str
+
+
+def place_of(name: str) -> Place:
+    """Take a name apart into tower, stage, block and the place in the block.
+
+    Examples:
+        >>> place_of("model.layers.7.self_attn.q_proj.weight")
+        Place(tower='model.layers', stage=None, number=7, within='self_attn.q_proj')
+        >>> place_of("layer2.1.conv1.weight"), place_of("fc.weight").within
+        (Place(tower='', stage=2, number=1, within='conv1'), 'fc')
+    """
+    words = modules(name)
+    joined = ".".join(words)
+    staged = _STAGED.search(f"{joined}.")
+    if staged:
+        inside = joined[staged.end() :]
+        return Place(joined[: staged.start()], int(staged[1] or staged[2]), int(staged[3]), inside)
+    for position, (word, following) in enumerate(pairwise(words)):
+        found = _NUMBERED.search(word)
+        if _counts(word) or (found and not _counts(following)):
+            tower = [*words[:position], word[: found.start(1)].rstrip("_")] if found else words[:position]
+            inside = ".".join(words[position + 1 :])
+            return Place(".".join(tower), None, int(found[1] if found else word), inside)
+    return Place("", None, None, joined)
+
+
+def expert_of(name: str) -> int | None:
+    """The number of the expert that a name speaks of, in a mixture of experts.
+
+    Examples:
+        >>> expert_of("model.layers.3.mlp.experts.5.w1.weight"), expert_of("model.layers.3.mlp.up_proj.weight")
+        (5, None)
+    """
+    for word, following in pairwise(modules(name)):
+        if word == "experts" and _counts(following):
+            return int(following)
+    return None
 
 
 def _number(name: str) -> int | None:

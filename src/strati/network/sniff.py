@@ -25,8 +25,10 @@ ENDINGS = {
     ".gguf": "gguf",
     ".h5": "keras",
     ".hdf5": "keras",
+    ".keras": "keras_archive",
+    ".msgpack": "msgpack",
 }
-READABLE = "safetensors, torch (.pt, .pth, .bin), .npz, .onnx, .gguf and Keras .h5"
+READABLE = "safetensors, torch (.pt, .pth, .bin), .npz, .onnx, .gguf, Keras (.h5, .keras) and Flax (.msgpack)"
 
 _PROTOCOL_0 = re.compile(rb"[(\]}dlt]{0,3}c([\w.]{1,200})\n([\w.]{1,200})\n")
 _TEXT = re.compile(rb"\s*(<!doctype html|<html|<\?xml)", re.IGNORECASE)
@@ -62,6 +64,8 @@ def sniff(source: Source) -> str:
         return "torch"
     if _onnx(head):
         return "onnx"
+    if _msgpack(head):
+        return "msgpack"
     if _TEXT.match(head):
         raise UnsupportedError(source.path, "is a web page, not a model; the download went wrong")
     named = _PROTOCOL_0.match(head)
@@ -94,10 +98,15 @@ def _zip(source: Source) -> str:
     if any(n.endswith(".npy") for n in names):
         return "npz"
     if "model.weights.h5" in names:
-        raise UnsupportedError(
-            source.path, "is a .keras archive; unzip it and open the model.weights.h5 inside"
-        )
+        return "keras_archive"
     raise UnsupportedError(source.path, f"is a zip file without a network in it; strati reads {READABLE}")
+
+
+def _msgpack(head: bytes) -> bool:
+    # A table (fixmap, map 16, map 32) whose first key is text.
+    after = {0xDE: 3, 0xDF: 5}.get(head[0] if head else 0, 1)
+    starts = bool(head) and (0x81 <= head[0] <= 0x8F or head[0] in (0xDE, 0xDF))
+    return starts and len(head) > after and (0xA1 <= head[after] <= 0xBF or head[after] in (0xD9, 0xDA, 0xDB))
 
 
 def _onnx(head: bytes) -> bool:

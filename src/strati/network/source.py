@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ class Source:
         path: The file.
         size: Its bytes.
         data: All of them, mapped read-only.
+        place: The file that holds them, and ``offset`` where they begin in it: other ones for a :class:`Part`.
 
     Raises:
         BadInputError: It is missing, unreadable, empty, a directory, or not a regular file.
@@ -38,6 +40,8 @@ class Source:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.place = self.path
+        self.offset = 0
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -85,6 +89,24 @@ class Source:
     def bad(self, why: str) -> BadInputError:
         """An error about this file."""
         return BadInputError(self.path, why)
+
+
+class Part(Source):
+    """A file inside another one: of an archive's entry, its bytes where they lie, or inflated into a temporary file.
+
+    Messages name the outer file.
+    """
+
+    def __init__(self, outer: Source, data: NDArray[np.uint8], *, offset: int | None) -> None:
+        self.path = outer.path
+        self.size = len(data)
+        if offset is not None:
+            self.place, self.offset, self.data = outer.path, offset, data
+            return
+        self._file = tempfile.NamedTemporaryFile(prefix="strati-", suffix=".h5")  # noqa: SIM115 - lives as long as this
+        self._file.write(data.data)
+        self._file.flush()
+        self.place, self.offset, self.data = Path(self._file.name), 0, data
 
 
 def _regular(handle: int, path: Path) -> None:

@@ -29,6 +29,7 @@ class View:
         steps: What is done to the array: ``transpose`` (axes), ``reshape`` (shape), ``take`` (index on the first
             axis), ``rows`` (start, stop), ``heads`` (number of heads, parts per head, which part).
         count: How many matrices there are.
+        index: Which one of a stack of matrices this is; ``None`` where the tensor is no stack.
     """
 
     text: str
@@ -36,6 +37,7 @@ class View:
     cols: int
     steps: tuple[Step, ...] = ()
     count: int = 1
+    index: int | None = None
 
     def matrices(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """The matrices, one at a time."""
@@ -81,6 +83,25 @@ def merged(shape: tuple[int, ...], inputs: int, outputs: int) -> View:
     """Axes that belong together (heads and their width) merged, seen outputs first."""
     text = f"transposed (stored inputs x outputs), from the merged axes of {_by(shape)}"
     return View(text, outputs, inputs, (("reshape", (inputs, outputs)), ("transpose", (1, 0))))
+
+
+def per_head(shape: tuple[int, ...], *, turned: bool, out: bool) -> View:
+    """A projection stored head by head, three axes, as one matrix outputs x inputs.
+
+    Args:
+        shape: ``(heads, a, b)``.
+        turned: Stored ``(heads, inputs, outputs)`` of each head, as TransformerLens does; else outputs first.
+        out: The matrix that leads out of the heads, whose inputs are heads x width, rather than into them.
+    """
+    heads, a, b = shape
+    text = f"{heads} heads side by side, from {_by(shape)}"
+    if out:
+        steps: tuple[Step, ...] = (("transpose", (2, 0, 1)) if turned else ("transpose", (1, 0, 2)),)
+        rows, cols = (b, heads * a) if turned else (a, heads * b)
+    else:
+        steps = (("transpose", (0, 2, 1)),) if turned else ()
+        rows, cols = (heads * b, a) if turned else (heads * a, b)
+    return View(text, rows, cols, (*steps, ("reshape", (rows, cols))))
 
 
 def kernel(shape: tuple[int, ...], *, inputs_first: bool, flatten: bool) -> View:
@@ -135,7 +156,7 @@ def part_of_stack(shape: tuple[int, ...], index: int, what: str) -> View:
     rows, cols = shape[-2:]
     many = prod(shape[:-2])
     steps = (("reshape", (many, rows, cols)), ("take", (index,)))
-    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps)
+    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps, index=index)
 
 
 def gates(shape: tuple[int, ...], count: int, *, inputs_first: bool) -> View:

@@ -118,8 +118,8 @@ def exchange(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple
     regression of the error on these effects proposes reassignments (Hungarian), and the best single
     exchanges are proposed by their predicted error. Each proposal is judged by a true forward pass.
     """
-    sockets = _sockets(parts, ins, outs)
-    output, effects = _socket_effects(parts, ins, outs, x)
+    sockets = to_sockets(parts, ins, outs)
+    output, effects = socket_effects(parts, ins, outs, x)
     error = (y - output).T.reshape(-1)
     best, chain = float(np.mean(np.square(error, dtype=np.float64))), sockets
     size = len(sockets)
@@ -135,10 +135,10 @@ def exchange(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple
         exchanged[[s, t]] = exchanged[[t, s]]
         proposals.append(exchanged)
     for proposal in {p.tobytes(): p for p in proposals}.values():
-        mse = parts.mse(*_chain(parts, proposal, ins), x, y)
+        mse = parts.mse(*from_sockets(parts, proposal, ins), x, y)
         if mse < best:
             best, chain = mse, proposal
-    return *_chain(parts, chain, ins), best
+    return *from_sockets(parts, chain, ins), best
 
 
 def _start(
@@ -168,16 +168,18 @@ def _rounded(parts: Parts, mixture: NDArray[np.float64], order: Ints) -> tuple[I
 # apart, the input side too (sockets n to 2n - 1).
 
 
-def _sockets(parts: Parts, ins: Ints, outs: Ints) -> Ints:
+def to_sockets(parts: Parts, ins: Ints, outs: Ints) -> Ints:
+    """The piece in each socket of a chain."""
     return np.concatenate([outs, ins]) if parts.shared else outs.copy()
 
 
-def _chain(parts: Parts, sockets: Ints, ins: Ints) -> tuple[Ints, Ints]:
+def from_sockets(parts: Parts, sockets: Ints, ins: Ints) -> tuple[Ints, Ints]:
+    """The chain that the pieces in the sockets make; ``ins`` where only outputs have sockets."""
     n = len(ins)
     return (sockets[n:], sockets[:n]) if parts.shared else (ins, sockets)
 
 
-def _socket_effects(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[Floats, Floats]:
+def socket_effects(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[Floats, Floats]:
     """The output, and the effect of each piece in each socket: (outputs * rows, sockets, pieces)."""
     passed = run(parts, ins, outs, x)
     n, (m, d, h) = len(ins), parts.B.shape

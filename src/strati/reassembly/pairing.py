@@ -93,6 +93,8 @@ def with_pairs(parts: Parts, name: str, matrix: NDArray[np.float64], ins: Ints, 
     matched = matrix[ins, outs]
     rest = np.ones(matrix.shape, dtype=bool)
     rest[ins, outs] = False
+    for same_in, same_out in twins(parts, ins, outs):  # a block used twice: either copy is the right one
+        rest[same_in, same_out] = False
     if parts.shared:  # a piece with itself is no pair, and a pair the other way round is the same two pieces
         np.fill_diagonal(rest, False)
         rest[outs, ins] = False
@@ -104,6 +106,25 @@ def with_pairs(parts: Parts, name: str, matrix: NDArray[np.float64], ins: Ints, 
         float(matched.min()),
         float(matrix[rest].max()) if rest.any() else float("-inf"),
     )
+
+
+def twins(parts: Parts, ins: Ints, outs: Ints) -> list[tuple[int, int]]:
+    """Pairs that are as good as the given ones, because a piece of theirs is there more than once."""
+    first = _copies(parts.A, parts.a)
+    second = first if parts.shared else _copies(parts.B, parts.b)
+    if len(np.unique(first)) == len(first) and len(np.unique(second)) == len(second):
+        return []
+    kinds = {(int(first[i]), int(second[j])) for i, j in zip(ins, outs, strict=True)}
+    return [
+        (i, j) for i, j in np.ndindex(len(first), len(second)) if (int(first[i]), int(second[j])) in kinds
+    ]
+
+
+def _copies(weights: NDArray[Any], biases: NDArray[Any]) -> NDArray[np.intp]:
+    """For each piece, the first one that equals it."""
+    seen: dict[bytes, int] = {}
+    keys = (w.tobytes() + b.tobytes() for w, b in zip(weights, biases, strict=True))
+    return np.array([seen.setdefault(key, number) for number, key in enumerate(keys)])
 
 
 def scores(parts: Parts, score: Score) -> NDArray[np.float64]:

@@ -78,14 +78,21 @@ def read_pieces(folder: str | Path) -> list[Piece]:
     Raises:
         BadInputError: No folder, no pieces, a number twice or missing, or a file that is not one layer.
     """
-    place = Path(folder)
+    return [_read(number, file) for number, file in numbered(Path(folder), ENDINGS)]
+
+
+def numbered(place: Path, endings: Sequence[str]) -> list[tuple[int, Path]]:
+    """The files of pieces in a folder with their numbers, sorted by number.
+
+    Raises:
+        BadInputError: No folder, no pieces, a number twice or missing.
+    """
     if not place.is_dir():
         raise BadInputError(place, "is not a folder of pieces" if place.exists() else "no such folder")
-    files = sorted(f for f in place.iterdir() if f.suffix.lower() in ENDINGS and not f.name.startswith("."))
+    files = sorted(f for f in place.iterdir() if f.suffix.lower() in endings and not f.name.startswith("."))
     if not files:
-        raise BadInputError(place, f"holds no pieces; expected files ending in {', '.join(ENDINGS)}")
-    numbers = _numbers(place, files)
-    return [_read(number, file) for number, file in sorted(zip(numbers, files, strict=True))]
+        raise BadInputError(place, f"holds no pieces; expected files ending in {', '.join(endings)}")
+    return sorted(zip(_numbers(place, files), files, strict=True))
 
 
 def as_pieces(pieces: object) -> list[Piece]:
@@ -127,13 +134,13 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
         where: What errors are about.
 
     Raises:
-        BadInputError: A piece is missing, too many, there twice, or of a shape that fits no network.
+        BadInputError: A piece is missing, too many, or of a shape that fits no network. Equal pieces are allowed
+            (a block used twice) where the counts come out.
     """
-    _refuse_twins(where, pieces)
     shapes = Counter(p.weight.shape for p in pieces)
     readings = [r for r in _readings(shapes) if width is None or len(_readings(shapes)) == 1 or r[0] == width]
     if not readings:
-        raise BadInputError(where, _why_not(pieces, shapes))
+        raise BadInputError(where, _why_not(pieces, shapes) + _twins(pieces))
     d, h, last_shape = readings[0]
     last = next(p for p in pieces if p.weight.shape == last_shape)
     rest = [p for p in pieces if p is not last]
@@ -157,7 +164,6 @@ def sort_all(
     inner, outer = (outputs, width), (width, outputs)
     only_these = len(pieces) > 2 and len(pieces) % 2 == 1 and set(shapes) == {inner, outer}
     if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
-        _refuse_twins(where, pieces)
         return [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
     return [sort_out(pieces, width=width, where=where)]
 
@@ -220,13 +226,15 @@ def _why_not(pieces: Sequence[Piece], shapes: Counter[tuple[int, ...]]) -> str:
     )
 
 
-def _refuse_twins(where: object, pieces: Sequence[Piece]) -> None:
+def _twins(pieces: Sequence[Piece]) -> str:
+    """What to add to a message where a piece is there twice: likely the reason."""
     seen: dict[bytes, Piece] = {}
     for piece in pieces:
         key = str(piece.weight.shape).encode() + piece.weight.tobytes() + piece.bias.tobytes()
         if key in seen:
-            raise BadInputError(where, f"{piece.name} is a duplicate of {seen[key].name}; remove one")
+            return f"; {piece.name} is a duplicate of {seen[key].name}: remove one"
         seen[key] = piece
+    return ""
 
 
 def _numbers(folder: Path, files: Sequence[Path]) -> list[int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from strati.reassembly.pairing import Pairing
     from strati.reassembly.pieces import PieceSet
     from strati.reassembly.repair import Round
+    from strati.reassembly.unique import Uniqueness
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Reassembly(Result):
     ``ins`` and ``outs`` index the candidates of ``pieces``, block by block; ``permutation`` gives piece numbers.
     ``exact`` means that ``mse`` is below 1e-10 of ``variance``, the variance of the outputs to reproduce.
     ``solve_seconds`` is the time to find the answer, ``check_seconds`` that of the errors on all rows after it.
+    ``unique`` says which other arrangements fit the data as well; ``None`` where the answer is not exact.
     ``searched`` says that pairing and order had to be searched together with the data.
     """
 
@@ -48,6 +50,7 @@ class Reassembly(Result):
     mse: float
     variance: float
     exact: bool
+    unique: Uniqueness | None
     pairing: Pairing
     searched: bool
     seed_method: str
@@ -112,6 +115,10 @@ class Reassembly(Result):
                 "unmatched_max": self.pairing.unmatched_max,
                 "separated": self.pairing.separated,
             },
+            "unique": None if self.unique is None else not self.unique.exchanges,
+            "precision": None if self.unique is None else self.unique.precision,
+            "least_margin": None if self.unique is None else self.unique.least_margin,
+            "interchangeable": [] if self.unique is None else self.unique.exchanges,
             "joint_search": self.searched,
             "seed_order": {"method": self.seed_method, "mse": self.seed_mse},
             "rounds": self.rounds,

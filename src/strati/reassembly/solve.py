@@ -1,4 +1,4 @@
-"""``strati.reassemble``: the order of the unlabelled layers of a residual network.
+"""The order of the unlabelled layers of a residual network, with data.
 
 Pairs by the weights where these tell them, then an order by a seed and repair; where the pairs are not
 told apart, or the order does not come out exact, a joint search with the data. Exact means that the
@@ -8,7 +8,7 @@ network reproduces its recorded outputs to rounding: a mean squared error below 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,18 +21,23 @@ from strati.reassembly.exhaustive import MOST, MOST_ORDERS, how_many, try_every
 from strati.reassembly.last_layer import by_likelihood
 from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
 from strati.reassembly.passes import Parts, stack
-from strati.reassembly.pieces import as_pieces, sort_all
+from strati.reassembly.pieces import sort_all
 from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import Round, insert, insertion_rows, sweep
 from strati.reassembly.result import Reassembly, Stage
 from strati.reassembly.seeds import Seed, seed_order
+from strati.reassembly.unique import uniqueness
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.passes import Floats, Ints
-    from strati.reassembly.pieces import PieceSet
+    from strati.reassembly.pieces import Piece, PieceSet
+    from strati.reassembly.unique import Uniqueness
 
 EXACT = 1e-10
 """Mean squared error, as a share of the variance of the outputs, below which an answer is exact."""
@@ -52,23 +57,13 @@ _MOST = 64
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to reassemble.
+class _Rows:
+    """The data in float32, in which all searching is done, and as they were recorded."""
 
-    Attributes:
-        activation: ``relu``, ``gelu`` (erf), ``gelu-tanh``, ``tanh`` or ``silu``.
-        pairing: A score of :class:`~strati.reassembly.pairing.Score`, ``"auto"`` (the paper's, then the
-            combined one, then the data) or ``"joint"`` (the data at once).
-        seed_order: A seed of :class:`~strati.reassembly.seeds.Seed`, or ``"auto"``.
-        seconds: No new start of the joint search after so long.
-        seed: Seed of all chance.
-    """
-
-    activation: str = "relu"
-    pairing: str = "auto"
-    seed_order: str = "auto"
-    seconds: float = 120.0
-    seed: int = 0
+    x: Floats
+    y: Floats
+    exact_x: NDArray[np.float64]
+    exact_y: NDArray[np.float64]
 
 
 @dataclass
@@ -98,53 +93,35 @@ class _State:
         self.stages[-1] = (*self.stages[-1][:3], self.mse)
 
 
-def reassemble(
-    pieces: object,
-    x: ArrayLike,
-    y: ArrayLike,
+def solve(
+    pieces: Sequence[Piece],
+    x: NDArray[Any],
+    y: NDArray[Any],
+    config: ReassembleConfig,
     *,
-    options: Options | None = None,
+    where: object = "pieces",
     load_seconds: float = 0.0,
     tick: Tick = silent,
-    **choices: Any,
 ) -> Reassembly:
     """Put the layers of a residual network back in order.
 
     Args:
-        pieces: A folder, or a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled.
+        pieces: The unlabelled layers.
         x: Inputs, rows x width.
         y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
-        options: How; single options may be given as keywords instead (``activation="gelu"``).
+        config: How.
+        where: What errors about the pieces name.
         load_seconds: Time already spent on reading, for the record.
         tick: Called as the work goes on.
-        choices: Fields of :class:`Options`.
-
-    Returns:
-        The permutation of the pieces, whether it is exact, and how it was found.
 
     Raises:
         BadInputError: The pieces make no network, or the data do not fit them.
-
-    Reference:
-        H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
-        regressions are strati's own (docs/reassemble.md).
-
-    Examples:
-        >>> import numpy as np
-        >>> rng = np.random.default_rng(0)
-        >>> W = [(rng.normal(size=s) / 3, rng.normal(size=s[0]) / 9) for s in [(8, 4), (4, 8)] * 3 + [(1, 4)]]
-        >>> x = z = rng.normal(size=(200, 4))
-        >>> for k in (0, 2, 4):
-        ...     z = z + np.maximum(z @ W[k][0].T + W[k][1], 0) @ W[k + 1][0].T + W[k + 1][1]
-        >>> y = z @ W[6][0].T + W[6][1]
-        >>> found = reassemble([W[k] for k in (3, 2, 6, 5, 0, 1, 4)], x, y)
-        >>> found.exact, found.permutation
-        (True, (4, 5, 1, 0, 6, 3, 2))
     """
-    chosen = options or Options(**_known(choices))
     began = time.perf_counter()
-    inputs, outputs = _data(x, y)
-    readings = sort_all(as_pieces(pieces), width=inputs.shape[1], outputs=outputs.shape[1])
+    exact_inputs, exact_outputs = _data(x, y)
+    inputs = np.ascontiguousarray(exact_inputs, dtype=np.float32)
+    outputs = np.ascontiguousarray(exact_outputs, dtype=np.float32)
+    readings = sort_all(pieces, width=inputs.shape[1], outputs=outputs.shape[1], where=where)
     _check_fit(readings[0], inputs, outputs)
     # the matrices are small: several BLAS threads gain nothing and, on a busy machine, wait for each other
     with threadpool_limits(limits=1, user_api="blas"):
@@ -153,10 +130,11 @@ def reassemble(
         best: Reassembly | None = None
         for number, reading in enumerate(readings):
             # half of the time left for each: the likeliest last layer is nearly always the one
-            left = chosen.seconds - (time.perf_counter() - began)
-            limited = replace(chosen, seconds=left / 2 if number + 1 < len(readings) else left)
-            parts = stack(reading, chosen.activation)
-            found = _solve(reading, parts, inputs, outputs, limited, load_seconds, began, tick)
+            left = config.seconds - (time.perf_counter() - began)
+            limited = replace(config, seconds=left / 2 if number + 1 < len(readings) else left)
+            parts = stack(reading, config.activation)
+            rows = _Rows(inputs, outputs, exact_inputs, exact_outputs)
+            found = _solve(reading, parts, rows, limited, load_seconds, began, tick)
             best = found if best is None or found.mse < best.mse else best
             if best.exact or left < 0:
                 break
@@ -167,13 +145,13 @@ def reassemble(
 def _solve(
     pieces: PieceSet,
     parts: Parts,
-    x: Floats,
-    y: Floats,
-    options: Options,
+    data: _Rows,
+    options: ReassembleConfig,
     load_seconds: float,
     began: float,
     tick: Tick,
 ) -> Reassembly:
+    x, y = data.x, data.y
     floor = EXACT * float(np.var(y, axis=0, dtype=np.float64).mean())
     pairing = _pairing(parts, options)
     seed = Seed.L1 if options.seed_order == "auto" else Seed(options.seed_order)
@@ -193,6 +171,14 @@ def _solve(
         _every(parts, rows, state, paired=not searched)
     solved = time.perf_counter() - began
     state.mse = parts.mse(state.ins, state.outs, x, y)
+    unique = None
+    if state.mse < floor:
+        unique = uniqueness(parts, state.ins, state.outs, data.exact_x, data.exact_y)
+        if not (np.array_equal(unique.ins, state.ins) and np.array_equal(unique.outs, state.outs)):
+            searched = True
+            state.ins, state.outs = unique.ins, unique.outs
+            state.mse = parts.mse(state.ins, state.outs, x, y)
+            state.add_round("float64", 1)
     seed_mse = parts.mse(*seeded, x, y)
     state.stages.insert(0, (f"seed: {seed}", *seeded, seed_mse))
     if searched:
@@ -205,6 +191,7 @@ def _solve(
         mse=state.mse,
         variance=floor / EXACT,
         exact=state.mse < floor,
+        unique=unique,
         pairing=pairing,
         searched=searched,
         seed_method=str(seed),
@@ -214,11 +201,11 @@ def _solve(
         load_seconds=load_seconds,
         solve_seconds=solved,
         check_seconds=time.perf_counter() - began - solved,
-        warnings=tuple(_warnings(parts, state, pairing, rows, floor)),
+        warnings=tuple(_warnings(parts, state, pairing, rows, floor) + _several(pieces, state, unique)),
     )
 
 
-def _pairing(parts: Parts, options: Options) -> Pairing:
+def _pairing(parts: Parts, options: ReassembleConfig) -> Pairing:
     """By the score asked for; left alone, the paper's if it separates, else all signals together."""
     if options.pairing not in ("auto", "joint"):
         return pair(parts, Score(options.pairing))
@@ -294,7 +281,12 @@ def _insertions(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor:
 
 
 def _search(
-    parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, options: Options, tick: Tick
+    parts: Parts,
+    rows: tuple[Floats, Floats],
+    state: _State,
+    floor: float,
+    options: ReassembleConfig,
+    tick: Tick,
 ) -> None:
     unknowns = len(parts.A) ** 2
     outputs = rows[1].shape[1]
@@ -326,7 +318,7 @@ def _every(parts: Parts, rows: tuple[Floats, Floats], state: _State, *, paired: 
         state.add_round("all arrangements", moved)
 
 
-def _data(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
+def _data(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     inputs, outputs = np.asarray(x), np.asarray(y)
     if inputs.ndim != 2 or outputs.ndim not in (1, 2):
         raise BadInputError(
@@ -344,7 +336,7 @@ def _data(x: ArrayLike, y: ArrayLike) -> tuple[Floats, Floats]:
             raise BadInputError("data", f"the {name} hold NaN or infinite values; fill or drop them")
     if not float(np.var(outputs, axis=0, dtype=np.float64).mean()) > 0:
         raise BadInputError("data", "the outputs are constant; they say nothing about the order")
-    return np.ascontiguousarray(inputs, dtype=np.float32), np.ascontiguousarray(outputs, dtype=np.float32)
+    return np.asarray(inputs, dtype=np.float64), np.asarray(outputs, dtype=np.float64)
 
 
 def _check_fit(pieces: PieceSet, x: Floats, y: Floats) -> None:
@@ -405,17 +397,29 @@ def _warnings(
     return found
 
 
+def _several(pieces: PieceSet, state: _State, unique: Uniqueness | None) -> list[Flag]:
+    """That the order, or some pairs, are one choice of several that the data do not tell apart."""
+    found: list[Flag] = []
+    if unique is None or not unique.exchanges:
+        return found
+    if unique.groups:
+        listed = "; ".join(", ".join(map(str, group)) for group in unique.groups)
+        text = f"this order is one of several: blocks {listed} can change places within the precision of the data"
+        found.append(Flag("order-not-unique", text))
+    swapped = [(e.a, e.b) for e in unique.exchanges if e.kind == "pair"]
+    if swapped:
+        listed = ", ".join(f"{a} and {b}" for a, b in swapped[:6]) + (", ..." if len(swapped) > 6 else "")
+        text = (
+            f"these pairs are one choice of several: blocks {listed} can exchange a piece within the precision "
+            "of the data"
+        )
+        found.append(Flag("pairs-not-unique", text))
+    return found
+
+
 def _other_activation(parts: Parts, state: _State, rows: tuple[Floats, Floats], floor: float) -> str | None:
     x, y = _some(rows, 500)
     for name, act in ACTIVATIONS.items():
         if name != parts.act.name and replace(parts, act=act).mse(state.ins, state.outs, x, y) < floor:
             return name
     return None
-
-
-def _known(choices: dict[str, Any]) -> dict[str, Any]:
-    known = {f.name for f in fields(Options)}
-    unknown = sorted(set(choices) - known)
-    if unknown:
-        raise TypeError(f"reassemble() has no option {unknown[0]!r}; there are: {', '.join(sorted(known))}")
-    return choices

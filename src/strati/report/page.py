@@ -7,14 +7,47 @@ text by the page's scripts, never as markup.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from strati._version import __version__
 from strati.errors import BadInputError
 from strati.report import assets
 from strati.report.pack import pack
+from strati.report.runs import read_run
 from strati.report.schemas import check_result
+from strati.run.files import write_atomic
+from strati.types import Result
+
+
+def write_report(
+    runs: Result | Mapping[str, Any] | str | os.PathLike[str] | Iterable[Any], path: str | os.PathLike[str]
+) -> list[dict[str, Any]]:
+    """Write one self-contained interactive page of results.
+
+    Args:
+        runs: One result or several: results in memory, JSON files that strati wrote, folders of studies (which are
+            audited first).
+        path: The HTML file to write, whole or not at all.
+
+    Returns:
+        The results that are on the page, in their JSON form.
+
+    Raises:
+        BadInputError: Something is not a result of strati, or the file cannot be written.
+
+    Examples:
+        >>> import numpy as np, strati, tempfile
+        >>> found = strati.scan({"fc.weight": np.random.default_rng(0).normal(size=(30, 20))})
+        >>> file = f"{tempfile.mkdtemp()}/page.html"
+        >>> [result["schema"] for result in write_report(found, file)]
+        ['strati.scan/1']
+    """
+    given = [runs] if isinstance(runs, Result | Mapping | str | os.PathLike) else list(runs)
+    results = [read_run(run) for run in given]
+    write_atomic(os.fspath(path), build_page(results))
+    return results
 
 
 def build_page(results: Sequence[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ noise the estimate is good to about ``1/M`` (eigenvalues repel, so their mean ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,6 +40,7 @@ class Bulk:
         level: The Tracy-Widom level of ``edge``.
         ks_distance: Kolmogorov-Smirnov distance of the law from the eigenvalues that are no spikes.
         size: Number of those.
+        capped: Half of the eigenvalues or more lie beyond the edge; ``spikes`` stops at half.
     """
 
     sigma: float
@@ -50,6 +51,7 @@ class Bulk:
     level: float
     ks_distance: float
     size: int
+    capped: bool = False
 
 
 def fit_bulk(
@@ -78,11 +80,13 @@ def fit_bulk(
     total = eigenvalues.size
     if total < _FEWEST or eigenvalues[-1] <= 0:
         return None
+    capped = False
     noise_edge = tracy_widom.upper_edge(rows, columns, level=level, matrices=matrices)
     spikes, seen = total // 4, set()
     variance = _match(eigenvalues[: total - spikes], total, rows, columns)
     for _ in range(_ROUNDS):
         spikes = int(total - np.searchsorted(eigenvalues, noise_edge * variance, side="right"))
+        capped = spikes > total // 2
         spikes = min(spikes, total // 2)
         if spikes in seen:
             break
@@ -90,6 +94,8 @@ def fit_bulk(
         kept = total - spikes
         share = spikes / matrices  # spikes take a direction on both sides of each matrix
         variance = _match(eigenvalues[:kept], kept, rows - share, columns - share)
+    if variance <= 0:  # the middle of the spectrum is null
+        return None
     sigma = float(np.sqrt(variance))
     q = rows / columns
     low, high = law.edges(q, sigma)
@@ -104,7 +110,26 @@ def fit_bulk(
         level=level,
         ks_distance=_ks(eigenvalues[:kept], rows - share, columns - share, sigma),
         size=kept,
+        capped=capped,
     )
+
+
+def without_nulls(eigenvalues: Eigenvalues, bulk: Bulk, nulls: int) -> Bulk:
+    """The bulk fitted anew without ``nulls`` quasi-null directions, which are no part of the noise.
+
+    The edges of the law stay those of the whole shape.
+    """
+    rest = fit_bulk(
+        eigenvalues.values[nulls:],
+        eigenvalues.rows,
+        eigenvalues.columns - round(nulls / eigenvalues.matrices),
+        matrices=eigenvalues.matrices,
+        level=bulk.level,
+    )
+    if rest is None:
+        return bulk
+    low, high = law.edges(eigenvalues.aspect, rest.sigma)
+    return replace(rest, lambda_minus=eigenvalues.rows * low, lambda_plus=eigenvalues.rows * high)
 
 
 def fit_random_part(eigenvalues: Eigenvalues, *, level: float = 0.01) -> Bulk | None:
@@ -119,9 +144,10 @@ def fit_random_part(eigenvalues: Eigenvalues, *, level: float = 0.01) -> Bulk | 
             level=level,
         )
     columns = max(round(gap.above / eigenvalues.matrices), 1)
+    rows = max(eigenvalues.rows - eigenvalues.empty[0], columns)  # zero rows add nothing to the noise
     return fit_bulk(
         eigenvalues.values[gap.below :],
-        eigenvalues.rows,
+        rows,
         columns,
         matrices=eigenvalues.matrices,
         level=level,

@@ -7,8 +7,12 @@ give the same bulk and the same largest eigenvalue. The entries can, so they are
 
 Three estimators, the most precise that applies. If a pure power law fits the upper half of the entries' sizes, its
 maximum-likelihood exponent (Hill 1975). If a generalised Pareto law fits it (a power law with a shifted start),
-that law's index ``xi = 1/mu`` (Grimshaw 1993). Otherwise the same index of the upper twentieth. Light-tailed
-entries (Gaussian, uniform, Laplace) have an index of zero or less.
+that law's index ``xi = 1/mu`` (Grimshaw 1993). Otherwise the same index of the upper twentieth, if the law fits
+there. Light-tailed entries (Gaussian, uniform, Laplace) have an index of zero or less.
+
+Entries on a lattice (weights rounded to fp8 or int4) share few sizes. Each size then stands for the cell that is
+rounded to it, and its entries are spread evenly over the cell; where the upper twentieth has only a few cells, no
+tail can be told from none, and none is named.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.spectra.generalised_pareto import fit as fit_generalised_pareto
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -26,10 +32,13 @@ if TYPE_CHECKING:
 _RANKS = 1 << 16  # quantiles kept; more would not change a verdict
 _FEWEST = 400
 _BODY, _TOP = 0.5, 0.05  # shares of the entries that the estimators use
-_KOLMOGOROV = (
-    1.3,
-    0.9,
-)  # largest KS distance times sqrt(n) at which a law with one or two fitted parameters stands
+# Largest KS distance times sqrt(n) at which a law with one or two fitted parameters stands; the last where the law
+# is a limit that the upper twentieth only comes near.
+_KOLMOGOROV = (1.3, 0.9, 1.6)
+_SHARED, _LEVELS = (
+    0.5,
+    8,
+)  # fewer sizes than this share of the entries are a lattice; fewer in the top tell nothing
 _LEAST_INDEX = 0.11  # the upper twentieth of Laplace entries gives 0.00, of products of Gaussians 0.03
 
 
@@ -98,6 +107,9 @@ def entry_tail(matrix: NDArray[Any]) -> EntryTail:
 
 
 def _judge(sizes: FloatArray) -> EntryTail:
+    sizes, coarse = _off_lattice(sizes)
+    if coarse:
+        return EntryTail(False, float("nan"), 0)
     start = sizes.size - int(_BODY * sizes.size)
     body = sizes[start:] / sizes[start]
     logs = np.log(body)
@@ -111,10 +123,31 @@ def _judge(sizes: FloatArray) -> EntryTail:
     top = sizes[start:] / sizes[start] - 1
     if np.count_nonzero(top) < top.size // 2 or _moment_index(top) < -0.05:  # quantised, or plainly light
         return EntryTail(False, float("nan"), top.size)
-    index, slope = _generalised_pareto(body - 1)
+    index, slope = fit_generalised_pareto(body - 1)
     if index > 0 and _distance(1 - (1 + slope * (body - 1)) ** (-1 / index)) * root < _KOLMOGOROV[1]:
         return _verdict(index, body.size)
-    return _verdict(_generalised_pareto(top)[0], top.size)
+    index, slope = fit_generalised_pareto(top)
+    if index > 0 and _distance(1 - (1 + slope * top) ** (-1 / index)) * np.sqrt(top.size) > _KOLMOGOROV[2]:
+        return EntryTail(False, float("nan"), top.size)  # a mixture of sizes, as of a diagonal and noise
+    return _verdict(index, top.size)
+
+
+def _off_lattice(sizes: FloatArray) -> tuple[FloatArray, bool]:
+    """Sizes that are shared spread over the cells of their lattice; whether the lattice is too coarse for a tail."""
+    starts = np.flatnonzero(np.diff(sizes, prepend=-1.0) > 0)
+    if starts.size > _SHARED * sizes.size:
+        return sizes, False
+    levels = sizes[starts]
+    if np.count_nonzero(starts >= (1 - _TOP) * sizes.size) < _LEVELS:
+        return sizes, True
+    middles = (levels[1:] + levels[:-1]) / 2
+    ends = np.concatenate(
+        [[max(levels[0] - (middles[0] - levels[0]), levels[0] / 2)], middles, [2 * levels[-1] - middles[-1]]]
+    )
+    counts = np.diff(np.append(starts, sizes.size))
+    place = (np.arange(sizes.size) - np.repeat(starts, counts) + 0.5) / np.repeat(counts, counts)
+    spread: FloatArray = np.repeat(ends[:-1], counts) + place * np.repeat(np.diff(ends), counts)
+    return spread, False
 
 
 def _verdict(index: float, size: int) -> EntryTail:
@@ -132,21 +165,6 @@ def _moment_index(excess: FloatArray) -> float:
     logs = np.log1p(excess)
     first, second = float(logs.mean()), float((logs**2).mean())
     return first + 1 - 0.5 / (1 - first**2 / second) if second > first**2 else -1.0
-
-
-def _generalised_pareto(excess: FloatArray) -> tuple[float, float]:
-    """Maximum-likelihood index ``xi`` and slope ``xi/scale``: a profile over the slope, on a grid, then finer."""
-    mean, largest = float(excess.mean()), float(excess.max())
-    grid = np.concatenate([-np.linspace(0.98, 0.02, 16) / largest, np.geomspace(1e-3, 30, 24) / mean])
-    thin = excess[:: max(excess.size // 4096, 1)]
-    found, slope = 0.0, 0.0
-    for values in (thin, thin, excess):
-        index = np.log1p(grid[:, None] * values[None, :]).mean(axis=1)
-        best = int(np.argmax(-np.log(np.maximum(index / grid, np.finfo(np.float64).tiny)) - index))
-        found, slope = float(index[best]), float(grid[best])
-        grid = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, grid.size - 1)], 9)[1:-1]
-        grid = grid[np.abs(grid) > 1e-9 / mean]
-    return found, slope
 
 
 def _thinned(sizes: FloatArray) -> FloatArray:

@@ -25,8 +25,10 @@ from strati.spectra.bulk import noise_limit
 
 if TYPE_CHECKING:
     from strati.spectra.bulk import Bulk
+    from strati.spectra.eigenvalues import Eigenvalues
     from strati.spectra.entries import EntryTail
     from strati.spectra.ranks import Gap
+    from strati.spectra.structure import Structure
     from strati.spectra.tail import Tail
 
 SET_APART = 1.4
@@ -57,7 +59,7 @@ class Verdict:
     Attributes:
         phase: The phase.
         reason: One sentence.
-        noise: The Marchenko-Pastur law alone explains the spectrum.
+        noise: The Marchenko-Pastur law alone explains the spectrum, its smallest eigenvalues included.
     """
 
     phase: Phase
@@ -69,29 +71,41 @@ def collapsed(gap: Gap) -> Verdict:
     """The verdict on a spectrum with a gap of many decades."""
     share = gap.below / (gap.below + gap.above)
     return Verdict(
-        Phase.RANK_COLLAPSE, f"{share:.0%} of the directions lie below a gap of {gap.decades:.1f} decades"
+        Phase.RANK_COLLAPSE,
+        f"{share:.0%} of the directions are no more than rounding of the weights' dtype"
+        if gap.rounding
+        else f"{share:.0%} of the directions lie below a gap of {gap.decades:.1f} decades",
     )
 
 
 def decide(
-    bulk: Bulk, largest: float, *, entries: EntryTail, tail: Tail | None = None, matrices: int = 1
+    bulk: Bulk,
+    found: Eigenvalues,
+    *,
+    entries: EntryTail,
+    tail: Tail | None = None,
+    structure: Structure | None = None,
+    nulls: int = 0,
 ) -> Verdict:
     """Decide the phase of a spectrum whose rank has not collapsed.
 
     Args:
         bulk: The fitted bulk.
-        largest: The largest eigenvalue.
+        found: The eigenvalues.
         entries: The tail of the entries.
         tail: The tail of the spectrum, if one was fitted.
-        matrices: How many matrices were pooled.
+        structure: What the matrix shows beyond independent entries of one variance.
+        nulls: Number of quasi-null directions.
     """
     if entries.heavy and entries.mu < 4:
         return Verdict(
             Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
         )
-    limit = noise_limit(bulk.size, matrices)
-    fits = bulk.ks_distance <= max(limit, GOOD_FIT)
-    reach = largest / bulk.lambda_plus
+    limit = noise_limit(bulk.size, found.matrices)
+    broken = ", ".join(structure.broken) if structure is not None else ""
+    fits = bulk.ks_distance <= max(limit, GOOD_FIT) or bool(broken)  # a bulk that the structure explains
+    widening = structure.widening if structure is not None else 1.0
+    reach = float(found.values[-1]) / (bulk.lambda_plus * widening)
     why = f"the bulk is not Marchenko-Pastur (KS {bulk.ks_distance:.3f}, noise stays below {limit:.3f})"
     share = bulk.spikes / (bulk.size + bulk.spikes)
     steep = tail is not None and tail.alpha < _TAIL_ALPHA
@@ -105,10 +119,16 @@ def decide(
             Phase.BULK_DECAY, f"the entries have a power-law tail with mu = {entries.mu:.2f}, above 4"
         )
     if bulk.spikes == 0:
-        noise = bulk.ks_distance <= limit
-        how = "and the Marchenko-Pastur law explains the bulk" if noise else f"but {why}"
+        law = bulk.ks_distance <= limit
+        how = "and the Marchenko-Pastur law explains the bulk" if law else f"but {why}"
+        if broken:
+            how = f"of noise with this structure: {broken}"
+        if nulls:
+            how += f"; {nulls} quasi-null direction{'s' if nulls > 1 else ''} noise would not leave"
         return Verdict(
-            Phase.RANDOM_LIKE, f"no eigenvalue lies beyond the Tracy-Widom edge, {how}", noise=noise
+            Phase.RANDOM_LIKE,
+            f"no eigenvalue lies beyond the {'edge' if broken else 'Tracy-Widom edge,'} {how}",
+            noise=law and not nulls and not broken,
         )
     if fits and reach <= SET_APART:
         return Verdict(
@@ -116,9 +136,10 @@ def decide(
             f"{bulk.spikes} beyond the Tracy-Widom edge, none further than {reach:.2f} times the bulk's edge",
         )
     if fits:
+        kind = f"a bulk of noise with structure ({broken})" if broken else "a Marchenko-Pastur bulk"
         return Verdict(
             Phase.BULK_SPIKES,
-            f"a Marchenko-Pastur bulk and {bulk.spikes} beyond it, the largest at {reach:.3g} times its edge",
+            f"{kind} and {bulk.spikes} beyond it, the largest at {reach:.3g} times its edge",
         )
     return Verdict(Phase.BULK_DECAY, f"{why} and decays into a tail of {bulk.spikes} beyond its edge")
 

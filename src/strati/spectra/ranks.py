@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.spectra.eigenvalues import COARSE
+
 if TYPE_CHECKING:
     from strati.spectra.eigenvalues import Eigenvalues
     from strati.types import FloatArray
 
-_COARSE = 1e-4  # dtypes with a larger spacing (half precision) make max(N, M) eps a share of order one
 _COLLAPSED_SHARE = 0.07  # language models carry 1 to 6 % of quasi-null directions without being collapsed
 _COLLAPSED_DECADES = 4.0
 
@@ -24,11 +25,13 @@ class Gap:
         decades: Its width in powers of ten of the eigenvalue.
         below: Number of eigenvalues below it.
         above: Number of eigenvalues above it.
+        rounding: What lies below is no more than rounding of the dtype.
     """
 
     decades: float
     below: int
     above: int
+    rounding: bool = False
 
     @property
     def collapsed(self) -> bool:
@@ -36,7 +39,10 @@ class Gap:
 
         The largest eigenvalues of heavy-tailed entries, or strong spikes, can lie decades above the rest; the
         chance of it falls with the power of their number. So the fewer lie above a gap, the wider it must be.
+        Directions that are rounding are none, however wide the gap.
         """
+        if self.rounding:
+            return True
         few = self.above < 0.1 * (self.above + self.below)
         needed = _COLLAPSED_DECADES * (2.0 if self.above < 3 else 1.5 if few else 1.0)
         return self.decades >= needed
@@ -51,6 +57,22 @@ def hard_rank(eigenvalues: Eigenvalues) -> int:
         1
     """
     return int(np.count_nonzero(np.sqrt(eigenvalues.values) > eigenvalues.tolerance))
+
+
+def unresolved(eigenvalues: Eigenvalues) -> int:
+    """Number of eigenvalues that are no more than rounding: of the weights' dtype, or of the computation.
+
+    Examples:
+        >>> from strati.spectra.eigenvalues import eigenvalues
+        >>> W = np.outer(np.arange(1, 9.0), np.arange(1, 7.0) / 7).astype(np.float32)
+        >>> unresolved(eigenvalues(W))
+        5
+    """
+    largest = float(eigenvalues.values[-1]) if eigenvalues.values.size else 0.0
+    exact = float(np.finfo(np.float64).eps)
+    # Eigenvalues of a Gram matrix are known to 1e-16 of the largest; float64 weights get singular values instead.
+    working = (16 * exact) ** 2 * largest if eigenvalues.epsilon < 1e-12 else 4 * exact * largest
+    return int(np.searchsorted(eigenvalues.values, max(eigenvalues.resolution**2, working), side="right"))
 
 
 def stable_rank(values: FloatArray) -> float:
@@ -75,7 +97,7 @@ def entropy(eigenvalues: Eigenvalues) -> float:
         1.0
     """
     values = eigenvalues.values
-    if eigenvalues.epsilon < _COARSE:
+    if eigenvalues.epsilon < COARSE:
         rank = hard_rank(eigenvalues)
     else:
         rank = int(np.count_nonzero(values > eigenvalues.rows * np.finfo(np.float64).eps * values[-1]))
@@ -89,7 +111,8 @@ def entropy(eigenvalues: Eigenvalues) -> float:
 def widest_gap(eigenvalues: Eigenvalues) -> Gap:
     """The widest gap with at least seven per cent of the directions, and two of them, below it.
 
-    What is zero to working precision counts as one rounding error of the largest eigenvalue.
+    What is zero to working precision counts as one rounding error of the largest eigenvalue. If that many
+    directions are no more than rounding of the weights' dtype, the gap is the one above them.
 
     Examples:
         >>> from strati.spectra.eigenvalues import eigenvalues
@@ -100,9 +123,16 @@ def widest_gap(eigenvalues: Eigenvalues) -> Gap:
     values = eigenvalues.values
     total = values.size
     least = max(int(np.ceil(_COLLAPSED_SHARE * total)), 2)
-    if total <= least or values[-1] <= 0:
+    if total < 2 or values[-1] <= 0:
         return Gap(0.0, 0, total)
     logs = np.log10(np.maximum(values / values[-1], np.finfo(np.float64).eps))
+    lost = unresolved(eigenvalues)
+    # Small eigenvalues belong to noise too: of square noise about 4/pi times the relative resolution.
+    usual = 4 / np.pi * eigenvalues.resolution / max(eigenvalues.extent, np.finfo(np.float64).tiny)
+    if total > lost >= max(_COLLAPSED_SHARE, 3 * usual) * total and (lost > 1 or 2 * lost >= total):
+        return Gap(float(logs[lost] - logs[lost - 1]), lost, total - lost, rounding=True)
+    if total <= least:
+        return Gap(0.0, 0, total)
     steps = np.diff(logs)[least - 1 :]
     widest = int(np.argmax(steps))
     below = widest + least

@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Condition
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from strati.errors import BadInputError
+from strati.options import nearest
 from strati.rng import derive
 from strati.spectra.spectrum import Spectrum, spectrum
+from strati.spectra.stored import matrices_of, stored_fields, stored_flags
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -75,10 +77,7 @@ class Scanned:
     def row(self) -> dict[str, Any]:
         """The layer's fields of the JSON form, in order, without eigenvalues."""
         layer, metrics = self.layer, self.spectrum.metrics()
-        flags = self.spectrum.warnings
-        if layer.quantised:
-            text = "the weights are dequantised: what is below the quantisation step is not theirs"
-            flags = (*flags, Flag("quantised", text))
+        flags = (*self.spectrum.warnings, *stored_flags(layer, self.spectrum))
         head = {
             "name": layer.name,
             "role": str(layer.role),
@@ -89,7 +88,7 @@ class Scanned:
             "aspect": max(layer.shape) / min(layer.shape) if min(layer.shape) else None,
             "parameters": layer.parameters,
         }
-        return head | metrics | {"view": layer.view, "warnings": flags}
+        return head | metrics | {"view": layer.view} | stored_fields(layer) | {"warnings": flags}
 
 
 @dataclass(frozen=True)
@@ -112,17 +111,21 @@ class Scan(Result):
     config: ScanConfig = field(default_factory=ScanConfig)
 
     def __getitem__(self, name: str) -> Spectrum:
-        """The spectrum of a layer by its name.
+        """The spectrum of a layer by its name, or by that of its module: ``fc1`` is ``fc1.weight``.
 
         Raises:
-            BadInputError: No layer has that name.
+            BadInputError: No layer has that name; the nearest one is named.
         """
-        if name not in self._by_name:
-            raise BadInputError(name, "no such layer in this scan")
-        return self._by_name[name].spectrum
+        found = self._find(name)
+        if found is None:
+            raise BadInputError(name, f"no such layer in this scan; {nearest(name, self._by_name)}")
+        return found.spectrum
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return isinstance(name, str) and self._find(name) is not None
+
+    def _find(self, name: str) -> Scanned | None:
+        return self._by_name.get(name) or self._by_name.get(f"{name}.weight")
 
     def __iter__(self) -> Iterator[Scanned]:
         return iter(self.layers)
@@ -239,7 +242,8 @@ def _run(layers: tuple[Layer, ...], config: ScanConfig, tick: Tick) -> list[Spec
         seed = derive(config.seed, "scan", layer.name) if config.bootstrap else 0
         dtype = None if layer.quantised else layer.dtype  # a quantised layer comes as what it is decoded to
         with room.for_bytes(_bytes(layer)):
-            found = spectrum(layer.matrices, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
+            source = partial(matrices_of, layer)
+            found = spectrum(source, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
         tick(layer.name)
         return found
 

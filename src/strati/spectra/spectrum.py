@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.spectra import ranks
-from strati.spectra.bulk import Bulk, fit_random_part, noise_limit
+from strati.spectra import flags, ranks
+from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_nulls
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
 from strati.spectra.phases import Phase, Verdict, collapsed, decide, universality_exponent
 from strati.spectra.quasi_null import quasi_null
-from strati.spectra.tail import FEWEST, Tail, fit_tail
+from strati.spectra.structure import Neighbours, evened, examine
+from strati.spectra.tail import Tail, fit_tail
 from strati.text import as_html
 from strati.types import Flag, jsonable
 
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.spectra.alternatives import Goodness
+    from strati.spectra.structure import Structure
     from strati.types import FloatArray
 
     Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Callable[[], Iterator[NDArray[Any]]]
 
-_FEW, _SHORT = 50, 20  # eigenvalues, and eigenvalues in the tail, below which a fit is shaky
 _FAR = 0.05  # share of spikes up to which a matrix is mostly noise
+_MANY_NULLS = 0.1  # share of quasi-null directions from which the bulk is no longer fitted around them
+_EQUAL = 1e-3  # singular values within this share of each other are one value
+_NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Spectrum:
         quasi_null: Number of quasi-null eigenvalues.
         warnings: What a reader must know.
         goodness: The bootstrap's verdict on the tail, if it was asked for.
+        structure: What the matrix shows beyond independent entries of one variance, if it shows it beyond chance.
     """
 
     found: Eigenvalues = field(repr=False)
@@ -62,6 +67,7 @@ class Spectrum:
     quasi_null: int | None
     warnings: tuple[Flag, ...]
     goodness: Goodness | None = None
+    structure: Structure | None = None
 
     @property
     def eigenvalues(self) -> FloatArray:
@@ -131,34 +137,58 @@ def spectrum(
         ('random-like', 200, ['noise-like'])
     """
     source = _source(W)
-    sizes = EntrySizes()
-    found = _eigenvalues(source(), dtype, look=sizes.add)
+    sizes, neighbours = EntrySizes(), Neighbours()
+
+    def look(matrix: NDArray[Any]) -> None:
+        sizes.add(matrix)
+        neighbours.add(matrix)
+
+    found = _eigenvalues(source(), dtype, look=look)
     if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
-        return Spectrum(found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, _warn(found))
+        return Spectrum(
+            found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, flags.of_eigenvalues(found)
+        )
     gap = ranks.widest_gap(found)
     live = found.values[
         max(int(np.searchsorted(found.values, _floor(found))), gap.below if gap.collapsed else 0) :
     ]
-    tail = fit_tail(live) if found.problem == "" else None
-    bulk = fit_random_part(found, level=level) if found.problem == "" else None
+    equal = found.problem == "" and _all_equal(live, found)
+    fitted = found.problem == "" and not equal
+    tail = fit_tail(live) if fitted else None
+    steep = tail is not None and tail.alpha >= _NO_EXPONENT
+    if steep:
+        tail = None
+    bulk = fit_random_part(found, level=level) if fitted else None
     entries = sizes.tail()
-    verdict, nulls = None, None
+    verdict, nulls, structure = None, None, None
     if bulk is not None:
-        if entries.heavy and 0 < bulk.spikes <= _FAR * found.values.size:
-            entries = _without_spikes(source, bulk, entries)
-        nulls = sum(quasi_null(part, found.rows, found.columns, bulk.sigma) for part in found.parts)
-    if gap.collapsed and found.problem == "":
+        nulls = _quasi_null(found, bulk.sigma)
+        if 0 < nulls < _MANY_NULLS * found.values.size and not gap.collapsed:
+            bulk = without_nulls(found, bulk, nulls)
+        doubt = bulk.spikes or nulls or neighbours.correlated(found)
+        doubt = doubt or bulk.ks_distance > noise_limit(bulk.size, found.matrices)
+        looked = examine(source, found, bulk, heavy=entries.heavy) if doubt and not gap.collapsed else None
+        if looked is not None:
+            bulk, structure = looked
+            # However uneven the rows: what is zero to rounding is no part of any noise.
+            narrow = bulk.sigma * float(np.sqrt(structure.narrowing))
+            nulls = max(_quasi_null(found, narrow), min(nulls, ranks.unresolved(found)))
+        if entries.heavy:
+            entries = _of_the_noise(source, bulk, entries, structure)
+    if gap.collapsed:
         verdict, nulls = collapsed(gap), max(nulls or 0, gap.below)
     elif bulk is not None:
-        largest = float(found.values[-1])
-        verdict = decide(bulk, largest, entries=entries, tail=tail, matrices=found.matrices)
+        verdict = decide(
+            bulk, found, entries=entries, tail=tail, structure=structure, nulls=nulls if nulls else 0
+        )
     goodness = None
     if bootstrap and tail is not None:
         from strati.spectra.alternatives import judge_tail
 
         goodness = judge_tail(live, tail, samples=bootstrap, seed=seed)
-    warnings = _warn(found, live.size, tail, bulk, verdict)
-    return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness)
+    warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk)
+    warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
+    return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
 
 
 def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
@@ -188,66 +218,41 @@ def _floor(found: Eigenvalues) -> float:
     return max(found.tolerance**2, working) if found.epsilon < 1e-5 else working
 
 
-def _without_spikes(
-    source: Callable[[], Iterator[NDArray[Any]]], bulk: Bulk, entries: EntryTail
+def _all_equal(live: FloatArray, found: Eigenvalues) -> bool:
+    """Whether the singular values that are not null are one value, to rounding or to one part in a thousand."""
+    if live.size < 3:
+        return False
+    low, high = float(np.sqrt(live[0])), float(np.sqrt(live[-1]))
+    return high - low <= max(_EQUAL * high, 2 * found.resolution)
+
+
+def _quasi_null(found: Eigenvalues, sigma: float) -> int:
+    return sum(quasi_null(part, found.rows, found.columns, sigma) for part in found.parts)
+
+
+def _of_the_noise(
+    source: Callable[[], Iterator[NDArray[Any]]], bulk: Bulk, entries: EntryTail, structure: Structure | None
 ) -> EntryTail:
-    """Whether the entries' tail outlives the removal of the signal: a strong spike is no heavy-tailed noise."""
+    """Whether the entries' tail is that of independent entries.
+
+    A strong spike, rows of unequal size or a strong diagonal put large entries where they are; without them, or
+    brought to one size, the entries must still have the tail.
+    """
+    light = EntryTail(False, float("nan"), entries.size)
+    if structure is not None and structure.regular:
+        return light
+    few = 0 < bulk.spikes <= _FAR * (bulk.spikes + bulk.size)
+    uneven = structure is not None and structure.sizes
+    if not few and not uneven:
+        return entries
     from strati.spectra.signal import split
 
     rest = EntrySizes()
     for matrix in source():
-        rest.add(split(matrix, edge=bulk.edge).noise)
+        part = split(matrix, edge=bulk.edge).noise if few else matrix
+        rest.add(evened(part) if uneven else part)
     tail = rest.tail()
     return entries if tail.heavy else tail
-
-
-def _warn(
-    found: Eigenvalues,
-    live: int = 0,
-    tail: Tail | None = None,
-    bulk: Bulk | None = None,
-    verdict: Verdict | None = None,
-) -> tuple[Flag, ...]:
-    """The warnings, most serious first."""
-    if found.problem == "not-finite":
-        return (Flag("not-finite", "some weights are NaN or infinite; nothing is computed"),)
-    if found.problem == "out-of-range":
-        return (
-            Flag("out-of-range", "the squares of the weights leave float64's range; rescale the weights"),
-        )
-    if found.values.size == 0:
-        return (Flag("empty", "the matrix has no entries"),)
-    flags = []
-    if found.problem == "constant":
-        flags.append(Flag("constant", "all weights are equal; there is no spectrum to fit"))
-    if found.problem == "" and live < _FEW:
-        what = "no tail is fitted" if live < FEWEST else "fits are rough"
-        flags.append(Flag("few-eigenvalues", f"only {live} eigenvalues are not null: {what}"))
-    if tail is not None and tail.size < _SHORT:
-        flags.append(Flag("short-tail", f"only {tail.size} eigenvalues are in the tail: alpha is unreliable"))
-    if verdict is not None and verdict.noise:
-        flags.append(
-            Flag(
-                "noise-like",
-                "the Marchenko-Pastur law of random entries explains the spectrum: alpha means nothing",
-            )
-        )
-    if bulk is not None and bulk.ks_distance > 3 * noise_limit(bulk.size, found.matrices):
-        flags.append(
-            Flag(
-                "no-bulk",
-                f"no Marchenko-Pastur bulk (KS {bulk.ks_distance:.2f}): mp_sigma and the edges are rough",
-            )
-        )
-    if found.rows * found.epsilon > 0.01:
-        flags.append(
-            Flag(
-                "coarse-dtype",
-                f"the weights' dtype resolves singular values down to {found.rows * found.epsilon:.2g} of the "
-                "largest at worst: hard_rank counts only those above",
-            )
-        )
-    return tuple(flags)
 
 
 def _measure(sp: Spectrum) -> dict[str, Any]:
@@ -317,4 +322,6 @@ def _evidence(sp: Spectrum, largest: float) -> dict[str, Any] | None:
         "gap_decades": sp.gap.decades,
         "share_below_gap": sp.gap.below / max(sp.found.values.size, 1),
         "entries_mu": sp.entries.mu if sp.entries.heavy else None,
+        "edge_widening": sp.structure.widening if sp.structure is not None else None,
+        "structure": list(sp.structure.broken) if sp.structure is not None else [],
     }

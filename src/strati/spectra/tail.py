@@ -9,10 +9,12 @@ compared with lives in :mod:`strati.spectra.alternatives`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from strati.spectra.tail_error import start_stderr
 
 if TYPE_CHECKING:
     from strati.types import FloatArray, IntArray
@@ -32,11 +34,13 @@ class Tail:
 
     Attributes:
         alpha: The exponent.
-        stderr: Its standard error, ``(alpha - 1)/sqrt(n)``.
+        stderr: Its standard error, the choice of ``xmin`` and a gradual start included
+            (:mod:`strati.spectra.tail_error`).
         xmin: Where the tail starts; itself an eigenvalue.
         ks_distance: Kolmogorov-Smirnov distance of the tail from the fit.
         size: Number ``n`` of eigenvalues in the tail.
         start: Index of ``xmin`` among the eigenvalues fitted.
+        formal_stderr: ``(alpha - 1)/sqrt(n)``, the error if ``xmin`` were known.
     """
 
     alpha: float
@@ -45,15 +49,17 @@ class Tail:
     ks_distance: float
     size: int
     start: int
+    formal_stderr: float = float("nan")
 
 
-def fit_tail(eigenvalues: FloatArray) -> Tail | None:
+def fit_tail(eigenvalues: FloatArray, *, error: bool = True) -> Tail | None:
     r"""Fit a power law to the upper end of ascending positive values.
 
     .. math:: \alpha = 1 + n \Big/ \sum_{\lambda_i \ge x_\min} \ln(\lambda_i / x_\min)
 
     Args:
         eigenvalues: Ascending and positive; leave out what is zero to working precision.
+        error: Work out the standard error; without it ``stderr`` is the formal one.
 
     Returns:
         The fit, or ``None`` when there are fewer than :data:`FEWEST` values or they are all equal.
@@ -73,14 +79,9 @@ def fit_tail(eigenvalues: FloatArray) -> Tail | None:
     if best < 0:
         return None
     size = eigenvalues.size - best
-    return Tail(
-        alpha=float(alphas[best]),
-        stderr=float((alphas[best] - 1) / np.sqrt(size)),
-        xmin=float(eigenvalues[best]),
-        ks_distance=distance,
-        size=size,
-        start=best,
-    )
+    formal = float((alphas[best] - 1) / np.sqrt(size))
+    tail = Tail(float(alphas[best]), formal, float(eigenvalues[best]), distance, size, best, formal)
+    return replace(tail, stderr=start_stderr(eigenvalues, tail)) if error else tail
 
 
 def exponents(logs: FloatArray) -> FloatArray:

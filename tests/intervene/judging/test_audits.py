@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 from strati.errors import BadInputError
-from strati.intervene.judging.audit import AuditOptions, audit
+from strati.intervene.judging.audit import audit
 from strati.intervene.study import Study
 
 ACCURACY = {"name": "accuracy", "chance": 0.1, "higher_is_better": True}
@@ -56,7 +57,8 @@ def made(rows: list[dict[str, Any]], performance: dict[str, Any] = ACCURACY) -> 
 
 
 def verdicts(study: Study, **options: Any) -> dict[str, Any]:
-    return {v.metric: v for v in audit(study, options=AuditOptions(resamples=200, **options)).verdicts}
+    found = audit(study, resamples=200, **options).verdicts
+    return {v.metric: v for v in found if v.intervention is None}
 
 
 def test_a_perfect_metric_and_noise() -> None:
@@ -64,10 +66,16 @@ def test_a_perfect_metric_and_noise() -> None:
     oracle, noise, same, moved = (found[k] for k in ("oracle", "noise", "same", "moved"))
     assert oracle.predicts_performance and oracle.separates_robust_from_critical
     assert oracle.tells_reinitialised_from_rerandomised and oracle.invariant
-    assert oracle.text.startswith("Use oracle: it goes with accuracy")
+    assert oracle.recommendation == "use"
+    assert oracle.text.startswith(
+        "Use oracle: correlates with accuracy and separates robust from critical layers"
+    )
     assert not noise.predicts_performance and not noise.separates_robust_from_critical
     assert not noise.tells_reinitialised_from_rerandomised and not noise.invariant
-    assert noise.text.startswith("Do not judge layers by noise")
+    assert noise.recommendation == "do-not-use" and noise.text.startswith(
+        "Do not use noise: does not correlate"
+    )
+    assert same.recommendation == "do-not-use" and "the same value everywhere" in same.text
     assert same.invariant and same.predicts_performance is None and not same.separates_robust_from_critical
     assert moved.predicts_performance and moved.invariant, "0.07 against 0.85 on critical points"
     assert all("\n" not in v.text for v in found.values())
@@ -77,7 +85,7 @@ def test_numbers_are_those_of_scipy() -> None:
     study = made(rows())
     table = study.frame()
     table = table[table["intervention"] != "intact"]
-    found = {(r.metric, r.layer): r for r in audit(study, options=AuditOptions(resamples=100)).metrics}
+    found = {(r.metric, r.layer): r for r in audit(study, resamples=100).metrics if r.intervention is None}
     for where, part in (
         (None, table),
         ("fc1", table[table["layer"] == "fc1"]),
@@ -93,11 +101,11 @@ def test_numbers_are_those_of_scipy() -> None:
         left = part["performance"] - line.intercept - line.slope * part["noise"]
         assert row.rmse == pytest.approx(float(np.sqrt((left**2).mean())))
         assert row.spearman_ci is not None and row.spearman_ci[0] <= row.spearman <= row.spearman_ci[1]
-        assert row.resampled == "networks"
+        assert "networks" in row.resampled and ("layers" in row.resampled) == (where != "fc1")
 
 
 def test_a_correlation_that_layer_types_make_is_seen_through() -> None:
-    found = rows(kinds=("rerandomise",))
+    found = rows(networks=40, kinds=("rerandomise",))
     rng = np.random.default_rng(3)
     for row in found:  # type b survives, type a does not; the metric knows the type and nothing else
         if row["intervention"] == "rerandomise":
@@ -106,7 +114,8 @@ def test_a_correlation_that_layer_types_make_is_seen_through() -> None:
     verdict = verdicts(made(found))["kind"]
     pooled = next(r for r in audit(made(found)).metrics if r.metric == "kind" and r.layer is None)
     assert pooled.spearman is not None and pooled.spearman > 0.7
-    assert verdict.predicts_performance is False
+    assert pooled.spearman_ci is not None and pooled.spearman_ci[0] < 0.0, "two types are no evidence"
+    assert verdict.predicts_performance is False and verdict.recommendation == "do-not-use"
     assert "types make the correlation" in verdict.text
     assert verdict.tells_reinitialised_from_rerandomised is None, "there is no re-initialised layer"
 
@@ -119,10 +128,10 @@ def test_classes_and_thresholds() -> None:
     part = [r["performance"] for r in rows() if r["layer"] == "fc0" and r["intervention"] == "rerandomise"]
     assert row.performance_mean == pytest.approx(np.mean(part))
     assert row.performance_sem == pytest.approx(stats.sem(part))
-    loose = audit(made(rows()), options=AuditOptions(robust=0.01, critical=0.0, resamples=10)).layers
+    loose = audit(made(rows()), robust=0.01, critical=0.0, resamples=10).layers
     assert {r.layer_class for r in loose} == {"robust"}
     with pytest.raises(BadInputError, match="has to be below"):
-        audit(made(rows()), options=AuditOptions(robust=0.4))
+        audit(made(rows()), robust=0.4)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,7 @@ def test_missing_values_and_few_points_give_null_not_numbers() -> None:
     for row in found:
         row["noise"] = None
     result = audit(made(found))
-    by_key = {(r.metric, r.layer): r for r in result.metrics}
+    by_key = {(r.metric, r.layer): r for r in result.metrics if r.intervention is None}
     assert by_key[("noise", None)].n == 0 and by_key[("noise", None)].spearman is None
     assert by_key[("oracle", "fc0")].spearman is None and by_key[("oracle", "fc0")].n == 2
     assert "noise" not in {v.metric for v in result.verdicts}
@@ -193,3 +202,150 @@ def test_a_study_without_changed_layers_is_refused() -> None:
     only = [row for row in rows() if row["intervention"] == "intact"]
     with pytest.raises(BadInputError, match="no changed layer"):
         audit(made(only))
+
+
+# --- what the study can and cannot tell ---
+
+
+def flat(
+    networks: int, layers: int, seed: int = 0, *, kinds: tuple[str, ...] = ("rerandomise",)
+) -> list[dict[str, Any]]:
+    """Points without ``setting``, performance between chance and intact at random in every one of them."""
+    rng = np.random.default_rng(seed)
+    place = {"type": "linear", "draw": 0, "status": "done", "intact_performance": 0.95}
+    return [
+        place
+        | {"network": f"n{n}", "layer": f"fc{k}", "intervention": kind, "performance": rng.uniform(0.1, 0.95)}
+        for n in range(networks)
+        for k in range(layers)
+        for kind in kinds
+    ]
+
+
+def judged(found: list[dict[str, Any]], measure: dict[str, Any] = ACCURACY) -> dict[str, Any]:
+    return {v.metric: v for v in audit(made(found, measure)).verdicts if v.intervention is None}
+
+
+def test_ten_points_cannot_tell_and_three_give_no_verdict() -> None:
+    for networks, layers in ((2, 5), (1, 3)):
+        found = flat(networks, layers)
+        rng = np.random.default_rng(5)
+        for row in found:
+            row["metric"] = row["performance"] + 0.8 * rng.standard_normal()
+        verdict = judged(found)["metric"]
+        assert verdict.recommendation == "unknown" and verdict.n == networks * layers
+        assert verdict.text.startswith(f"Cannot tell from n = {networks * layers}")
+        assert verdict.predicts_performance is None and verdict.separates_robust_from_critical is None
+
+
+def test_a_correlation_that_layers_make_is_seen_through() -> None:
+    """Layer means of metric and performance in the same order by chance; within layers nothing."""
+    found, rng = flat(30, 4), np.random.default_rng(2)
+    for row in found:
+        depth = int(row["layer"][2:])
+        row["performance"] = 0.15 + 0.22 * depth + 0.05 * rng.standard_normal()
+        row["metric"] = depth + 0.3 * rng.standard_normal()
+    pooled = next(r for r in audit(made(found)).metrics if r.layer is None)
+    assert pooled.spearman is not None and pooled.spearman > 0.9
+    assert pooled.spearman_ci is not None and pooled.spearman_ci[0] < 0.0, "four layers have 24 orders"
+    assert pooled.spearman_within is not None and abs(pooled.spearman_within) < 0.2
+    assert judged(found)["metric"].recommendation in ("unknown", "do-not-use")
+
+
+def test_many_layers_of_one_network_are_evidence_of_their_own() -> None:
+    found, rng = flat(1, 40), np.random.default_rng(1)
+    for row in found:
+        row["metric"] = row["performance"] + 0.1 * rng.standard_normal()
+    verdict = judged(found)["metric"]
+    assert verdict.recommendation == "use" and verdict.spearman_within_layers is None
+
+
+def test_a_divergence_that_goes_with_lower_loss_is_remarked_on() -> None:
+    found = flat(12, 4)
+    for row in found:
+        row["performance"], row["intact_performance"] = 0.2 + 2.0 * (0.95 - row["performance"]), 0.2
+        row["js_divergence"] = -row["performance"]
+        row["distance"] = row["performance"]
+    loss = {"name": "loss", "chance": 2.3, "higher_is_better": False}
+    verdicts = judged(found, loss)
+    odd, fine = verdicts["js_divergence"], verdicts["distance"]
+    assert odd.unexpected_sign and odd.recommendation == "use-with-care"
+    assert "measures damage, yet more of it goes with better loss" in odd.text
+    assert not fine.unexpected_sign and fine.recommendation == "use"
+
+
+def test_interventions_are_judged_together_and_each_by_itself() -> None:
+    kinds = ("reinitialise", "rerandomise")
+    found, rng = flat(12, 4, kinds=kinds), np.random.default_rng(2)
+    for row in found:  # tells the interventions apart, and goes with performance when re-randomised
+        own = row["intervention"] == "rerandomise"
+        row["metric"] = (row["performance"] if own else rng.uniform()) + 10.0 * own
+        row["label"] = 10.0 * own + rng.standard_normal()
+    result = audit(made(found))
+    by = {(v.metric, v.intervention): v for v in result.verdicts}
+    assert set(by) == {(m, k) for m in ("metric", "label") for k in (None, *kinds)}
+    assert (
+        by["metric", "rerandomise"].predicts_performance
+        and not by["metric", "reinitialise"].predicts_performance
+    )
+    assert by["label", None].recommendation == "distinguish-only"
+    assert by["label", None].text.startswith(
+        "Use label only to tell re-initialised from re-randomised layers"
+    )
+    rows = {(r.metric, r.layer, r.intervention) for r in result.metrics}
+    assert ("metric", "fc1", "rerandomise") in rows and ("metric", None, None) in rows
+
+
+def test_layers_sort_as_people_count() -> None:
+    found = flat(3, 12)
+    for row in found:
+        row["metric"] = row["performance"]
+    result = audit(made(found))
+    names = [f"fc{k}" for k in range(12)]
+    assert [r.layer for r in result.layers] == names
+    assert [r.layer for r in result.metrics if r.layer is not None][1:] == names
+    assert list(dict.fromkeys(result.study.frame()["layer"])) == names
+
+
+def test_the_table_shows_intervals_as_they_are() -> None:
+    import io
+
+    from rich.console import Console
+
+    found = flat(4, 3)
+    for row in found:
+        row["metric"] = row["performance"] % 0.01
+    console = Console(file=io.StringIO(), width=160, markup=False)
+    console.print(audit(made(found)).summary())
+    assert "\\[" not in console.file.getvalue() and re.search(
+        r" \[-?[01]\.[0-9]{2}, -?[01]\.[0-9]{2}\] ", console.file.getvalue()
+    )
+
+
+@pytest.fixture(scope="module")
+def calibrate() -> Any:
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).resolve().parents[3] / "tools" / "calibrate_audit.py"
+    spec = importlib.util.spec_from_file_location("calibrate_audit", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("kind", ["noise", "layers"])
+def test_worthless_metrics_are_hardly_ever_praised(calibrate: Any, kind: str) -> None:
+    """Twelve studies of 24 metrics each; at a rate of 0.05 three or more praise one with probability 0.02.
+
+    The intervals of 288 metrics exclude zero at a rate of about 0.05 (but the 24 of a study share their
+    performance): above 0.12 is out of the question.
+    """
+    found = calibrate.rates(3, 4, kind, 12, draws=2)
+    assert found["praised"] <= 2 / 12 and found["interval"] <= 0.12
+
+
+def test_a_metric_of_rho_0_7_is_found(calibrate: Any) -> None:
+    """All of four studies of 10 networks x 6 layers x 3 points with as much spread within layers as between."""
+    assert calibrate.rates(10, 6, "rho", 4, within=1.0, draws=2)["use"] == 1.0

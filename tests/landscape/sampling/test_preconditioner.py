@@ -9,9 +9,10 @@ from torch.func import jacrev
 
 import strati
 from strati.landscape.behaviour import behavioural_loss, gauss_newton_matrix
+from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig
 from strati.landscape.sampling.gauss_newton import closed_form
+from strati.landscape.sampling.posterior import localised
 from strati.landscape.sampling.preconditioner import kronecker
-from strati.landscape.sampling.samplers import DENSE_LIMIT, LLCConfig, localised
 
 
 @pytest.mark.parametrize(("kind", "rows"), [("mse", 30), ("kl", 1)])

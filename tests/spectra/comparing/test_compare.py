@@ -75,10 +75,11 @@ def test_one_low_rank_update_is_found_where_it_is(trained: dict[str, np.ndarray]
     save_file(changed, tmp_path / "tuned.safetensors")
     result = strati.compare(TRAINED, tmp_path / "tuned.safetensors")
     by_name = {layer.name: layer for layer in result.layers}
-    assert by_name["2.weight"].update_hard_rank == 2
+    assert (by_name["2.weight"].update_rank, by_name["2.weight"].update_kind) == (2, "low-rank")
     assert by_name["0.weight"].relative_change == 0
+    assert by_name["0.weight"].update_kind == "untouched"
     assert "1 of 6 shared tensors moved" in result.text()
-    assert "Most moved: 2.weight" in result.text()
+    assert "One layer moved: 2.weight" in result.text()
 
 
 def test_series(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -115,11 +116,11 @@ def test_small_against_large(tmp_path: Path) -> None:
         return path
 
     result = strati.compare(save(3, 40, "layers"), save(7, 60, "layers"))
-    assert result.matched_by == "role and depth"
+    assert result.matched_by == "role, block and place"
     assert result.layers[0].relative_change is None
     assert result.layers[0].spectral_distance is not None
     assert {flag.code for flag in result.warnings} == {"unmatched-layers", "shapes-differ"}
-    assert result.layers[-1].names[1].startswith("layers.6.")
+    assert result.layers[-1].partner[0].startswith("layers.6.")
 
 
 def test_nan_weights_never_crash(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -185,3 +186,101 @@ def test_minilm_and_its_descendant_move_as_measured() -> None:
     assert (moved.moved, moved.shared) == (101, 103)
     assert moved.median_relative_change == pytest.approx(0.011, abs=0.001)
     assert set(moved.untouched) == {"pooler.dense.weight", "pooler.dense.bias"}
+
+
+def resnet(path: Path, blocks: int, seed: int = 0) -> Path:
+    """A CIFAR ResNet of 6 n + 2 layers by its names and shapes, narrow, with its stem and head."""
+    rng = np.random.default_rng(seed)
+    widths = (4, 8, 16)
+    shapes = {"conv1.weight": (4, 3, 3, 3)}
+    before = 4
+    for stage, width in enumerate(widths, 1):
+        for block in range(blocks):
+            shapes[f"layer{stage}.{block}.conv1.weight"] = (width, before, 3, 3)
+            shapes[f"layer{stage}.{block}.conv2.weight"] = (width, width, 3, 3)
+            before = width
+    shapes["linear.weight"] = (10, 16)
+    save_file({f"module.{k}": rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}, path)
+    return path
+
+
+def test_resnet_32_against_56_pairs_what_belongs_together(tmp_path: Path) -> None:
+    result = strati.compare(resnet(tmp_path / "32.safetensors", 5), resnet(tmp_path / "56.safetensors", 9))
+    assert len(result.layers) == 32
+    for layer in json.loads(result.to_json())["layers"]:
+        (partner,) = layer["partner"]
+        mine, other = layer["name"].removeprefix("module."), partner.removeprefix("module.")
+        if mine.startswith("layer"):
+            assert mine.split(".")[0] == other.split(".")[0]
+            assert mine.split(".")[2] == other.split(".")[2]
+        else:
+            assert mine == other
+        assert layer["relative_change"] is not None  # all shapes agree, as they must for the right partners
+    assert {u.network for u in result.unmatched} == {1}
+    assert len(result.unmatched) == 24
+
+
+def test_partners_and_errors_are_in_the_table(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    result = strati.compare(resnet(tmp_path / "20.safetensors", 3), resnet(tmp_path / "32.safetensors", 5))
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(result.summary())
+    shown = captured.get()
+    row = next(line for line in shown.split("\n") if line.strip().startswith("module.layer2.1.conv2"))
+    assert "module.layer2.2.conv2" in row
+    assert "±" in row
+    frame = result.frame()
+    assert frame["partner"].iloc[0] == "module.conv1.weight"
+    assert "alpha_stderr_1" in frame.columns
+    assert "few-eigenvalues" in frame["warnings"].iloc[0]
+
+
+def test_warnings_of_either_network_are_kept(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
+    flat = dict(trained)
+    flat["2.weight"] = np.full_like(trained["2.weight"], 0.5)
+    save_file(flat, tmp_path / "flat.safetensors")
+    layer = strati.compare(TRAINED, tmp_path / "flat.safetensors").layers[1]
+    constant = [flag for flag in layer.warnings if flag.code == "constant"]
+    assert [flag.text.split(":")[0] for flag in constant] == ["network 1"]
+
+
+def test_median_most_and_least_are_of_the_same_layers() -> None:
+    """Biases move too; the sentence speaks of layers alone, so the median lies between its ends."""
+    import re
+
+    text = strati.compare(INITIAL, TRAINED).text()
+    median, most, least = (
+        float(x)
+        for x in re.search(
+            r"median ([\d.]+)%; most: \S+ \(([\d.]+)%\); least: \S+ \(([\d.]+)%\)", text
+        ).groups()
+    )
+    assert least <= median <= most
+
+
+def test_a_phase_that_is_not_known_is_not_random_like(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
+    start = load_file(INITIAL)
+    broken = dict(trained)
+    broken["0.weight"] = np.full_like(trained["0.weight"], np.nan)
+    save_file(start, tmp_path / "step-0.safetensors")
+    save_file(broken, tmp_path / "step-1.safetensors")
+    result = strati.compare(tmp_path / "step-0.safetensors", tmp_path / "step-1.safetensors", series=True)
+    assert result.series is not None
+    assert result.series.layers[0].phase == ("random-like", None)
+    assert "0.weight ends random-like" not in result.text()
+    assert "0.weight was last random-like; its last phase is not known" in result.text()
+
+
+def test_options_follow_the_one_rule() -> None:
+    config = strati.CompareConfig(eigenvalues=True)
+    assert "eigenvalues" in strati.compare(INITIAL, TRAINED, config=config).to_dict()["layers"][0]
+    assert (
+        "eigenvalues"
+        not in strati.compare(INITIAL, TRAINED, config=config, eigenvalues=False).to_dict()["layers"][0]
+    )
+    with pytest.raises(BadInputError, match="did you mean 'series'"):
+        strati.compare(INITIAL, TRAINED, serie=True)
+    with pytest.raises(BadInputError, match="merge"):
+        strati.compare(INITIAL, TRAINED, INITIAL, series=True, merge=True)

@@ -2,7 +2,7 @@
 
 Follows robust-and-critical-layers: over the changed networks of a layer, how a metric goes with performance; whether
 it stays put when performance does; whether it tells robust from critical layers and re-initialised from
-re-randomised ones. Pooled, per layer and per layer type, each number with its interval.
+re-randomised ones. Pooled, per layer, per layer type and per intervention, each number with its interval.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.errors import BadInputError
+from strati.intervene.judging.evidence import Evidence, correlation_nulls, evidence_of, fisher, half_widths
 from strati.intervene.judging.retained import classify, retained_share
-from strati.intervene.judging.statistics import cluster, estimate, kendall, linear_rmse, spearman, weights_of
-from strati.intervene.judging.verdicts import Verdict, verdict_of
+from strati.intervene.judging.statistics import rank_correlations, rmse_intervals
+from strati.intervene.judging.verdicts import Case, Verdict, typical_changes, verdict_of
 from strati.intervene.study import Study, load_study
+from strati.options import resolve
+from strati.text import natural
 from strati.types import Result
 
 if TYPE_CHECKING:
@@ -29,18 +32,19 @@ Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True)
-class AuditOptions:
-    """Thresholds and resampling.
+class AuditConfig:
+    """Thresholds and shuffles.
 
     Args:
         robust: At least this share of performance retained is robust.
         critical: At most this share is critical.
-        resamples: Bootstrap resamples.
+        resamples: Shuffled studies that intervals and recommendations are held against.
         level: Level of the confidence intervals.
-        seed: Seed of the bootstrap.
-        invariant: A metric that moves less than this share of itself on robust points is invariant.
+        seed: Random seed.
+        invariant: A metric that changes by less than this share of itself on robust points is invariant.
         strong: |Spearman| from which a metric is said to predict performance.
         separates: Area under the ROC curve from which it is said to tell two kinds apart.
+        false_praise: Chance that a study of metrics that have nothing to do with performance recommends any of them.
     """
 
     robust: float = 0.9
@@ -51,6 +55,7 @@ class AuditOptions:
     invariant: float = 0.1
     strong: float = 0.5
     separates: float = 0.8
+    false_praise: float = 0.02
 
     def check(self) -> None:
         """Refuse thresholds that contradict each other.
@@ -62,13 +67,18 @@ class AuditOptions:
             raise BadInputError(
                 "audit", f"critical ({self.critical:g}) has to be below robust ({self.robust:g})"
             )
-        if not (self.resamples >= 1 and 0 < self.level < 1):
-            raise BadInputError("audit", "needs at least one resample and a level between 0 and 1")
+        if not (self.resamples >= 1 and 0 < self.level < 1 and 0 < self.false_praise < 1):
+            why = "needs at least one resample, and a level and a rate of false praise between 0 and 1"
+            raise BadInputError("audit", why)
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """How a metric goes with performance, over one layer's points, one type's, or all (``layer`` is ``None``)."""
+    """How a metric goes with performance, over one layer's points, one type's, or all (``layer`` is ``None``).
+
+    ``intervention`` is the one whose points these are, ``None`` for all; ``resampled`` says what is shuffled for the
+    intervals. ``spearman_within`` is the correlation within layers, of rows that hold several.
+    """
 
     metric: str
     layer: str | None
@@ -80,6 +90,9 @@ class MetricRow:
     rmse_ci: Interval
     n: int
     resampled: str
+    intervention: str | None = None
+    spearman_within: float | None = None
+    spearman_within_ci: Interval = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ class Audit(Result):
     means: tuple[MeanRow, ...]
     layers: tuple[LayerRow, ...]
     verdicts: tuple[Verdict, ...]
-    options: AuditOptions
+    config: AuditConfig
 
     @property
     def failed(self) -> int:
@@ -140,7 +153,7 @@ class Audit(Result):
             "layers": [row.as_dict() for row in self.layers],
             "verdicts": self.verdicts,
             "performance": dict(self.study.performance) | {"intact": intact_performance(self.study)},
-            "thresholds": self.options,
+            "thresholds": self.config,
             "points": [_point(row, self.study.metrics) for row in self.study.rows if row["status"] == "done"],
         }
 
@@ -161,19 +174,20 @@ class Audit(Result):
         return self.study.plot(metric=metric, **options)
 
 
-def audit(source: str | Path | Study, *, options: AuditOptions | None = None) -> Audit:
+def audit(source: str | Path | Study, *, config: AuditConfig | None = None, **options: Any) -> Audit:
     """Say what the metrics of a study are worth.
 
     Args:
         source: The study, or the folder it is kept in; an unfinished one is audited as far as it got.
-        options: Thresholds, resamples, seed.
+        config: Thresholds, shuffles, seed.
+        **options: Fields of :class:`AuditConfig` by name; they win over ``config``.
 
     Raises:
         BadInputError: No study there, or no point of it succeeded.
 
     Examples:
         >>> rows = [
-        ...     {"network": f"n{i}", "layer": "fc1", "type": "linear", "intervention": kind, "draw": 0,
+        ...     {"network": f"n{i}", "layer": "fc1", "type": "linear", "intervention": kind, "setting": None, "draw": 0,
         ...      "status": "done", "performance": 0.9 - 0.8 * (kind == "rerandomise") - 0.01 * i,
         ...      "intact_performance": 0.95, "moved": i + 9.0 * (kind == "rerandomise")}
         ...     for i in range(8) for kind in ("reinitialise", "rerandomise")]
@@ -184,22 +198,42 @@ def audit(source: str | Path | Study, *, options: AuditOptions | None = None) ->
         >>> found.metrics[0].metric, found.metrics[0].spearman
         ('moved', -1.0)
     """
-    options = options or AuditOptions()
-    options.check()
+    config = resolve(AuditConfig, config, options, of="audit")
+    config.check()
     study = source if isinstance(source, Study) else load_study(source)
     table = study.frame()
     table = table[table["status"] == "done"].reset_index(drop=True)
-    if not (table["intervention"] != "intact").any():
+    points = table[table["intervention"] != "intact"].reset_index(drop=True)
+    if len(points) == 0:
         why = f"no changed layer has been measured ({study.failed} of {study.units} points failed); run the study first"
         raise BadInputError(study.store or study.name, why)
     table["retained"] = retained_share(table, study.performance)
-    rows = [row for name in study.metrics for row in _metric_rows(table, name, options)]
-    layers = _layer_rows(table, options)
-    verdicts = [verdict_of(table, name, rows, study.performance, options) for name in study.metrics]
-    means = [_mean_row(name, rows) for name in study.metrics]
-    return Audit(
-        study, tuple(rows), tuple(means), tuple(layers), tuple(v for v in verdicts if v is not None), options
-    )
+    points = table[table["intervention"] != "intact"].reset_index(drop=True)
+    parts: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
+    kinds = sorted(set(points["intervention"]))
+    if len(kinds) > 1:
+        parts += [(kind, points[points["intervention"] == kind].reset_index(drop=True)) for kind in kinds]
+    names = study.metrics
+    rows: list[MetricRow] = []
+    verdicts: list[Verdict] = []
+    for kind, part in parts:
+        rate = _share(kind, len(kinds)) * config.false_praise
+        found = evidence_of(part, names, config, rate, kind)
+        own = [row for group in _groups(part) for row in _metric_rows(*group, kind, names, config, found)]
+        rows += own
+        verdicts += _verdicts(table, part, kind, own, found, study.performance, config)
+    means = [_mean_row(name, rows) for name in names]
+    order = {name: i for i, name in enumerate(names)}
+    rows.sort(key=lambda row: order[row.metric])
+    verdicts.sort(key=lambda verdict: order[verdict.metric])
+    return Audit(study, tuple(rows), tuple(means), tuple(_layer_rows(table, config)), tuple(verdicts), config)
+
+
+def _share(intervention: str | None, count: int) -> float:
+    """The part of the rate of false praise that the pooled verdicts may use up; the rest is the interventions'."""
+    if count == 1:
+        return 1.0
+    return 0.8 if intervention is None else 0.2 / count
 
 
 def intact_performance(study: Study) -> float | None:
@@ -208,31 +242,88 @@ def intact_performance(study: Study) -> float | None:
     return float(np.mean(list(by_network.values()))) if by_network else None
 
 
-def _metric_rows(table: pd.DataFrame, name: str, options: AuditOptions) -> list[MetricRow]:
-    points = table[(table["intervention"] != "intact") & table[name].notna()]
-    groups: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
-    groups += [(f"type:{kind}", part) for kind, part in points.groupby("type", sort=True)]
-    groups += [(str(layer), part) for layer, part in points.groupby("layer", sort=True)]
-    return [_metric_row(name, where, part, options) for where, part in groups]
+def _groups(points: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
+    found: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
+    found += [(f"type:{kind}", part) for kind, part in points.groupby("type", sort=True)]
+    layers = {str(layer): part for layer, part in points.groupby("layer", sort=False)}
+    return found + [(layer, layers[layer]) for layer in sorted(layers, key=natural)]
 
 
-def _metric_row(name: str, where: str | None, points: pd.DataFrame, options: AuditOptions) -> MetricRow:
-    x, y = points[name].to_numpy(float), points["performance"].to_numpy(float)
-    if len(x) < 3:  # two points always lie on a line
-        return MetricRow(name, where, None, None, None, None, None, None, len(x), "points")
-    unit, clusters = cluster(points)
-    weights = weights_of(clusters, options.resamples, options.seed, name, where)
-    found = [estimate(f(x, y, weights), options.level) for f in (spearman, kendall, linear_rmse)]
-    rho, tau, rmse = found
-    return MetricRow(
-        *(name, where, rho.value, rho.interval, tau.value, tau.interval, rmse.value, rmse.interval),
-        len(x),
-        unit,
-    )
+def _metric_rows(
+    where: str | None,
+    points: pd.DataFrame,
+    intervention: str | None,
+    names: tuple[str, ...],
+    config: AuditConfig,
+    found: Mapping[str, Evidence],
+) -> list[MetricRow]:
+    values, y = points[list(names)].to_numpy(float), points["performance"].to_numpy(float)
+    nulls = correlation_nulls(points, values, config, intervention, where)
+    # to first order tau is 2/3 of rho in shuffled studies
+    wide, narrow = half_widths(nulls, config.level), half_widths(2.0 / 3.0 * nulls, config.level)
+    errors = rmse_intervals(points, values, y, config, intervention, where)
+    rhos, taus = rank_correlations(values, y)
+    resampled = _resampled(points)
+    rows = []
+    for i, name in enumerate(names):
+        count = int(np.isfinite(values[:, i]).sum())
+        if count < 3:  # two points always lie on a line
+            rows.append(MetricRow(name, where, *(None,) * 6, count, resampled, intervention))
+            continue
+        rho = float(rhos[i]) if np.isfinite(rhos[i]) else None
+        tau = None if rho is None else float(taus[i])
+        inside = found[name] if where is None else None
+        rows.append(
+            MetricRow(
+                *(name, where, rho, fisher(rho, wide[i]), tau, fisher(tau, narrow[i])),
+                *(errors[i].value, errors[i].interval, count, resampled, intervention),
+                *(None if inside is None else inside.within, None if inside is None else inside.within_ci),
+            )
+        )
+    return rows
+
+
+def _resampled(points: pd.DataFrame) -> str:
+    """What differs between the shuffled studies that the intervals come from."""
+    kinds = [("layers", points.groupby("type")["layer"].nunique().max() > 1)]
+    kinds += [("networks", points["network"].nunique() > 1)]
+    kinds += [("points", points.groupby(["network", "layer"]).size().max() > 1)]
+    return ", ".join(name for name, there in kinds if there) or "nothing"
+
+
+def _verdicts(
+    table: pd.DataFrame,
+    points: pd.DataFrame,
+    intervention: str | None,
+    rows: list[MetricRow],
+    found: Mapping[str, Evidence],
+    performance: Mapping[str, Any],
+    config: AuditConfig,
+) -> list[Verdict]:
+    pooled = {row.metric: row for row in rows if row.layer is None}
+    size = points["layer"].nunique(), points["network"].nunique()
+    changes = typical_changes(table, points, list(found), config)
+    made = []
+    for name, evidence in found.items():
+        if evidence.n == 0:
+            continue
+        types = [r for r in rows if r.metric == name and r.layer is not None and r.layer.startswith("type:")]
+        case = Case(evidence, pooled[name], _within_types(types), changes[name], *size, performance, config)
+        made.append(verdict_of(case, intervention))
+    return made
+
+
+def _within_types(types: list[MetricRow]) -> float | None:
+    """Mean correlation within layer types, weighted by their points; ``None`` when there is one type only."""
+    kept = [(r.spearman, r.n) for r in types if r.spearman is not None]
+    if len(types) < 2 or not kept:
+        return None
+    return float(np.average([rho for rho, _ in kept], weights=[n for _, n in kept]))
 
 
 def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
-    own = [r for r in rows if r.metric == name and r.layer is not None and not r.layer.startswith("type:")]
+    own = [r for r in rows if r.metric == name and r.intervention is None]
+    own = [r for r in own if r.layer is not None and not r.layer.startswith("type:")]
     kept = [r for r in own if r.spearman is not None]
 
     def mean(values: list[float | None]) -> float | None:
@@ -248,10 +339,12 @@ def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
     )
 
 
-def _layer_rows(table: pd.DataFrame, options: AuditOptions) -> list[LayerRow]:
+def _layer_rows(table: pd.DataFrame, config: AuditConfig) -> list[LayerRow]:
     found = []
     changed = table[table["intervention"] != "intact"]
-    for (layer, kind), part in changed.groupby(["layer", "intervention"], sort=True):
+    groups = {(str(layer), str(kind)): p for (layer, kind), p in changed.groupby(["layer", "intervention"])}
+    for layer, kind in sorted(groups, key=lambda key: (natural(key[0]), key[1])):
+        part = groups[layer, kind]
         share = float(part["retained"].mean()) if part["retained"].notna().any() else None
         sem = (
             float(part["performance"].to_numpy(float).std(ddof=1) / len(part) ** 0.5)
@@ -261,18 +354,19 @@ def _layer_rows(table: pd.DataFrame, options: AuditOptions) -> list[LayerRow]:
         mean = float(part["performance"].mean())
         found.append(
             LayerRow(
-                str(layer),
-                str(kind),
+                layer,
+                kind,
                 mean,
                 sem,
                 share,
                 len(part),
-                classify(share, options.robust, options.critical),
+                classify(share, config.robust, config.critical),
             )
         )
     return found
 
 
 def _point(row: Mapping[str, Any], metrics: tuple[str, ...]) -> dict[str, Any]:
-    place = {k: row[k] for k in ("network", "layer", "type", "intervention", "draw", "performance")}
+    names = ("network", "layer", "type", "intervention", "setting", "draw", "performance")
+    place = {k: row.get(k) for k in names}
     return place | {"metrics": {name: row.get(name) for name in metrics}}

@@ -18,8 +18,10 @@ from strati.rng import stream
 if TYPE_CHECKING:
     import pandas as pd
 
+    from strati.intervene.judging.audit import AuditConfig
     from strati.types import FloatArray
 
+_SMALL = 300  # points up to which all pairs are cheaper than sorting
 _ROWS = 512  # of the matrix of pairs at a time, so that memory does not grow with the square of n
 
 
@@ -47,24 +49,69 @@ def resamples(clusters: Sequence[Any], count: int, rng: np.random.Generator) -> 
     return drawn[:, which].astype(float)
 
 
-def cluster(points: pd.DataFrame) -> tuple[str, list[str]]:
-    """What is resampled: networks when there are enough, else layers of networks, else single points.
+def rank_correlations(values: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Spearman's rho and Kendall's tau-b of every column with ``y``; NaN where one of them is constant.
 
-    Points of one network are not independent, and intervals that ignore it are too narrow.
+    Points where a column is NaN are left out of it.
+
+    Examples:
+        >>> rho, tau = rank_correlations(np.array([[1.0], [2.0], [3.0]]), np.array([1.0, 3.0, 2.0]))
+        >>> round(float(rho[0]), 4), round(float(tau[0]), 4)
+        (0.5, 0.3333)
     """
-    networks = points["network"].astype(str)
-    if networks.nunique() >= 8:
-        return "networks", list(networks)
-    layers = networks + "\x1f" + points["layer"].astype(str)
-    if layers.nunique() >= 8:
-        return "layers", list(layers)
-    return "points", [str(i) for i in range(len(points))]
+    rho, tau = np.full(values.shape[1], np.nan), np.full(values.shape[1], np.nan)
+    for i, column in enumerate(values.T):
+        here = np.isfinite(column)
+        if here.sum() > 1:
+            x, z = column[here], y[here]
+            rho[i] = float(spearman(x, z, np.ones((1, len(x))))[0])
+            tau[i] = _tau(x, z) if np.isfinite(rho[i]) else np.nan
+    return rho, tau
 
 
-def weights_of(clusters: Sequence[Any], count: int, seed: int, *names: object) -> FloatArray:
-    """The sample itself, then its resamples."""
-    rng = stream(seed, "audit", *names)
-    return np.vstack([np.ones((1, len(clusters))), resamples(clusters, count, rng)])
+def _tau(x: FloatArray, y: FloatArray) -> float:
+    if len(x) > _SMALL:
+        from scipy.stats import kendalltau
+
+        return float(kendalltau(x, y).statistic)
+    dx, dy = np.sign(x[:, None] - x), np.sign(y[:, None] - y)
+    return float((dx * dy).sum() / np.sqrt((dx * dx).sum() * (dy * dy).sum()))
+
+
+def rmse_intervals(
+    points: pd.DataFrame, values: FloatArray, y: FloatArray, config: AuditConfig, *what: object
+) -> list[Estimate]:
+    """RMSE of the line through metric and performance, for every column; layers and networks are resampled.
+
+    A resample draws layers and networks independently, with replacement; a point counts as often as its layer was
+    drawn times its network (Owen's pigeonhole bootstrap), so few layers or few networks both widen the interval.
+    """
+    rng = stream(config.seed, "audit", *what, "rmse")
+    weights = np.ones((config.resamples + 1, len(points)))
+    names = [name for name in ("layer", "network") if points[name].nunique() > 1]
+    for name in names:
+        weights[1:] *= resamples(list(points[name]), config.resamples, rng)
+    if not names:
+        weights[1:] = resamples(range(len(points)), config.resamples, rng)
+    found = _rmse(values, y, weights)
+    few = np.isfinite(values).sum(0) < 3  # two points always lie on a line
+    return [Estimate(None, None) if few[i] else estimate(found[:, i], config.level) for i in range(len(few))]
+
+
+def _rmse(values: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:
+    """:func:`linear_rmse` of every column in every resample; standardised first, so that nothing cancels."""
+    here = np.isfinite(values).astype(float)
+    count = np.maximum(here.sum(0), 1.0)
+    x = np.where(here > 0, values, 0.0)
+    x = (x - x.sum(0) / count) * here
+    x /= np.maximum(np.sqrt((x * x).sum(0) / count), 1e-300)
+    scale = max(float(y.std()), 1e-300)
+    z = ((y - y.mean()) / scale)[:, None] * here
+    with np.errstate(invalid="ignore", divide="ignore"):
+        n, sx, sy, sxx, syy, sxy = (weights @ part for part in (here, x, z, x * x, z * z, x * z))
+        xx, yy, xy = sxx / n - (sx / n) ** 2, syy / n - (sy / n) ** 2, sxy / n - sx * sy / n**2
+        explained = np.where(xx > 1e-12, xy**2 / xx, 0.0)
+        return np.where(n > 0, scale * np.sqrt(np.maximum(yy - explained, 0.0)), np.nan)
 
 
 def spearman(x: FloatArray, y: FloatArray, weights: FloatArray) -> FloatArray:

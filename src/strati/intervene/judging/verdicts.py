@@ -1,28 +1,37 @@
-"""A verdict on each metric: four questions of the paper answered, and one line a person can act on."""
+"""A verdict on each metric: four questions of the paper answered, a recommendation, one line a person can act on.
+
+An answer is ``True`` when the evidence counts after paying for the number of metrics, ``False`` when the interval rules
+it out, and ``None`` when the study cannot tell.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from strati.intervene.judging.statistics import Estimate, cluster, estimate, roc_area, weights_of
+from strati.intervene.judging.evidence import LEAST, Evidence
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from strati.intervene.judging.audit import AuditOptions, MetricRow
+    from strati.intervene.judging.audit import AuditConfig, MetricRow
+    from strati.types import FloatArray
 
+Recommendation = Literal["use", "use-with-care", "distinguish-only", "do-not-use", "unknown"]
 
-_FEWEST = 5
-"""Points of each kind that it takes to say whether a metric tells the kinds apart."""
+WORSENS = ("distance", "relative_distance", "activation_disagreement", "js_divergence")
+"""Metrics that measure damage: more of them should go with worse performance."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Answers about one metric; ``None`` where the study cannot say."""
+    """Answers about one metric; ``None`` where the study cannot tell.
+
+    ``intervention`` is the one whose points were judged, ``None`` for all of them together.
+    """
 
     metric: str
     invariant: bool | None
@@ -30,169 +39,224 @@ class Verdict:
     predicts_performance: bool | None
     tells_reinitialised_from_rerandomised: bool | None
     text: str
+    recommendation: Recommendation
+    intervention: str | None
+    n: int
     typical_change: float | None
     robust_critical_auc: float | None
     robust_critical_auc_ci: tuple[float, float] | None
     reinitialised_rerandomised_auc: float | None
     reinitialised_rerandomised_auc_ci: tuple[float, float] | None
+    spearman_within_layers: float | None
+    spearman_within_layers_ci: tuple[float, float] | None
     spearman_within_types: float | None
+    unexpected_sign: bool
 
 
-def verdict_of(
-    table: pd.DataFrame,
-    name: str,
-    rows: Sequence[MetricRow],
-    performance: Mapping[str, Any],
-    options: AuditOptions,
-) -> Verdict | None:
-    """The verdict on one metric; ``None`` for one that has no value on any changed layer."""
-    points = table[(table["intervention"] != "intact") & table[name].notna()]
-    if len(points) == 0:
-        return None
-    own = [row for row in rows if row.metric == name]
-    pooled = next(row for row in own if row.layer is None)
-    within = _within_types(own)
-    change = _typical_change(table, points, name, options)
-    robust = _tells(points, name, _robust_or_critical(points, options), options, "robust")
-    kinds = points["intervention"].map({"reinitialise": 0.0, "rerandomise": 1.0})
-    told = _tells(points, name, kinds, options, "intervention", by_layer=True)
-    invariant = None if change is None else change <= options.invariant
-    separates, tells = _enough(robust, options), _enough(told, options)
-    predicts = _predicts(pooled, within, options)
-    text = _sentence(
-        name, pooled, within, (invariant, separates, predicts, tells), (change, robust, told), performance
+@dataclass(frozen=True)
+class Case:
+    """What a verdict is made of."""
+
+    evidence: Evidence
+    pooled: MetricRow
+    within_types: float | None
+    change: float | None
+    layers: int
+    networks: int
+    performance: Mapping[str, Any]
+    config: AuditConfig
+
+
+def verdict_of(case: Case, intervention: str | None) -> Verdict:
+    """The verdict on one metric."""
+    found, config = case.evidence, case.config
+    predicts = _predicts(case)
+    separates = _tells(
+        found.robust_auc, found.robust_auc_ci, found.robust_auc_within, found.robust_counts, config
     )
+    tells = _tells(found.kinds_auc, found.kinds_auc_ci, None, found.kinds_count, config)
+    invariant = None if case.change is None or found.n < LEAST else case.change <= config.invariant
+    odd = _unexpected(case)
+    advice = _advice(case, predicts, separates, tells, odd)
     return Verdict(
-        *(name, invariant, separates, predicts, tells, text, change),
-        *(robust.value, robust.interval, told.value, told.interval, within),
+        *(found.metric, invariant, separates, predicts, tells),
+        _sentence(case, (predicts, separates, tells, invariant), advice, odd),
+        *(advice, intervention, found.n, case.change),
+        *(found.robust_auc, found.robust_auc_ci, found.kinds_auc, found.kinds_auc_ci),
+        *(found.within, found.within_ci, case.within_types, odd),
     )
 
 
-def _typical_change(
-    table: pd.DataFrame, points: pd.DataFrame, name: str, options: AuditOptions
-) -> float | None:
-    """Median move of the metric on robust points, relative to its size on intact layers.
+def typical_changes(
+    table: pd.DataFrame, points: pd.DataFrame, names: Sequence[str], config: AuditConfig
+) -> dict[str, float | None]:
+    """Median move of each metric on robust points, relative to its size on intact layers.
 
     A metric that is zero on every intact layer (a distance, a disagreement) is compared with its median on
-    critical points instead.
+    critical points instead. ``None`` where there is no robust point to look at.
     """
-    robust = points[points["retained"] >= options.robust]
-    if len(robust) == 0:
-        return None
     place = ["network", "layer"]
-    intact = table[table["intervention"] == "intact"].set_index(place)[name]
-    intact = intact[~intact.index.duplicated()]
-    before = intact.reindex(robust.set_index(place).index).to_numpy(float)
-    moved = np.abs(robust[name].to_numpy(float) - before)
-    moved, before = moved[np.isfinite(moved)], np.abs(before[np.isfinite(moved)])
+    intact = table[table["intervention"] == "intact"].drop_duplicates(place).set_index(place)[list(names)]
+    robust = points[points["retained"] >= config.robust]
+    keys = robust.set_index(place).index
+    before = np.abs(intact.reindex(keys).to_numpy(float))
+    moved = np.abs(robust[list(names)].to_numpy(float) - intact.reindex(keys).to_numpy(float))
+    critical = points[points["retained"] <= config.critical][list(names)].to_numpy(float)
+    return {name: _change(moved[:, i], before[:, i], critical[:, i]) for i, name in enumerate(names)}
+
+
+def _change(moved: FloatArray, before: FloatArray, critical: FloatArray) -> float | None:
+    there = np.isfinite(moved)
+    moved, before = moved[there], before[there]
     if len(moved) == 0:
         return None
     if (before > 0).any():
         return float(np.median(moved[before > 0] / before[before > 0]))
-    critical = points[points["retained"] <= options.critical][name].abs().median()
-    return float(np.median(moved) / critical) if critical > 0 else None
+    sizes = np.abs(critical[np.isfinite(critical)])
+    return float(np.median(moved) / np.median(sizes)) if len(sizes) and np.median(sizes) > 0 else None
 
 
-def _robust_or_critical(points: pd.DataFrame, options: AuditOptions) -> pd.Series[float]:
-    """One for robust points, zero for critical ones, NaN between."""
-    share = points["retained"]
-    return (
-        share.where(share.isna(), np.nan)
-        .mask(share >= options.robust, 1.0)
-        .mask(share <= options.critical, 0.0)
-    )
+def _predicts(case: Case) -> bool | None:
+    """A correlation that counts, is strong, and is there within layers too."""
+    found, pooled, strong = case.evidence, case.pooled, case.config.strong
+    if found.n < LEAST or pooled.spearman is None:
+        return None
+    inside = found.within is not None and found.within_ci is not None and found.slope_ci is not None
+    if found.counts and _strength(case) >= strong:
+        if not inside:
+            return True
+        assert found.slope is not None and found.slope_ci is not None
+        sign = np.sign(_effect(case))
+        most = max(found.slope_ci[0] * sign, found.slope_ci[1] * sign)
+        return bool(found.slope * sign > 0 and most >= strong / 2)
+    weak = pooled.spearman_ci is not None and max(map(abs, pooled.spearman_ci)) < strong
+    if inside:
+        assert found.within_ci is not None and found.slope_ci is not None
+        nothing = max(map(abs, found.within_ci)) < strong and max(map(abs, found.slope_ci)) < strong / 2
+        return False if nothing and (weak or case.networks > 1) else None
+    return False if weak else None
+
+
+def _effect(case: Case) -> float:
+    """The correlation that is judged: the pooled one, or the one within layers where that is stronger."""
+    pooled, within = case.pooled.spearman or 0.0, case.evidence.within or 0.0
+    return within if abs(within) > abs(pooled) else pooled
+
+
+def _strength(case: Case) -> float:
+    return abs(_effect(case))
 
 
 def _tells(
-    points: pd.DataFrame, name: str, label: Any, options: AuditOptions, what: str, *, by_layer: bool = False
-) -> Estimate:
-    """Area under the ROC curve of the metric as a test of ``label``; by layer, its mean over the layers."""
-    kept = points.assign(label=label)
-    kept = kept[kept["label"].notna()]
-    counts = kept["label"].value_counts()
-    if len(counts) < 2 or counts.min() < _FEWEST:
-        return Estimate(None, None)
-    weights = weights_of(cluster(kept)[1], options.resamples, options.seed, name, what)
-    x, positive = kept[name].to_numpy(float), kept["label"].to_numpy(float)
-    if not by_layer:
-        return estimate(roc_area(x, positive, weights), options.level)
-    layers = kept["layer"].to_numpy()
-    areas = np.stack(
-        [roc_area(x[layers == k], positive[layers == k], weights[:, layers == k]) for k in np.unique(layers)]
-    )
-    there = np.isfinite(areas)
-    with np.errstate(invalid="ignore"):
-        return estimate(np.where(there, areas, 0.0).sum(0) / there.sum(0), options.level)
-
-
-def _enough(area: Estimate, options: AuditOptions) -> bool | None:
-    if area.value is None:
-        return None
-    clear = area.interval is not None and not area.interval[0] <= 0.5 <= area.interval[1]
-    return clear and max(area.value, 1.0 - area.value) >= options.separates
-
-
-def _within_types(rows: Sequence[MetricRow]) -> float | None:
-    """Mean correlation within layer types, weighted by their points; ``None`` when there is one type only."""
-    types = [r for r in rows if r.layer is not None and r.layer.startswith("type:")]
-    kept = [(r.spearman, r.n) for r in types if r.spearman is not None]
-    if len(types) < 2 or not kept:
-        return None
-    return float(np.average([rho for rho, _ in kept], weights=[n for _, n in kept]))
-
-
-def _predicts(pooled: MetricRow, within: float | None, options: AuditOptions) -> bool | None:
-    """A strong pooled correlation, sure of its sign, that does not vanish within layer types."""
-    if pooled.spearman is None:
-        return None
-    sure = pooled.spearman_ci is not None and not pooled.spearman_ci[0] <= 0.0 <= pooled.spearman_ci[1]
-    kept = within is None or within * np.sign(pooled.spearman) >= options.strong / 2
-    return bool(sure and abs(pooled.spearman) >= options.strong and kept)
-
-
-def _sentence(
-    name: str,
-    pooled: MetricRow,
+    area: float | None,
+    interval: tuple[float, float] | None,
     within: float | None,
-    answers: tuple[bool | None, ...],
-    numbers: tuple[float | None, Estimate, Estimate],
-    performance: Mapping[str, Any],
-) -> str:
-    invariant, separates, predicts, tells = answers
-    change, robust, told = numbers
-    what = performance["name"]
-    good = [
-        word for word, yes in (("performance", predicts), ("robust from critical layers", separates)) if yes
-    ]
-    if predicts and separates:
-        head = f"Use {name}: it goes with {what} and tells robust from critical layers"
-    elif good:
-        head = f"Use {name} with care: it says something about {good[0]} but not about all that was asked"
-    elif tells:
-        head = f"Use {name} only to tell re-initialised from re-randomised layers; it does not predict {what}"
-    elif predicts is None and separates is None:
-        head = f"Nothing can be said of {name} from this study: more points are needed"
+    counts: bool,
+    config: AuditConfig,
+) -> bool | None:
+    """Whether two kinds of points are told apart."""
+    if area is None:
+        return None
+    sides = [area] if within is None or (within - 0.5) * (area - 0.5) < 0 else [area, within]
+    clear = max(max(a, 1.0 - a) for a in sides) >= config.separates
+    if counts and clear:
+        return True
+    out = interval is not None and 1.0 - config.separates < interval[0] <= interval[1] < config.separates
+    return False if out and not clear else None
+
+
+def _unexpected(case: Case) -> bool:
+    """A measure of damage that is larger where performance is better."""
+    if case.evidence.metric not in WORSENS or not case.evidence.counts:
+        return False
+    better = 1.0 if case.performance["higher_is_better"] else -1.0
+    return _effect(case) * better > 0
+
+
+def _advice(
+    case: Case, predicts: bool | None, separates: bool | None, tells: bool | None, odd: bool
+) -> Recommendation:
+    correlates = case.evidence.counts and _strength(case) >= case.config.strong
+    if predicts and separates is not False and not odd:
+        return "use"
+    if correlates or separates:
+        return "use-with-care"
+    if tells:
+        return "distinguish-only"
+    if case.pooled.spearman is None and case.evidence.n >= LEAST:  # the same everywhere
+        return "do-not-use"
+    return "do-not-use" if predicts is False else "unknown"
+
+
+def _sentence(case: Case, answers: tuple[bool | None, ...], advice: Recommendation, odd: bool) -> str:
+    predicts, separates, _, invariant = answers
+    name, what, found = case.evidence.metric, case.performance["name"], case.evidence
+    if advice == "use":
+        more = "and separates robust from critical layers" if separates else "within layers too"
+        head = f"Use {name}: correlates with {what} {more}"
+    elif advice == "use-with-care":
+        head = f"Use {name} with care: {_care(case, predicts, separates, odd)}"
+    elif advice == "distinguish-only":
+        head = f"Use {name} only to tell re-initialised from re-randomised layers: {_none(predicts, what)}"
+    elif advice == "do-not-use":
+        same = "it has the same value everywhere"
+        head = f"Do not use {name}: {same if case.pooled.spearman is None else _none(predicts, what)}"
     else:
-        head = f"Do not judge layers by {name}"
+        head = f"Cannot tell from n = {found.n} whether {name} says anything about {what}"
+        if (
+            case.pooled.spearman is not None
+            and abs(case.pooled.spearman) >= case.config.strong
+            and found.n >= LEAST
+        ):
+            head += f" ({case.layers} layer(s) and {case.networks} network(s) are too few)"
+    facts = _facts(case, invariant)
+    return f"{head} ({'; '.join(facts)})." if facts else f"{head}."
+
+
+def _care(case: Case, predicts: bool | None, separates: bool | None, odd: bool) -> str:
+    what = case.performance["name"]
+    if odd:
+        return f"the sign is unexpected: it measures damage, yet more of it goes with better {what}"
+    if predicts:
+        return f"correlates with {what}, but does not separate robust from critical layers"
+    if case.evidence.counts and _strength(case) >= case.config.strong:
+        return f"correlates with {what} between layers, but not within them"
+    return f"separates robust from critical layers, but no strong correlation with {what} was shown"
+
+
+def _none(predicts: bool | None, what: str) -> str:
+    return (
+        f"does not correlate strongly with {what}"
+        if predicts is False
+        else f"no correlation with {what} was shown"
+    )
+
+
+def _facts(case: Case, invariant: bool | None) -> list[str]:
+    found, pooled = case.evidence, case.pooled
     facts = []
     if pooled.spearman is not None:
-        interval = (
-            ""
-            if pooled.spearman_ci is None
-            else f" [{pooled.spearman_ci[0]:.2f}, {pooled.spearman_ci[1]:.2f}]"
-        )
-        facts.append(f"rho {pooled.spearman:.2f}{interval}, n {pooled.n}")
-    if within is not None and pooled.spearman is not None and abs(pooled.spearman) >= 0.3:
-        made = not predicts and abs(within) < abs(pooled.spearman) / 2
+        facts.append(f"rho {pooled.spearman:.2f}{_ends(pooled.spearman_ci)}, n = {pooled.n}")
+    if found.within is not None:
+        facts.append(f"within layers {found.within:.2f}{_ends(found.within_ci)}")
+    if case.within_types is not None:
+        rho = pooled.spearman or 0.0
+        made = abs(rho) >= 0.3 and abs(case.within_types) < abs(rho) / 2
         facts.append(
-            f"{within:.2f} within layer types" + (", so the types make the correlation" if made else "")
+            f"within layer types {case.within_types:.2f}"
+            + (", so the types make the correlation" if made else "")
         )
-    if robust.value is not None:
-        facts.append(f"robust/critical AUC {max(robust.value, 1.0 - robust.value):.2f}")
-    if told.value is not None:
-        facts.append(f"re-init/re-rand AUC {max(told.value, 1.0 - told.value):.2f}")
-    if change is not None:
+    if found.robust_auc is not None:
+        facts.append(f"robust/critical AUC {max(found.robust_auc, 1.0 - found.robust_auc):.2f}")
+    if found.kinds_auc is not None:
+        facts.append(f"re-init/re-rand AUC {max(found.kinds_auc, 1.0 - found.kinds_auc):.2f}")
+    if case.change is not None:
         facts.append(
-            f"moves {100 * change:.0f} % where performance stays" + (" (invariant)" if invariant else "")
+            f"changes by {100 * case.change:.0f} % where performance does not"
+            + (" (invariant)" if invariant else "")
         )
-    return f"{head} ({'; '.join(facts)})." if facts else f"{head}."
+    return facts
+
+
+def _ends(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.2f}, {interval[1]:.2f}]"

@@ -10,26 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from strati.intervene.measuring.interventions import Change, Target, changed
+from strati.intervene.measuring.interventions import Change, Target, changed, replaced_forward
 from strati.intervene.measuring.metrics import Disagreement, as_rows
+from strati.intervene.measuring.tally import Scores, Tally
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import Chain
 
 Number = float | None
 
+_MOST_BYTES = 400_000_000
+"""Recordings kept from one layer to the next."""
+
 
 @dataclass(frozen=True)
 class Measured:
-    """A changed network's performance, and how its layer's outputs differ from the intact layer's."""
+    """A changed network's performance, how its layer's outputs differ from the intact one's, scores by example."""
 
     performance: float
     activations: dict[str, Number]
+    scores: Scores | None = None
 
 
 class ChainProbe:
@@ -39,14 +45,24 @@ class ChainProbe:
         self.chain, self.task = chain, task
         self._inputs: list[list[Tensor]] = []
         self._buffers: dict[tuple[int, int, int], Tensor] = {}
-        total, count = 0.0, 0
+        tally = Tally(task)
         for x, targets in task.batches:
             with torch.inference_mode():
                 activations, _ = chain.forward(x)
-                total += task.add_up(activations[-1], targets)
-            count += task.count(targets)
+                tally.add(activations[-1], targets)
             self._inputs.append(activations[:-1])
-        self.performance = task.finish(total, count)
+        self.scores = tally.result()
+        self.performance = self.scores.performance
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The layers it can measure; a checkpoint's own name may not be the module's."""
+        return frozenset(stage.name for stage in self.chain.stages)
+
+    def inputs(self, layer: str) -> Iterator[Tensor]:
+        """What goes into a layer, batch by batch."""
+        place = next(i for i, stage in enumerate(self.chain.stages) if stage.name == layer)
+        return (inputs[place] for inputs in self._inputs)
 
     @torch.inference_mode()
     def measure(
@@ -55,23 +71,19 @@ class ChainProbe:
         """Measure the changes of one layer, all in one pass over the test set."""
         stages = self.chain.stages
         place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
-        weights = torch.stack([torch.from_numpy(c.weight) for c in changes])
+        weights = torch.stack([torch.from_numpy(c.values) for c in changes])
         biases = [stages[place].bias if c.bias is None else torch.from_numpy(c.bias) for c in changes]
         bias = None if biases[0] is None else torch.stack(biases)  # type: ignore[arg-type]
         both = Disagreement(len(changes))
-        totals, count = [0.0] * len(changes), 0
+        tallies = [Tally(self.task) for _ in changes]
         for (_, targets), inputs in zip(self.task.batches, self._inputs, strict=True):
             outputs = stacked_linear(inputs[place], weights, bias)
             if activations:
                 both.add(stages[place].preactivations(inputs[place]), outputs)
             logits = self._rest(outputs, place)
-            for i, answer in enumerate(logits):
-                totals[i] += self.task.add_up(answer, targets)
-            count += self.task.count(targets)
-        return [
-            Measured(self.task.finish(total, count), both.result(i) if activations else {})
-            for i, total in enumerate(totals)
-        ]
+            for tally, answer in zip(tallies, logits, strict=True):
+                tally.add(answer, targets)
+        return _measured(tallies, both if activations else None)
 
     def _rest(self, outputs: Tensor, place: int) -> Tensor:
         """From the changed layer's outputs (changes, rows, neurons) to the logits, as single matrix products."""
@@ -112,36 +124,59 @@ def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
     return found
 
 
-def whole_performance(model: nn.Module, task: Task) -> float:
-    """Performance of a module as it is."""
-    total, count = 0.0, 0
+def whole_scores(model: nn.Module, task: Task) -> Scores:
+    """Scores of a module as it is."""
+    tally = Tally(task)
     with torch.inference_mode():
         for inputs, targets in task.batches:
-            total += task.add_up(task.output(model, inputs), targets)
-            count += task.count(targets)
-    return task.finish(total, count)
+            tally.add(task.output(model, inputs), targets)
+    return tally.result()
+
+
+def whole_performance(model: nn.Module, task: Task) -> float:
+    """Performance of a module as it is."""
+    return whole_scores(model, task).performance
 
 
 def measure_module(
-    model: nn.Module, task: Task, target: Target, changes: Sequence[Change], *, activations: bool = True
+    model: nn.Module,
+    task: Task,
+    target: Target,
+    changes: Sequence[Change],
+    *,
+    activations: bool = True,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
+    tapes: Tapes | None = None,
 ) -> list[Measured]:
-    """Performance of any module under the changes of one layer, replaying what ran before the layer."""
+    """Performance of any module under the changes of one layer, replaying what ran before the layer.
+
+    ``watch`` is given the intact layer's first input and output, batch by batch. ``tapes`` of an earlier layer of the
+    same network shorten the recorded pass.
+    """
+    tapes = tapes or Tapes()
     both = Disagreement(len(changes))
-    totals, count = [0.0] * len(changes), 0
+    tallies = [Tally(task) for _ in changes]
     with torch.inference_mode():
-        for inputs, targets in task.batches:
-            with Recording(model, target.name) as tape:
-                tape.run(lambda inputs=inputs: task.output(model, inputs))  # type: ignore[misc]
+        for number, (inputs, targets) in enumerate(task.batches):
+            run = partial(task.output, model, inputs)
+            tape = tapes.record(model, target.name, number, run)
+            if watch is not None and tape.output is not None and tape.input is not None:
+                watch(tape.input, tape.output)
             for i, change in enumerate(changes):
                 with changed(model, target, change), tape.replayed() as heard:
                     logits = task.output(model, inputs)
-                totals[i] += task.add_up(logits, targets)
+                tallies[i].add(logits, targets)
                 if activations and tape.output is not None and heard:
                     both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
-            count += task.count(targets)
-    return [
-        Measured(task.finish(t, count), both.result(i) if activations else {}) for i, t in enumerate(totals)
-    ]
+    return _measured(tallies, both if activations else None)
+
+
+def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
+    found = []
+    for i, tally in enumerate(tallies):
+        scores = tally.result()
+        found.append(Measured(scores.performance, both.result(i) if both else {}, scores))
+    return found
 
 
 class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
@@ -162,11 +197,12 @@ class Recording:
         self._tape: dict[nn.Module, list[Any]] = {}
         self._stack = ExitStack()
         self._reached = False
+        self.input: Tensor | None = None
         self.output: Tensor | None = None
 
     def __enter__(self) -> Recording:
         hooks: list[Any] = [
-            self._layer.register_forward_pre_hook(self._reach),
+            self._layer.register_forward_pre_hook(self._reach, with_kwargs=True),
             self._layer.register_forward_hook(self._keep),
             *(part.register_forward_hook(self._record) for part in self._parts),
         ]
@@ -187,23 +223,67 @@ class Recording:
         """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come."""
         heard: list[Tensor] = []
         with ExitStack() as stack:
-            hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(output))
+            hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(_tensor(output)))
             stack.callback(hook.remove)
             for part, outputs in self._tape.items():
                 stack.enter_context(_answering(part, outputs))
             yield heard
 
-    def _reach(self, *_: Any) -> None:
+    def _reach(self, _module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
         self._reached = True
+        first = inputs[0] if inputs else next(iter(options.values()), None)
+        self.input = first.clone() if isinstance(first, Tensor) else None
 
-    def _keep(self, _module: nn.Module, _inputs: Any, output: Tensor) -> None:
-        self.output = output.clone()
+    def _keep(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.output = _tensor(output).clone()
         raise _Reached
 
     def _record(self, module: nn.Module, _inputs: Any, output: Any) -> None:
         if not self._reached:
             # A copy: what follows may add to the tensor in place.
             self._tape.setdefault(module, []).append(_copy(output))
+
+    @property
+    def reached(self) -> bool:
+        """Whether the pass got to the layer."""
+        return self._reached
+
+    @property
+    def size(self) -> int:
+        """Bytes on the tape."""
+        tensors = tree_leaves(list(self._tape.values()))
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+class Tapes:
+    """The recordings of the layer measured last, batch by batch: the next layer's recorded pass starts where they end.
+
+    Layers are measured in the network's order, so that without these every layer would run all that is before it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Recording] = {}
+        self._sizes: dict[int, int] = {}
+
+    def record(self, model: nn.Module, layer: str, batch: int, run: Callable[[], object]) -> Recording:
+        """Record one batch up to a layer, with the help of the recording before it."""
+        before = self._kept.pop(batch, None)
+        self._sizes.pop(batch, None)
+        tape = _recorded(model, layer, run, before)
+        if not tape.reached and before is not None:  # the layer lies before the one recorded last
+            tape = _recorded(model, layer, run, None)
+        if sum(self._sizes.values()) + tape.size <= _MOST_BYTES:
+            self._kept[batch], self._sizes[batch] = tape, tape.size
+        return tape
+
+
+def _recorded(model: nn.Module, layer: str, run: Callable[[], object], before: Recording | None) -> Recording:
+    with ExitStack() as stack:
+        if before is not None:
+            stack.enter_context(before.replayed())
+        tape = stack.enter_context(Recording(model, layer))
+        tape.run(run)
+    return tape
 
 
 @contextmanager
@@ -217,15 +297,14 @@ def _answering(part: nn.Module, outputs: list[Any]) -> Iterator[None]:
         recorded = next(left, nothing)
         return original(*args, **options) if recorded is nothing else _copy(recorded)
 
-    own = part.__dict__.get("forward")
-    part.forward = answer
-    try:
+    with replaced_forward(part, answer):
         yield
-    finally:
-        if own is None:
-            del part.forward
-        else:
-            part.forward = own
+
+
+def _tensor(output: Any) -> Tensor:
+    """What a layer or block returns: a tensor, or a tuple that starts with it."""
+    first: Tensor = output[0] if isinstance(output, tuple) else output
+    return first
 
 
 def _parts_around(model: nn.Module, layer: str) -> list[nn.Module]:

@@ -1,13 +1,13 @@
-"""Layers that can be changed, and changing one: re-initialise, re-randomise, and back again.
+"""Layers and blocks that can be changed, and changing one, so that the change undoes itself.
 
-A layer is a module with a weight of at least two dimensions (and its bias): linear, convolution, embedding. One
-layer is changed at a time and the change undoes itself.
+A layer is a module with a weight of at least two dimensions (and its bias): linear, convolution, embedding. A block
+is what ``blocks`` finds: it can only be dropped, which makes it the identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.network.roles import blocks, role_of
+from strati.network.views import kernel
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 class Target:
     """A layer that can be changed.
 
-    ``kind`` is ``linear``, ``conv``, ``conv1d`` (GPT-2's transposed linear) or ``embedding``; ``type`` is the
-    layer's role in the network, by which the audit stratifies.
+    ``kind`` is ``linear``, ``conv``, ``conv1d`` (GPT-2's transposed linear), ``embedding``, or ``block``; ``type`` is
+    the layer's role in the network, by which the audit stratifies. Of a block ``members`` are the names of it and
+    those that follow it in its stack, and ``outputs`` the length of the tuple it returns (0: a tensor).
     """
 
     name: str
@@ -35,6 +37,8 @@ class Target:
     type: str
     shape: tuple[int, ...]
     bias: bool
+    members: tuple[str, ...] = ()
+    outputs: int = 0
 
     @property
     def fan_in(self) -> int:
@@ -53,13 +57,29 @@ class Target:
 
 @dataclass(frozen=True)
 class Change:
-    """New values for a layer: which intervention, which draw, from what distribution."""
+    """New values for a layer: which intervention, setting and draw, and where the values come from.
+
+    ``bias`` is ``None`` where it stays as it is. A change of blocks has no weight but the names of those dropped.
+    """
 
     intervention: str
     draw: int
-    weight: NDArray[np.float32]
+    weight: NDArray[np.float32] | None
     bias: NDArray[np.float32] | None
     initialiser: str
+    setting: str | None = None
+    blocks: tuple[str, ...] = ()
+
+    @property
+    def values(self) -> NDArray[np.float32]:
+        """The new weight.
+
+        Raises:
+            ValueError: The change is one of blocks.
+        """
+        if self.weight is None:
+            raise ValueError("a dropped block has no weight")
+        return self.weight
 
 
 def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tuple[Target, ...]:
@@ -122,26 +142,91 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
     """
     import torch
 
+    if change.blocks:
+        with dropped(model, change.blocks, target.outputs):
+            yield
+        return
     module: Any = model.get_submodule(target.name)
     old_weight = module.weight.detach().clone()
     old_bias = module.bias.detach().clone() if target.bias else None
-    with torch.no_grad():
-        try:
-            module.weight.copy_(torch.from_numpy(change.weight))
+    try:
+        with torch.no_grad():
+            module.weight.copy_(torch.from_numpy(change.values))
             if target.bias and change.bias is not None:
                 module.bias.copy_(torch.from_numpy(change.bias))
-            yield
-        finally:
+        yield
+    finally:
+        with torch.no_grad():  # of its own: callers may switch gradients back on before they leave
             module.weight.copy_(old_weight)
             if old_bias is not None:
                 module.bias.copy_(old_bias)
 
 
+@contextmanager
+def dropped(model: torch.nn.Module, names: Sequence[str], outputs: int = 0) -> Iterator[None]:
+    """Make blocks the identity; ``outputs`` is the length of the tuple they return (0: a tensor).
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> with dropped(net, ["0"]):
+        ...     net(torch.ones(1, 2)).tolist()
+        [[1.0, 1.0]]
+    """
+
+    def identity(*args: Any, **options: Any) -> Any:
+        first = args[0] if args else next(iter(options.values()))
+        return (first, *[None] * (outputs - 1)) if outputs else first
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(replaced_forward(model.get_submodule(name), identity))
+        yield
+
+
+@contextmanager
+def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    """A module with another ``forward``; afterwards its own is back."""
+    own = module.__dict__.get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
 def as_matrix(weight: NDArray[Any], kind: str) -> NDArray[Any]:
-    """The matrix of a layer that spectral metrics look at: outputs first, a kernel's taps with its inputs."""
+    """A layer as one matrix, for metrics of the user's: outputs first, a kernel's taps with its inputs."""
     if kind == "conv1d":
         return weight.T
     return weight.reshape(weight.shape[0], -1)
+
+
+def from_matrix(matrix: NDArray[Any], kind: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """A layer's weight from its matrix: undoes :func:`as_matrix`.
+
+    Examples:
+        >>> w = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+        >>> bool((from_matrix(as_matrix(w, "conv"), "conv", w.shape) == w).all())
+        True
+    """
+    weight = matrix.T if kind == "conv1d" else matrix.reshape(shape)
+    return np.ascontiguousarray(weight, dtype=np.float32)
+
+
+def as_matrices(weight: NDArray[Any], kind: str) -> list[NDArray[Any]]:
+    """The matrices whose eigenvalues ``scan`` pools for such a layer: a kernel's slices, else the one matrix.
+
+    Examples:
+        >>> len(as_matrices(np.zeros((8, 4, 3, 3)), "conv")), as_matrices(np.zeros((5, 3)), "conv1d")[0].shape
+        (9, (3, 5))
+    """
+    if kind == "conv":
+        return list(kernel(weight.shape, inputs_first=False, flatten=False).matrices(weight))
+    return [as_matrix(weight, kind)]
 
 
 def _kind(module: Any) -> str | None:

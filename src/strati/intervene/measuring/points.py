@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,24 +16,38 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.intervene.measuring.functional import ChainProbe, Measured, measure_module, whole_performance
-from strati.intervene.measuring.interventions import Change, Target, as_matrix, changed, values_of
+from strati.intervene.measuring.baselines import BlockInfluence, LayerBaselines
+from strati.intervene.measuring.changes import LayerEdits, Others, Values, make_change
+from strati.intervene.measuring.functional import ChainProbe, Measured, Tapes, measure_module, whole_scores
+from strati.intervene.measuring.interventions import (
+    Change,
+    Target,
+    as_matrices,
+    as_matrix,
+    changed,
+    values_of,
+)
 from strati.intervene.measuring.metrics import (
-    Plugin,
     degeneracy_metrics,
     distances,
     plugin_metrics,
     spectral_metrics,
 )
+from strati.intervene.measuring.tally import Scores, scores_of
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.initialisers import scheme_of
-from strati.intervene.planning.spec import InterventionSpec, MeasureSpec, MetricSpec
+from strati.intervene.planning.settings import Point
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import as_chain
 from strati.rng import stream
+from strati.run.engine import reason_of
 from strati.text import printable
 
-Values = tuple[NDArray[Any], NDArray[Any] | None]
 Evaluate = Callable[[nn.Module], float]
+RANDOM_VALUES = ("reinitialise", "rerandomise")
+"""Interventions that give a layer values of other origin; all others edit the trained ones."""
+
+_STACKED = 16  # changes of a feed-forward layer that share one pass: more only cost memory
 
 
 @dataclass
@@ -50,7 +64,9 @@ class Subject:
     evaluate: Evaluate | None = None
     _probe: ChainProbe | None = field(default=None, repr=False)
     _plain: bool = field(default=False, repr=False)
-    _intact: float | None = field(default=None, repr=False)
+    _intact: Measured | None = field(default=None, repr=False)
+    _scores: Scores | None = field(default=None, repr=False)
+    tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
@@ -64,82 +80,88 @@ class Subject:
 
     def intact(self) -> float:
         """The performance of the network as it is, by the task or by the user's function."""
+        scores = self.scores()
+        if scores is not None:
+            return scores.performance
         if self._intact is None:
-            if self.task is not None:
-                self._intact = whole_performance(self.model, self.task)
-            else:
-                assert self.evaluate is not None
-                self._intact = float(self.evaluate(self.model))
-        return self._intact
+            self._intact = self.evaluated()
+        return self._intact.performance
+
+    def scores(self) -> Scores | None:
+        """The intact network's scores by example; ``None`` where the user's function gives one number only."""
+        if self.task is None:
+            return None if self._intact is None else self._intact.scores
+        if self._scores is None:
+            probe = self.probe()
+            self._scores = probe.scores if probe is not None else whole_scores(self.model, self.task)
+        return self._scores
+
+    def evaluated(self) -> Measured:
+        """What the user's function says of the network as it is now: one number, or one for every example."""
+        assert self.evaluate is not None
+        given = self.evaluate(self.model)
+        values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+        if values.ndim == 0:
+            return Measured(float(values), {})
+        if values.ndim != 1 or values.size == 0:
+            raise BadInputError(
+                "evaluate", f"returned shape {values.shape}; return a number, or one per example"
+            )
+        scores = scores_of(values)
+        return Measured(scores.performance, {}, scores)
+
+    def run_once(self) -> None:
+        """Run the network once: on one input of the task, or as the user's function does."""
+        if self.task is not None:
+            self.task.output(self.model, self.task.batches[0][0][:1])
+        else:
+            assert self.evaluate is not None
+            self.evaluate(self.model)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a layer goes through and what is recorded.
-
-    Args:
-        interventions: Which, how many draws, from what distribution, which layers.
-        metrics: Which groups of strati's metrics.
-        plugins: Metrics of the user's, by name: ``matrix -> number`` or ``(intact, changed) -> number``.
-        seed: Seed of all draws.
-        measure: For modules: the name of the performance, batch size, and what chance would give.
-        higher_is_better: For a module with an ``evaluate`` function: whether more is better.
-        initial: For modules: the initial module or tensors by name (for modules by name: one of them each).
-    """
-
-    interventions: InterventionSpec = field(default_factory=InterventionSpec)
-    metrics: MetricSpec = field(default_factory=MetricSpec)
-    plugins: Mapping[str, Plugin] = field(default_factory=dict)
-    seed: int = 0
-    measure: MeasureSpec = field(default_factory=MeasureSpec)
-    higher_is_better: bool = True
-    initial: Any = None
-
-    def points(self, initial: bool) -> list[tuple[str, int]]:
-        """The (intervention, draw) pairs of a layer; re-initialising needs initial values and has one outcome."""
-        found = [("intact", 0)]
-        if "reinitialise" in self.interventions.kinds and initial:
-            found.append(("reinitialise", 0))
-        if "rerandomise" in self.interventions.kinds:
-            found += [("rerandomise", draw) for draw in range(self.interventions.draws)]
-        return found
-
-
-def measure_layer(subject: Subject, target: Target, plan: Plan) -> list[dict[str, Any]]:
-    """All rows of one layer: intact, re-initialised, re-randomised; a failed one has its reason."""
-    values = values_of(subject.model, target)
-    changes = _changes(subject, target, plan, values)
-    intact, outcomes = _outcomes(subject, target, plan, changes)
-    before = _metrics_of(values, values, target, plan)
-    whole = (
-        {"activation_disagreement": 0.0, "js_divergence": 0.0}
-        if plan.metrics.activations and subject.task
-        else {}
-    )
-    found = [_row(subject, target, ("intact", 0, "trained values"), intact, intact, (before, whole))]
-    if plan.metrics.degeneracy and subject.task is not None:
-        found[0] |= _degeneracy(subject, target, plan, None)
-    for change, outcome in zip(changes, outcomes, strict=True):
-        what = (change.intervention, change.draw, change.initialiser)
-        if isinstance(outcome, str):
-            found.append(failed_row(subject.name, target, what[:2], outcome) | {"initialiser": what[2]})
+def measure_layer(
+    subject: Subject, target: Target, plan: StudyConfig, others: Others | None = None
+) -> list[dict[str, Any]]:
+    """All rows of one layer or block: intact and under every change; a failed one has its reason."""
+    block = target.kind == "block"
+    values = (np.empty((0, 0)), None) if block else values_of(subject.model, target)
+    points = plan.points(target, subject.initial is not None)[1:]
+    changes = _changes(subject, target, plan, values, points, others or {})
+    good = [change for change in changes if not isinstance(change, str)]
+    baselines = _baselines(subject, target, plan, good)
+    measured = iter(_outcomes(subject, target, plan, good, baselines))
+    outcomes = [change if isinstance(change, str) else next(measured) for change in changes]
+    intact = Measured(subject.intact(), {}, subject.scores())
+    before = {} if block else _metrics_of(values, values, target, plan)
+    whole = {"activation_disagreement": 0.0, "js_divergence": 0.0}
+    extra = whole if plan.activations and subject.task else {}
+    row = _row(subject, target, Point("intact"), "trained values", intact, (before, extra))
+    if plan.degeneracy and subject.task is not None and not block:
+        row |= _degeneracy(subject, target, plan, None)
+    found = [row]
+    for point, change, outcome in zip(points, changes, outcomes, strict=True):
+        if isinstance(outcome, str) or isinstance(change, str):
+            failed = failed_row(subject.name, target, point, str(outcome))
+            found.append(failed | ({} if isinstance(change, str) else {"initialiser": change.initialiser}))
             continue
-        after = _metrics_of(values, (change.weight, change.bias), target, plan)
-        row = _row(subject, target, what, outcome.performance, intact, (after, outcome.activations))
-        if plan.metrics.degeneracy and subject.task is not None:
+        after = {} if block else _metrics_after(values, change, target, plan, before)
+        groups = [after, outcome.activations, {} if baselines is None else baselines.of(change)]
+        row = _row(subject, target, point, change.initialiser, outcome, groups)
+        if plan.degeneracy and subject.task is not None and not block and row["status"] == "done":
             row |= _degeneracy(subject, target, plan, change)
         found.append(row)
     return found
 
 
-def failed_row(network: str, target: Target, what: tuple[str, int], reason: str) -> dict[str, Any]:
+def failed_row(network: str, target: Target, point: Point, reason: str) -> dict[str, Any]:
     """The row of a point that could not be measured."""
     return {
         "network": network,
         "layer": target.name,
         "type": target.type,
-        "intervention": what[0],
-        "draw": what[1],
+        "intervention": point.intervention,
+        "setting": point.text,
+        "draw": point.draw,
         "status": "failed",
         "reason": printable(reason, 400),
     }
@@ -148,35 +170,54 @@ def failed_row(network: str, target: Target, what: tuple[str, int], reason: str)
 def _row(
     subject: Subject,
     target: Target,
-    what: tuple[str, int, str],
-    performance: float,
-    intact: float,
+    point: Point,
+    initialiser: str,
+    outcome: Measured,
     metrics: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    if not math.isfinite(performance):
-        return failed_row(subject.name, target, what[:2], f"performance is {performance}")
-    row = failed_row(subject.name, target, what[:2], "") | {
-        "status": "done",
-        "reason": None,
-        "initialiser": what[2],
-    }
-    row |= {"performance": performance, "intact_performance": intact}
+    if not math.isfinite(outcome.performance):
+        return failed_row(subject.name, target, point, f"performance is {outcome.performance}")
+    row = failed_row(subject.name, target, point, "")
+    row |= {"status": "done", "reason": None, "initialiser": initialiser}
+    row |= {"performance": outcome.performance, "intact_performance": subject.intact()}
+    if outcome.scores is not None:
+        error = outcome.scores.stderr
+        if error is not None and subject.task is not None and subject.task.performance == "perplexity":
+            error *= outcome.performance  # of an exponential
+        row |= {"performance_stderr": error, "groups": outcome.scores.groups.tolist()}
     for group in metrics:
         row |= {name: _finite(value) for name, value in group.items()}
     return row
 
 
-def _changes(subject: Subject, target: Target, plan: Plan, values: Values) -> list[Change]:
-    scheme = scheme_of(subject.model, plan.interventions.init)
-    found = []
-    for intervention, draw in plan.points(subject.initial is not None):
-        if intervention == "reinitialise":
-            weight, bias = _initial_values(subject, target, values)
-            found.append(Change(intervention, draw, weight, bias, "its own initial values"))
-        elif intervention == "rerandomise":
-            rng = stream(plan.seed, "rerandomise", subject.name, target.name, draw)
-            weight, bias, text = scheme.draw(target, values, rng)
-            found.append(Change(intervention, draw, weight, bias, text))
+def _changes(
+    subject: Subject,
+    target: Target,
+    plan: StudyConfig,
+    values: Values,
+    points: Sequence[Point],
+    others: Others,
+) -> list[Change | str]:
+    """The change of each point, or the reason why it cannot be made."""
+    scheme = scheme_of(subject.model, plan.init)
+    known = {one.name: one for one in plan.interventions}
+    layer = LayerEdits(target, values)
+    found: list[Change | str] = []
+    for point in points:
+        kind, draw = point.intervention, point.draw
+        try:
+            if kind == "reinitialise":
+                weight, bias = _initial_values(subject, target, values)
+                found.append(Change(kind, draw, weight, bias, "its own initial values"))
+            elif kind == "rerandomise":
+                rng = stream(plan.seed, "rerandomise", subject.name, target.name, draw)
+                weight, bias, text = scheme.draw(target, values, rng)
+                found.append(Change(kind, draw, weight, bias, text))
+            else:
+                rng = stream(plan.seed, kind, point.text or "", subject.name, target.name, draw)
+                found.append(make_change(layer, known[kind], point, rng, others))
+        except (BadInputError, np.linalg.LinAlgError) as error:
+            found.append(str(error))
     return found
 
 
@@ -195,45 +236,86 @@ def _initial_values(subject: Subject, target: Target, values: Values) -> Values:
     return found[0], found[1]
 
 
+def _baselines(
+    subject: Subject, target: Target, plan: StudyConfig, changes: Sequence[Change]
+) -> LayerBaselines | BlockInfluence | None:
+    """The data-based scores people use, for the interventions they are meant for."""
+    meant = any(change.intervention not in RANDOM_VALUES for change in changes)
+    if subject.task is None or not plan.activations or not meant:
+        return None
+    if target.kind == "block":
+        return BlockInfluence(subject.model, subject.task, target)
+    return LayerBaselines(subject.model, target)
+
+
 def _outcomes(
-    subject: Subject, target: Target, plan: Plan, changes: Sequence[Change]
-) -> tuple[float, list[Measured | str]]:
-    """Performance intact and of each change, or the reason why there is none."""
+    subject: Subject,
+    target: Target,
+    plan: StudyConfig,
+    changes: Sequence[Change],
+    baselines: LayerBaselines | BlockInfluence | None,
+) -> list[Measured | str]:
+    """Performance of each change, or the reason why there is none."""
+    if not changes:
+        return []
     if subject.task is None:
-        intact = subject.intact()
-        return intact, [_evaluated(subject, target, change) for change in changes]
+        subject.intact()
+        return [_evaluated(subject, target, change) for change in changes]
+    watch = baselines.add if isinstance(baselines, LayerBaselines) else None
     probe = subject.probe()
-    activations = plan.metrics.activations
-    if probe is not None:
-        return probe.performance, list(
-            probe.measure(target, changes, activations=activations)
-        ) if changes else []
-    found = measure_module(subject.model, subject.task, target, changes, activations=activations)
-    return subject.intact(), list(found)
+    if probe is None or target.name not in probe.names:
+        return list(
+            measure_module(
+                subject.model,
+                subject.task,
+                target,
+                changes,
+                activations=plan.activations,
+                watch=watch,
+                tapes=subject.tapes,
+            )
+        )
+    if watch is not None:
+        for inputs in probe.inputs(target.name):
+            watch(inputs)
+    found: list[Measured | str] = []
+    for start in range(0, len(changes), _STACKED):
+        part = changes[start : start + _STACKED]
+        found += probe.measure(target, part, activations=plan.activations)
+    return found
 
 
 def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | str:
-    assert subject.evaluate is not None
     try:
         with changed(subject.model, target, change), torch.no_grad():
-            return Measured(float(subject.evaluate(subject.model)), {})
+            return subject.evaluated()
     except Exception as error:  # the user's function: whatever it raises is this point's reason
-        return f"evaluate raised {type(error).__name__}: {error}"
+        return f"evaluate raised {reason_of(error)}"
 
 
-def _metrics_of(intact: Values, now: Values, target: Target, plan: Plan) -> dict[str, Any]:
+def _metrics_of(intact: Values, now: Values, target: Target, plan: StudyConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     before, after = as_matrix(intact[0], target.kind), as_matrix(now[0], target.kind)
-    if plan.metrics.spectral:
-        found |= spectral_metrics(after)
+    if plan.spectral:
+        found |= spectral_metrics(as_matrices(now[0], target.kind))
     found |= distances(intact, now)
     extra, notes = plugin_metrics(plan.plugins, before, after)
     return found | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})
 
 
-def _degeneracy(subject: Subject, target: Target, plan: Plan, change: Change | None) -> dict[str, Any]:
+def _metrics_after(
+    values: Values, change: Change, target: Target, plan: StudyConfig, before: dict[str, Any]
+) -> dict[str, Any]:
+    """Metrics of a changed layer: spectra of new random values are their own, those of edited ones the trained ones."""
+    now = (change.values, change.bias)
+    if change.intervention in RANDOM_VALUES:
+        return _metrics_of(values, now, target, plan)
+    return before | _metrics_of(values, now, target, replace(plan, spectral=False))
+
+
+def _degeneracy(subject: Subject, target: Target, plan: StudyConfig, change: Change | None) -> dict[str, Any]:
     assert subject.task is not None
-    x = subject.task.batches[0][0][: plan.metrics.samples]
+    x = subject.task.batches[0][0][: plan.samples]
     if change is None:
         if subject.counts is None:
             subject.counts = degeneracy_metrics(subject.model, x)

@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.errors import BadInputError
+from strati.intervene.measuring.blocks import find_blocks
+from strati.intervene.measuring.changes import Others, source_key, tensors_of
 from strati.intervene.measuring.interventions import Target, find_targets
-from strati.intervene.measuring.points import Plan, Subject, measure_layer
+from strati.intervene.measuring.points import Subject, measure_layer
 from strati.intervene.planning import spec as specs
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
+from strati.intervene.planning.settings import KINDS
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Data, Task, task_of
 from strati.intervene.planning.training import train
@@ -35,7 +39,8 @@ class SpecBody:
     """What a unit of a study by spec does: train networks, or change one layer of one of them."""
 
     spec: Spec
-    plan: Plan
+    plan: StudyConfig
+    others: Others
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """Run one unit: the trained networks as ``.npz`` bytes by name, or a list of rows."""
@@ -51,7 +56,7 @@ class SpecBody:
         )
         identity = f"{unit.config['data']} {unit.config['network']} {unit.config['weights']}"
         subject: Subject = _keep("subject", identity, lambda: self._subject(unit, load, data, task))
-        return measure_layer(subject, target_of(unit), self.plan)
+        return measure_layer(subject, target_of(unit), self.plan, self.others)
 
     def _subject(self, unit: Unit, load: Load, data: Data, task: Task) -> Subject:
         network = self.spec.network
@@ -72,11 +77,12 @@ class ModelBody:
     """What a unit of a study of modules in memory does."""
 
     subjects: Mapping[str, Subject]
-    plan: Plan
+    plan: StudyConfig
+    others: Others
 
     def __call__(self, unit: Unit, load: Load) -> Any:
         """The rows of one layer."""
-        return measure_layer(self.subjects[unit.config["network"]], target_of(unit), self.plan)
+        return measure_layer(self.subjects[unit.config["network"]], target_of(unit), self.plan, self.others)
 
 
 def training_units(spec: Spec, digest: str, files: Mapping[str, str]) -> list[Unit]:
@@ -118,7 +124,7 @@ def layer_units(
 def target_of(unit: Unit) -> Target:
     """The layer a unit is about."""
     found = dict(unit.config["target"])
-    return Target(**found | {"shape": tuple(found["shape"])})
+    return Target(**found | {"shape": tuple(found["shape"]), "members": tuple(found["members"])})
 
 
 def network_name(number: int) -> str:
@@ -150,9 +156,72 @@ def check_fits(model: nn.Module, task: Task) -> None:
         raise BadInputError("data", why)
 
 
-def targets_of(model: nn.Module, plan: Plan) -> tuple[Target, ...]:
-    """The layers of a network that the plan is about."""
-    return find_targets(model, plan.interventions.layers)
+def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> None:
+    """A network without weights must not be better than the trained one: then the direction is wrong.
+
+    Raises:
+        BadInputError: It is better.
+    """
+    import torch
+
+    assert subject.evaluate is not None
+    intact, kept = subject.intact(), {k: v.clone() for k, v in subject.model.state_dict().items()}
+    try:
+        with torch.no_grad():
+            for parameter in subject.model.parameters():
+                parameter.zero_()
+            zeroed = float(subject.evaluate(subject.model))
+    except Exception:  # a function that cannot score an empty network says nothing about the direction
+        return
+    finally:
+        subject.model.load_state_dict(kept)
+    if zeroed > intact if higher_is_better else zeroed < intact:
+        word = "more" if higher_is_better else "less"
+        why = (
+            f"{measure} is {intact:.4g} for the network and {zeroed:.4g} with all its weights zero, which would be "
+            f"better if {word} is better; check higher_is_better, or whether the network is trained at all"
+        )
+        raise BadInputError("evaluate", why)
+
+
+def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -> tuple[Target, ...]:
+    """The layers of a network that the plan is about, and its blocks where they are dropped; ``run`` runs it once."""
+    layers = find_targets(model, plan.layers) if set(plan.names) != {"drop"} else ()
+    return (*layers, *find_blocks(model, run, plan.layers)) if "drop" in plan.names else layers
+
+
+def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
+    """The tensors of the other networks that ``swap`` and ``adapt`` take values from.
+
+    Raises:
+        BadInputError: One is not there, or has other layers.
+    """
+    found: dict[str, dict[str, NDArray[Any]]] = {}
+    names = {f"{t.name}.{part}" for t in targets for part in ("weight", "bias")}
+    for one in plan.interventions:
+        if one.name not in KINDS or not KINDS[one.name].source:
+            continue
+        for setting in one.settings:
+            key = source_key(one, setting)
+            given = one.source if one.source is not None else key
+            if given == f"{one.name}:source":
+                raise BadInputError(one.name, "needs the other network: a path, a module or tensors by name")
+            if key not in found:
+                tensors = tensors_of(given)
+                found[key] = {n.removeprefix("module."): v for n, v in tensors.items()}
+                found[key] = {n: v for n, v in found[key].items() if n in names}
+                for target in targets:
+                    there = found[key].get(f"{target.name}.weight")
+                    if target.kind != "block" and (there is None or tuple(there.shape) != target.shape):
+                        shape = "is not there" if there is None else f"is {tuple(there.shape)} there"
+                        why = f"the other network does not match: {target.name}.weight {target.shape} {shape}"
+                        raise BadInputError(one.name, why)
+    return found
+
+
+def digests(others: Others) -> dict[str, str]:
+    """A short hash of each other network."""
+    return {key: _tensors_digest(tensors) for key, tensors in others.items()}
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> bytes:
@@ -175,8 +244,12 @@ def digest_of(raw: bytes) -> str:
 
 def state_digest(model: nn.Module) -> str:
     """A short hash of all tensors of a module."""
+    return _tensors_digest(_state(model))
+
+
+def _tensors_digest(tensors: Mapping[str, NDArray[Any]]) -> str:
     total = hashlib.sha256()
-    for name, value in _state(model).items():
+    for name, value in tensors.items():
         total.update(name.encode() + str(value.dtype).encode() + np.ascontiguousarray(value).tobytes())
     return total.hexdigest()[:32]
 

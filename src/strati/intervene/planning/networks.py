@@ -6,7 +6,6 @@ checkpoints of these or of transformers' classes. Training them is ``training``.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strati.architectures.filling import load_arrays as load_arrays
 from strati.errors import BadInputError
 from strati.intervene.measuring.interventions import find_targets, values_of
 from strati.intervene.planning.initialisers import Scheme
@@ -214,20 +214,3 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
     model = ResNet(convolutions + 1, first.shape[0], last.shape[0], first.shape[1])
     load_arrays(model, tensors, path)
     return model.eval()
-
-
-def load_arrays(model: nn.Module, arrays: dict[str, Any], what: str | Path) -> None:
-    """Fill a module with arrays by name.
-
-    Raises:
-        BadInputError: A tensor is missing or of another shape.
-    """
-    state = model.state_dict()
-    for name, old in state.items():
-        if name not in arrays:
-            if name.endswith("num_batches_tracked"):
-                continue
-            raise BadInputError(what, f"the tensor {name} is missing")
-        if tuple(arrays[name].shape) != tuple(old.shape):
-            raise BadInputError(what, f"{name} has shape {tuple(arrays[name].shape)}, not {tuple(old.shape)}")
-        old.copy_(torch.from_numpy(np.array(arrays[name])))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +13,41 @@ from torch import Tensor, nn
 
 from strati.errors import BadInputError
 from strati.intervene.measuring.interventions import Target
-from strati.intervene.measuring.metrics import Plugin, check_plugins
-from strati.intervene.measuring.points import Evaluate, Plan, Subject, failed_row
+from strati.intervene.measuring.metrics import check_plugins
+from strati.intervene.measuring.points import Evaluate, Subject, failed_row
 from strati.intervene.measuring.units import (
     ModelBody,
     SpecBody,
+    check_direction,
     check_fits,
     digest_of,
+    digests,
     layer_units,
     network_name,
+    other_networks,
     state_digest,
     target_of,
     targets_of,
     training_units,
 )
+from strati.intervene.planning.config import StudyConfig, config_of
+from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of
-from strati.intervene.study import Job
+from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of, windows
 from strati.run.engine import Unit
 from strati.run.files import write_atomic
 from strati.run.store import Store, unit_key
 
 
-def spec_job(spec: Spec, plugins: Mapping[str, Plugin], find: Find) -> Job:
+def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     """The job of a spec: data read and checked against the network, layers found, units planned.
 
     Raises:
         BadInputError: The data or the checkpoint are not there or do not fit.
     """
-    check_plugins(plugins)
-    plan = Plan(spec.interventions, spec.metrics, plugins, spec.seed)
+    check_plugins(config.plugins)
+    plan = config_of(spec, config)
     if spec.trained_here:
         data = prepare(spec, find)
         model = build(spec.network, data.shape, data.outputs, spec.data.context)
@@ -55,7 +59,7 @@ def spec_job(spec: Spec, plugins: Mapping[str, Plugin], find: Find) -> Job:
         names, weights = [Path(str(spec.network.path)).name], state_digest(model)
     task = task_of(data, spec)
     check_fits(model, task)
-    targets = targets_of(model, plan)
+    targets = targets_of(model, plan, lambda: task.output(model, task.batches[0][0][:1]))
     if spec.network.initial is not None:
         first = open_checkpoint(spec.network.initial, spec.network)
         _check_initial(targets, _tensors(first), spec.network.initial)
@@ -64,13 +68,17 @@ def spec_job(spec: Spec, plugins: Mapping[str, Plugin], find: Find) -> Job:
     digest = digest_of(raw)
     initial = spec.trained_here or spec.network.initial is not None
     _check_points(plan, initial)
-    identity = {"data": digest, "weights": weights, "plugins": sorted(plugins), "spec": asdict(spec)}
-    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial)
+    others = other_networks(plan, targets)
+    identity = {"data": digest, "weights": weights, "plugins": sorted(plan.plugins), "spec": spec.plain()}
+    identity |= {"others": digests(others)}
+    points = sum(len(plan.points(target, initial)) for target in targets)
+    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial, digests(others))
     return Job(
         name=spec.name,
         identity=unit_key(identity),
-        about=_about(spec.name, task, len(names) * len(targets) * len(plan.points(initial)), asdict(spec)),
-        body=SpecBody(spec, plan),
+        about=_about(spec.name, task, len(names) * points, spec.plain())
+        | {"origin": origin_of(spec, digest, weights) | {"layers": shapes_of(targets)}},
+        body=SpecBody(spec, plan, others),
         prepare=planner.prepare,
         train=planner.train,
         layers=planner.layers,
@@ -83,13 +91,14 @@ class _SpecPlanner:
     """The stages of a spec's job."""
 
     spec: Spec
-    plan: Plan
+    plan: StudyConfig
     raw: bytes
     digest: str
     names: tuple[str, ...]
     targets: tuple[Target, ...]
     weights: str
     initial: bool
+    others: Mapping[str, str]
 
     def prepare(self, folder: Path) -> None:
         """Put the data in canonical form beside the store, where units find them."""
@@ -109,9 +118,7 @@ class _SpecPlanner:
         """One unit per layer, with the files it reads; those of a failed training know that it failed."""
         trainings = {n: unit for unit in self.train(folder) for n in unit.config["networks"]}
         reasons = {found.key: found.reason for found in store.units() if found.reason is not None}
-        parts = (self.spec.measure, self.spec.interventions, self.spec.metrics)
-        common = {"data": self.digest, "seed": self.spec.seed, "plan": [asdict(p) for p in parts]}
-        common |= {"plugins": sorted(self.plan.plugins)}
+        common = {"data": self.digest, "plan": self.plan.settings(), "others": self.others}
         units: list[Unit] = []
         for number, name in enumerate(self.names):
             files = {"data": str(folder / "data.npz")}
@@ -127,11 +134,12 @@ class _SpecPlanner:
 
     def fail(self, unit: Unit, reason: str) -> list[dict[str, Any]]:
         """The rows of a unit that failed as a whole."""
-        points = self.plan.points(self.initial)
-        return [failed_row(unit.config["network"], target_of(unit), point, reason) for point in points]
+        target = target_of(unit)
+        points = self.plan.points(target, self.initial)
+        return [failed_row(unit.config["network"], target, point, reason) for point in points]
 
 
-def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> Job:
+def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConfig) -> Job:
     """The job of modules in memory.
 
     Raises:
@@ -144,6 +152,7 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> 
         raise BadInputError("study", "of a module needs one of evaluate (a function of it) and data (x, y)")
     check_plugins(plan.plugins)
     task = None if data is None else _task(data, plan)
+    measured, higher = plan.direction(evaluate) if evaluate is not None else ("", True)
     subjects: dict[str, Subject] = {}
     targets: dict[str, tuple[Target, ...]] = {}
     for name, module in modules.items():
@@ -155,12 +164,15 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> 
             if plan.initial is not None and isinstance(source, Mapping)
             else plan.initial
         )
-        targets[str(name)] = targets_of(model, plan)
-        subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        subject = subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
+        targets[str(name)] = targets_of(model, plan, subject.run_once)
+        if evaluate is not None:
+            check_direction(subjects[str(name)], measured, higher)
         _check_initial(targets[str(name)], _tensors(first), "initial")
     _check_points(plan, any(s.initial is not None for s in subjects.values()))
-    settings = [asdict(plan.interventions), asdict(plan.metrics), sorted(plan.plugins), asdict(plan.measure)]
-    common = {"plan": settings, "seed": plan.seed, "data": None if task is None else _digest(task)}
+    others = other_networks(plan, next(iter(targets.values())))
+    common = {"plan": plan.settings(), "data": None if task is None else _digest(task)}
+    common |= {"others": digests(others)}
     weights = {name: state_digest(s.model) for name, s in subjects.items()}
 
     def layers(folder: Path, store: Store) -> list[Unit]:
@@ -171,17 +183,18 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: Plan) -> 
         ]
 
     def fail(unit: Unit, reason: str) -> list[dict[str, Any]]:
-        subject = subjects[unit.config["network"]]
-        points = plan.points(subject.initial is not None)
-        return [failed_row(subject.name, target_of(unit), point, reason) for point in points]
+        subject, target = subjects[unit.config["network"]], target_of(unit)
+        points = plan.points(target, subject.initial is not None)
+        return [failed_row(subject.name, target, point, reason) for point in points]
 
-    units = sum(len(targets[n]) * len(plan.points(s.initial is not None)) for n, s in subjects.items())
-    measure = task or Task(plan.measure.performance, plan.higher_is_better, plan.measure.chance, ())
+    units = sum(len(plan.points(t, s.initial is not None)) for n, s in subjects.items() for t in targets[n])
+    measure = task or Task(measured, higher, plan.chance, ())
     return Job(
         name="study",
         identity=unit_key(common | {"weights": weights}),
-        about=_about("study", measure, units, None),
-        body=ModelBody(subjects, plan),
+        about=_about("study", measure, units, None)
+        | {"origin": {"layers": shapes_of(t for some in targets.values() for t in some)}},
+        body=ModelBody(subjects, plan, others),
         prepare=lambda _: None,
         train=lambda _: [],
         layers=layers,
@@ -194,8 +207,26 @@ def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
     return {"name": name, "performance": measure, "units": units, "spec": spec}
 
 
-def _check_points(plan: Plan, initial: bool) -> None:
-    if plan.interventions.kinds == ("reinitialise",) and not initial:
+def origin_of(spec: Spec, data: str, weights: str) -> dict[str, Any]:
+    """Where the networks and data of a study by spec are, and their hashes."""
+    where = spec.data.path or spec.data.name
+    found: dict[str, Any] = {"data": {"source": where, "hash": data}}
+    if not spec.trained_here:
+        path = Path(str(spec.network.path)).resolve()
+        found["networks"] = {path.name: {"path": str(path), "weights": weights[:32]}}
+    return found
+
+
+def shapes_of(targets: Iterable[Target]) -> dict[str, Any]:
+    """What a plan needs to know of each layer: its kind and shape, and what a run of blocks consists of."""
+    return {
+        t.name: {"kind": t.kind, "shape": list(t.shape), "members": list(t.members), "outputs": t.outputs}
+        for t in targets
+    }
+
+
+def _check_points(plan: StudyConfig, initial: bool) -> None:
+    if plan.names == ("reinitialise",) and not initial:
         why = "re-initialising needs the network's initial values: give network.initial, or re-randomise"
         raise BadInputError("interventions.kinds", why)
 
@@ -226,20 +257,41 @@ def _tokeniser(spec: Spec, model: nn.Module) -> tuple[Callable[[str], list[int]]
     return lambda text: list(tokeniser(text, verbose=False)["input_ids"]), vocabulary
 
 
-def _task(data: Any, plan: Plan) -> Task:
+def _task(data: Any, plan: StudyConfig) -> Task:
     if isinstance(data, Task):
         return data
     if not isinstance(data, Data):
-        try:
-            x, y = data
-        except (TypeError, ValueError):
-            raise BadInputError("data", "is a pair (x, y): inputs and labels") from None
-        x, y = _array(x), _array(y)
-        if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
-            raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
-        kind = "tokens" if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 else "rows"
-        data = Data(kind, int(y.max()) + 1, x[:0], None, x, y)
-    return make_task(data, plan.measure.performance, plan.measure.batch, plan.measure.chance)
+        data = _text(data, plan) if _is_text(data) else _labelled(data)
+    usual = "perplexity" if data.kind == "tokens" and data.y_test is None else "accuracy"
+    return make_task(data, plan.performance or usual, plan.batch, plan.chance)
+
+
+def _is_text(data: Any) -> bool:
+    """Token ids alone, in one dimension or rows of them."""
+    if not isinstance(data, Tensor | np.ndarray):
+        return False
+    found = _array(data)
+    return bool(found.ndim in (1, 2) and np.issubdtype(found.dtype, np.integer))
+
+
+def _text(data: Any, plan: StudyConfig) -> Data:
+    tokens = windows(_array(data), plan.context, "data")
+    return Data("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
+
+
+def _labelled(data: Any) -> Data:
+    try:
+        x, y = data
+    except (TypeError, ValueError):
+        raise BadInputError("data", "is a pair (x, y): inputs and labels; or an array of token ids") from None
+    x, y = _array(x), _array(y)
+    if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
+        raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
+    tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+    if tokens and x.ndim == 1:
+        why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
+        raise BadInputError("data", why)
+    return Data("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
 
 
 def _tensors(source: Any) -> dict[str, Any] | None:

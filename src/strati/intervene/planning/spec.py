@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from strati.errors import BadInputError
+from strati.intervene.planning.settings import KINDS as INTERVENTIONS
+from strati.intervene.planning.settings import Intervention, as_interventions, from_table, identity, merge
 
 STORE = "study.sqlite"
-FORMAT = 1
+FORMAT = 2
 """Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
 
 Number = float | int
@@ -129,10 +131,17 @@ class MeasureSpec:
 class InterventionSpec:
     """What is done to which layers, how often."""
 
-    kinds: tuple[str, ...] = _key(KINDS, None, each=str, choices=KINDS)
+    kinds: tuple[str, ...] = _key(KINDS, None, each=str, choices=tuple(INTERVENTIONS))
     draws: int = _key(1, int, low=1, high=1_000_000)
     init: str = _key("auto", str, choices=SCHEMES)
     layers: tuple[str, ...] = _key(("*",), None, each=str)
+    settings: tuple[Intervention, ...] = ()
+
+    def all(self) -> tuple[Intervention, ...]:
+        """Every intervention: those named in ``kinds`` and those with a table of settings."""
+        tables = {one.name: one for one in self.settings}
+        named: list[Any] = [tables.get(kind, kind) for kind in self.kinds]
+        return as_interventions([*named, *(t for t in self.settings if t.name not in self.kinds)])
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,13 @@ class Spec:
     measure: MeasureSpec = field(default_factory=MeasureSpec)
     interventions: InterventionSpec = field(default_factory=InterventionSpec)
     metrics: MetricSpec = field(default_factory=MetricSpec)
+
+    def plain(self) -> dict[str, Any]:
+        """All it says as plain values."""
+        bare = dataclasses.replace(self, interventions=dataclasses.replace(self.interventions, settings=()))
+        found = dataclasses.asdict(bare)
+        found["interventions"]["settings"] = identity(self.interventions.settings)
+        return found
 
     @property
     def trained_here(self) -> bool:
@@ -231,7 +247,9 @@ def _spec(found: Mapping[str, Any], what: str, folder: Path) -> Spec:
         if name in _SECTIONS:
             if not isinstance(value, Mapping):
                 raise BadInputError(what, f"{name!r} is a section: write [{name}] and its keys below")
-            values[name] = _section(_SECTIONS[name], value, what, name, folder)
+            given, tables = _tables(value, what, folder) if name == "interventions" else (value, ())
+            made = _section(_SECTIONS[name], given, what, name, folder)
+            values[name] = dataclasses.replace(made, settings=tables) if tables else made
         else:
             _check(plain[name], value, what, name)
             values[name] = value
@@ -240,8 +258,33 @@ def _spec(found: Mapping[str, Any], what: str, folder: Path) -> Spec:
     return spec
 
 
+def _tables(
+    section: Mapping[str, Any], what: str, folder: Path
+) -> tuple[Mapping[str, Any], tuple[Intervention, ...]]:
+    """The plain keys of ``[interventions]``, and the interventions of its tables; without ``kinds`` only these."""
+    given = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
+    found = []
+    for name, table in section.items():
+        if not isinstance(table, Mapping):
+            continue
+        place = table.get("checkpoint")
+        moved = {"checkpoint": str(folder / place)} if isinstance(place, str) else {}
+        found.append(from_table(name, {**table, **moved}, what))
+    named = given.get("kinds", KINDS if not found else ())
+    for kind in named if isinstance(named, list | tuple) else ():
+        wants = INTERVENTIONS.get(kind) if isinstance(kind, str) else None
+        if wants is not None and (wants.main or wants.source) and kind not in section:
+            needed = " or ".join(wants.main) or "checkpoint"
+            raise BadInputError(
+                what, f"interventions.kinds: {kind!r} needs settings: [interventions.{kind}] {needed}"
+            )
+    if found and "kinds" not in given:
+        given["kinds"] = [one.name for one in found]
+    return given, merge(found)
+
+
 def _section(kind: type, found: Mapping[str, Any], what: str, section: str, folder: Path) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fields = {f.name: f for f in dataclasses.fields(kind) if "rule" in f.metadata}
     _known(found, tuple(fields), what, f" in [{section}]")
     for name, value in found.items():
         _check(fields[name], value, what, f"{section}.{name}")

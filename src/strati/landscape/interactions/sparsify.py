@@ -76,7 +76,7 @@ class Sparsified(Result):
         data: Number of data.
     """
 
-    verb: ClassVar[str] = "basis"
+    verb: ClassVar[str] = "sparsify"
 
     layers: tuple[SparsifiedLayer, ...]
     tensors: dict[str, NDArray[Any]]

@@ -14,10 +14,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 if TYPE_CHECKING:
-    from strati.landscape.sampling.samplers import Traces
+    from strati.landscape.sampling.traces import Traces
     from strati.types import FloatArray
 
-_SAMPLES = 300_000
+_SAMPLES = 150_000
+_ROUNDS = 50
+_SOLVED = 30_000  # samples that the equations of the free energies are solved with
 _STEP = 2.0  # lambda(eps) is the slope of ln V between eps/step and eps*step
 _GROUPS = 8
 
@@ -29,14 +31,15 @@ class DensityOfStates:
     Attributes:
         log_loss: ``ln(L - L*)`` of every sample, ascending.
         log_weight: Logarithm of the volume each stands for, up to a constant.
-        group: Which group of chains it came from, for errors.
+        left_out: The same without one group of chains each, ``(groups, samples)``, for errors: the free energies that
+            make the weights are found anew without the group, whose samples weigh nothing.
         localised: Whether volumes are still weighed by the localisation: so where free directions run far, and the
             plain volume is not defined.
     """
 
     log_loss: FloatArray
     log_weight: FloatArray
-    group: FloatArray
+    left_out: FloatArray
     localised: bool
 
     def log_volume(self, epsilon: float) -> float:
@@ -54,65 +57,83 @@ class DensityOfStates:
             >>> abs(density_of_states(traces).coefficient(1e-2)[0] - 1) < 0.05
             True
         """
-        value = self._slope(epsilon, None)
-        if value is None:
-            return None
-        left_out = [self._slope(epsilon, g) for g in range(_GROUPS)]
-        known = np.array([v for v in left_out if v is not None])
-        if len(known) < _GROUPS:
-            return None
-        error = math.sqrt((_GROUPS - 1) / _GROUPS * float(((known - known.mean()) ** 2).sum()))
-        return value, error
-
-    def _slope(self, epsilon: float, without: int | None) -> float | None:
         low, high = np.searchsorted(self.log_loss, [math.log(epsilon / _STEP), math.log(epsilon * _STEP)])
-        weight = (
-            self.log_weight if without is None else np.where(self.group == without, -np.inf, self.log_weight)
-        )
-        if low < 50 or high - low < 50 or high >= len(weight):
+        if low < 50 or high - low < 50 or high >= len(self.log_loss):
             return None
-        return float((logsumexp(weight[:high]) - logsumexp(weight[:low])) / (2 * math.log(_STEP)))
+
+        def slope(weight: FloatArray) -> float:
+            return float((logsumexp(weight[:high]) - logsumexp(weight[:low])) / (2 * math.log(_STEP)))
+
+        known = np.array([slope(w) for w in self.left_out])
+        if not np.isfinite(known).all():
+            return None
+        groups = len(known)
+        error = math.sqrt((groups - 1) / groups * float(((known - known.mean()) ** 2).sum()))
+        return slope(self.log_weight), error
 
 
 def density_of_states(traces: Traces) -> DensityOfStates:
     """Reweight the traces of a ladder of temperatures into one set of samples of parameter space."""
     step = max(1, traces.excess.size // _SAMPLES)
     excess, spread = traces.excess[:, :, ::step], traces.spread[:, :, ::step]
-    temperatures, chains, draws = excess.shape
-    count = chains * draws
-    free = _free_energies(traces.nbeta, excess.reshape(temperatures, -1))
+    chains = excess.shape[1]
     losses = excess.reshape(-1)
-    log_mixture = logsumexp(free[:, None] - traces.nbeta[:, None] * losses[None, :], axis=0) + math.log(count)
-    log_weight = -log_mixture
-    group = np.broadcast_to(np.arange(chains) * _GROUPS // chains, (temperatures, chains))
+    free = _free_energies(traces.nbeta, excess)
+    log_weight = _log_weight(traces.nbeta, free, losses)
     pull = 0.5 * traces.gamma * spread.reshape(-1)
     localised = not _few_dominate(log_weight, pull)
-    if not localised:
-        log_weight = log_weight + pull
+    groups = min(_GROUPS, chains)
+    member = np.arange(chains) * groups // chains
+    left_out = []
+    for group in range(groups):
+        rest = excess[:, member != group]
+        without = _log_weight(traces.nbeta, _free_energies(traces.nbeta, rest, free), losses)
+        gone = np.broadcast_to((member == group)[None, :, None], excess.shape).reshape(-1)
+        left_out.append(np.where(gone, -np.inf, without))
+    weights = np.stack([log_weight, *left_out]) + (0.0 if localised else pull)
     positive = losses > 0
     log_loss = np.log(np.where(positive, losses, 1.0))[positive]
     order = np.argsort(log_loss, kind="stable")
-    groups = np.repeat(group[:, :, None], draws, axis=2).reshape(-1)[positive]
-    return DensityOfStates(
-        log_loss[order], log_weight[positive][order], groups[order].astype(float), localised
-    )
+    sorted_weights = weights[:, positive][:, order]
+    return DensityOfStates(log_loss[order], sorted_weights[0], sorted_weights[1:], localised)
 
 
-def _free_energies(nbeta: FloatArray, excess: FloatArray) -> FloatArray:
-    """``-ln Z`` per temperature: thermodynamic integration first, then the self-consistent equations."""
-    means = excess.mean(axis=1) * nbeta
-    steps = 0.5 * (means[1:] + means[:-1]) * np.diff(np.log(nbeta))
-    free = np.concatenate([[0.0], np.cumsum(steps)])
-    thin = excess[:, :: max(1, excess.size // 30_000)]
-    losses = thin.reshape(-1)
+def _log_weight(nbeta: FloatArray, free: FloatArray, losses: FloatArray) -> FloatArray:
+    """``-ln sum_k exp(f_k - nbeta_k L)``: the volume that a sample of the mixture of temperatures stands for."""
+    return -_log_mixture(free, -nbeta[:, None] * losses[None, :])
+
+
+def _log_mixture(free: FloatArray, reduced: FloatArray) -> FloatArray:
+    terms = free[:, None] + reduced
+    top = terms.max(axis=0)
+    mixture: FloatArray = top + np.log(np.exp(terms - top).sum(axis=0))
+    return mixture
+
+
+def _free_energies(nbeta: FloatArray, excess: FloatArray, start: FloatArray | None = None) -> FloatArray:
+    """``-ln Z`` per temperature out of ``(K, chain, draw)``: thermodynamic integration, then the exact equations."""
+    if start is None:
+        means = excess.mean(axis=(1, 2)) * nbeta
+        steps = 0.5 * (means[1:] + means[:-1]) * np.diff(np.log(nbeta))
+        free = np.concatenate([[0.0], np.cumsum(steps)])
+    else:
+        free = start
+    thin = max(1, excess.size // _SOLVED)
+    losses = excess[:, :, ::thin].reshape(-1)
     reduced = -nbeta[:, None] * losses[None, :]
-    for _ in range(100):
-        log_mixture = logsumexp(free[:, None] + reduced, axis=0)
-        new = -logsumexp(reduced - log_mixture, axis=1)
-        new -= new[0]
-        change = float(np.abs(new - free).max())
-        free = new
-        if change < 1e-6:
+    each = len(losses) / len(nbeta)
+    for _ in range(_ROUNDS):
+        share = np.exp(free[:, None] + reduced - _log_mixture(free, reduced))
+        held = share.sum(axis=1)
+        # Newton on a convex function; far from its minimum the fixed point is the safer step.
+        hessian = np.diag(held) - share @ share.T
+        step = np.linalg.lstsq(hessian[1:, 1:], each - held[1:], rcond=1e-12)[0]
+        step = np.concatenate([[0.0], step])
+        if np.abs(step).max() > 1.0:
+            step = np.log(each / np.maximum(held, 1e-300))
+            step -= step[0]
+        free = free + step
+        if np.abs(step).max() < 1e-6:
             break
     return free
 

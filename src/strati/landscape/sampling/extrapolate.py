@@ -1,112 +1,174 @@
 """From values on a ladder of temperatures to the learning coefficient at zero temperature.
 
-``Z(nbeta) ~ nbeta^-lambda P(ln nbeta)`` with a polynomial ``P`` of degree ``m - 1``, so with ``t = ln nbeta``
-``lambda(t) = lambda - P'(t)/P(t) + (powers of 1/nbeta)``. Each form and each number of left-out hot temperatures is
-fitted, and the fits are averaged with weights ``exp(-(chi^2 + 2 k + 2 cut)/2)`` (Jay and Neil 2021): the error
-holds what is not known about the form.
+``Z(nbeta)`` is a sum of ``nbeta^-lambda_k P_k(ln nbeta)``, so with ``t = ln nbeta`` the value at a temperature is
+``lambda(t) = lambda - (m - 1)/(t + c) - d/dt ln(1 +- exp(-rate (t - u)))``: the limit, the logarithm of a multiplicity
+``m``, and the next exponent fading at the rate of its distance. All of these are tried, over grids of ``c``, ``rate``
+and ``u``, with any number of hot temperatures left out (at a price); the limit is the average over those that fit, and
+its error is their spread and their noise. Where nothing fits, or the temperatures span too little, there is no limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.stats import chi2 as chi_squared
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
 
+_RATES = np.array([1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1.0])
+_ONSETS = np.linspace(-6.0, 0.0, 31)  # logarithm of the next exponent's weight at the first temperature
+_QUICK = 0.3  # fading that is quicker than any logarithm
 _OFFSETS = np.geomspace(
-    1.0, 20.0, 40
+    0.5, 20.0, 20
 )  # of the logarithm, beyond the temperature where the loss begins to be felt
-_RATES = (0.125, 0.25, 0.5, 1.0)  # powers of 1/nbeta next after the leading one
-_FLOOR = 2e-3  # no form is trusted to better than this share of the value
+_MULTIPLICITIES = (1, 2, 3, 4)
+_FLOOR = 2e-3  # no value is trusted to better than this share
+_CORRELATED = (
+    1.5  # neighbouring temperatures share their chains: their noise does not average out as if alone
+)
+_FITS = 0.01  # least probability of the best form's misfit
+_SPAN = 6.0  # least number of e-foldings that the fitted temperatures cover
+_FEWEST = 4
+_PER_CUT = 0.3  # logarithm of weight that each temperature left out costs
+_BLOWN = 3.0  # times the usual error: from there on the chains no longer agree where they are
+_WIDEN = 1.25  # calibrated by tools/calibrate_llc_limit.py on the cases that were not held out
+_FARTHEST = 0.25  # of the limit: farther from the coldest value no extrapolation is believed
 
 
 class Limit(NamedTuple):
-    """The value at zero temperature, its error, and how likely each multiplicity is."""
+    """The value at zero temperature, its error, and the likeliest multiplicity."""
 
     value: float
     stderr: float
     multiplicity: int
 
 
-class _Fit(NamedTuple):
-    value: float
-    variance: float
-    score: float
-    multiplicity: int
+class NoLimit(NamedTuple):
+    """Why the ladder allows no limit."""
+
+    reason: str
 
 
 def extrapolate(
     nbeta: FloatArray, values: FloatArray, errors: FloatArray, *, hottest: float | None = None
-) -> Limit | None:
-    """The limit of ``lambda(nbeta)`` for large ``nbeta``; ``None`` for fewer than three temperatures.
+) -> Limit | NoLimit:
+    """The limit of ``lambda(nbeta)`` for large ``nbeta``, or why there is none.
 
     Args:
         nbeta: Temperatures, ascending.
         values: ``lambda(nbeta)``.
         errors: Their standard errors.
-        hottest: The temperature at which the loss begins to be felt over the localisation; valleys then have a
-            length of at least ``ln(nbeta/hottest)``, which bounds the logarithmic forms. 1/100 of the first by default.
+        hottest: The temperature at which the loss begins to be felt over the localisation; 1/100 of the first by
+            default.
 
     Examples:
         >>> t = np.linspace(5, 25, 15)
-        >>> limit = extrapolate(np.exp(t), 0.5 - 1 / (t + 2), np.full(15, 0.003), hottest=1.0)
-        >>> abs(limit.value - 0.5) < 0.01, limit.multiplicity
-        (True, 2)
+        >>> limit = extrapolate(np.exp(t), 0.5 - 1 / (t + 2), np.full(15, 0.001), hottest=1.0)
+        >>> abs(limit.value - 0.5) < 2 * limit.stderr < 0.04
+        True
     """
-    if len(nbeta) < 3:
-        return None
-    t = np.log(nbeta)
-    origin = np.log(hottest) if hottest is not None else t[0] - np.log(100.0)
-    sigma = np.maximum(errors, _FLOOR * np.maximum(np.abs(values), 0.05))
-    fits: list[_Fit] = []
-    for cut in range(len(t) - 2):
-        part = slice(cut, None)
-        fits += [
-            f._replace(score=f.score + 2 * cut)
-            for f in _fits(t[part], values[part], sigma[part], float(origin))
-        ]
-    scores = np.array([f.score for f in fits])
-    weight = np.exp(-(scores - scores.min()) / 2)
+    usable = _trusted(values, errors)
+    t, y, found = np.log(nbeta)[usable], values[usable], errors[usable]
+    if len(t) < _FEWEST or t[-1] - t[0] < _SPAN:
+        return NoLimit("too few temperatures mixed to show how the values approach a limit")
+    origin = float(np.log(hottest)) if hottest is not None else float(t[0]) - np.log(100.0)
+    sigma = _CORRELATED * np.maximum(found, _FLOOR * np.maximum(np.abs(y), 0.05))
+    fits = []
+    for cut in range(len(t) - _FEWEST + 1):
+        if t[-1] - t[cut] < _SPAN:
+            break
+        part = _fits(t[cut:], y[cut:], sigma[cut:], origin)
+        likely = chi_squared.sf(part.misfit, max(1, len(t) - cut - 2)) > _FITS
+        fits.append(part.only(likely, cut))
+    if not any(len(f.value) for f in fits):
+        return NoLimit(
+            "the values over the ladder follow no known law: the regime of the limit is not reached"
+        )
+    limit = _average(fits)
+    if abs(limit.value - float(y[-1])) > _FARTHEST * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
+        return NoLimit("the values over the ladder do not settle: the limit is far from the coldest of them")
+    return limit
+
+
+class _LadderFits(NamedTuple):
+    """One entry per form: its limit, variance, logarithm of weight, misfit and multiplicity."""
+
+    value: FloatArray
+    variance: FloatArray
+    log_weight: FloatArray
+    misfit: FloatArray
+    multiplicity: FloatArray
+
+    def only(self, chosen: np.ndarray, cut: int) -> _LadderFits:
+        """Some of the forms, at the price of the temperatures left out (Jay and Neil 2021)."""
+        part = _LadderFits(*(column[chosen] for column in self))
+        return part._replace(log_weight=part.log_weight - _PER_CUT * cut)
+
+
+def _trusted(values: FloatArray, errors: FloatArray) -> np.ndarray:
+    """Finite values, up to the first temperature at which the error jumps."""
+    good = np.isfinite(values) & np.isfinite(errors)
+    size = np.maximum(errors, _FLOOR * np.abs(values))
+    for k in range(2, len(values)):
+        before = size[:k][good[:k]]
+        if len(before) >= 2 and (not good[k] or size[k] > _BLOWN * np.median(before)):
+            good[k:] = False
+            break
+    return good
+
+
+def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> _LadderFits:
+    """Every form, each with the limit that suits it best.
+
+    Slow fading and a logarithm look alike, so only a quick one is added to a logarithm.
+    """
+    groups: list[_LadderFits] = []
+    for multiplicity in _MULTIPLICITIES:
+        offsets = _OFFSETS if multiplicity > 1 else np.ones(1)
+        logs = -(multiplicity - 1) / (t[None, :] - origin + offsets[:, None])
+        plain = 1 + (multiplicity > 1)
+        groups.append(_group(logs, y, sigma, multiplicity, plain))
+        if len(t) > _FEWEST:
+            for rate in _RATES if multiplicity == 1 else _RATES[_RATES > _QUICK]:
+                for fading in _fading(t, rate):
+                    shape = (logs[:, None, :] + fading[None, :, :]).reshape(-1, len(t))
+                    groups.append(_group(shape, y, sigma, multiplicity, plain + 2))
+    return _LadderFits(*(np.concatenate(parts) for parts in zip(*groups, strict=True)))
+
+
+def _group(
+    shape: FloatArray, y: FloatArray, sigma: FloatArray, multiplicity: int, parameters: int
+) -> _LadderFits:
+    """Forms that differ in grid parameters alone: together they weigh what the best of them does."""
+    weight = 1 / sigma**2
+    rest = y[None, :] - shape
+    value = rest @ weight / weight.sum()
+    misfit = ((rest - value[:, None]) ** 2) @ weight
+    if not len(value):
+        return _LadderFits(*(np.zeros(0) for _ in range(5)))
+    share = -(misfit - misfit.min()) / 2
+    log_weight = share - np.log(np.exp(share).sum()) - misfit.min() / 2 - parameters
+    variance = np.full(len(value), 1 / weight.sum())
+    return _LadderFits(value, variance, log_weight, misfit, np.full(len(value), multiplicity))
+
+
+def _fading(t: FloatArray, rate: float) -> tuple[FloatArray, FloatArray]:
+    """``-d/dt ln(1 +- exp(-rate (t - u)))`` for every onset ``u``: from above, and from below."""
+    z = rate * (t[None, :] - t[0]) - _ONSETS[:, None]
+    above = rate / (1 + np.exp(np.clip(z, -500, 500)))
+    before = z[:, 0] > 0.1  # of the other sign the sum must stay positive
+    return above, -rate / np.expm1(np.clip(z[before], None, 500))
+
+
+def _average(fits: list[_LadderFits]) -> Limit:
+    every = _LadderFits(*(np.concatenate(parts) for parts in zip(*fits, strict=True)))
+    weight = np.exp(every.log_weight - every.log_weight.max()) * (
+        every.value >= 0
+    )  # no coefficient is negative
     weight /= weight.sum()
-    centre = np.array([f.value for f in fits])
-    mean = float(weight @ centre)
-    variance = float(weight @ np.array([f.variance for f in fits]) + weight @ (centre - mean) ** 2)
-    shares: dict[int, float] = {}
-    for fit, w in zip(fits, weight, strict=True):
-        shares[fit.multiplicity] = shares.get(fit.multiplicity, 0.0) + float(w)
-    return Limit(mean, float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
-
-
-def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> Iterator[_Fit]:
-    """Every form that the number of points allows: a power or none, on top of each multiplicity."""
-    ones = np.ones_like(t)
-    designs = [np.stack([ones], 1)]
-    if len(t) >= 4:
-        designs += [np.stack([ones, np.exp(-rate * (t - t[0]))], 1) for rate in _RATES]
-    for design in designs:
-        yield _solve(design, y[None, :], sigma, 1, np.zeros(1))
-        if len(t) >= 2 + design.shape[1]:
-            offsets = _OFFSETS - origin
-            for multiplicity in (2, 3, 4):
-                shape = (multiplicity - 1) / (t[None, :] + offsets[:, None])
-                yield _solve(design, y[None, :] + shape, sigma, multiplicity, offsets)
-
-
-def _solve(
-    design: FloatArray, y: FloatArray, sigma: FloatArray, multiplicity: int, offsets: FloatArray
-) -> _Fit:
-    """Least squares for each offset of the logarithm at once, averaged over offsets by their likelihood."""
-    scaled, target = design / sigma[:, None], y / sigma
-    covariance = np.linalg.pinv(scaled.T @ scaled)
-    solution = target @ scaled @ covariance
-    chi2 = ((target - solution @ scaled.T) ** 2).sum(1)
-    weight = np.exp(-(chi2 - chi2.min()) / 2)
-    weight /= weight.sum()
-    value = float(weight @ solution[:, 0])
-    variance = float(covariance[0, 0] + weight @ (solution[:, 0] - value) ** 2)
-    # A power's rate and a logarithm's offset are parameters too.
-    count = 2 * design.shape[1] - 1 + (len(offsets) > 1)
-    return _Fit(value, variance, float(chi2.min()) + 2 * count, multiplicity)
+    mean = float(weight @ every.value)
+    variance = float(weight @ (every.variance + (every.value - mean) ** 2))
+    shares = {m: float(weight[every.multiplicity == m].sum()) for m in _MULTIPLICITIES}
+    return Limit(mean, _WIDEN * float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))

@@ -18,7 +18,7 @@ from torch.func import jacrev, vmap
 
 from strati.errors import UnsupportedError
 from strati.landscape.behaviour import Objective, gauss_newton_matrix, metric_jacobian
-from strati.landscape.sampling.samplers import DENSE_LIMIT
+from strati.landscape.sampling.config import DENSE_LIMIT
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -69,7 +69,7 @@ def temperature_for(epsilon: float, curvature: FloatArray, gamma: float) -> floa
 
 
 def curvature_spectrum(objective: Objective) -> FloatArray | None:
-    """Eigenvalues of the Gauss-Newton matrix of a behavioural loss, ascending; ``None`` if there are too many.
+    """Eigenvalues of the Gauss-Newton matrix of a named loss, ascending; ``None`` if there are too many.
 
     Examples:
         >>> from strati.landscape.behaviour import behavioural_loss
@@ -78,7 +78,9 @@ def curvature_spectrum(objective: Objective) -> FloatArray | None:
         array([5.])
     """
     flat = objective.flat
-    kind = "kl" if objective.name is not None and objective.name.value.endswith("kl") else "mse"
+    if objective.name is None:
+        return None
+    kind = "mse" if objective.name.squared else "kl"
     if flat.size <= DENSE_LIMIT:
         values = torch.linalg.eigvalsh(gauss_newton_matrix(flat, objective.x, kind=kind))
         spectrum: FloatArray = np.maximum(values.double().numpy(), 0.0)

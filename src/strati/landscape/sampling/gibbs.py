@@ -18,17 +18,10 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from strati.landscape.behaviour import Potential
-from strati.landscape.sampling.samplers import (
-    BUDGET,
-    Cost,
-    LLCConfig,
-    Sampler,
-    Target,
-    Traces,
-    batchable,
-    replicas_per_pass,
-    rounding_limit,
-)
+from strati.landscape.sampling.budget import GradientCost
+from strati.landscape.sampling.config import BUDGET, LLCConfig, Sampler
+from strati.landscape.sampling.posterior import LocalPosterior, batchable, replicas_per_pass, rounding_limit
+from strati.landscape.sampling.traces import Traces
 from strati.rng import derive
 from strati.types import Tick, silent
 
@@ -84,15 +77,19 @@ def quadratic_blocks(
     return tuple(blocks)
 
 
-def sweep_cost(blocks: Sequence[slice], cost: Cost) -> Cost:
+def sweep_cost(blocks: Sequence[slice], cost: GradientCost) -> GradientCost:
     """What a sweep over all blocks costs: a gradient per parameter, a factorisation per block."""
     widths = [b.stop - b.start for b in blocks]
     work = sum((w + 2) * cost.replica + w**3 * _PER_CUBE for w in widths)
-    return Cost(3 * len(widths) * cost.call, work)
+    return GradientCost(3 * len(widths) * cost.call, work)
 
 
 def sample_gibbs(
-    target: Target, blocks: Sequence[slice], config: LLCConfig, nbetas: Sequence[float], tick: Tick = silent
+    target: LocalPosterior,
+    blocks: Sequence[slice],
+    config: LLCConfig,
+    nbetas: Sequence[float],
+    tick: Tick = silent,
 ) -> Traces | None:
     """Draw from the localised posterior at several temperatures at once, by conditionals of the blocks.
 
@@ -107,8 +104,8 @@ def sample_gibbs(
         The traces, or ``None`` where a conditional turns out not to be the Gaussian it was taken for.
 
     Examples:
-        >>> from strati.landscape.sampling.samplers import target
-        >>> seen = target(lambda w: (w**2).sum(), torch.zeros(3, dtype=torch.float64), 1.0)
+        >>> from strati.landscape.sampling.posterior import local_posterior
+        >>> seen = local_posterior(lambda w: (w**2).sum(), torch.zeros(3, dtype=torch.float64), 1.0)
         >>> traces = sample_gibbs(seen, [slice(0, 3)], LLCConfig(chains=64, draws=50), [1e4])
         >>> bool(abs(traces.lambda_trace().mean() - 1.5) < 0.1)
         True
@@ -148,7 +145,7 @@ def sample_gibbs(
     )
 
 
-def ladder(target: Target, config: LLCConfig, nbeta: float, blocks: Sequence[slice]) -> list[float]:
+def ladder(target: LocalPosterior, config: LLCConfig, nbeta: float, blocks: Sequence[slice]) -> list[float]:
     """The temperature asked for and, unless the caller wants none, colder ones as far as rounding allows."""
     if config.ladder is False:
         return [nbeta]
@@ -164,7 +161,7 @@ class Amount(NamedTuple):
     settle: int
     draws: int
 
-    def seconds(self, sweep: Cost, rungs: int) -> float:
+    def seconds(self, sweep: GradientCost, rungs: int) -> float:
         """What the cost model expects."""
         return (self.settle + self.draws) * (sweep.call + rungs * self.chains * sweep.replica)
 
@@ -198,7 +195,7 @@ class _Probe:
 class _Conditional:
     """The loss as a function of one block, the rest held fixed: its level, slope and second derivatives."""
 
-    def __init__(self, target: Target, block: slice) -> None:
+    def __init__(self, target: LocalPosterior, block: slice) -> None:
         self.target, self.block = target, block
         width = block.stop - block.start
         # Slopes at the minimum's own block and one unit beside it in every direction: exact for a quadratic.
@@ -247,7 +244,7 @@ class _Conditional:
         return None if bool((misfit > _MISFIT).any()) else (new, excess, slope)
 
 
-def _middle(target: Target, nbeta: Tensor, chains: int, generator: torch.Generator) -> Tensor:
+def _middle(target: LocalPosterior, nbeta: Tensor, chains: int, generator: torch.Generator) -> Tensor:
     """Where to begin: stiff directions at their spread, the flat ones at a common size that the loss allows.
 
     At the minimum itself the conditionals would start at the far end of a valley, one layer large and the others
@@ -270,7 +267,7 @@ def _middle(target: Target, nbeta: Tensor, chains: int, generator: torch.Generat
     return offset
 
 
-def _amount(config: LLCConfig, sweep: Cost, rungs: int) -> Amount:
+def _amount(config: LLCConfig, sweep: GradientCost, rungs: int) -> Amount:
     """What is set, for the rest the most that the cost model's budget allows."""
     plans = [
         Amount(c, s, d)
@@ -282,7 +279,7 @@ def _amount(config: LLCConfig, sweep: Cost, rungs: int) -> Amount:
     )
 
 
-def affordable(config: LLCConfig, blocks: Sequence[slice], cost: Cost) -> bool:
+def affordable(config: LLCConfig, blocks: Sequence[slice], cost: GradientCost) -> bool:
     """Whether the smallest useful number of sweeps stays within a few times the budget."""
     return (
         Amount(config.chains or 8, 20, config.draws or 30).seconds(sweep_cost(blocks, cost), 1) <= 4 * BUDGET

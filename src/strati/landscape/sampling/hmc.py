@@ -18,18 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strati.landscape.sampling.budget import SamplingPlan, sampling_plan
+from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.diagnostics import rhat
-from strati.landscape.sampling.samplers import (
-    BUDGET,
-    DENSE_LIMIT,
-    VIRIAL_LIMIT,
-    LLCConfig,
-    Plan,
-    Sampler,
-    Target,
-    Traces,
-    rounding_limit,
-)
+from strati.landscape.sampling.posterior import LocalPosterior, rounding_limit
+from strati.landscape.sampling.traces import Traces
 from strati.rng import derive
 from strati.types import Tick, silent
 
@@ -38,9 +31,16 @@ _LOCAL_AIM = (
     0.9  # the same without exchange: curvature varies along valleys, and no other move frees a stuck chain
 )
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
+_LEAST_FACTOR = (
+    1.25  # between neighbouring temperatures: chains in several places would ask for no step at all
+)
+_LOST = (
+    1.5  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
+)
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
-_LOCAL_RUNGS = (4.0, 16.0)  # of the requested temperature, without exchange
+_LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange
 _RUNG_SETTLE = 20  # rounds at a temperature before its draws, without exchange
+_ARRIVED = 0.01  # relative change of the distance over a stretch of the warm-up
 _FEWEST_DRAWS = 80
 _HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
 _HOPELESS_DRAWS = 20
@@ -63,7 +63,7 @@ class Tuning(NamedTuple):
     scale: Tensor
 
 
-def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = silent) -> Traces:
+def sample_hmc(target: LocalPosterior, config: LLCConfig, nbeta: float, tick: Tick = silent) -> Traces:
     """Draw from the localised posterior at ``nbeta`` and, with ``config.ladder``, at colder temperatures.
 
     Args:
@@ -76,13 +76,13 @@ def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = sil
         The traces; nothing of the warm-up is in them.
 
     Examples:
-        >>> from strati.landscape.sampling.samplers import target
+        >>> from strati.landscape.sampling.posterior import local_posterior
         >>> quick = LLCConfig(chains=8, draws=50, ladder=False)
-        >>> traces = sample_hmc(target(lambda w: (w**2).sum(), torch.zeros(1), 1.0), quick, 100.0)
+        >>> traces = sample_hmc(local_posterior(lambda w: (w**2).sum(), torch.zeros(1), 1.0), quick, 100.0)
         >>> traces.excess.shape[1:]
         (8, 50)
     """
-    plan = config.plan(target.size, target.cost)
+    plan = sampling_plan(config, target.size, target.cost)
     walk = _Walk(target, config, plan)
     if plan.exchange:
         return _exchange(walk, nbeta, tick)
@@ -91,23 +91,26 @@ def sample_hmc(target: Target, config: LLCConfig, nbeta: float, tick: Tick = sil
     return _local(walk, [nbeta, *colder], tick)
 
 
-def sample_rungs(target: Target, config: LLCConfig, nbetas: Sequence[float], tick: Tick = silent) -> Traces:
+def sample_rungs(
+    target: LocalPosterior, config: LLCConfig, nbetas: Sequence[float], tick: Tick = silent
+) -> Traces:
     """Draw at several given temperatures, each from where the chains of the hotter one ended.
 
-    Example:
-        >>> from strati.landscape.sampling.samplers import target
+    Examples:
+        >>> from strati.landscape.sampling.posterior import local_posterior
         >>> quick = LLCConfig(chains=8, draws=20)
-        >>> sample_rungs(target(lambda w: (w**2).sum(), torch.zeros(1), 1.0), quick, [10.0, 100.0]).excess.shape
+        >>> square = local_posterior(lambda w: (w**2).sum(), torch.zeros(1), 1.0)
+        >>> sample_rungs(square, quick, [10.0, 100.0]).excess.shape
         (2, 8, 20)
     """
-    plan = config.plan(target.size, target.cost, rungs=len(nbetas))
+    plan = sampling_plan(config, target.size, target.cost, rungs=len(nbetas))
     return _local(_Walk(target, config, plan), sorted(nbetas), tick)
 
 
 class _Walk:
     """The moves. Holds the random stream and counts gradients."""
 
-    def __init__(self, target: Target, config: LLCConfig, plan: Plan) -> None:
+    def __init__(self, target: LocalPosterior, config: LLCConfig, plan: SamplingPlan) -> None:
         self.target, self.config, self.plan = target, config, plan
         self.chains, self.longest = plan.chains, plan.leapfrog
         self.hopeless = False  # whether trajectories are far too short for the valleys
@@ -278,6 +281,8 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
         rungs.append(state)
         tunings.append(tuning)
         tick(f"nbeta {current:.3g}")
+        if current > nbeta and current * float(energies.median()) > _LOST * target.size:
+            break
     temperatures = torch.tensor(ladder, dtype=target.theta.dtype)
     together = State(*(torch.cat(parts) for parts in zip(*rungs, strict=True)))
     joint = Tuning(*(torch.cat(parts) for parts in zip(*tunings, strict=True)))
@@ -298,6 +303,8 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     for _ in range(3 if learn else 5):
         state, tuning, energies = walk.settle(state, current, tuning, max(6, config.warmup // 4), learn=learn)
         draws = walk.lengthen(tuning)
+    if not learn:
+        state, tuning, energies = _arrive(walk, state, current, tuning)
     for rung in rungs:
         while level < rung:  # a plain number: a tensor of single precision may never reach the rung
             level = min(rung, 2 * level)
@@ -315,11 +322,28 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
         part, state = _record(walk, state, current, tuning, 0, draws)
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
-        stuck = target.size > DENSE_LIMIT and (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
+        stuck = (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
         if stuck or (draws == _HOPELESS_DRAWS and walk.hopeless):  # colder, the valleys are narrower still
             break
         walk.lengthen(tuning)
     return _join(parts)
+
+
+def _arrive(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning) -> tuple[State, Tuning, Tensor]:
+    """With thousands of directions: move on, learning their scales, until the chains are no longer on their way out.
+
+    The loss settles long before the distance does, and falls or rises with it: chains that are still on their way are
+    a few per cent off while R-hat sees nothing.
+    """
+    rounds = max(6, walk.config.warmup // 4)
+    before = 0.0
+    for _ in range(max(2, walk.plan.draws // rounds)):
+        state, tuning, energies = walk.settle(state, nbeta, tuning, rounds)
+        distance = float((state.offset**2).sum(-1).mean())
+        if abs(distance - before) <= _ARRIVED * distance:
+            break
+        before = distance
+    return state, tuning, energies
 
 
 def _record(
@@ -332,6 +356,7 @@ def _record(
     log_step = tuning.log_step
     excess, spread, controls, accepted = [], [], [], torch.zeros(len(nbeta), dtype=target.theta.dtype)
     counted = 0
+    total = torch.zeros_like(state.offset[main])
     for i in range(warmup + draws):
         wide = walk.wide(i)
         state, chance = walk.trajectory(state, nbeta, Tuning(log_step, tuning.scale), wide=wide)
@@ -342,6 +367,7 @@ def _record(
         state = walk.exchange(state, nbeta, i % 2)
         if i >= warmup:
             excess.append(state.excess)
+            total += state.offset[main]
             spread.append((state.offset**2).sum(-1))
             controls.append(target.controls(state.offset, state.slope, nbeta).to(torch.float32))
             accepted += 0 if wide else chance
@@ -359,6 +385,7 @@ def _record(
         acceptance=_array(accepted / counted),
         gradients=walk.gradients,
         global_start=walk.plan.exchange,
+        centre=float(target.evaluate(total.mean(0)[None] / draws)[0]),
     )
     return traces, state
 
@@ -383,6 +410,7 @@ def _join(parts: list[Traces]) -> Traces:
         acceptance=cat("acceptance"),
         gradients=last.gradients,
         global_start=first.global_start,
+        centre=first.centre,
     )
 
 
@@ -395,12 +423,12 @@ def _next_temperature(energies: Tensor, current: float, coldest: float, wanted: 
     width = max(float(high - low) / 2, 1e-290)
     following = current + _SPACING / width
     if current > 0:
-        following = min(following, 4 * current)
+        following = min(max(following, _LEAST_FACTOR * current), 4 * current)
     following = min(following, coldest)
     return wanted if current < wanted < following else following
 
 
-def _coldest(target: Target, config: LLCConfig, nbeta: float) -> float:
+def _coldest(target: LocalPosterior, config: LLCConfig, nbeta: float) -> float:
     """The ladder's end: far down for a few parameters, for more where the least curvature has come into view."""
     if config.coldest is not None:
         return max(config.coldest, nbeta)

@@ -59,7 +59,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Layer:
+class KroneckerLayer:
     """Where a linear layer's parameters lie in the flat vector, and its two bases.
 
     Attributes:
@@ -92,7 +92,7 @@ class Layer:
 class Kronecker:
     """One product of two small rotations per linear layer; other parameters keep their coordinates."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[KroneckerLayer, ...]
 
     def rotate(self, offset: Tensor) -> Tensor:
         """``L^T W R`` in every layer."""
@@ -142,7 +142,7 @@ def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
     inside = sum(p.numel() for m in modules.values() for p in m.parameters(recurse=False))
     if inside < _LEAST_SHARE * flat.size:
         return None
-    squared = objective.name is not None and objective.name.value.endswith("mse")
+    squared = objective.name is not None and objective.name.squared
     grams = _grams(objective, modules, squared)
     curvature = torch.full_like(flat.theta, torch.nan)
     layers = []
@@ -151,7 +151,7 @@ def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
         if bias is None:
             inputs = inputs[:-1, :-1]
         (k, left), (g, right) = (torch.linalg.eigh(m) for m in (jacobians, inputs))
-        layer = Layer(places[_of(name, "weight")], bias, left, right)
+        layer = KroneckerLayer(places[_of(name, "weight")], bias, left, right)
         layer.scatter((2.0 if squared else 1.0) * k.clamp(min=0)[:, None] * g.clamp(min=0), curvature)
         layers.append(layer)
     return Kronecker(tuple(layers)), torch.where(curvature.isnan(), curvature.nanmean(), curvature)

@@ -17,8 +17,11 @@ import torch
 from torch import nn
 
 from strati.errors import BadInputError
-from strati.landscape.behaviour import Objective, as_tensor, objective
+from strati.landscape.behaviour import Loss, LossName, Objective, as_tensor, objective
+from strati.landscape.sampling.budget import gradient_cost, sampling_plan
+from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
+from strati.landscape.sampling.estimation import estimate, impossible, mixed
 from strati.landscape.sampling.gauss_newton import (
     closed_form,
     curvature_spectrum,
@@ -26,24 +29,11 @@ from strati.landscape.sampling.gauss_newton import (
     temperature_for,
 )
 from strati.landscape.sampling.hmc import sample_rungs
-from strati.landscape.sampling.llc import (
-    chosen_sampler,
-    conditional_traces,
-    estimate,
-    impossible,
-    mixed,
-    sample,
-)
+from strati.landscape.sampling.llc import chosen_sampler, conditional_traces, draw
 from strati.landscape.sampling.moment_points import condensed
+from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
-from strati.landscape.sampling.samplers import (
-    DENSE_LIMIT,
-    LLCConfig,
-    Sampler,
-    gradient_cost,
-    localised,
-    target,
-)
+from strati.options import resolve
 from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -162,7 +152,7 @@ def effective_parameters(
     x: Any,
     *,
     scales: Sequence[float] | None = None,
-    kind: str = "mse",
+    loss: Loss = LossName.BEHAVIOURAL_MSE,
     config: LLCConfig | None = None,
     tick: Tick = silent,
     **options: Any,
@@ -171,9 +161,10 @@ def effective_parameters(
 
     Args:
         model: Any module; it is not changed.
-        x: Inputs.
+        x: Inputs; ``(x, y)`` for a training loss.
         scales: The ``eps``; five decades below the variance of the outputs by default.
-        kind: ``"mse"`` or ``"kl"``.
+        loss: ``"behavioural-mse"`` (eq. 6) or ``"behavioural-kl"``; a training loss (``"mse"``, ``"cross_entropy"``, a
+            function) counts what that loss depends on instead.
         config: Settings of the sampler.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig` on top of ``config``; ``layers`` is not one of them.
@@ -190,15 +181,19 @@ def effective_parameters(
         >>> abs(curve.rows[0].effective - 2) < 0.2
         True
     """
-    settings = dataclasses.replace(config or LLCConfig(), **options)
+    settings = resolve(LLCConfig, config, options, of="effective_parameters")
+    if not isinstance(model, nn.Module):
+        raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
-    whole = objective(model, f"behavioural-{kind}", x, dtype=dtype)
+    whole = objective(model, loss, x, dtype=dtype)
     wanted = _scales(scales, whole)
     function = condensed(whole)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = localised(settings, function, theta)
-    if dataclasses.replace(settings, ladder=True).plan(len(theta), gradient_cost(function, theta)).exchange:
+    if sampling_plan(
+        dataclasses.replace(settings, ladder=True), len(theta), gradient_cost(function, theta)
+    ).exchange:
         return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
 
@@ -231,7 +226,7 @@ def _by_density(
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
     nbeta = settings.nbeta or 1 / float(np.median(scales))
     chosen = dataclasses.replace(settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.HMC)
-    traces = sample(function, function.flat.theta, chosen, tick)
+    traces = draw(function, function.flat.theta, chosen, tick)
     # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
     good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
     density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
@@ -257,15 +252,14 @@ def _by_temperature(
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in (Sampler.HMC, Sampler.GIBBS):
-        seen = target(function, theta, settings.gamma or 1.0)
-        traces = conditional_traces(seen, settings, nbetas, tick) or sample_rungs(
-            seen, settings, nbetas, tick
-        )
+        seen = local_posterior(function, theta, settings.gamma or 1.0)
+        # Both samplers get, and give back, the temperatures ascending.
+        traces = conditional_traces(seen, settings, rungs, tick) or sample_rungs(seen, settings, rungs, tick)
         # By place: single precision rounds the temperatures that it keeps.
         found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
-        found = {float(n): sample(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
+        found = {float(n): draw(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)
@@ -299,8 +293,9 @@ def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:
 
 def _scales(scales: Sequence[float] | None, function: Objective) -> FloatArray:
     if scales is None:
-        target = function.target.reshape(function.rows, -1)
-        size = 1.0 if function.name is not None and function.name.value.endswith("kl") else 0.0
+        squared = function.name is None or function.name.squared
+        size = 0.0 if squared and function.target.is_floating_point() else 1.0
+        target = function.target.reshape(function.rows, -1).to(function.flat.dtype)
         size = size or float(target.var(dim=0, correction=0).sum()) or 1.0
         return size * np.geomspace(1e-5, 1e-1, 5)
     wanted = np.atleast_1d(np.asarray(scales, dtype=float))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,13 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.network.contents import Contents, natural
 from strati.network.formats.safetensors import strict_json
 from strati.network.source import Source
+from strati.types import Flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+ADAPTER = "adapter_config.json"
+PIPELINE = "model_index.json"
 MAX_JSON = 25_000_000
 MAX_SHARDS = 10_000
 
@@ -30,6 +34,20 @@ PREFERRED = (
 NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"})
 ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5")
 
+_REFUSED: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"saved_model.pb"}), "is a TensorFlow SavedModel; save its weights as .h5 or .safetensors"),
+    (
+        frozenset({".metadata", ".distcp"}),
+        "is a torch distributed checkpoint; convert it with: "
+        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+    ),
+    (
+        frozenset({"_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "ocdbt.process_0", "checkpoint"}),
+        "is an Orbax checkpoint; restore it with orbax and save the parameters with flax.serialization.to_bytes",
+    ),
+)
+"""Folders of formats that are not read, told by their files, and what to do about each."""
+
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 
 
@@ -40,8 +58,113 @@ def contents(folder: Path) -> Contents:
         BadInputError: A shard is missing, lies outside the folder, or is listed twice; there are no weights, or
             several that do not belong together.
     """
+    if (folder / ADAPTER).exists() or (folder / ADAPTER).is_symlink():
+        return _adapter(folder)
+    if (folder / PIPELINE).exists() or (folder / PIPELINE).is_symlink():
+        return _pipeline(folder)
     config = _config(folder)
     return _merge(folder, _files(folder), config)
+
+
+def indexed_contents(index: Path) -> Contents:
+    """The weights that an index (``model.safetensors.index.json``) lists, in the folder where it lies.
+
+    Raises:
+        BadInputError: As for the folder itself.
+    """
+    folder = index.parent
+    leads_to(folder, index)
+    return _merge(folder, _indexed(folder, index), _config(folder))
+
+
+def _pipeline(folder: Path) -> Contents:
+    """A diffusers pipeline: every component that has weights, its name before theirs.
+
+    Raises:
+        BadInputError: The list of components is none, leads out of the folder, or no component has weights.
+    """
+    leads_to(folder, folder / PIPELINE)
+    table = _json(folder / PIPELINE)
+    if not isinstance(table, dict):
+        raise BadInputError(folder / PIPELINE, "is not a JSON table; download it again")
+    parts: dict[str, Contents] = {}
+    for name, kind in table.items():
+        place = folder / name
+        if name.startswith("_") or not isinstance(kind, list) or not _plain_name(name) or not place.is_dir():
+            continue
+        leads_to(folder, place)
+        if any(entry.name.lower().endswith(ENDINGS) for entry in place.iterdir()):
+            parts[name] = _merge(place, _component(place), _config(place))
+    if not parts:
+        raise BadInputError(folder, "is a diffusers pipeline without weights; download its components")
+    return _joined(parts)
+
+
+def _component(folder: Path) -> Mapping[str, set[str] | None]:
+    """A component's weights: the full-precision ones where there are variants beside them."""
+    for stem in ("diffusion_pytorch_model", "model", "pytorch_model"):
+        for ending in (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"):
+            place = folder / f"{stem}{ending}"
+            if place.exists() or place.is_symlink():
+                leads_to(folder, place)
+                return _indexed(folder, place) if ending.endswith(".json") else {place.name: None}
+    return _found(folder)
+
+
+def _joined(parts: Mapping[str, Contents]) -> Contents:
+    """Components side by side, each tensor's name behind its component's."""
+    owner = {f"{part}.{t.name}": (part, t.name) for part, found in parts.items() for t in found.tensors}
+
+    def read(name: str) -> NDArray[Any]:
+        part, own = owner[name]
+        return parts[part].read(own)
+
+    def named(field: str) -> dict[str, Any]:
+        return {f"{part}.{k}": v for part, found in parts.items() for k, v in getattr(found, field).items()}
+
+    return Contents(
+        format="diffusers",
+        tensors=tuple(
+            replace(t, name=f"{part}.{t.name}") for part, found in parts.items() for t in found.tensors
+        ),
+        read=read,
+        unread=tuple(
+            replace(s, name=f"{part}.{s.name}") for part, found in parts.items() for s in found.unread
+        ),
+        ties={f"{part}.{k}": f"{part}.{v}" for part, found in parts.items() for k, v in found.ties.items()},
+        hints=named("hints"),
+        warnings=tuple(w for found in parts.values() for w in found.warnings),
+    )
+
+
+def _plain_name(name: str) -> bool:
+    return len(Path(name).parts) == 1 and name not in ("", ".", "..") and "\0" not in name
+
+
+def _adapter(folder: Path) -> Contents:
+    """A PEFT adapter: its factors, and its configuration under ``adapter_config``.
+
+    Raises:
+        BadInputError: The configuration is no table, or there are no weights beside it.
+        UnsupportedError: It is an adapter of another kind than LoRA.
+    """
+    leads_to(folder, folder / ADAPTER)
+    config = _json(folder / ADAPTER)
+    if not isinstance(config, dict):
+        raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
+    kind = str(config.get("peft_type", "LORA")).upper()
+    if kind not in ("LORA", "ADALORA", "DORA"):
+        raise UnsupportedError(
+            folder, f"is a {kind} adapter; strati reads LoRA and DoRA: merge it into its base first"
+        )
+    for name in ("adapter_model.safetensors", "adapter_model.bin"):
+        if (folder / name).exists() or (folder / name).is_symlink():
+            leads_to(folder, folder / name)
+            found = _merge(folder, {name: None}, {"adapter_config": config})
+            return Contents(**(vars(found) | {"format": "peft"}))
+    raise BadInputError(
+        folder, "has an adapter_config.json but no adapter_model.safetensors; download it again"
+    )
 
 
 def _files(folder: Path) -> Mapping[str, set[str] | None]:
@@ -133,10 +256,9 @@ def _found(folder: Path) -> dict[str, set[str] | None]:
         leads_to(folder, folder / weights[0])
         return {weights[0]: None}
     if not weights:
-        if "saved_model.pb" in names:
-            raise UnsupportedError(
-                folder, "is a TensorFlow SavedModel; save its weights as .h5 or .safetensors"
-            )
+        for marks, why in _REFUSED:
+            if any(name in marks or (name.endswith(".distcp") and ".distcp" in marks) for name in names):
+                raise UnsupportedError(folder, why)
         raise BadInputError(
             folder, "is a directory without weights; give a model file or a Hugging Face directory"
         )
@@ -158,11 +280,27 @@ def _counted(folder: Path, shards: list[str]) -> dict[str, set[str] | None]:
     return dict.fromkeys(shards)
 
 
+def _stale(folder: Path, files: Mapping[str, set[str] | None]) -> list[Flag]:
+    """Shards in the folder that the index does not name: left over from another download, perhaps."""
+    known = {(m[1], m[4]) for m in map(_SHARD.fullmatch, files) if m}
+    if not known or all(expected is None for expected in files.values()):
+        return []
+    found = [
+        m[0]
+        for m in (_SHARD.fullmatch(entry.name) for entry in folder.iterdir())
+        if m and (m[1], m[4]) in known
+    ]
+    left = sorted(set(found) - set(files))
+    text = f"{len(left)} shards are not in the index and not read: {', '.join(left[:3])}"
+    return [Flag("stale-shard", text)] if left else []
+
+
 def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[str, Any] | None) -> Contents:
-    from strati.network.open import file_contents
+    from strati.network.file import file_contents
 
     parts: dict[str, Contents] = {}
     owner: dict[str, str] = {}
+    extra = _stale(folder, files)
     for name, expected in files.items():
         part = file_contents(folder / name)
         here = {tensor.name for tensor in part.tensors}
@@ -171,6 +309,10 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
             raise BadInputError(
                 folder / name, f"lacks {missing[0]}, which the index says it holds; download it again"
             )
+        unlisted = sorted(here - expected) if expected is not None else []
+        if unlisted:
+            text = f"{name} holds {len(unlisted)} tensors that the index does not list ({unlisted[0]}, ...); read too"
+            extra.append(Flag("unlisted-tensors", text))
         for tensor in here:
             if tensor in owner:
                 raise BadInputError(folder, f"has {tensor} in both {owner[tensor]} and {name}; remove one")
@@ -178,10 +320,15 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
         parts[name] = part
     if len(parts) == 1:
         only = next(iter(parts.values()))
-        return Contents(**(vars(only) | {"config": config if config is not None else only.config}))
+        known = config if config is not None else only.config
+        return replace(only, config=known, warnings=(*only.warnings, *extra))
 
     def read(name: str) -> NDArray[Any]:
         return parts[owner[name]].read(name)
+
+    def rounding(name: str, index: int | None) -> float | None:
+        part = parts[owner[name]]
+        return part.rounding(name, index) if part.rounding is not None else None
 
     tensors = sorted((t for part in parts.values() for t in part.tensors), key=lambda t: natural(t.name))
     return Contents(
@@ -193,5 +340,7 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
         hints={k: v for part in parts.values() for k, v in part.hints.items()},
         shared={k: ((name, v[0]), v[1]) for name, part in parts.items() for k, v in part.shared.items()},
         config=config,
-        warnings=tuple(w for part in parts.values() for w in part.warnings),
+        warnings=(*(w for part in parts.values() for w in part.warnings), *extra),
+        quantisation={k: v for part in parts.values() for k, v in part.quantisation.items()},
+        rounding=rounding,
     )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import UnsupportedError, require
-from strati.network.contents import MAX_TENSORS, Contents, Tensor, natural, numpy_dtype
+from strati.network.contents import MAX_TENSORS, Contents, Quantisation, Tensor, natural, numpy_dtype
+from strati.network.quantised.rounding import even, lattice
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,7 +149,35 @@ def _contents(
             return source.array(start + place.offset, place.shape, numpy_dtype(_PLAIN[place.type]))
         return _dequantise(source, name, place, start)
 
-    return Contents("gguf", tuple(tensors), read, config=config)
+    kinds = {}
+    for name, place in places.items():
+        if place.type in _CODED:
+            label, block, size = _CODED[place.type]
+            kinds[name] = Quantisation(label, 8 * size / block, _STEPS.get(label, 32))
+    errors: dict[tuple[str, int | None], float] = {}
+
+    def error(name: str, index: int | None) -> float | None:
+        if name not in kinds:
+            return None
+        if (name, index) not in errors:
+            values = read(name)
+            part = values if index is None else values.reshape(-1, *values.shape[-2:])[index]
+            errors[name, index] = _rounding(part, kinds[name].scheme)
+        return errors[name, index]
+
+    return Contents("gguf", tuple(tensors), read, config=config, quantisation=kinds, rounding=error)
+
+
+_STEPS = {"q2_k": 16, "q3_k": 16, "q6_k": 16, "q8_k": 256}
+"""Entries that share a step, where they are not 32."""
+
+
+def _rounding(values: NDArray[Any], label: str) -> float:
+    """Mean square of the rounding error: equal steps are told from the values of each group."""
+    group = _STEPS.get(label, 32)
+    if label.startswith("q8"):  # 255 codes and few entries: the largest entry has the largest code
+        return even(np.abs(values.reshape(-1, group)).max(axis=1) / np.float32(127))
+    return lattice(values, group)
 
 
 def _nbytes(source: Source, name: str, place: Place) -> int:

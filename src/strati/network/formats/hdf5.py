@@ -9,11 +9,13 @@ dataset could return the bytes of any file of the machine.
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,8 +90,19 @@ def _child(source: Source, words: list[str], needed: int = 0) -> bytes:
     # The child is given the parent's paths, so that it finds the same strati and h5py.
     start = f"import sys; sys.path[:] = {sys.path!r}; from strati.network.formats import hdf5; hdf5.main(sys.argv[1:])"
     memory, seconds = MEMORY + 3 * needed, SECONDS + needed // 20_000_000
-    place = str(source.path.absolute())
-    command = [sys.executable, "-I", "-c", start, str(memory), str(seconds), place, *words]
+    place, offset = str(source.place.absolute()), str(source.offset)
+    command = [
+        sys.executable,
+        "-I",
+        "-c",
+        start,
+        str(memory),
+        str(seconds),
+        place,
+        offset,
+        str(source.size),
+        *words,
+    ]
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL, check=False
@@ -108,7 +121,7 @@ def main(words: list[str]) -> None:
     """The child's program: list the datasets as JSON, or write the bytes of one."""
     import resource
 
-    memory, seconds, path, verb, *rest = words
+    memory, seconds, path, offset, size, verb, *rest = words
     try:
         import h5py
     except ImportError:
@@ -116,7 +129,10 @@ def main(words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
     resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with (
+            Path(path).open("rb") as raw,
+            h5py.File(_opened(raw, path, int(offset), int(size)), "r", locking=False) as file,
+        ):
             root = file[_ROOT] if _is_group(h5py, file, _ROOT) else file
             if verb == "list":
                 found = [vars(item) for item in _walk(h5py, root, "", 0, set())]
@@ -128,6 +144,40 @@ def main(words: list[str]) -> None:
         sys.exit(_DAMAGED)
     sys.stdout.buffer.write(answer)
     sys.stdout.buffer.flush()
+
+
+def _opened(raw: Any, path: str, offset: int, size: int) -> Any:
+    """The file itself, or the part of it that is an HDF5 file of its own."""
+    return path if offset == 0 else _Window(raw, offset, size)
+
+
+class _Window(io.RawIOBase):
+    """A part of an open file, seen as a file: an archive's entry that is stored as it is."""
+
+    def __init__(self, raw: Any, offset: int, size: int) -> None:
+        self._raw, self._offset, self._size, self._position = raw, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        count = max(0, min(len(view), self._size - self._position))
+        self._raw.seek(self._offset + self._position)
+        got: int = self._raw.readinto(view[:count])
+        self._position += got
+        return got
 
 
 def _is_group(h5py: Any, group: Any, name: str) -> bool:

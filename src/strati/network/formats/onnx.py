@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from strati.errors import BadInputError
 from strati.network.contents import MAX_DIMENSIONS, MAX_TENSORS, Contents, Hint, Skipped, Tensor, numpy_dtype
+from strati.network.formats import onnx_flow
 from strati.network.formats.wire import Wire
+from strati.network.roles import Role, blocks, role_of
 from strati.network.source import Source
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def contents(source: Source) -> Contents:
     unread: list[Skipped] = []
     places: dict[str, tuple[Source, int, Tensor]] = {}
     for name, weight in found.weights.items():
-        located = _locate(source, name, weight)
+        located = locate(source, name, weight)
         if isinstance(located, str):
             unread.append(Skipped(name, located))
             continue
@@ -126,7 +128,7 @@ def _collect(
     nodes: list[Node] = []
     for number, kind, a, b in wire.fields(*span):
         if (number, kind) == (5, 2):
-            weight = _weight(wire, a, b)
+            weight = read_weight(wire, a, b)
             if weight.name in weights:
                 raise wire.source.bad(f"has two weights named {weight.name}; write the file anew")
             weights[weight.name] = weight
@@ -175,10 +177,25 @@ def _place(
             if weight not in found.hints or (found.hints[weight].kind is None and hint.kind is not None):
                 found.hints[weight] = hint
             used[weight] = None
+    _label_by_flow(nodes, behind, shapes, found)
     by_unique = {unique: weights[name] for name, unique in own.items()}
     for unique in dict.fromkeys([*(u for u in used if u in by_unique), *by_unique]):
         found.weights[unique] = by_unique[unique]
     return behind
+
+
+def _label_by_flow(
+    nodes: list[Node], behind: Mapping[str, tuple[str, bool]], shapes: Mapping[str, int], found: Graph
+) -> None:
+    """Where the names of an attention's or MLP's weights say nothing, let the graph's shape name them."""
+    told = onnx_flow.labels(nodes, {value: weight for value, (weight, _) in behind.items()}, shapes)
+    names = {weight: found.hints.get(weight, Hint()).label or weight for weight in told}
+    by_name = blocks(names.values())
+    unclear = {w for w, n in names.items() if role_of(n, by_name[n]) is Role.LINEAR}
+    if not any(told[weight].startswith("blocks.") for weight in unclear):
+        told = {weight: label for weight, label in told.items() if weight in unclear}
+    for weight, label in told.items():
+        found.hints[weight] = replace(found.hints.get(weight, Hint()), label=label)
 
 
 def _hint(node: Node, position: int, weight: str, turned: bool) -> Hint:
@@ -226,13 +243,14 @@ def _attribute(wire: Wire, start: int, stop: int, node: Node) -> None:
         elif (number, kind) == (3, 0):
             switch = a
         elif (number, kind) == (5, 2):
-            node.constant = _weight(wire, a, b)
+            node.constant = read_weight(wire, a, b)
         elif number in (6, 11) and kind == 2:
             node.graphs.append((a, b))
     node.switches[name] = switch
 
 
-def _weight(wire: Wire, start: int, stop: int) -> Weight:
+def read_weight(wire: Wire, start: int, stop: int) -> Weight:
+    """A tensor's header; its bytes stay in the file."""
     weight = Weight()
     shape: list[int] = []
     for number, kind, a, b in wire.fields(start, stop):
@@ -259,7 +277,7 @@ def _weight(wire: Wire, start: int, stop: int) -> Weight:
     return weight
 
 
-def _locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
+def locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
     """The file, offset and dtype of a weight; or the reason why it is not read."""
     dtype = _DTYPES.get(weight.type)
     if dtype is None or dtype == "string":

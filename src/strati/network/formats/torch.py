@@ -203,9 +203,9 @@ def _gather(
     source: Source, tree: Any, sizes: dict[str, int], locate: Callable[[Storage], NDArray[np.uint8]]
 ) -> Contents:
     """Check every tensor against its storage, and name them."""
-    named, warnings = state.state_dict(source, tree, Stored)
+    named, beside, warnings = state.state_dict(source, tree, Stored)
     tensors: list[Tensor] = []
-    unread: list[Skipped] = []
+    unread: list[Skipped] = list(beside)
     ties: dict[str, str] = {}
     shared: dict[str, tuple[object, int]] = {}
     first: dict[object, str] = {}

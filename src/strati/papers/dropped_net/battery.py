@@ -16,8 +16,9 @@ from strati.papers.dropped_net.training import in_order
 from strati.papers.registry import Row
 from strati.reassembly.make import Recipe, Trained, train
 from strati.reassembly.pairing import Score, pair
+from strati.reassembly.reassemble import reassemble
 from strati.reassembly.repair import bubble, insert
-from strati.reassembly.solve import EXACT, reassemble
+from strati.reassembly.solve import EXACT
 from strati.rng import stream
 
 if TYPE_CHECKING:

@@ -21,10 +21,11 @@ from strati.papers.registry import Reproduction, Row
 from strati.reassembly.make import Recipe, Trained, train
 from strati.reassembly.passes import stack
 from strati.reassembly.pieces import as_pieces, sort_out
+from strati.reassembly.reassemble import reassemble
 from strati.reassembly.regression import regress_order
 from strati.reassembly.repair import bubble
 from strati.reassembly.seeds import Seed, seed_order
-from strati.reassembly.solve import EXACT, reassemble
+from strati.reassembly.solve import EXACT
 from strati.rng import stream
 
 if TYPE_CHECKING:

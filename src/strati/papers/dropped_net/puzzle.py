@@ -23,9 +23,9 @@ from strati.reassembly.pairing import Pairing, pair
 from strati.reassembly.passes import Parts, run, stack
 from strati.reassembly.pieces import read_pieces, sort_out
 from strati.reassembly.ranking import bradley_terry, cycles, gaps, soft_wins
+from strati.reassembly.reassemble import reassemble
 from strati.reassembly.repair import Round, bubble
 from strati.reassembly.seeds import Seed, seed_order
-from strati.reassembly.solve import reassemble
 from strati.run.files import write_atomic
 
 if TYPE_CHECKING:

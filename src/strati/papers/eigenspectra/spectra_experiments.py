@@ -17,7 +17,8 @@ import numpy as np
 from strati import embedded, zoo
 from strati.papers.beside import beside
 from strati.papers.registry import Reproduction, Row
-from strati.spectra.comparing.compare import Comparison, compare
+from strati.spectra.comparing.compare import compare
+from strati.spectra.comparing.results import Comparison
 from strati.spectra.spectrum import spectrum
 from strati.types import Tick
 from strati.zoo.llama2c import Tokenizer

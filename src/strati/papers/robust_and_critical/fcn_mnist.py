@@ -19,7 +19,6 @@ from strati.intervene.judging.audit import Audit, audit
 from strati.intervene.planning.spec import Spec, read_spec
 from strati.intervene.study import Study, study
 from strati.papers.registry import Reproduction, Row
-from strati.run.driver import Run
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 
@@ -43,13 +42,13 @@ def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproducti
     The alphas of table 1 depend on how the networks were trained, which the paper does not say: a second, smaller
     study trains to about the same accuracy by SGD instead of Adam.
     """
-    run = Run(workers=cores(), tick=tick, resume="the same command")
+    run: dict[str, Any] = {"workers": cores(), "tick": tick, "resume": "the same command"}
     spec, warnings = _spec("fcn-mnist", 10 if quick else 100, seed)
-    found = study(spec, out=folder / f"{spec.network.count}-networks", run=run)
+    found = study(spec, out=folder / f"{spec.network.count}-networks", **run)
     verdict = audit(found)
     rows = [*_table_one(found), *_layers(verdict), *_correlations(verdict), *_beyond(verdict)]
     other, _ = _spec("fcn-mnist-sgd", 2 if quick else 10, seed)
-    second = study(other, out=folder / f"{other.network.count}-networks-sgd", run=run)
+    second = study(other, out=folder / f"{other.network.count}-networks-sgd", **run)
     rows += [replace(row, what=f"trained by SGD, {row.what}") for row in _table_one(second)]
     rows += [replace(row, what=f"trained by SGD, {row.what}") for row in _layers(audit(second))]
     figures = _draw(found, folder)

@@ -7,7 +7,6 @@ WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +14,18 @@ import numpy as np
 
 from strati import zoo
 from strati.errors import BadInputError, StratiError, require
-from strati.intervene.planning.spec import STORE, InterventionSpec, MeasureSpec, MetricSpec, NetworkSpec
+from strati.intervene.planning.config import StudyConfig
+from strati.intervene.planning.spec import STORE, NetworkSpec
 from strati.intervene.study import load_study, study
 from strati.network.llama_gguf import llama_from_gguf
 from strati.papers.beside import beside
 from strati.papers.registry import Reproduction, Row
 from strati.papers.robust_and_critical.pretrained_tables import Case, case_figures, case_rows
-from strati.run.driver import Run
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from strati.intervene.measuring.points import Plan
 
 
 def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -51,8 +48,13 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
             warnings.append(Flag("left-out", str(error)))
             continue
         place = folder / f"quick-seed-{seed}" / name if small else full
-        run = Run(workers=cores(), tick=tick, resume="the same command")
-        found = study(case.models, evaluate=case.evaluate, data=case.data, plan=case.plan, out=place, run=run)
+        measured: dict[str, Any] = {"evaluate": case.evaluate, "data": case.data}
+        run: dict[str, Any] = {"workers": cores(), "resume": "the same command"}
+        found = (
+            load_study(place)  # finished before, by whatever version of strati
+            if _finished(place)
+            else study(case.models, **measured, config=case.config, out=place, tick=tick, **run)
+        )
         rows += case_rows(case, found)
         figures += case_figures(case, found, place)
     if not rows:
@@ -70,14 +72,14 @@ def _finished(place: Path) -> bool:
     return there.done + there.failed == there.units
 
 
-def _plan(draws: int, seed: int, performance: str, batch: int, **options: Any) -> Plan:
-    from strati.intervene.measuring.points import Plan
-
-    return Plan(
-        InterventionSpec(kinds=("rerandomise",), draws=draws, **options),
-        MetricSpec(),
+def _config(draws: int, seed: int, performance: str, batch: int, **options: Any) -> StudyConfig:
+    return StudyConfig(
+        interventions=("rerandomise",),
+        draws=draws,
         seed=seed,
-        measure=MeasureSpec(performance=performance, batch=batch),
+        performance=performance,
+        batch=batch,
+        **options,
     )
 
 
@@ -97,7 +99,7 @@ def _resnet20(quick: bool, seed: int) -> Case:
     return Case(
         "resnet20",
         {"resnet20": model},
-        _plan(draws, seed, "accuracy", 250),
+        _config(draws, seed, "accuracy", 250),
         data=data,
         size=f"{draws} draws, {count} images",
         table="table 2",
@@ -121,7 +123,7 @@ def _stories15m(quick: bool, seed: int) -> Case:
     return Case(
         "stories15m",
         {"stories15m": as_module(home)},
-        _plan(draws, seed, "loss", 5, init="moments", layers=("model.layers.*",)),
+        _config(draws, seed, "loss", 5, init="moments", layers=("model.layers.*",)),
         data=Data("tokens", 32000, x[:0], None, x, None),
         size=f"{draws} draws, {len(stories)} stories",
         table="table 3",
@@ -150,7 +152,7 @@ def _smollm2(quick: bool, seed: int) -> Case:
     return Case(
         "smollm2",
         {"smollm2": model.eval()},
-        _plan(draws, seed, "perplexity", 1, layers=layers),
+        _config(draws, seed, "perplexity", 1, layers=layers),
         data=data,
         size=f"{draws} draws, {windows.size} tokens, {len(layers)} of 30 blocks",
         table="table 3",
@@ -175,11 +177,11 @@ def _geoclip(quick: bool, seed: int) -> Case:
         )
     evaluate = _Cosine(models, list(inputs.values()))
     draws = 2 if quick else 10
-    plan = _plan(draws, seed, "cosine to the intact output", 1000, init="pytorch")
+    measure = {"higher_is_better": True, "chance": 0.0}
     return Case(
         "geoclip",
         models,
-        replace(plan, measure=replace(plan.measure, chance=0.0)),
+        _config(draws, seed, "cosine to the intact output", 1000, init="pytorch", **measure),
         evaluate=evaluate,
         size=f"{draws} draws, {len(places)} places",
         table="no counterpart",

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.intervene.judging.audit import Audit, MetricRow, audit
+from strati.intervene.planning.config import StudyConfig
 from strati.intervene.study import Study
 from strati.papers.registry import Row
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from strati.intervene.measuring.points import Plan
 
 FIGURE_METRICS = (
     *("alpha", "alpha_weighted", "log_alpha_norm", "mp_soft_rank"),
@@ -62,7 +61,7 @@ class Case:
 
     name: str
     models: Mapping[str, nn.Module]
-    plan: Plan
+    config: StudyConfig
     size: str
     table: str
     figures: tuple[str, str]
@@ -110,12 +109,12 @@ def _table(case: Case, found: Study) -> list[Row]:
 
 def _performances(case: Case, intact: float) -> dict[str, float]:
     """Every measure the paper's table has of such a network, from the one that was recorded or by one pass."""
-    measure = case.plan.measure.performance
+    measure = str(case.config.performance)
     if measure == "accuracy":
         from strati.intervene.measuring.functional import whole_performance
         from strati.intervene.planning.tasks import make_task
 
-        task = make_task(case.data, "loss", case.plan.measure.batch)
+        task = make_task(case.data, "loss", case.config.batch)
         return {
             "loss": whole_performance(next(iter(case.models.values())), task),
             "accuracy": 100 * intact,

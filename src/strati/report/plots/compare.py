@@ -9,7 +9,7 @@ import numpy as np
 from strati.errors import require
 
 if TYPE_CHECKING:
-    from strati.spectra.comparing.compare import Comparison
+    from strati.spectra.comparing.results import Comparison
     from strati.spectra.comparing.series import Series
 
 ROLE_COLOURS = {

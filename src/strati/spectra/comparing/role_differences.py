@@ -7,7 +7,7 @@ claim is a rank test (Mann-Whitney) with an effect size (Cliff's delta), correct
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,7 +108,8 @@ def differences(rows: Sequence[Mapping[str, object]], least: int = 4) -> tuple[D
             a, b = (_values(rows, metric, group) for group in (first, second))
             if min(a.size, b.size) >= least:
                 tested.append(_test(comparison, metric, a, b))
-        found += _holm(tested)
+        corrected = holm([d.pvalue for d in tested])
+        found += [replace(d, pvalue=p) for d, p in zip(tested, corrected, strict=True)]
     return tuple(found)
 
 
@@ -121,15 +122,19 @@ def _test(comparison: str, metric: str, a: FloatArray, b: FloatArray) -> Differe
     return Difference(comparison, metric, (int(a.size), int(b.size)), medians, effect, float(pvalue))
 
 
-def _holm(tested: list[Difference]) -> list[Difference]:
-    from dataclasses import replace
+def holm(pvalues: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm 1979).
 
-    corrected: dict[int, float] = {}
+    Examples:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    corrected = [1.0] * len(pvalues)
     running = 0.0
-    for rank, i in enumerate(sorted(range(len(tested)), key=lambda i: tested[i].pvalue)):
-        running = max(running, min(1.0, (len(tested) - rank) * tested[i].pvalue))
+    for rank, i in enumerate(sorted(range(len(pvalues)), key=lambda i: pvalues[i])):
+        running = max(running, min(1.0, (len(pvalues) - rank) * pvalues[i]))
         corrected[i] = running
-    return [replace(d, pvalue=corrected[i]) for i, d in enumerate(tested)]
+    return corrected
 
 
 def _values(rows: Sequence[Mapping[str, object]], metric: str, prefixes: tuple[str, ...]) -> FloatArray:

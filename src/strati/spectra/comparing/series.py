@@ -14,7 +14,8 @@ from typing import Any, Protocol
 class SeriesLayer:
     """One layer over training.
 
-    ``leaves_random_like`` is the index of the checkpoint from which on the layer is never random-like again.
+    ``leaves_random_like`` is the index of the first checkpoint after which the layer is known not to be random-like
+    again; ``None`` where it ends random-like, and where its last phase is not known.
     """
 
     name: str
@@ -83,15 +84,24 @@ def series_of(
 
 
 def leaves_random_like(phases: Sequence[str | None]) -> int | None:
-    """From which checkpoint on a layer never is random-like again; ``None`` if it ends random-like.
+    """The first checkpoint with a known phase from which on a layer never is random-like again.
+
+    A phase that is not known says nothing: a layer whose last phase is ``None`` neither ends random-like nor has left
+    it.
+
+    Returns:
+        The index; ``None`` if the layer ends random-like, or its last phase is not known.
 
     Examples:
         >>> leaves_random_like(["random-like", "bleeding-out", "random-like", "bulk+spikes"])
         3
+        >>> leaves_random_like(["random-like", None, "bulk+spikes"]), leaves_random_like(["random-like", None])
+        (2, None)
     """
-    random_like = [i for i, phase in enumerate(phases) if phase in ("random-like", None)]
-    left = random_like[-1] + 1 if random_like else 0
-    return left if left < len(phases) else None
+    if not phases or phases[-1] in ("random-like", None):
+        return None
+    after = max((i + 1 for i, phase in enumerate(phases) if phase == "random-like"), default=0)
+    return next(i for i in range(after, len(phases)) if phases[i] is not None)
 
 
 def out_of_order(checkpoints: Sequence[Path]) -> bool:

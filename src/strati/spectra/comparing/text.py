@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.spectra.comparing.verdict import mixture_text, verdict_of
 from strati.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from strati.spectra.comparing.compare import ComparedLayer, Comparison
+    from strati.spectra.comparing.results import ComparedLayer, Comparison
 
 
 def sentences(result: Comparison) -> str:
@@ -21,56 +23,85 @@ def sentences(result: Comparison) -> str:
         return _series_text(result)
     parts = [_movement_text(result)]
     moved = [layer for layer in result.layers if layer.relative_change]
+    if any(layer.mixture is not None for layer in result.layers):
+        parts.append(mixture_text(result))
+    verdict = verdict_of(result)
+    if verdict:
+        parts.append(verdict)
     if moved:
         parts += [_where_text(moved), _update_text(moved)]
-    parts.append(_spectra_text(result))
+    parts += [_spectra_text(result), _stand_out_text(result)]
     return " ".join(part for part in parts if part)
 
 
 def renderable(result: Comparison) -> RenderableType:
     """Sentences, then the layers in a table, then the roles that differ."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    for title in (
-        "layer",
-        "role",
-        "phase",
-        "alpha",
-        "stable rank",
-        "moved",
-        "update rank",
-        "overlap",
-        "distance",
-    ):
-        table.add_column(title, justify="left" if title in ("layer", "role", "phase") else "right")
-    for layer in result.layers:
-        m = layer.metrics
-        table.add_row(
-            Text(printable(layer.name, 48)),
-            layer.role,
-            _arrow(m.get("phase", ()), str),
-            _arrow(m.get("alpha", ()), "{:.2f}".format),
-            _arrow(m.get("stable_rank", ()), "{:.1f}".format),
-            _number(layer.relative_change, "{:.2%}"),
-            _number(layer.update_stable_rank, "{:.1f}"),
-            _number(layer.subspace_overlap, "{:.3f}"),
-            _number(layer.spectral_distance, "{:.3f}"),
-        )
-    lines: list[Any] = [Text(result.text()), Text(""), table]
+    from strati.tables import Column, table
+
+    renamed = any(set(layer.partner) != {layer.name} for layer in result.layers)
+    cells = _columns(result)
+    columns = [Column("layer", keep=True), *([Column("partner", keep=True)] if renamed else [])]
+    words = ("role", "phase", "update", "aligned", "warnings")
+    kept = ("update", "warnings")
+    columns += [Column(name, right=name not in words, keep=name in kept) for name in cells]
+    rows = [
+        [x.name, *([x.partner[-1]] if renamed else []), *(cell(x) for cell in cells.values())]
+        for x in result.layers
+    ]
+    notes = []
     for number, found in enumerate(result.role_differences):
-        lines += [
-            Text(
-                f"network {number}: {d.comparison}: {d.metric} {d.medians[0]:.3g} / {d.medians[1]:.3g} "
-                f"(Cliff's delta {d.effect:+.2f}, p {d.pvalue:.2g})"
-            )
+        notes += [
+            f"network {number}: {d.comparison}: {d.metric} {d.medians[0]:.3g} / {d.medians[1]:.3g} "
+            f"(Cliff's delta {d.effect:+.2f}, p {d.pvalue:.2g})"
             for d in found
             if d.pvalue < 0.05
         ]
-    lines += [Text(f"{flag.code}: {flag.text}") for flag in result.warnings]
-    return Group(*lines)
+    if result.unmatched:
+        names = [f"{printable(u.name, 60)} (network {u.network})" for u in result.unmatched[:6]]
+        more = f", and {len(result.unmatched) - 6} more" if len(result.unmatched) > 6 else ""
+        notes.append(f"without a partner: {', '.join(names)}{more}")
+    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings]
+    return Group(Text(result.text()), table(columns, rows, notes=notes))
+
+
+def _columns(result: Comparison) -> dict[str, Callable[[ComparedLayer], str]]:
+    """What the table shows of a layer; columns that would be empty are left out."""
+    columns: dict[str, Callable[[ComparedLayer], str]] = {
+        "role": lambda x: x.role,
+        "phase": lambda x: _arrow(x.metrics.get("phase", ()), str),
+        "alpha": _alpha,
+        "moved": lambda x: _number(x.relative_change, "{:.2%}"),
+        "update": lambda x: f"{x.update_kind} {x.update_rank}" if x.update_rank else x.update_kind or "-",
+        "overlap": lambda x: _number(x.subspace_overlap, "{:.3f}"),
+        "distance": lambda x: _number(x.spectral_distance, "{:.3f}"),
+    }
+    if any(layer.aligned for layer in result.layers):
+        columns["aligned"] = lambda x: x.aligned or ""
+    if any(layer.mixture for layer in result.layers):
+        columns["mixture"] = _mixture_cell
+    if any(layer.warnings for layer in result.layers):
+        columns["warnings"] = lambda x: " ".join(dict.fromkeys(flag.code for flag in x.warnings))
+    return columns
+
+
+def _alpha(layer: ComparedLayer) -> str:
+    """Tail exponents with their standard errors."""
+    values, errors = layer.metrics.get("alpha", ()), layer.metrics.get("alpha_stderr", ())
+    cells = [
+        "-" if value is None else f"{value:.2f}" + ("" if error is None else f"±{error:.2f}")
+        for value, error in zip(values, errors, strict=False)
+    ]
+    return "" if not cells else cells[0] if cells[0] == cells[-1] else f"{cells[0]} → {cells[-1]}"
+
+
+def _mixture_cell(layer: ComparedLayer) -> str:
+    if layer.mixture is None or layer.mixture.weights[0] is None:
+        return "-"
+    pairs = zip(layer.mixture.weights, layer.mixture.stderr, strict=True)
+    return " ".join(f"{w:.3f}±{e:.3f}" for w, e in pairs if w is not None and e is not None)
 
 
 def _movement_text(result: Comparison) -> str:
@@ -79,31 +110,45 @@ def _movement_text(result: Comparison) -> str:
         return f"The networks share no tensor of the same name and shape; layers are matched by {result.matched_by}."
     if m.moved == 0:
         return f"Nothing moved: all {m.shared} shared tensors are identical."
-    size = (
-        f" (median relative change {m.median_relative_change:.2%})"
-        if m.median_relative_change is not None
-        else ""
-    )
     stayed = (
-        f"; untouched: {', '.join(m.untouched[:3])}{' ...' if len(m.untouched) > 3 else ''}"
+        f"; untouched: {', '.join(printable(n, 60) for n in m.untouched[:3])}{' ...' if len(m.untouched) > 3 else ''}"
         if m.untouched
         else ""
     )
-    return f"{m.moved} of {m.shared} shared tensors moved{size}{stayed}."
+    return f"{m.moved} of {m.shared} shared tensors moved{stayed}."
 
 
 def _where_text(moved: list[ComparedLayer]) -> str:
+    """Median, most and least over one and the same list of layers."""
     by_size = sorted(moved, key=lambda layer: -(layer.relative_change or 0.0))
     most, least = by_size[0], by_size[-1]
     names = printable(most.name, 60), printable(least.name, 60)
-    text = f"Most moved: {names[0]} ({most.relative_change:.2%}); least: {names[1]} ({least.relative_change:.2%})."
+    if len(moved) == 1:
+        text = f"One layer moved: {names[0]} ({most.relative_change:.2%})."
+    else:
+        median = float(np.median([layer.relative_change or 0.0 for layer in moved]))
+        text = (
+            f"Relative change of the {len(moved)} layers that moved: median {median:.2%}; "
+            f"most: {names[0]} ({most.relative_change:.2%}); least: {names[1]} ({least.relative_change:.2%})."
+        )
     roles: dict[str, list[float]] = {}
     for layer in moved:
         roles.setdefault(layer.role, []).append(layer.relative_change or 0.0)
     if len(roles) > 1:
         ranked = sorted(((float(np.median(v)), r) for r, v in roles.items()), reverse=True)
-        text += f" By role: {', '.join(f'{role} {value:.2%}' for value, role in ranked)}."
+        text += f" Median by role: {', '.join(f'{role} {value:.2%}' for value, role in ranked)}."
     return text
+
+
+def _stand_out_text(result: Comparison) -> str:
+    found = [x for x in result.stand_out if x.pvalue < 0.05]
+    if not found:
+        return ""
+    told = "; ".join(
+        f"{printable(x.layer, 60)} ({x.relative_change:.2%}, expected {x.expected:.2%}, p {x.pvalue:.1g})"
+        for x in found[:3]
+    )
+    return f"Layers that moved unlike the others of their role: {told}."
 
 
 def _update_text(moved: list[ComparedLayer]) -> str:
@@ -121,7 +166,7 @@ def _spectra_text(result: Comparison) -> str:
     changed: Counter[str] = Counter()
     for layer in result.layers:
         phases = layer.metrics.get("phase", ())
-        if len(phases) > 1 and phases[0] != phases[-1]:
+        if len(phases) > 1 and phases[0] != phases[-1] and None not in (phases[0], phases[-1]):
             changed[f"{phases[0]} to {phases[-1]}"] += 1
     text = f"Spectra moved by {np.median(distances):.3f} in log-eigenvalue (median)" if distances else ""
     if changed:
@@ -138,14 +183,17 @@ def _series_text(result: Comparison) -> str:
     assert series is not None
     parts = [f"{len(series.labels)} checkpoints, {len(series.layers)} layers."]
     for layer in series.layers:
-        if layer.leaves_random_like is None:
-            parts.append(f"{printable(layer.name, 60)} ends random-like.")
-        elif layer.leaves_random_like == 0:
-            parts.append(f"{printable(layer.name, 60)} never is random-like.")
+        name, last = printable(layer.name, 60), layer.phase[-1]
+        known = [phase for phase in layer.phase if phase is not None]
+        if last is None:
+            state = f"was last {known[-1]}; its last phase is not known" if known else "has no known phase"
+        elif layer.leaves_random_like is None:
+            state = "ends random-like"
+        elif "random-like" not in known:
+            state = "never is random-like"
         else:
-            parts.append(
-                f"{printable(layer.name, 60)} leaves random-like at {series.labels[layer.leaves_random_like]}."
-            )
+            state = f"leaves random-like at {printable(series.labels[layer.leaves_random_like], 60)}"
+        parts.append(f"{name} {state}.")
     shown = parts[:9]
     return " ".join(shown) + (f" ({len(parts) - 9} more layers in the table.)" if len(parts) > 9 else "")
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
+from strati.spectra.comparing.update_rank import RankTest, rank_test
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -27,8 +29,8 @@ class Update:
 
     Attributes:
         relative_change: ``||B - A||_F / ||A||_F``; ``None`` when ``A`` is zero.
-        stable_rank: Of ``B - A``; ``None`` when nothing moved.
-        hard_rank: Of ``B - A``, counted at the rounding of the weights' own dtype.
+        stable_rank: Of ``B - A``; ``None`` when nothing moved beyond rounding.
+        rank: Directions of ``B - A`` beyond rounding, with the weakest one's p-value and the kind of the update.
         subspace_overlap: Mean squared cosine of the principal angles between the ``directions`` leading left (and
             right) singular vectors of ``A`` and of ``B``: 1 the same subspace, ``directions / size`` by chance.
         directions: How many leading directions were compared.
@@ -38,14 +40,16 @@ class Update:
 
     relative_change: float | None
     stable_rank: float | None
-    hard_rank: int
+    rank: RankTest
     subspace_overlap: float | None
     directions: int
     overlap_by_chance: float | None
     eigenvalues: FloatArray
 
 
-def update_between(before: Matrix, after: Matrix) -> Update:
+def update_between(
+    before: Matrix, after: Matrix, *, rng: np.random.Generator | None = None, variance: float = 0.0
+) -> Update:
     """Describe the step from one version of a matrix to another.
 
     The leading subspace has as many directions as the stable rank of ``A`` (rounded up): those that carry its weight.
@@ -53,29 +57,26 @@ def update_between(before: Matrix, after: Matrix) -> Update:
     Args:
         before: ``A``, a matrix.
         after: ``B``, of the same shape.
+        rng: Draws the rounding noise that the rank is tested against.
+        variance: Variance per entry of rounding that the dtypes do not show (a quantised side).
 
     Examples:
         >>> rng = np.random.default_rng(0)
         >>> A = rng.standard_normal((40, 30))
         >>> u = update_between(A, A + 0.1 * np.outer(rng.standard_normal(40), rng.standard_normal(30)))
-        >>> u.hard_rank, round(u.stable_rank, 6)
-        (1, 1.0)
+        >>> u.rank.rank, str(u.rank.kind), round(u.stable_rank, 6)
+        (1, 'low-rank', 1.0)
     """
     a, b = _tall(before), _tall(after)
-    norm = float(np.linalg.norm(a))
-    step = b - a
-    singular = _singular_values(step)
-    top = float(singular[-1]) if singular.size else 0.0
-    # Rounding B to its dtype alone is a noise matrix of about eps * rms(A) per entry: below that nothing moved.
-    rounding = max(_eps(before), _eps(after)) * norm / np.sqrt(max(a.size, 1)) * np.sqrt(a.shape).sum()
-    tolerance = max(rounding, max(a.shape) * float(np.finfo(np.float64).eps) * top)
-    moved = top > tolerance
+    singular = _singular_values(b - a)
+    source = rng if rng is not None else np.random.default_rng(0)
+    rank = rank_test(before, after, singular, rng=source, variance=variance)
     eigenvalues = np.square(singular)
     overlap, directions, chance = _overlap(a, b)
     return Update(
         relative_change=relative_change(before, after),
-        stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if moved else None,
-        hard_rank=int(np.count_nonzero(singular > tolerance)),
+        stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if rank.rank else None,
+        rank=rank,
         subspace_overlap=overlap,
         directions=directions,
         overlap_by_chance=chance,
@@ -175,9 +176,3 @@ def _singular_values(matrix: FloatArray) -> FloatArray:
 def _tall(matrix: Matrix) -> FloatArray:
     wide = np.asarray(matrix, dtype=np.float64)
     return wide if wide.shape[0] >= wide.shape[1] else wide.T
-
-
-def _eps(matrix: Matrix) -> float:
-    import ml_dtypes
-
-    return float(ml_dtypes.finfo(matrix.dtype).eps) if matrix.dtype.kind in "fV" else 0.0

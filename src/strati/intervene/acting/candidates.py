@@ -1,0 +1,181 @@
+"""The choices worth measuring: the best by added costs, variants of it, random ones near it, and the even spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.intervene.acting.budget import Budget, target_size
+from strati.intervene.acting.choose import Choice, choose
+from strati.intervene.acting.predict import Combination, added, difference, random_choices
+
+if TYPE_CHECKING:
+    from strati.intervene.acting.curves import Curve, Scale
+
+_CLOSE = 0.98
+"""A spread of one setting that uses so much of the budget needs no mixing."""
+_ROUNDS = 8
+_SURE = 0.95
+_POWERS = (1.0, 0.75, 0.5)
+"""Exponents on the costs: below one the plan avoids many small harms less than few large ones, which add up worse."""
+
+
+Measure = Callable[[tuple[int, ...]], Combination]
+
+
+class Candidates:
+    """Choices for one budget, on the curves of one study."""
+
+    def __init__(
+        self, curves: Sequence[Curve], scale: Scale, budget: Budget, kind: str, rng: np.random.Generator
+    ) -> None:
+        self.curves, self.scale, self.kind, self.rng = curves, scale, kind, rng
+        self.costs = [np.array([o.careful for o in c.options]) for c in curves]
+        self.sizes = [np.array([o.size for o in c.options]) for c in curves]
+        self.loss = budget.kind == "loss"
+        self._named = f"{budget.kind}={budget.value:g}"  # the setting that says just what the budget says
+        if self.loss:
+            self.allowed = scale.allowed(budget.value, budget.relative)
+            turned = _checked(self.sizes, self.costs, self.allowed, budget)
+            self.budget, self.exact = turned.cost, turned.exact
+            self._plan = turned.options
+        else:
+            self.budget = target_size(budget, [c.shape for c in curves])
+            found = _checked(self.costs, self.sizes, self.budget, budget)
+            self._plan, self.exact = found.options, found.exact
+
+    def plans(self) -> list[tuple[int, ...]]:
+        """The best choice by added costs, and the best by powers of them."""
+        found = {self._plan: None}
+        if not self.loss:
+            for power in _POWERS[1:]:
+                costs = [np.sign(c) * np.abs(c) ** power for c in self.costs]
+                found[choose(costs, self.sizes, self.budget).options] = None
+        return list(found)
+
+    def meet_loss(self, measure: Measure) -> None:
+        """Tighten or loosen the added cost until the measured one just stays within the loss."""
+        best: Choice | None = None
+        low, high, allowed = 0.0, math.inf, self.allowed
+        for _ in range(_ROUNDS):
+            found = choose(self.sizes, self.costs, allowed)
+            cost = measure(found.options).measured
+            if cost is None:
+                return
+            if cost <= self.allowed:
+                best = found if best is None or found.cost < best.cost else best
+                low = allowed
+            else:
+                high = allowed
+            if high == math.inf:
+                allowed *= 1.5
+            elif low == 0.0:
+                allowed *= max(0.1, min(0.8, self.allowed / cost)) if math.isfinite(cost) else 0.1
+            else:
+                allowed = 0.5 * (low + high)
+        if best is None:  # whatever is changed costs more than is allowed
+            self._plan = tuple(len(s) - 1 for s in self.sizes)
+            self.budget, self.exact = sum(float(s[-1]) for s in self.sizes), False
+        else:
+            self._plan, self.budget, self.exact = best.options, best.cost, False
+
+    def uniform_within_loss(self, measure: Measure) -> tuple[int, ...]:
+        """The smallest even spread that stays within the loss, measured where that is possible."""
+        shares = sorted({float(x) / float(s[-1]) for s in self.sizes for x in s if s[-1] > 0})
+        spreads = [tuple(_largest(s, share * float(s[-1])) for s in self.sizes) for share in shares]
+        spreads = list(dict.fromkeys(spreads))
+        low, high = 0, len(spreads) - 1  # the last one keeps everything
+        while low < high:
+            middle = (low + high) // 2
+            found = measure(spreads[middle])
+            cost = found.predicted if found.measured is None else found.measured
+            low, high = (low, middle) if cost <= self.allowed else (middle + 1, high)
+        return spreads[low]
+
+    def random(self, count: int) -> list[tuple[int, ...]]:
+        """Random choices near the best one, within the budget."""
+        return random_choices(self.curves, self.budget, count, self.rng)
+
+    def uniform(self, draws: int) -> list[tuple[int, ...]]:
+        """The even spread: every layer the same share of its size; mixed at random where no setting has that share."""
+        share = self.budget / sum(float(s[-1]) for s in self.sizes)
+        lower = [_largest(s, self._allowance(i, share)) for i, s in enumerate(self.sizes)]
+        used = sum(float(s[o]) for s, o in zip(self.sizes, lower, strict=True))
+        named = all(c.options[o].choice == self._named for c, o in zip(self.curves, lower, strict=True))
+        if (
+            named
+            or used >= _CLOSE * self.budget
+            or all(o + 1 >= len(s) for s, o in zip(self.sizes, lower, strict=True))
+        ):
+            return [tuple(lower)]
+        return list(dict.fromkeys(self._mixed(lower, used) for _ in range(draws)))
+
+    def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> Combination:
+        """The plan: of the choices measured the one that cost least; without measurements the best by adding.
+
+        Where there is one even spread and nothing beats it beyond the error, it is the even spread.
+        """
+        known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
+        if not known or self.loss:
+            return tried[0]
+        best = min(known, key=lambda c: c.measured if c.measured is not None else math.inf)
+        if len(even) == 1 and self._fits(even[0].options):
+            gain = difference(best, even, _SURE)
+            unsure = gain["low"] if gain["low"] is not None else gain["gain"]
+            if unsure is not None and unsure <= 0:
+                return even[0]
+        return best
+
+    def frontier(self, points: int = 9) -> Iterator[dict[str, Any]]:
+        """Added cost of plan and even spread over budgets, for the page."""
+        full = sum(float(s[-1]) for s in self.sizes)
+        least = sum(float(s.min()) for s in self.sizes)
+        for size in np.linspace(least, full, points):
+            found = choose(self.costs, self.sizes, float(size))
+            share = float(size) / full
+            even = [_largest(s, share * float(s[-1])) for s in self.sizes]
+            yield {
+                "size": float(size),
+                "plan": self.scale.performance(added(self.curves, found.options)),
+                "uniform": self.scale.performance(added(self.curves, even)),
+            }
+
+    def _allowance(self, layer: int, share: float) -> float:
+        if self.kind == "rank":  # the same rank everywhere
+            return self.budget / len(self.sizes)
+        return share * float(self.sizes[layer][-1])
+
+    def _mixed(self, lower: list[int], used: float) -> tuple[int, ...]:
+        """Random layers take the next larger setting until the budget is spent."""
+        picked = list(lower)
+        left = self.budget - used
+        for layer in self.rng.permutation(len(picked)):
+            s, now = self.sizes[layer], picked[layer]
+            larger = np.flatnonzero(s > s[now])
+            if larger.size and s[larger[0]] - s[now] <= left + 1e-9 * self.budget:
+                left -= float(s[larger[0]] - s[now])
+                picked[layer] = int(larger[0])
+        return tuple(picked)
+
+    def _fits(self, options: Sequence[int]) -> bool:
+        size = sum(float(s[o]) for s, o in zip(self.sizes, options, strict=True))
+        return size <= self.budget * (1 + 1e-9)
+
+
+def _largest(sizes: Any, most: float) -> int:
+    """The largest option of at most a size; the smallest where none is."""
+    fitting = np.flatnonzero(sizes <= most * (1 + 1e-9) + 1e-9)
+    return int(fitting[-1]) if fitting.size else 0
+
+
+def _checked(costs: Sequence[Any], sizes: Sequence[Any], most: float, budget: Budget) -> Choice:
+    try:
+        return choose(costs, sizes, most)
+    except BadInputError as error:
+        raise BadInputError(
+            f"budget {budget.text}", f"{error.why}; allow more, or study stronger settings"
+        ) from None

@@ -1,0 +1,247 @@
+"""A network on the bench: whole combinations of settings put into it and measured, then taken out again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from strati.errors import BadInputError
+from strati.intervene.acting.curves import KEEP
+from strati.intervene.measuring.changes import LayerEdits, Others, make_change, source_key, tensors_of
+from strati.intervene.measuring.edits import truncate_rank
+from strati.intervene.measuring.functional import whole_scores
+from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
+from strati.intervene.measuring.points import Subject
+from strati.intervene.planning.settings import Point, make, read_setting
+from strati.intervene.planning.tasks import Data, Task, make_task
+
+if TYPE_CHECKING:
+    from strati.intervene.study import Study
+    from strati.types import FloatArray
+
+_MOST_BYTES = 600_000_000
+"""Singular directions kept between measurements; beyond, they are computed again."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The performance of a changed network, and its scores by groups of examples where there are data."""
+
+    performance: float
+    groups: FloatArray | None = None
+
+
+class Workshop:
+    """One network, its data and everything needed to change it."""
+
+    def __init__(self, subject: Subject, layers: Mapping[str, Any], others: Others) -> None:
+        self.subject = subject
+        self.others = others
+        self._targets = {t.name: t for t in find_targets(subject.model)}
+        for name, about in layers.items():
+            if about["kind"] == "block":
+                shape = tuple(int(n) for n in about["shape"])
+                members = tuple(str(m) for m in about["members"])
+                self._targets[name] = Target(
+                    name, "block", "block", shape, False, members, int(about["outputs"])
+                )
+        self._kept: dict[str, LayerEdits] = {}
+        self._bytes = 0
+
+    def measure(self, action: str, choices: Mapping[str, str]) -> Measurement:
+        """The network with a setting for every layer; ``keep`` leaves one as it is.
+
+        Raises:
+            BadInputError: A layer that the network does not have, or a setting that cannot be applied.
+        """
+        with ExitStack() as stack, torch.no_grad():
+            for layer, choice in choices.items():
+                if choice != KEEP:
+                    stack.enter_context(
+                        changed(self.subject.model, self.target(layer), self.change(action, layer, choice))
+                    )
+            return self.now()
+
+    def now(self) -> Measurement:
+        """The network as it is at this moment."""
+        if self.subject.task is not None:
+            scores = whole_scores(self.subject.model, self.subject.task)
+            return Measurement(scores.performance, scores.groups)
+        scored = self.subject.evaluated()
+        return Measurement(scored.performance, None if scored.scores is None else scored.scores.groups)
+
+    def target(self, layer: str) -> Target:
+        """A layer or block by name."""
+        if layer not in self._targets:
+            raise BadInputError(layer, "the network has no such layer: the plan is for another network")
+        return self._targets[layer]
+
+    def change(self, action: str, layer: str, choice: str) -> Change:
+        """The change that a choice makes to a layer."""
+        target = self.target(layer)
+        setting = {} if action == "drop" else read_setting(choice)
+        one = make(action, setting, source="the study's" if action in ("swap", "adapt") else None)
+        point = Point(action, one.settings[0])
+        others = {source_key(one, point.setting): next(iter(self.others.values()))} if self.others else {}
+        return make_change(self.edits(target), one, point, np.random.default_rng(0), others)
+
+    def energy_rank(self, layer: str, choice: str) -> int:
+        """The rank of a layer under a setting such as ``energy=0.9``."""
+        return truncate_rank(self.edits(self.target(layer)).directions, **read_setting(choice))
+
+    def digest(self) -> str:
+        """A short hash of the network's weights."""
+        return weights_digest(self.subject.model)
+
+    def edits(self, target: Target) -> LayerEdits:
+        """A layer's edits, its singular directions kept while there is room."""
+        if target.name in self._kept:
+            return self._kept[target.name]
+        block = target.kind == "block"
+        values = (np.empty((0, 0)), None) if block else values_of(self.subject.model, target)
+        edits = LayerEdits(target, values)
+        side = 0 if block else min(edits.matrix.shape)
+        size = 8 * side * side + 8 * edits.matrix.size
+        if self._bytes + size <= _MOST_BYTES:
+            self._kept[target.name] = edits
+            self._bytes += size
+        return edits
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A short hash of the weights of all layers, whatever the order and precision they are stored in."""
+    total = hashlib.sha256()
+    for target in sorted(find_targets(model), key=lambda t: t.name):
+        weight = values_of(model, target)[0]
+        total.update(target.name.encode() + repr(weight.shape).encode() + weight.tobytes())
+    return total.hexdigest()[:32]
+
+
+def open_workshops(study: Study, *, model: Any = None, data: Any = None) -> list[Workshop]:
+    """The networks of a study on the bench: those in memory, given, or where the study remembers them.
+
+    Returns an empty list where they cannot be had, such as a study of modules read from its folder.
+
+    Raises:
+        BadInputError: A network or data file has changed since the study.
+    """
+    layers = study.origin.get("layers", {})
+    body = study.body
+    if model is not None:
+        subject = _given(study, model, data)
+        return [Workshop(subject, layers, getattr(body, "others", {}))] if subject is not None else []
+    if body is not None and hasattr(body, "subjects"):
+        return [Workshop(subject, layers, body.others) for subject in body.subjects.values()]
+    spec = study.origin.get("spec")
+    if spec is None or study.store is None:
+        return []
+    return _reopened(study, spec, Path(study.store).parent)
+
+
+def _given(study: Study, model: Any, data: Any) -> Subject | None:
+    from strati.network.module import as_module
+
+    module = model if isinstance(model, nn.Module) else as_module(model)
+    task = None
+    body = study.body
+    if data is not None:
+        task = as_task(data, study)
+    elif body is not None and hasattr(body, "subjects"):
+        first = next(iter(body.subjects.values()))
+        return Subject(first.name, module.eval(), None, first.task, first.evaluate)
+    elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
+        task = _stored_task(study, Path(study.store).parent)
+    return None if task is None else Subject("model", module.eval(), None, task)
+
+
+def as_task(data: Any, study: Study) -> Task:
+    """Data given by the user, scored as the study did.
+
+    Raises:
+        BadInputError: They are no data that a study takes.
+    """
+    if isinstance(data, Task):
+        return data
+    name = str(study.performance["name"])
+    batch = int(((study.origin.get("spec") or {}).get("measure") or {}).get("batch", 250))
+    if not isinstance(data, Data):
+        if isinstance(data, str | Path):
+            from strati.network.data import read_data
+
+            read = read_data(data)
+            x, y = np.asarray(read.x), None if read.y is None else np.asarray(read.y)
+        else:
+            pair = data if isinstance(data, tuple | list) else (data, None)
+            x, y = (None if v is None else _array(v) for v in pair)  # type: ignore[assignment]
+        whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+        chance = study.performance.get("chance")
+        outputs = int(y.max()) + 1 if y is not None else round(np.exp(chance)) if chance else int(x.max()) + 1
+        kind = "tokens" if whole else "images" if x.ndim == 4 else "rows"
+        data = Data(kind, outputs, x[:0], None, x, y)
+    return make_task(data, name, batch, study.performance.get("chance"))
+
+
+def _array(value: Any) -> Any:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _stored_task(study: Study, folder: Path) -> Task:
+    from strati.intervene.measuring.units import digest_of
+
+    raw = (folder / "data.npz").read_bytes()
+    known = study.origin.get("data", {}).get("hash")
+    if known is not None and digest_of(raw) != known:
+        raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
+    return as_task(Data.from_bytes(raw), study)
+
+
+def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Workshop]:
+    from strati.intervene.measuring.units import state_digest, unpack
+    from strati.intervene.planning.networks import build, load_arrays, open_checkpoint
+    from strati.intervene.planning.spec import NetworkSpec
+
+    if not (folder / "data.npz").is_file():
+        return []
+    task = _stored_task(study, folder)
+    about: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec["network"].items()}
+    network = NetworkSpec(**about)
+    layers, others = study.origin.get("layers", {}), _others(spec)
+    if network.path is not None:
+        if not Path(network.path).exists():
+            raise BadInputError(network.path, "the study's network is no longer there; give it with --model")
+        model = open_checkpoint(network.path, network)
+        first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
+        known = first.get("weights")
+        if known is not None and state_digest(model) != known:
+            raise BadInputError(network.path, "has changed since the study; run the study again")
+        return [Workshop(Subject(Path(network.path).name, model, None, task), layers, others)]
+    data = Data.from_bytes((folder / "data.npz").read_bytes())
+    found = []
+    for path in sorted((folder / "networks").glob("*.npz")):
+        model = build(network, data.shape, data.outputs, spec["data"]["context"])
+        load_arrays(model, unpack(path.read_bytes()), path)
+        found.append(Workshop(Subject(path.stem, model.eval(), None, task), layers, others))
+    return found
+
+
+def _others(spec: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for one in spec["interventions"].get("settings", ()):
+        for setting in one["settings"]:
+            path = next((v for k, v in setting if k in ("checkpoint", "_checkpoint")), None)
+            if path is not None and str(path) not in found:
+                found[str(path)] = tensors_of(path)
+    return found
+
+
+def digests_of(workshops: Sequence[Workshop]) -> list[str]:
+    """The hashes of the networks a plan is for."""
+    return [w.digest() for w in workshops]

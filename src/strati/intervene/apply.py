@@ -1,0 +1,265 @@
+"""``strati.apply``: the network that a plan makes, written in the format it came in, and measured.
+
+Everything is written into a folder beside the target and moved into place when it is whole; the original is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.errors import BadInputError, require
+from strati.intervene.plan import Plan, load_plan
+from strati.intervene.study import Study, load_study
+from strati.types import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+    from torch import nn
+
+    from strati.intervene.acting.written import Edits
+
+_SPARE = 1.05
+"""Free space needed, as a multiple of the weights' size."""
+
+
+@dataclass(frozen=True)
+class Applied(Result):
+    """A network that was written: where, how large, and predicted beside measured."""
+
+    verb: ClassVar[str] = "apply"
+
+    written: str
+    parameters_before: int
+    parameters_after: int
+    bytes_before: int
+    bytes_after: int
+    predicted: Mapping[str, Any]
+    measured: Mapping[str, Any]
+    seconds_before: float | None = None
+    seconds_after: float | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """All fields."""
+        return dict(vars(self))
+
+    def frame(self) -> pd.DataFrame:
+        """Before and after."""
+        import pandas as pd
+
+        rows = [
+            {"what": "parameters", "before": self.parameters_before, "after": self.parameters_after},
+            {"what": "bytes", "before": self.bytes_before, "after": self.bytes_after},
+        ]
+        return pd.DataFrame(rows)
+
+    def summary(self) -> RenderableType:
+        """What was written, and predicted beside measured."""
+        from strati.intervene.acting.show import applied_summary
+
+        return applied_summary(self)
+
+
+def apply(
+    plan: Plan | Mapping[str, Any] | str | Path,
+    model: Any,
+    *,
+    out: str | Path,
+    data: Any = None,
+    factored: bool = False,
+) -> Applied:
+    """Write the network that a plan makes, then measure it.
+
+    Args:
+        plan: A plan, its JSON, or the file of that.
+        model: The network the plan was made for: a safetensors file, a Hugging Face directory, a torch or ``.npz``
+            file, or a module in memory (written as ``model.safetensors``).
+        out: A new folder. Never the original's.
+        data: What to measure on; by default the study's own data.
+        factored: Truncated layers as two matrices, with a module map (:func:`strati.load_factored` reads it), where
+            that is smaller.
+
+    Returns:
+        Where it is, sizes, and predicted beside measured performance.
+
+    Raises:
+        BadInputError: A plan for another network, a folder that is not empty or is the original's, a full disk. Nothing
+            is left behind.
+        UnsupportedError: A format or change that cannot be written.
+    """
+    require("torch", "torch", "applying a plan")
+    from torch import nn
+
+    from strati.intervene.acting.written import Edits, open_network_of
+
+    wanted = _wanted(plan)
+    study = plan.study if isinstance(plan, Plan) else _study_of(wanted)
+    place = Path(out)
+    source = None if isinstance(model, nn.Module) else Path(model)
+    _check_place(place, source)
+    assert source is not None or isinstance(model, nn.Module)
+    module = model if source is None else open_network_of(source, study)
+    _check_network(wanted, module, source)
+    before = _weight_bytes(source) if source is not None else _module_bytes(module)
+    edits = Edits(wanted, module, study, factored)
+    with _new_folder(place, before) as folder:
+        if source is None:
+            edits.write_module(folder)
+        else:
+            edits.write_file(source, folder)
+        after = _weight_bytes(folder)
+        made = edits.reopen(folder, source, study)
+        measured, seconds = _measure(wanted, study, module, made, data, edits)
+    return Applied(
+        written=str(place),
+        parameters_before=edits.parameters_before,
+        parameters_after=edits.parameters_after,
+        bytes_before=before,
+        bytes_after=after,
+        predicted=dict(wanted["predicted"]),
+        measured=measured,
+        seconds_before=seconds[0] if edits.factors else None,
+        seconds_after=seconds[1] if edits.factors else None,
+    )
+
+
+def _wanted(plan: Any) -> dict[str, Any]:
+    if isinstance(plan, Plan):
+        return plan.to_dict()
+    if isinstance(plan, Mapping):
+        return dict(plan)
+    return load_plan(plan)
+
+
+def _study_of(wanted: Mapping[str, Any]) -> Study | None:
+    store = (wanted.get("study") or {}).get("store")
+    if store is None or not Path(store).is_file():
+        return None
+    return load_study(Path(store).parent)
+
+
+def _check_place(out: Path, source: Path | None) -> None:
+    if source is not None and not source.exists():
+        raise BadInputError(source, "no such file or directory")
+    if source is not None:
+        original, place = source.resolve(), out.resolve()
+        folder = original if source.is_dir() else original.parent
+        if place == original or (source.is_dir() and (folder in place.parents or place in folder.parents)):
+            raise BadInputError(out, "would write over the original network; choose a new folder")
+        if place == folder:
+            raise BadInputError(out, "is the original network's folder; choose a new one")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInputError(out, "exists and is not an empty folder; choose a new one")
+    if not out.resolve().parent.is_dir():
+        raise BadInputError(out, f"its folder {out.resolve().parent} does not exist; create it first")
+    if not os.access(out.resolve().parent, os.W_OK):
+        raise BadInputError(
+            out, f"its folder {out.resolve().parent} cannot be written to; choose another place"
+        )
+
+
+def _check_network(wanted: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
+    from strati.intervene.acting.workshop import weights_digest
+
+    known = [n["hash"] for n in wanted.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
+    if known and weights_digest(module) not in known:
+        what = source if source is not None else "model"
+        raise BadInputError(what, "is another network than the plan was made for (its weights differ)")
+
+
+@contextmanager
+def _new_folder(out: Path, size: int) -> Iterator[Path]:
+    """A folder that becomes ``out`` when all went well, and nothing otherwise."""
+    parent = out.resolve().parent
+    free = shutil.disk_usage(parent).free
+    if free < _SPARE * size:
+        why = f"not enough space: {size * _SPARE / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free"
+        raise BadInputError(out, why)
+    folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:40]}.", dir=parent))
+    try:
+        yield folder
+        for file in folder.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        folder.chmod(0o777 & ~umask)
+        if out.is_dir():
+            out.rmdir()
+        folder.rename(out)
+    except OSError as error:
+        why = f"cannot be written ({error.strerror or error}); nothing was left behind"
+        raise BadInputError(out, why) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(
+    wanted: Mapping[str, Any],
+    study: Study | None,
+    module: nn.Module,
+    made: nn.Module,
+    data: Any,
+    edits: Edits,
+) -> tuple[dict[str, Any], tuple[float | None, float | None]]:
+    from scipy import stats
+
+    from strati.intervene.acting.curves import Scale
+    from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
+    from strati.intervene.measuring.points import Subject
+    from strati.intervene.measuring.tally import standard_error
+
+    nothing = {"performance": None, "low": None, "high": None}
+    about = wanted["performance"]
+    if data is not None:
+        task = as_task(data, study or Study("plan", about, (), 0))
+        subject = Subject("written", made, None, task)
+    else:
+        shops = open_workshops(study, model=module) if study is not None else []
+        if not shops:
+            return nothing | {"reason": "the study's data are not at hand; give --data"}, (None, None)
+        subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
+    found = Workshop(subject, {}, {}).now()
+    scale = Scale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
+    error = standard_error(found.groups) if found.groups is not None else None
+    low = high = None
+    if error is not None:
+        half = float(stats.norm.ppf(0.975)) * error
+        low, high = sorted((scale.performance(-half), scale.performance(half)))
+    seconds = (_seconds(module, subject), _seconds(made, subject)) if edits.factors else (None, None)
+    return {"performance": found.performance, "low": low, "high": high}, seconds
+
+
+def _seconds(model: nn.Module, subject: Any) -> float | None:
+    """Time of one forward pass on the first batch, the shortest of three."""
+    import torch
+
+    if subject.task is None:
+        return None
+    inputs = subject.task.batches[0][0]
+    times = []
+    with torch.inference_mode():
+        for _ in range(3):
+            start = time.perf_counter()
+            subject.task.output(model, inputs)
+            times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _weight_bytes(source: Path) -> int:
+    if source.is_file():
+        return source.stat().st_size
+    endings = (".safetensors", ".npz", ".pt", ".pth", ".bin", ".th")
+    return sum(p.stat().st_size for p in source.iterdir() if p.suffix in endings)
+
+
+def _module_bytes(model: nn.Module) -> int:
+    return sum(v.numel() * v.element_size() for v in model.state_dict().values())

@@ -1,0 +1,138 @@
+"""How much is sampled: a cost model that counts operations, and what its budget allows.
+
+The model is the same on every machine, so unset numbers of chains and draws are, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from strati.landscape.behaviour import Potential
+from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig
+
+_LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
+_RUNGS = 7
+_EXCHANGED = 40  # temperatures of a whole ladder, about
+
+_PER_MOVE = 4e-4
+_PER_CALL = 2e-5
+_PER_NUMBER = 2e-9
+_PER_PRODUCT = 0.8e-10
+
+
+class GradientCost(NamedTuple):
+    """Seconds per batched gradient, and per replica in it, on a machine of 2020: a model, hence reproducible."""
+
+    call: float
+    replica: float
+
+
+class SamplingPlan(NamedTuple):
+    """How much is sampled.
+
+    ``exchange`` is whether replicas come down the whole ladder and exchange places, or start at the minimum.
+    """
+
+    chains: int
+    draws: int
+    leapfrog: int
+    exchange: bool
+    ladder: bool
+
+    def seconds(self, warmup: int, cost: GradientCost, rungs: int | None = None) -> float:
+        """What the cost model expects."""
+        moves = (1 + self.leapfrog) / 2
+        if self.exchange:
+            together = _EXCHANGED * self.chains
+            alone = _EXCHANGED * 8 * (moves + 1) * (cost.call + self.chains * cost.replica)
+            return alone + (warmup + self.draws) * (moves + 2) * (cost.call + together * cost.replica)
+        rounds = rungs or (_RUNGS if self.ladder else 1)
+        iterations = warmup // 2 + rounds * (self.draws + warmup // 3)
+        return iterations * moves * (cost.call + self.chains * cost.replica)
+
+
+def sampling_plan(
+    config: LLCConfig, size: int, cost: GradientCost, *, rungs: int | None = None
+) -> SamplingPlan:
+    """What is set, and for the rest the most that the cost model's budget allows.
+
+    Args:
+        config: What is set.
+        size: Number of parameters.
+        cost: Of a batched gradient.
+        rungs: Sample just so many temperatures, without exchange.
+    """
+    small, large = size <= VIRIAL_LIMIT, size > DENSE_LIMIT
+    leapfrog = config.leapfrog or (6 if small else 20 if large else 10)
+    wanted = ([False] if large else [True, False]) if config.ladder is None else [config.ladder]
+    exchanged = [SamplingPlan(c, d, leapfrog, True, wanted[0]) for c, d in ((32, 200), (16, 150))]
+    local = [
+        SamplingPlan(c, d, leapfrog, False, ladder)
+        for ladder in wanted
+        for c, d in ((64, 100), (32, 100), (16, 100), (8, 100), (8, 80), (4, 80))
+        if not (large and c > 8)
+        if not (ladder and config.ladder is None and c < 8)
+    ]
+    candidates = (exchanged if small and rungs is None else []) + local
+
+    def own(plan: SamplingPlan) -> SamplingPlan:
+        return plan._replace(
+            chains=config.chains or plan.chains,
+            draws=config.draws or plan.draws,
+            leapfrog=config.leapfrog or plan.leapfrog,
+        )
+
+    def affordable(plan: SamplingPlan) -> bool:
+        # More chains than the default are the caller's wish; they do not change what is sampled.
+        asked = own(plan).seconds(config.warmup, cost, rungs)
+        allowed = _LARGE_BUDGET if large else BUDGET
+        return min(asked, plan.seconds(config.warmup, cost, rungs) if plan.exchange else asked) <= allowed
+
+    return own(next((p for p in candidates if affordable(p)), candidates[-1]))
+
+
+def gradient_cost(potential: Potential, theta: Tensor, *, turning: int | None = None) -> GradientCost:
+    """What a gradient costs, from the operations, numbers and products of one evaluation.
+
+    Args:
+        potential: The loss.
+        theta: Where.
+        turning: Multiply-adds of a rotation there and back; that of a dense one by default.
+
+    Examples:
+        >>> cheap = gradient_cost(lambda w: (w**2).sum(), torch.zeros(2))
+        >>> dear = gradient_cost(lambda w: (w[:, None] * torch.ones(1, 10**6)).sum(), torch.zeros(2))
+        >>> cheap.replica < 1e-6 < 1e-3 < dear.replica
+        True
+    """
+    with torch.no_grad(), _WorkCounter() as work:
+        potential(theta)
+    size = theta.numel()
+    turning = (2 * size * size if size <= DENSE_LIMIT else 0) if turning is None else turning
+    replica = 3 * (work.numbers * _PER_NUMBER + work.products * _PER_PRODUCT)
+    return GradientCost(
+        _PER_MOVE + 3 * work.calls * _PER_CALL, replica + 2 * turning * _PER_PRODUCT + size * 20 * _PER_NUMBER
+    )
+
+
+class _WorkCounter(TorchDispatchMode):
+    """Counts operations, the numbers they write, and multiply-adds of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = self.numbers = self.products = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        written = out.numel() if isinstance(out, Tensor) else 0
+        self.calls += 1
+        if any(product in func.__name__ for product in ("mm", "conv")):
+            inner = [a for a in args if isinstance(a, Tensor) and a.ndim > 1][-1]
+            self.products += written * (inner.shape[-2] if "mm" in func.__name__ else inner[0].numel())
+        if not func.is_view:
+            self.numbers += written
+        return out

@@ -1,0 +1,79 @@
+"""Settings of the samplers. No torch here: the command line reads its defaults from this module."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from strati.errors import BadInputError
+
+DENSE_LIMIT = 2500
+"""Up to so many parameters the curvature is diagonalised to precondition the moves."""
+
+VIRIAL_LIMIT = 8
+"""Up to so many parameters each direction has a control variate of its own, and replicas exchange places along
+the whole ladder from the localisation down, where that is affordable."""
+
+BUDGET = 8.0
+"""Seconds (of the cost model, so the same on every machine) that unset numbers of chains and draws are cut to."""
+
+
+class Sampler(StrEnum):
+    """How the posterior is sampled."""
+
+    AUTO = "auto"
+    HMC = "hmc"
+    GIBBS = "gibbs"
+    SGLD = "sgld"
+    RMSPROP = "rmsprop-sgld"
+
+
+@dataclass(frozen=True)
+class LLCConfig:
+    """Settings of the sampler; the defaults suit problems from one to thousands of parameters.
+
+    Attributes:
+        nbeta: Inverse temperature; ``None`` means ``n / ln n`` for data and 1e4 for a plain potential.
+        gamma: Localisation, ``gamma/2 |theta - theta*|^2``; ``None`` means 1, and for networks of more than 2,500
+            parameters ``N / |theta*|^2`` if that is more: each weight then moves about its own size.
+        chains: Independent chains; ``None`` means 32 below nine parameters, 64 beyond, or what is affordable.
+        draws: Kept draws per chain; ``None`` means 200 below nine parameters, 100 beyond, fewer if costly.
+        warmup: Iterations before the first kept draw, in which step sizes are found.
+        leapfrog: Longest trajectory in steps; ``None`` means 6 below nine parameters, 10 beyond.
+        ladder: Also sample colder temperatures and extrapolate (``asymptotic``); ``None`` means where affordable.
+        coldest: The ladder's last inverse temperature; ``None`` means as cold as the problem allows.
+        seed: Seed of all chance.
+        sampler: ``hmc`` (all data, Metropolis-corrected), ``gibbs`` (all data, where the loss is quadratic in each
+            layer given the others), ``sgld`` or ``rmsprop-sgld`` (minibatches); ``auto`` is ``gibbs`` where that
+            is possible, else ``hmc``, and ``sgld`` where a full pass is unaffordable.
+        batch: Data per minibatch for SGLD.
+        step: Step size of SGLD; ``None`` calibrates it.
+        max_rhat: Above this R-hat no value is given.
+    """
+
+    nbeta: float | None = None
+    gamma: float | None = None
+    chains: int | None = None
+    draws: int | None = None
+    warmup: int = 60
+    leapfrog: int | None = None
+    ladder: bool | None = None
+    coldest: float | None = None
+    seed: int = 0
+    sampler: str = "auto"
+    batch: int = 256
+    step: float | None = None
+    max_rhat: float = 1.1
+
+    def __post_init__(self) -> None:
+        for name in ("nbeta", "gamma", "coldest", "step"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadInputError(name, f"must be a positive number, not {value}")
+        for name, least in (("chains", 2), ("draws", 10), ("warmup", 10), ("leapfrog", 1), ("batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise BadInputError(name, f"must be at least {least}, not {value}")
+        if self.sampler not in set(Sampler):
+            raise BadInputError(self.sampler, f"no such sampler; there are: {', '.join(Sampler)}")

@@ -1,0 +1,360 @@
+"""From draws to the coefficient: its error, its limit, and whether there is a value at all.
+
+Every estimate is recomputed from kept :class:`~strati.landscape.sampling.traces.Traces` in milliseconds. How they are
+drawn is in ``llc``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strati.landscape.sampling.config import LLCConfig, Sampler
+from strati.landscape.sampling.controlled import controlled_mean, honest_error
+from strati.landscape.sampling.diagnostics import ess, rhat, standard_error
+from strati.landscape.sampling.extrapolate import Limit, extrapolate
+from strati.landscape.sampling.traces import Traces
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+_LEAST_ESS = 30.0
+_ABOVE_HALF = (
+    1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
+)
+_TRACE_POINTS = 500
+_HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
+_OFF = 0.02  # of one, in nbeta (L* - L_min): below, the given parameters are the minimum for all that matters
+_HELD_BACK = 0.02  # share of the value that the localisation may add where it is centred beside the minimum
+_SMALL_SHARE = 0.05  # of the value, by which it is corrected where the minimum itself was not looked for
+_UNCERTAIN = 0.3  # a limit with a larger relative error is none
+
+
+@dataclass(frozen=True)
+class LearningCoefficient(Result):
+    """A learning coefficient with its error, its limit and what the chains say about themselves.
+
+    Attributes:
+        estimate: ``nbeta (<L> - L*)`` at the stated temperature; ``None`` with a ``reason`` if the chains do not
+            allow one.
+        stderr: Monte Carlo standard error of ``estimate``.
+        nbeta: Inverse temperature.
+        gamma: Localisation.
+        asymptotic: The limit for large ``nbeta``: exact where derivatives decide it (half the number of parameters
+            where the Hessian has full rank), else extrapolated where the ladder shows how it is approached.
+        asymptotic_stderr: Its error, with what is not known about the form of the approach; 0.0 where it is exact.
+        asymptotic_low: The least limit that is possible, certain from the rank of the Hessian; ``None`` if not known.
+        asymptotic_high: The largest, likewise.
+        multiplicity: The likeliest multiplicity ``m``.
+        rhat: Rank-normalised split R-hat of the loss.
+        ess: Bulk effective sample size of the loss.
+        chains: Number of chains.
+        draws: Draws per chain.
+        reason: Why a value is ``None``, or what was corrected.
+        warnings: What a reader must know: ``gamma-from-weights``, ``off-minimum``, ``not-smooth``.
+        ladder: ``(nbeta, lambda, stderr)`` for every temperature sampled.
+        traces: All draws.
+    """
+
+    verb: ClassVar[str] = "llc"
+
+    estimate: float | None
+    stderr: float | None
+    nbeta: float
+    gamma: float
+    asymptotic: float | None
+    asymptotic_stderr: float | None
+    asymptotic_low: float | None
+    asymptotic_high: float | None
+    multiplicity: int | None
+    rhat: float | None
+    ess: float | None
+    chains: int
+    draws: int
+    reason: str | None
+    warnings: tuple[Flag, ...]
+    ladder: tuple[tuple[float, float, float], ...]
+    traces: Traces = dataclasses.field(repr=False)
+
+    def payload(self) -> dict[str, Any]:
+        """The interface's fields, the multiplicity, and thinned traces of ``nbeta (L - L*)``."""
+        step = -(-self.draws // _TRACE_POINTS)
+        return {
+            "estimate": self.estimate,
+            "stderr": self.stderr,
+            "nbeta": self.nbeta,
+            "gamma": self.gamma,
+            "asymptotic": self.asymptotic,
+            "asymptotic_stderr": self.asymptotic_stderr,
+            "asymptotic_low": self.asymptotic_low,
+            "asymptotic_high": self.asymptotic_high,
+            "rhat": self.rhat,
+            "ess": self.ess,
+            "chains": self.chains,
+            "draws": self.draws,
+            "reason": self.reason,
+            "warnings": self.warnings,
+            "multiplicity": self.multiplicity,
+            "ladder": [{"nbeta": n, "lambda": v, "stderr": e} for n, v, e in self.ladder],
+            "traces": np.round(self.traces.lambda_trace()[:, ::step], 6),
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One line per temperature."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.ladder), columns=["nbeta", "lambda", "stderr"])
+
+    def summary(self) -> RenderableType:
+        """Two lines: the value at the stated temperature, and the limit."""
+        from rich.text import Text
+
+        head = f"learning coefficient at nbeta {self.nbeta:.6g}, gamma {self.gamma:g}: "
+        lines = [head + _with_error(self.estimate, self.stderr)]
+        lines.append("limit for large nbeta: " + self._limit())
+        r_hat, size = (_number(v, f) for v, f in ((self.rhat, ".3f"), (self.ess, ".0f")))
+        lines.append(
+            f"{self.chains} chains x {self.draws} draws, R-hat {r_hat}, effective sample size {size}"
+        )
+        lines += [self.reason] if self.reason else []
+        lines += [flag.text for flag in self.warnings if flag.text != self.reason]
+        return Text("\n".join(lines))
+
+    def _limit(self) -> str:
+        if self.asymptotic is not None and self.asymptotic_stderr == 0:
+            return f"{self.asymptotic:.4g} (exact, from the rank of the Hessian)"
+        text = _with_error(self.asymptotic, self.asymptotic_stderr)
+        if self.asymptotic_low is None or self.asymptotic_high is None:
+            return text
+        return f"{text}; certainly between {self.asymptotic_low:.4g} and {self.asymptotic_high:.4g}"
+
+    def plot(self, **options: Any) -> Any:
+        """Traces, and the values over temperature with their limit."""
+        from strati.report.plots.llc import plot_llc
+
+        return plot_llc(self, **options)
+
+
+def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoefficient:
+    """The cheap step: the coefficient, its error and its limit out of traces.
+
+    Examples:
+        >>> import torch
+        >>> from strati.landscape.sampling.llc import sample
+        >>> settings = LLCConfig(chains=8, draws=100)
+        >>> traces = sample(lambda w: (w**2).sum(), torch.zeros(1), settings)
+        >>> estimate(traces).estimate == estimate(traces).estimate
+        True
+    """
+    settings = config or LLCConfig()
+    kept = traces
+    off, offset = _off_minimum(traces)
+    traces = traces.lowered(offset)
+    main = traces.lambda_trace()
+    ladder = tuple((float(traces.nbeta[k]), *_rung(traces, k, settings)) for k in range(len(traces.nbeta)))
+    value, error = controlled_mean(traces, traces.main)
+    refused = off is not None and offset == 0
+    refusal = off.text if off is not None and refused else _refusal(traces, value, error, settings)
+    limit, no_limit = (None, None) if refused else _limit(traces, ladder, refusal)
+    low, high = (None, None) if refused or traces.around is None else traces.around.range
+    remarks = [flag for flag in (off, _kinked(traces)) if flag is not None]
+    warnings = [flag for flag in (*remarks, _gamma_from_weights(traces)) if flag is not None]
+    return LearningCoefficient(
+        estimate=value if refusal is None else None,
+        stderr=honest_error(traces, traces.main, error) if refusal is None else None,
+        nbeta=float(traces.nbeta[traces.main]),
+        gamma=traces.gamma,
+        asymptotic=limit.value if limit else None,
+        asymptotic_stderr=limit.stderr if limit else None,
+        asymptotic_low=low,
+        asymptotic_high=high,
+        multiplicity=limit.multiplicity if limit else None,
+        rhat=rhat(main),
+        ess=ess(main),
+        chains=traces.chains,
+        draws=traces.draws,
+        reason=refusal or no_limit or (remarks[0].text if remarks else None),
+        warnings=tuple(warnings),
+        ladder=tuple((nbeta, mean, honest_error(traces, k, e)) for k, (nbeta, mean, e) in enumerate(ladder)),
+        traces=kept,
+    )
+
+
+def _limit(
+    traces: Traces, ladder: tuple[tuple[float, float, float], ...], refusal: str | None
+) -> tuple[Limit | None, str | None]:
+    """The limit for large ``nbeta``, exact or extrapolated, or why there is none."""
+    around = traces.around
+    if around is not None and around.exact is not None:
+        return Limit(around.exact, 0.0, 1), None
+    if refusal is not None:
+        return None, refusal
+    if traces.main == len(ladder) - 1:
+        return None, "no colder temperatures were sampled: no limit for large nbeta"
+    usable = [row for row in ladder if row[0] >= _hottest(traces)]
+    hottest = float(traces.nbeta[0]) if traces.global_start else None
+    limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
+    if not isinstance(limit, Limit):
+        return None, limit.reason
+    low, high = (None, None) if around is None else around.range
+    least, most = 0.0 if low is None else low, math.inf if high is None else high
+    slack = 2 * limit.stderr
+    if not least - slack <= limit.value <= most + slack:
+        bounds = f"{least:.4g} and {most:.4g}"
+        return None, (
+            f"the ladder points to {limit.value:.4g}, but the rank of the Hessian allows only values between {bounds}: "
+            "the temperatures are not cold enough; a larger nbeta would help"
+        )
+    if limit.stderr > max(_UNCERTAIN * limit.value, 0.05):
+        return None, "the values over the ladder do not settle: no limit for large nbeta"
+    return limit._replace(value=float(np.clip(limit.value, least, most))), None
+
+
+def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
+    """Whether a lower loss lies nearby, and by how much the values are lowered for it (0: they cannot be)."""
+    around, nbeta = traces.around, float(traces.nbeta[traces.main])
+    lowest = 0.0 if around is None else around.lower
+    seen = 0.0 if traces.centre is None else -traces.centre
+    if traces.sampler in (Sampler.HMC, Sampler.GIBBS) and np.isfinite(traces.excess[traces.main]).all():
+        seen = max(seen, -float(traces.excess[traces.main].min()))
+    if nbeta * max(lowest, seen) <= _OFF:
+        return None, 0.0
+    value = nbeta * (float(traces.excess[traces.main].mean()) + lowest)
+    # Farther than draws of the posterior lie from the minimum, the given parameters have nothing to do with it.
+    near = nbeta * lowest <= max(2.0 * traces.parameters, 10.0) and nbeta * (seen - lowest) <= _OFF
+    held = math.inf if around is None or not around.minimum else around.held_back(nbeta, traces.gamma)
+    if near and held <= _HELD_BACK * abs(value) + _OFF:
+        text = (
+            f"the parameters are not at the minimum: a loss lower by {lowest:.3g} lies nearby "
+            f"(nbeta times that is {nbeta * lowest:.3g}); the values are corrected for it"
+        )
+        return Flag("off-minimum", text), lowest
+    found = max(lowest, seen)
+    searched = around is not None and around.rank is not None
+    if not searched and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
+        text = (
+            f"the parameters are not at the minimum: a loss lower by {found:.3g} lies nearby "
+            f"(nbeta times that is {nbeta * found:.3g}); the values are corrected by that much, which may not be all"
+        )
+        return Flag("off-minimum", text), found
+    text = (
+        f"the parameters are not at a minimum: a loss lower by {found:.3g} lies nearby "
+        f"(nbeta times that is {nbeta * found:.3g}); train further, or use a behavioural loss"
+    )
+    return Flag("off-minimum", text), 0.0
+
+
+def _kinked(traces: Traces) -> Flag | None:
+    if traces.around is None or traces.around.smooth:
+        return None
+    return Flag(
+        "not-smooth",
+        "the loss is not smooth (not three times differentiable) at these parameters: half the number of parameters is "
+        "no upper bound there, and no range of the limit is certain",
+    )
+
+
+def _gamma_from_weights(traces: Traces) -> Flag | None:
+    if not traces.gamma_from_weights:
+        return None
+    return Flag(
+        "gamma-from-weights",
+        f"gamma = {traces.gamma:.4g} was chosen from the size of these weights (N / |theta*|^2) and differs between "
+        "networks and checkpoints; set gamma to compare them",
+    )
+
+
+def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> str | None:
+    """Why no value is given, or ``None``."""
+    main = traces.lambda_trace()
+    if not np.isfinite(main).all():
+        return "the chains diverged: the loss became infinite; a smaller step or a larger gamma would help"
+    r_hat, size = rhat(main), ess(main)
+    if r_hat is None or size is None:
+        return "too few draws to tell whether the chains mixed"
+    if traces.acceptance[traces.main] < 0.1:
+        share = 100 * float(traces.acceptance[traces.main])
+        return f"the sampler is stuck ({share:.1f} % of its moves accepted); a larger gamma or lower nbeta would help"
+    if r_hat > settings.max_rhat:
+        return (
+            f"the chains have not mixed (R-hat {r_hat:.3g} above {settings.max_rhat:g}); "
+            "more draws, a longer warm-up or a larger gamma would help"
+        )
+    if drifting(traces, traces.main):
+        return "the chains are still on their way from where they started; more draws or a larger gamma would help"
+    if size < _LEAST_ESS:
+        return f"the chains hold only {size:.0f} independent draws; more draws would help"
+    smooth = traces.around is None or traces.around.smooth
+    return impossible(value, error, traces.parameters, smooth=smooth)
+
+
+def impossible(value: float, error: float, parameters: int, *, smooth: bool = True) -> str | None:
+    """Why a sampled coefficient cannot be one, or ``None``: at a smooth minimum it lies between 0 and N/2."""
+    if value < -3 * error:
+        return (
+            f"lower losses lie nearby (nbeta (<L> - L*) = {value:.4g}): the parameters are not at a minimum; "
+            "train further, or use a behavioural loss"
+        )
+    if smooth and (value - 3 * error > _ABOVE_HALF * parameters / 2 or error > 0.25 * parameters):
+        return (
+            f"the average {value:.4g} +- {error:.2g} cannot be that of {parameters} parameters (half of them at most): "
+            "the chains left the minimum for places of higher loss; a larger gamma or more draws would help"
+        )
+    return None
+
+
+def _rung(traces: Traces, index: int, settings: LLCConfig) -> tuple[float, float]:
+    """Value and error at one temperature, not a number where the chains do not allow one."""
+    value, error = controlled_mean(traces, index)
+    smooth = traces.around is None or traces.around.smooth
+    good = (
+        mixed(traces, index, settings) and impossible(value, error, traces.parameters, smooth=smooth) is None
+    )
+    return (value, error) if good else (math.nan, math.nan)
+
+
+def mixed(traces: Traces, index: int, settings: LLCConfig) -> bool:
+    """Whether the chains of one temperature move and agree."""
+    r_hat = rhat(traces.lambda_trace(index))
+    moving = float(traces.acceptance[index]) >= 0.1 and not drifting(traces, index)
+    return moving and r_hat is not None and r_hat <= settings.max_rhat
+
+
+def drifting(traces: Traces, index: int) -> bool:
+    """Whether loss or distance differ between the first and second half of the draws, beyond chance.
+
+    Chains that start in one place agree with one another long before they have arrived: R-hat alone is blind to it.
+    """
+    half = traces.draws // 2
+    if not np.isfinite(traces.excess[index]).all():
+        return True
+    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.1)):
+        first, second = trace[:, :half].mean(1), trace[:, half:].mean(1)
+        change, size = second - first, abs(float(trace.mean()))
+        error = float(change.std(ddof=1)) / math.sqrt(len(change))
+        if (
+            traces.chains < 8
+        ):  # too few tell the error of their change badly; that of the mean, twice, stands in
+            error = max(error, 2 * (standard_error(trace) or math.inf))
+        if abs(float(change.mean())) > 4 * error + share * size:
+            return True
+    return False
+
+
+def _hottest(traces: Traces) -> float:
+    """The hottest temperature that may enter the extrapolation."""
+    return float(min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1]))
+
+
+def _with_error(value: float | None, error: float | None) -> str:
+    return "none" if value is None else f"{value:.4g} +- {error:.2g}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "undefined" if value is None else format(value, form)

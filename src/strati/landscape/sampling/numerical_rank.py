@@ -1,0 +1,161 @@
+"""The rank of a Hessian or a Jacobian, with what rounding cannot decide.
+
+Rows and columns are scaled first, so that a parameter with a small effect is not taken for one with none. What rounding
+does to the entries is measured, by moving the parameters by a few units in the last place; singular values above
+that bound are certainly not zero (Weyl), and those below are taken for zero only where a wide gap sets them apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from strati.landscape.behaviour import Objective, metric_jacobian
+from strati.rng import derive
+
+_UNITS = 4.0  # in the last place, by which parameters are moved to measure rounding
+_SAFETY = 8.0
+_GAP = 1e4  # between singular values that count and those that do not, times the widest gap among the former
+_WORK = 1.5e9  # multiply-adds that a decomposition may take
+_CHUNK = 4_000_000  # numbers of a Jacobian held at once
+
+
+class NumericalRank(NamedTuple):
+    """The least and the largest rank that rounding allows; equal where the rank is known."""
+
+    low: int
+    high: int
+
+    @property
+    def known(self) -> bool:
+        """Whether rounding leaves no choice."""
+        return self.low == self.high
+
+
+class HessianRank(NamedTuple):
+    """Rank of a Hessian, and whether some eigenvalue is certainly negative."""
+
+    rank: NumericalRank
+    negative: bool
+
+
+def hessian_rank(
+    hessian: Callable[[Tensor], Tensor], theta: Tensor, others: Sequence[Tensor] = ()
+) -> HessianRank:
+    """The rank of a symmetric matrix that depends on parameters, at ``theta``.
+
+    Args:
+        hessian: The matrix as a function of the parameters.
+        theta: Where.
+        others: Further places that ``theta`` cannot be told from: what changes between them counts as rounding.
+
+    Examples:
+        >>> theta = torch.zeros(3, dtype=torch.float64)
+        >>> hessian_rank(lambda t: torch.diag(torch.tensor([1.0, 1e-30, 0.0]).double()), theta).rank
+        NumericalRank(low=2, high=2)
+    """
+    matrix = hessian(theta)
+    noise = torch.zeros_like(matrix)
+    for place in (_nudged(theta), *others):
+        noise = torch.maximum(noise, (hessian(place) - matrix).abs())
+    scale = _scales(matrix.diagonal().abs().sqrt(), noise.diagonal().sqrt())
+    scaled = matrix * scale[:, None] * scale
+    values = torch.linalg.eigvalsh(scaled)
+    bound = _bound(values.abs().max(), noise * scale[:, None] * scale, len(theta))
+    # An eigenvalue is a square: gaps are, too.
+    rank = _count(values.abs(), bound, gap=_GAP**1.5)
+    return HessianRank(rank, bool((values < -10 * bound).any()))
+
+
+def jacobian_rank(objective: Objective, theta: Tensor) -> NumericalRank | None:
+    """The rank of the outputs' Jacobian over all data; ``None`` where it takes too long to compute.
+
+    For losses of probabilities the logits' common shift is left out.
+
+    Examples:
+        >>> from strati.landscape.behaviour import behavioural_loss
+        >>> loss = behavioural_loss(torch.nn.Linear(2, 1).double(), torch.ones(5, 2).double())
+        >>> jacobian_rank(loss, loss.flat.theta)
+        NumericalRank(low=1, high=1)
+    """
+    outputs = objective.outputs
+    if float(outputs) * objective.flat.size**2 > _WORK:
+        return None
+    here = _triangular(objective, theta)
+    noise = _column_noise(objective, theta)
+    norms = torch.linalg.vector_norm(here, dim=0)
+    scale = _scales(norms, noise)
+    values = torch.linalg.svdvals(here * scale)
+    bound = _bound(values.max(), (noise * scale)[None], max(outputs, objective.flat.size))
+    found = _count(values, bound, gap=_GAP)
+    # Neither the number of outputs nor rounding can be exceeded.
+    return NumericalRank(found.low, min(found.high, outputs, objective.flat.size))
+
+
+def _scales(size: Tensor, noise: Tensor) -> Tensor:
+    """Inverse sizes; what is not above its noise is left as small as it is."""
+    largest = size.max()
+    usable = size > 1e3 * noise
+    return torch.where(usable & (size > 0), 1 / size.clamp(min=1e-300), 1 / largest.clamp(min=1e-300))
+
+
+def _bound(largest: Tensor, noise: Tensor, size: int) -> float:
+    precision = torch.finfo(noise.dtype).eps
+    spread = float(torch.linalg.vector_norm(noise))
+    return _SAFETY * (spread + math.sqrt(size) * precision * float(largest))
+
+
+def _count(values: Tensor, bound: float, *, gap: float) -> NumericalRank:
+    """Singular values above the bound; the others are zero only if the gap before them is like no other."""
+    counted = values[values > 10 * bound].sort(descending=True).values
+    low = len(counted)
+    if low in (0, len(values)):
+        return NumericalRank(low, len(values) if float(values.max()) > bound else low)
+    steps = counted[:-1] / counted[1:]
+    widest = float(steps.max()) if low > 1 else 1.0
+    apart = float(counted[-1]) > gap * widest * bound and not bool(
+        ((values > bound) & (values <= 10 * bound)).any()
+    )
+    return NumericalRank(low, low if apart else len(values))
+
+
+def _pieces(objective: Objective) -> list[Objective]:
+    per_row = max(1, objective.outputs // objective.rows) * objective.flat.size
+    step = max(1, _CHUNK // per_row)
+    return [objective.part(slice(i, i + step)) for i in range(0, objective.rows, step)]
+
+
+def _kind(objective: Objective) -> str:
+    name = objective.name
+    return "kl" if name is not None and not name.squared else "mse"
+
+
+def _triangular(objective: Objective, theta: Tensor) -> Tensor:
+    """The triangular factor of the Jacobian, a few rows of data at a time."""
+    factor = torch.zeros(0, objective.flat.size, dtype=theta.dtype)
+    for piece in _pieces(objective):
+        jacobian, _ = metric_jacobian(objective.flat, theta, piece.x, kind=_kind(objective))
+        stacked = torch.cat([factor, jacobian])
+        factor = torch.linalg.qr(stacked, mode="r").R if len(stacked) > stacked.shape[1] else stacked
+    return factor
+
+
+def _column_noise(objective: Objective, theta: Tensor) -> Tensor:
+    nudged = _nudged(theta)
+    total = torch.zeros_like(theta)
+    for piece in _pieces(objective):
+        here, there = (
+            metric_jacobian(objective.flat, t, piece.x, kind=_kind(objective))[0] for t in (theta, nudged)
+        )
+        total += ((there - here) ** 2).sum(0)
+    return total.sqrt()
+
+
+def _nudged(theta: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(derive(0, "rounding", theta.numel()))
+    signs = torch.randint(0, 2, theta.shape, generator=generator).to(theta) * 2 - 1
+    return theta * (1 + _UNITS * torch.finfo(theta.dtype).eps * signs)

@@ -1,0 +1,210 @@
+"""The localised posterior ``exp(-nbeta (L(theta) - L*) - gamma/2 |theta - theta*|^2)``, evaluated in batches.
+
+:class:`LocalPosterior` evaluates it for many replicas in one pass. The moves are in ``hmc``, ``gibbs`` and ``sgld``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from strati.errors import BadInputError
+from strati.landscape.behaviour import Objective, Potential, check_finite, exact_hessian, gauss_newton_matrix
+from strati.landscape.sampling.budget import GradientCost, gradient_cost
+from strati.landscape.sampling.config import DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig
+from strati.landscape.sampling.preconditioner import Dense, Rotation, kronecker
+
+
+@dataclass(frozen=True)
+class LocalPosterior:
+    """The localised posterior as seen from the minimum.
+
+    Attributes:
+        potential: The loss as a function of the flat parameters.
+        theta: The parameters given.
+        gamma: Localisation.
+        baseline: ``L* = L(theta)``.
+        rotation: To coordinates in which the curvature at ``theta`` is about diagonal.
+        curvature: That diagonal, nothing negative.
+        blocks: Sizes of the parameter tensors in ``theta``.
+        cost: Of a batched gradient, by the cost model.
+        evaluate: Excess loss and slope at offsets ``(..., d)`` from ``theta``.
+    """
+
+    potential: Potential
+    theta: Tensor
+    gamma: float
+    baseline: float
+    rotation: Rotation
+    curvature: Tensor
+    blocks: tuple[int, ...]
+    cost: GradientCost
+    evaluate: Callable[[Tensor], tuple[Tensor, Tensor]] = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return int(self.theta.numel())
+
+    def rotate(self, offset: Tensor) -> Tensor:
+        """Coordinates in the eigenbasis."""
+        return self.rotation.rotate(offset)
+
+    def unrotate(self, coordinates: Tensor) -> Tensor:
+        """Back from the eigenbasis."""
+        return self.rotation.unrotate(coordinates)
+
+    def controls(self, offset: Tensor, slope: Tensor, nbeta: Tensor) -> Tensor:
+        """Functions whose mean is zero under the posterior, for taking noise out of averages.
+
+        Integration by parts gives ``<delta_i d_i E> = 1`` in every direction for ``E = nbeta L + gamma/2 |delta|^2``;
+        summed over blocks of directions when there are many.
+        """
+        force = nbeta[:, None, None] * slope + self.gamma * offset
+        if self.size <= VIRIAL_LIMIT:
+            # Also with the fields delta_i^3 and delta_i ln delta_i^2: they follow the length of valleys that meet.
+            virial = torch.cat([self.rotate(force) * self.rotate(offset), force * offset], dim=-1)
+            square = torch.cat([self.rotate(offset) ** 2, offset**2], dim=-1)
+            logarithm = square.clamp(min=1e-300).log()
+            return torch.cat([virial - 1, square * (virial - 3), logarithm * (virial - 1) - 2], dim=-1)
+        pieces = torch.split(force * offset, list(self.blocks), dim=-1)
+        return torch.stack([p.sum(-1) - p.shape[-1] for p in pieces], dim=-1)
+
+
+def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalPosterior:
+    """Prepare a potential around a point for sampling: baseline, curvature, batched evaluation.
+
+    Raises:
+        BadInputError: The potential is not finite at ``theta`` or does not depend on it differentiably.
+
+    Examples:
+        >>> t = local_posterior(lambda w: (w**2).sum(), torch.zeros(2), 1.0)
+        >>> excess, slope = t.evaluate(torch.ones(3, 2))
+        >>> excess.tolist(), t.curvature.tolist()
+        ([2.0, 2.0, 2.0], [2.0, 2.0])
+    """
+    if theta.ndim != 1 or theta.numel() == 0:
+        raise BadInputError("theta", f"must be a flat tensor, not one of shape {tuple(theta.shape)}")
+    baseline = check_finite(potential, theta, "loss" if isinstance(potential, Objective) else "potential")
+    chunk = replicas_per_pass(potential)
+    batched = _batched(potential, theta)
+
+    def evaluate(offset: Tensor) -> tuple[Tensor, Tensor]:
+        points = (theta + offset.reshape(-1, theta.numel())).detach()
+        values, slopes = [], []
+        for part in torch.split(points, chunk):
+            leaf = part.requires_grad_(True)
+            value = batched(leaf)
+            (slope,) = torch.autograd.grad(value.sum(), leaf)
+            values.append(value.detach() - baseline)
+            slopes.append(slope)
+        return torch.cat(values).reshape(offset.shape[:-1]), torch.cat(slopes).reshape(offset.shape)
+
+    _check_slope(evaluate, theta)
+    rotation, curvature = _curvature(potential, theta)
+    blocks = potential.flat.sizes if isinstance(potential, Objective) else (int(theta.numel()),)
+    if len(blocks) > 16:
+        blocks = (int(theta.numel()),)
+    cost = gradient_cost(potential, theta, turning=rotation.cost)
+    return LocalPosterior(potential, theta, gamma, baseline, rotation, curvature, blocks, cost, evaluate)
+
+
+def rounding_limit(target: LocalPosterior) -> float:
+    """The inverse temperature at which ``nbeta (L - L*)`` drowns in the rounding of ``L*``.
+
+    Examples:
+        >>> square = local_posterior(lambda w: (w**2).sum(), torch.zeros(1, dtype=torch.float64), 1.0)
+        >>> 1e15 < rounding_limit(square) < 1e18
+        True
+    """
+    precision = torch.finfo(target.theta.dtype).eps
+    return 1e-2 / (precision * max(abs(target.baseline), 1e-3))
+
+
+def _batched(potential: Potential, theta: Tensor) -> Callable[[Tensor], Tensor]:
+    """Many parameter vectors in one pass; one after the other where the function cannot be batched."""
+
+    def scalar(t: Tensor) -> Tensor:
+        return potential(t).reshape(())
+
+    if batchable(potential, theta):
+        return vmap(scalar, randomness="error")
+    return lambda points: torch.stack([scalar(p) for p in points])
+
+
+def batchable(potential: Potential, theta: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` can trace the potential: no branches on values, no writes in place.
+
+    Examples:
+        >>> batchable(lambda w: (w**2).sum(), torch.zeros(2))
+        True
+        >>> batchable(lambda w: w.sum() if float(w.sum()) > 0 else -w.sum(), torch.zeros(2))
+        False
+    """
+    try:
+        with torch.no_grad():
+            vmap(lambda t: potential(t).reshape(()), randomness="error")(torch.stack([theta, theta]))
+    except Exception:  # whatever it is that vmap cannot trace: the answer is no
+        return False
+    return True
+
+
+def replicas_per_pass(potential: Potential) -> int:
+    """Replicas per pass, so that activations stay within some hundred megabytes."""
+    if not isinstance(potential, Objective):
+        return 1 << 20
+    widest = max(max(s) if s else 1 for s in potential.flat.shapes)
+    return max(1, 16_000_000 // max(1, potential.rows * widest))
+
+
+def _check_slope(evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor) -> None:
+    try:
+        _, slope = evaluate(torch.zeros(1, theta.numel(), dtype=theta.dtype))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise BadInputError(
+            "potential", f"cannot be differentiated at the given parameters ({reason})"
+        ) from error
+    if not bool(torch.isfinite(slope).all()):
+        raise BadInputError("loss", "its gradient is not finite at the given parameters")
+
+
+def _curvature(potential: Potential, theta: Tensor) -> tuple[Rotation, Tensor]:
+    """Eigenbasis and eigenvalues of the Hessian, of the Gauss-Newton matrix, or of its Kronecker factors."""
+    size = theta.numel()
+    plain = Dense(None), torch.zeros_like(theta)
+    named = isinstance(potential, Objective) and potential.name is not None
+    if size > DENSE_LIMIT:
+        factors = kronecker(potential) if isinstance(potential, Objective) and named else None
+        return plain if factors is None else factors
+    if isinstance(potential, Objective) and potential.name is not None and size > VIRIAL_LIMIT:
+        kind = "mse" if potential.name.squared else "kl"
+        matrix = gauss_newton_matrix(potential.flat, potential.x, kind=kind)
+    else:
+        try:
+            matrix = exact_hessian(potential, theta)
+        except RuntimeError:  # twice differentiable is more than a sampler needs
+            return plain
+    if not bool(torch.isfinite(matrix).all()):
+        return plain
+    values, vectors = torch.linalg.eigh(matrix)
+    return Dense(vectors), values.clamp(min=0)
+
+
+def localised(config: LLCConfig, potential: Potential, theta: Tensor) -> LLCConfig:
+    """The settings with the localisation decided.
+
+    Examples:
+        >>> localised(LLCConfig(), lambda w: (w**2).sum(), torch.zeros(2)).gamma
+        1.0
+    """
+    if config.gamma is not None:
+        return config
+    size = theta.numel()
+    large = isinstance(potential, Objective) and size > DENSE_LIMIT
+    norm = float(torch.linalg.vector_norm(theta)) ** 2
+    return replace(config, gamma=max(1.0, size / norm) if large and norm > 0 else 1.0)

@@ -1,0 +1,197 @@
+"""Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
+
+llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
+inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized. Each way back is a pure
+function. Whether one is needed is not told by names but by the weights: a way back is taken only where the two
+versions then agree far better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.network.roles import Role, modules
+from strati.network.views import View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.network.layers import Layer
+
+    Matrix = NDArray[Any]
+
+_SAMPLE = 48  # columns on which ways back are tried
+_BETTER = 0.5  # a way back must at least halve the squared distance
+_RELATED = 0.2  # correlation from which on two tables of embeddings are versions of one another
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two versions of a matrix brought to one shape and order.
+
+    Attributes:
+        first: The first version.
+        second: The second, as the first stores it.
+        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``.
+        extra: Rows that only one version has, as ``(which version, first row, last row)``.
+    """
+
+    first: Matrix
+    second: Matrix
+    how: str | None = None
+    extra: tuple[int, int, int] | None = None
+
+
+def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) -> Aligned | None:
+    """Bring the second version of a matrix to the first one's shape and order.
+
+    Args:
+        first: A matrix, outputs by inputs.
+        second: The other version.
+        role: The layer's role: rotary order is undone for query and key, tables are cut to their shared rows.
+        widths: Widths of an attention head to try; empty for all that divide the rows.
+
+    Returns:
+        Both versions, or ``None`` where the shapes cannot be brought together.
+
+    Examples:
+        >>> W = np.random.default_rng(0).normal(size=(16, 6))
+        >>> found = align(W, interleaved(W, heads=2), "attention.q", widths=[8])
+        >>> found.how, bool((found.second == W).all())
+        ('rope-permutation', True)
+    """
+    if first.shape != second.shape:
+        return _reshaped(first, second, role)
+    plain = _distance(first, second)
+    if plain == 0:
+        return Aligned(first, second)
+    best, how = plain, None
+    found = second
+    for name, rows in _reordered(first.shape, role, widths):
+        distance = _distance(first, second, rows)
+        if distance < min(best, _BETTER * plain):
+            best, how, found = distance, name, second[rows]
+    if first.shape[0] == first.shape[1] and role not in (Role.EMBEDDING, Role.HEAD):
+        distance = _distance(first, second.T)
+        if distance < min(best, _BETTER * plain):
+            how, found = "transposed", second.T
+    return Aligned(first, found, how)
+
+
+def interleaved(weight: Matrix, heads: int) -> Matrix:
+    """The rows of each head as llama.cpp and Meta keep them: the two halves of a head in turn.
+
+    Examples:
+        >>> interleaved(np.arange(8)[:, None], heads=2)[:, 0].tolist()
+        [0, 2, 1, 3, 4, 6, 5, 7]
+    """
+    return weight[interleaved_rows(weight.shape[0], heads)]
+
+
+def separated(weight: Matrix, heads: int) -> Matrix:
+    """The rows of each head as transformers keeps them: the undoing of :func:`interleaved`.
+
+    Examples:
+        >>> rows = np.arange(12)[:, None]
+        >>> bool((separated(interleaved(rows, heads=2), heads=2) == rows).all())
+        True
+    """
+    return weight[np.argsort(interleaved_rows(weight.shape[0], heads))]
+
+
+def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which row of transformers' order stands at each place of llama.cpp's."""
+    return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
+
+
+def by_head_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which row of a stacked q, k, v stands at each place of one ordered head by head (GPT-NeoX, BLOOM)."""
+    return np.arange(rows).reshape(3, heads, rows // (3 * heads)).swapaxes(0, 1).reshape(rows)
+
+
+def _reordered(
+    shape: tuple[int, ...], role: str, widths: Sequence[int]
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    rows = shape[0]
+    if role in (Role.QUERY, Role.KEY):
+        for width in widths or range(4, min(rows, 512) + 1, 2):
+            if width > 2 and width % 2 == 0 and rows % width == 0:
+                order = interleaved_rows(rows, rows // width)
+                yield "rope-permutation", np.argsort(order)
+                yield "rope-permutation", order
+    elif role == Role.QKV and rows % 3 == 0:
+        for width in widths:
+            if width > 1 and rows % (3 * width) == 0 and rows > 3 * width:
+                order = by_head_rows(rows, rows // (3 * width))
+                yield "qkv-order", np.argsort(order)
+                yield "qkv-order", order
+
+
+def _reshaped(first: Matrix, second: Matrix, role: str) -> Aligned | None:
+    table = role in (Role.EMBEDDING, Role.HEAD)
+    if first.shape == second.shape[::-1] and not table:
+        return Aligned(first, second.T, "transposed")
+    if not table or first.shape[1] != second.shape[1]:
+        return None
+    shared = min(first.shape[0], second.shape[0])
+    a, b = first[:shared], second[:shared]
+    if _correlation(a, b) < _RELATED:
+        return None
+    longer = 0 if first.shape[0] > shared else 1
+    last = (first, second)[longer].shape[0] - 1
+    return Aligned(a, b, "shared-rows", (longer, shared, last))
+
+
+def _distance(first: Matrix, second: Matrix, rows: NDArray[np.int64] | None = None) -> float:
+    """Squared distance on a sample of the columns."""
+    columns = np.unique(np.linspace(0, first.shape[1] - 1, _SAMPLE).astype(np.int64))
+    a, b = first[:, columns].astype(np.float64), second[:, columns].astype(np.float64)
+    return float(np.square(a - (b if rows is None else b[rows])).sum())
+
+
+def _correlation(a: Matrix, b: Matrix) -> float:
+    rows = np.unique(np.linspace(0, a.shape[0] - 1, 2000).astype(np.int64))
+    x, y = a[rows].astype(np.float64), b[rows].astype(np.float64)
+    scale = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float((x * y).sum()) / scale if scale > 0 else 0.0
+
+
+def unfused(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers with fused gate-and-up matrices taken apart: rows of the gate first, then those of the input map.
+
+    A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
+    as it has outputs.
+    """
+    gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
+    inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}
+    found: list[Layer] = []
+    for layer in layers:
+        place = (layer.block, layer.expert)
+        halves = layer.role is Role.MLP_IN and layer.count == 1 and layer.shape[0] % 2 == 0
+        named = modules(layer.tensor)[-1:] in (["gate_up_proj"], ["w12"], ["gate_up"])
+        if halves and (named or (place not in gated and inner.get(place, 0) * 2 == layer.shape[0])):
+            found += [half(layer, 0, Role.MLP_GATE), half(layer, 1, Role.MLP_IN)]
+        else:
+            found.append(layer)
+    return tuple(found)
+
+
+def half(layer: Layer, which: int, role: Role) -> Layer:
+    """One half of a fused layer's rows as a layer of its own."""
+    rows, cols = layer.shape[0] // 2, layer.shape[1]
+    word = "gate" if role is Role.MLP_GATE else "up"
+    text = f"{word}: rows {which * rows} to {(which + 1) * rows - 1} of the fused matrix, {layer.view}"
+    cut = View(text, rows, cols, (*layer.cut.steps, ("rows", (which * rows, (which + 1) * rows))))
+    return replace(
+        layer,
+        name=f"{layer.name}[{word}]",
+        role=role,
+        shape=(rows, cols),
+        view=text,
+        parameters=rows * cols,
+        cut=cut,
+    )

@@ -1,0 +1,81 @@
+"""GPTQ: ``qweight``, ``qzeros``, ``scales``, ``g_idx`` of a linear map.
+
+Codes of 2, 3, 4 or 8 bits are packed along the inputs, lowest bits first, in one unbroken stream of bits; zero points
+along the outputs. ``W[in, out] = scales[g, out] (code - zero)`` with ``g = g_idx[in]``, or ``in // group`` where there
+is no index. The first format stores ``zero - 1``, the second (``gptq_v2``) the zero itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.network.quantised.packed import Decoded, Get, NotThisError, Packed
+from strati.network.quantised.rounding import even
+from strati.network.quantised.unpack import bit_stream
+
+if TYPE_CHECKING:
+    from strati.network.contents import Tensor
+
+BITS = (2, 3, 4, 8)
+
+
+def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Packed:
+    """The weight behind ``prefix.qweight``.
+
+    Args:
+        prefix: The module's name.
+        parts: Its tensors by their last word.
+        config: ``quantization_config``, or nothing.
+
+    Raises:
+        NotThisError: The shapes do not fit together, or not what the configuration says.
+    """
+    words, scales = parts["qweight"].shape, parts["scales"].shape
+    lead, (packed, outputs), (groups, columns) = words[:-2], words[-2:], scales[-2:]
+    zeros = parts["qzeros"].shape if "qzeros" in parts else None
+    index = parts["g_idx"].shape if "g_idx" in parts else None
+    if scales[:-2] != lead or columns != outputs or not outputs or not packed or not groups:
+        raise NotThisError("its scales do not fit its codes")
+    if zeros is not None:
+        bits, rest = divmod(32 * zeros[-1], outputs)
+        if rest or zeros != (*lead, groups, zeros[-1]):
+            raise NotThisError("its zero points do not fit its scales")
+    else:
+        bits = int(config.get("bits") or 4)
+    inputs, rest = divmod(32 * packed, bits) if bits in BITS else (0, 1)
+    if rest or (index is not None and index != (*lead, inputs)):
+        raise NotThisError(f"its codes do not fit {bits} bits")
+    if config.get("bits", bits) != bits:
+        raise NotThisError(f"its tensors hold {bits} bits, its configuration says {config['bits']}")
+    if config.get("checkpoint_format") in ("marlin", "gptq_marlin", "bitblas"):
+        raise NotThisError(f"it is laid out for {config['checkpoint_format']} kernels")
+    if index is None and inputs % groups:
+        raise NotThisError("its inputs do not divide into its groups")
+    shift = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    members = tuple(parts[word].name for word in ("qweight", "qzeros", "scales", "g_idx") if word in parts)
+
+    def decode(get: Get) -> Decoded:
+        codes = bit_stream(get(f"{prefix}.qweight").T, bits, inputs)  # out x in
+        factors = get(f"{prefix}.scales").astype(np.float32).T  # out x groups
+        if zeros is None:
+            offsets = np.full(factors.shape, 2 ** (bits - 1), np.float32)
+        else:
+            raw = bit_stream(get(f"{prefix}.qzeros"), bits, outputs).T
+            offsets = ((raw.astype(np.int32) + shift) & (2**bits - 1)).astype(np.float32)
+        if index is None:
+            place = np.arange(inputs) // (inputs // groups)
+        else:
+            place = get(f"{prefix}.g_idx").astype(np.int64)
+            if place.min() < 0 or place.max() >= groups:
+                raise BadInputError(f"{prefix}.g_idx", "points outside the groups; the file is corrupt")
+        values = codes.astype(np.float32)
+        values -= offsets[:, place]
+        values *= factors[:, place]
+        return Decoded(values, even(factors[:, place]))
+
+    group = None if groups == 1 else inputs // groups if inputs % groups == 0 else config.get("group_size")
+    return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, group, members, decode)

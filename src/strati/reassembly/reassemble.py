@@ -1,0 +1,99 @@
+"""``strati.reassemble``: unlabelled pieces back into a network.
+
+Two kinds of pieces: the linear layers of a residual network, put back with the help of recorded data
+(:mod:`strati.reassembly.solve`), and the matrices and vectors of a transformer, put back from the weights alone
+(:mod:`strati.reassembly.transformer`). Reading files and telling the two apart happens here.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.options import resolve
+from strati.reassembly.config import ReassembleConfig
+from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from strati.reassembly.result import Reassembly
+
+_TARGETS = ("pred", "y", "target", "output")
+
+
+def reassemble(
+    pieces: object,
+    x: Any = None,
+    y: Any = None,
+    *,
+    config: ReassembleConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> Reassembly:
+    """Put the pieces of a residual network, or of a transformer, back in order.
+
+    Args:
+        pieces: A folder; or, of a residual network, a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled.
+        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``).
+        y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
+        config: How; single options may be given as keywords instead, which win (``activation="gelu"``).
+        tick: Called as the work goes on.
+        options: Fields of :class:`~strati.reassembly.config.ReassembleConfig`.
+
+    Returns:
+        The permutation of the pieces, whether it is exact and the only one, and how it was found.
+
+    Raises:
+        BadInputError: The pieces make no network, or the data do not fit them.
+
+    Reference:
+        H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
+        regressions are strati's own (docs/reassemble.md).
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> W = [(rng.normal(size=s) / 3, rng.normal(size=s[0]) / 9) for s in [(8, 4), (4, 8)] * 3 + [(1, 4)]]
+        >>> x = z = rng.normal(size=(200, 4))
+        >>> for k in (0, 2, 4):
+        ...     z = z + np.maximum(z @ W[k][0].T + W[k][1], 0) @ W[k + 1][0].T + W[k + 1][1]
+        >>> y = z @ W[6][0].T + W[6][1]
+        >>> found = reassemble([W[k] for k in (3, 2, 6, 5, 0, 1, 4)], x, y)
+        >>> found.exact, found.permutation
+        (True, (4, 5, 1, 0, 6, 3, 2))
+    """
+    chosen = resolve(ReassembleConfig, config, options, of="reassemble")
+    return _residual(pieces, x, y, chosen, tick)
+
+
+def _residual(pieces: object, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> Reassembly:
+    from strati.reassembly.pieces import as_pieces
+    from strati.reassembly.solve import solve
+
+    began = time.perf_counter()
+    found = as_pieces(pieces)
+    if isinstance(x, str | Path):
+        x, y = _from_file(x, y, config)
+    if x is None or y is None:
+        raise BadInputError(
+            "data", "needs inputs and the network's recorded outputs to put a residual network back together"
+        )
+    where = pieces if isinstance(pieces, str | Path) else "pieces"
+    loaded = time.perf_counter() - began
+    return solve(found, _array(x), _array(y), config, where=where, load_seconds=loaded, tick=tick)
+
+
+def _from_file(path: str | Path, y: Any, config: ReassembleConfig) -> tuple[Any, Any]:
+    from strati.network.data import read_data
+
+    data = read_data(path, inputs=config.inputs, target=config.target or (_TARGETS if y is None else None))
+    return data.x, data.y if y is None else y
+
+
+def _array(values: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)

@@ -1,0 +1,119 @@
+"""What ``strati report`` takes: JSON files of results, study folders, and results in memory, as plain dictionaries."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strati.errors import BadInputError
+from strati.report.schemas import check_result
+from strati.types import Result
+
+_LARGEST = 512 * 2**20
+_UNCHECKED = 32 * 2**20
+_LARGEST_PICTURE = 8 * 2**20
+_PNG = b"\x89PNG\r\n\x1a\n"
+_HEAD = b'{"schema": "strati.'
+
+
+def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
+    """One result as its JSON form: a result in memory, a JSON file, or a study folder (its audit).
+
+    Raises:
+        BadInputError: None of these, or a damaged one.
+    """
+    if isinstance(run, Result):
+        return with_pictures(run.to_dict(), None)
+    if isinstance(run, Mapping):
+        check_result(run, "result")
+        return dict(run)
+    path = Path(run)
+    if path.is_dir():
+        from strati.intervene.judging.audit import audit
+
+        return audit(path).to_dict()
+    result = _read_json(path)
+    check_result(result, path)
+    return with_pictures(dict(result), path.resolve().parent)
+
+
+def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
+    """The figures that a reproduction names, put into the result, so that the page holds them.
+
+    Only PNG and SVG files are taken, and, for a JSON file from anywhere, only those in its own folder or below: a
+    result must not bring other files of the reader's machine onto a page.
+
+    Args:
+        result: A result in its JSON form.
+        home: The folder of the JSON file it came from; ``None`` for one that was made here.
+    """
+    names = result.get("figures")
+    if result["schema"] != "strati.reproduce/1" or not isinstance(names, list) or "pictures" in result:
+        return result
+    pictures = []
+    for name in names:
+        file = _picture(str(name), home)
+        if file is not None:
+            kind = "svg+xml" if file.suffix == ".svg" else "png"
+            data = base64.b64encode(file.read_bytes()).decode()
+            pictures.append({"name": file.name, "kind": kind, "data": data})
+    return result | {"pictures": pictures} if pictures else result
+
+
+def _picture(name: str, home: Path | None) -> Path | None:
+    places = [Path(name)] if home is None else [home / name, home / Path(name).name, Path(name)]
+    for place in places:
+        try:
+            file = place.resolve(strict=True)
+            inside = home is None or file.is_relative_to(home)
+            if not inside or not file.is_file() or file.stat().st_size > _LARGEST_PICTURE:
+                continue
+            with file.open("rb") as opened:
+                head = opened.read(1024)
+            if head.startswith(_PNG) if file.suffix == ".png" else file.suffix == ".svg" and b"<svg" in head:
+                return file
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        # Non-blocking, so that a pipe nobody writes to is refused instead of waited for.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise BadInputError(path, f"cannot be read ({error.strerror}); check the path") from None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInputError(path, "is not a regular file; give a JSON result or a study folder")
+        if status.st_size > _LARGEST:
+            raise BadInputError(
+                path, f"is larger than {_LARGEST >> 20} MB; write the result without its eigenvalues"
+            )
+        # A parsed document takes ten times its size: a large file must at least begin like one of ours.
+        if status.st_size > _UNCHECKED and not file.read(len(_HEAD)).startswith(_HEAD):
+            raise BadInputError(
+                path, "does not begin like a result of strati; give a JSON result that strati wrote"
+            )
+        file.seek(0)
+        raw = file.read()
+    try:
+        return json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse)
+    except UnicodeDecodeError:
+        raise BadInputError(
+            path, "is not text; give a JSON result, or the model to `strati scan` first"
+        ) from None
+    except RecursionError:
+        raise BadInputError(path, "is nested deeper than any result of strati") from None
+    except ValueError as error:
+        raise BadInputError(path, f"is not valid JSON ({error}); write it again") from None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,168 @@
+"""What a comparison is: networks, layers side by side, what moved, and how it shows itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.spectra.comparing import text as comparison_text
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.spectra.comparing.matching import Unmatched
+    from strati.spectra.comparing.mixture import Mixture
+    from strati.spectra.comparing.outliers import StandsOut
+    from strati.spectra.comparing.role_differences import Difference, Distribution
+    from strati.spectra.comparing.series import Series
+    from strati.types import FloatArray
+
+
+@dataclass(frozen=True)
+class ComparedNetwork:
+    """One of the networks."""
+
+    path: str
+    format: str
+    parameters: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class ComparedLayer:
+    """One layer in every network.
+
+    ``metrics`` has a value per network; the other numbers lead from the first network to the last. They are ``None``
+    where the shapes differ (all but ``spectral_distance``) or a value is not defined.
+
+    Attributes:
+        name: Its name in the first network.
+        partner: Its names in the others.
+        role: What it does.
+        block: The block it belongs to in the first network.
+        metrics: Every number of a scan, a value per network.
+        spectral_distance: Between the spectra, on a logarithmic scale.
+        relative_change: ``||B - A|| / ||A||``.
+        update_stable_rank: Of ``B - A``.
+        update_rank: Singular values of ``B - A`` beyond rounding.
+        update_rank_pvalue: The chance that rounding gives one as large as the weakest counted.
+        update_kind: ``untouched``, ``rounding``, ``low-rank`` or ``dense``.
+        subspace_overlap: Of the leading singular subspaces of ``A`` and ``B``.
+        overlap_by_chance: What two random subspaces would give.
+        subspace_directions: How many directions were compared.
+        aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
+        mixture: Weights of the parents, where a merge was asked for.
+        warnings: What a reader must know, of any of the networks.
+        update_eigenvalues: Of ``(B - A)^T (B - A)``.
+        eigenvalues: Of the layer in every network.
+    """
+
+    name: str
+    partner: tuple[str, ...]
+    role: str
+    block: int | None
+    metrics: dict[str, tuple[Any, ...]]
+    spectral_distance: float | None
+    relative_change: float | None = None
+    update_stable_rank: float | None = None
+    update_rank: int | None = None
+    update_rank_pvalue: float | None = None
+    update_kind: str | None = None
+    subspace_overlap: float | None = None
+    overlap_by_chance: float | None = None
+    subspace_directions: int | None = None
+    aligned: str | None = None
+    mixture: Mixture | None = None
+    warnings: tuple[Flag, ...] = ()
+    update_eigenvalues: FloatArray | None = None
+    eigenvalues: tuple[FloatArray, ...] = ()
+
+
+@dataclass(frozen=True)
+class Movement:
+    """All tensors that two networks share, of whatever dimension: how many moved, and how far.
+
+    ``median_relative_change`` is over all that moved, biases and norms included; ``vectors_moved`` counts tensors
+    that are no layer (biases, norms) and changed by more than rounding.
+    """
+
+    shared: int
+    moved: int
+    median_relative_change: float | None
+    untouched: tuple[str, ...]
+    vectors_moved: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison(Result):
+    """Networks side by side."""
+
+    verb: ClassVar[str] = "compare"
+
+    networks: tuple[ComparedNetwork, ...]
+    matched_by: str
+    layers: tuple[ComparedLayer, ...]
+    roles: tuple[tuple[Distribution, ...], ...]
+    role_differences: tuple[tuple[Difference, ...], ...]
+    movement: Movement | None
+    series: Series | None
+    unmatched: tuple[Unmatched, ...]
+    warnings: tuple[Flag, ...]
+    stand_out: tuple[StandsOut, ...] = ()
+    keep_eigenvalues: bool = field(default=False, repr=False)
+
+    def payload(self) -> dict[str, Any]:
+        """Networks, layers, roles, series, and what could not be compared."""
+        layers = []
+        for layer in self.layers:
+            fields = dict(vars(layer))
+            if not self.keep_eigenvalues:
+                del fields["eigenvalues"], fields["update_eigenvalues"]
+            layers.append(fields)
+        return {
+            "networks": self.networks,
+            "matched_by": self.matched_by,
+            "layers": layers,
+            "roles": self.roles,
+            "role_differences": self.role_differences,
+            "movement": self.movement,
+            "series": self.series,
+            "stand_out": self.stand_out,
+            "unmatched": self.unmatched,
+            "warnings": self.warnings,
+            "summary_text": self.text(),
+        }
+
+    def text(self) -> str:
+        """What changed and where, in a few sentences."""
+        return comparison_text.sentences(self)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
+        import pandas as pd
+
+        keep = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
+        keep += ["update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned"]
+        rows = []
+        for layer in self.layers:
+            row = {key: getattr(layer, key) for key in keep}
+            row["partner"] = " ".join(layer.partner)
+            row["warnings"] = " ".join(dict.fromkeys(flag.code for flag in layer.warnings))
+            if layer.mixture is not None:
+                row |= {f"weight_{i}": w for i, w in enumerate(layer.mixture.weights)}
+            for name, values in layer.metrics.items():
+                row |= {f"{name}_{i}": value for i, value in enumerate(values)}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def summary(self) -> RenderableType:
+        """The sentences, the layers, and the roles' differences."""
+        return comparison_text.renderable(self)
+
+    def plot(self, **options: Any) -> Any:
+        """Alpha and change over depth for two networks; phases over training for a series."""
+        from strati.report.plots.compare import plot_comparison
+
+        return plot_comparison(self, **options)

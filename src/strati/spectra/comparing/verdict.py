@@ -1,0 +1,83 @@
+"""What a comparison comes to in one sentence: a merged LoRA, a conversion, a merge of parents.
+
+A merged LoRA is claimed only where everything speaks for it: the layers that changed changed by updates of one and
+the same rank, and all else (other layers, embeddings, biases, norms) changed by no more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from strati.spectra.comparing.results import ComparedLayer, Comparison
+
+_SHORT = {
+    "attention.q": "q",
+    "attention.k": "k",
+    "attention.v": "v",
+    "attention.qkv": "the fused qkv",
+    "attention.out": "the attention output",
+    "mlp.in": "the MLP input",
+    "mlp.gate": "the MLP gate",
+    "mlp.out": "the MLP output",
+    "embedding": "the embedding",
+    "head": "the head",
+}
+
+
+def verdict_of(result: Comparison) -> str:
+    """What kind of change this is as a whole; empty where nothing simple can be said."""
+    judged = [layer for layer in result.layers if layer.update_kind is not None]
+    kinds = Counter(layer.update_kind for layer in judged)
+    if not judged or kinds["untouched"] == len(judged):
+        return ""
+    if not kinds["dense"] and not kinds["low-rank"]:
+        return "The weights are the same up to rounding: one network is the other in another dtype."
+    lora = merged_lora(result)
+    if lora:
+        return lora
+    told = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
+    return f"Updates of the {len(judged)} layers: {told}."
+
+
+def merged_lora(result: Comparison) -> str:
+    """The sentence "this fine-tune is a merged LoRA of rank 16 on q and v", or nothing."""
+    changed = [layer for layer in result.layers if layer.update_kind in ("low-rank", "dense")]
+    if len(changed) < 2 or any(layer.update_kind == "dense" for layer in changed):
+        return ""
+    judged = [layer.update_kind is not None for layer in result.layers]
+    vectors = result.movement.vectors_moved if result.movement is not None else 0
+    ranks = {layer.update_rank for layer in changed}
+    if not all(judged) or vectors or len(ranks) != 1:
+        return ""
+    return f"This fine-tune is a merged LoRA of rank {ranks.pop()} on {_where(changed, result.layers)}."
+
+
+def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> str:
+    roles = list(dict.fromkeys(layer.role for layer in changed))
+    if set(roles) <= {"linear", "conv"}:
+        names = [layer.name for layer in changed]
+        return ", ".join(names[:3]) + (f" and {len(names) - 3} more layers" if len(names) > 3 else "")
+    order = list(_SHORT)
+    words = [
+        _SHORT.get(r, r) for r in sorted(roles, key=lambda r: order.index(r) if r in order else len(order))
+    ]
+    text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    whole = [layer for layer in layers if layer.role in roles]
+    return text if len(whole) == len(changed) else f"{text} ({len(changed)} of {len(whole)} such layers)"
+
+
+def mixture_text(result: Comparison) -> str:
+    """The merge as a mixture: the median weights over the layers, and how well they explain it."""
+    known = [x.mixture for x in result.layers if x.mixture is not None and x.mixture.weights[0] is not None]
+    if not known:
+        return "No layer tells how the merge was made: the parents do not differ, or their shapes do."
+    table = np.array([m.weights for m in known], np.float64)
+    weights, spread = np.median(table, axis=0), float(np.ptp(table, axis=0).max())
+    residual = max(m.residual or 0.0 for m in known)
+    told = " + ".join(f"{w:.3f} x network {n}" for n, w in enumerate(weights))
+    same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
+    return f"The merge is {told} {same}; at most {residual:.2%} of a layer is left unexplained."

@@ -1,0 +1,323 @@
+"""Plans: the choice against brute force, curves made monotone, budgets, predictions that hold, exports."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.isotonic import IsotonicRegression
+from torch import nn
+
+import strati
+from strati.errors import BadInputError
+from strati.intervene.acting.budget import read_budget
+from strati.intervene.acting.choose import choose, monotone
+from strati.intervene.acting.curves import read_curves
+from strati.intervene.plan import load_plan
+from strati.intervene.study import Study
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 5), st.floats(0, 1))
+def test_the_choice_is_the_best_there_is(seed: int, layers: int, most: int, share: float) -> None:
+    """The multiple-choice knapsack against every choice there is."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, most + 1, layers)
+    costs = [np.round(rng.exponential(size=n), 2) for n in counts]
+    sizes = [np.round(10 * rng.random(n), 2) for n in counts]
+    low, high = sum(s.min() for s in sizes), sum(s.max() for s in sizes)
+    budget = low + share * (high - low)
+    found = choose(costs, sizes, budget)
+    every = itertools.product(*(range(n) for n in counts))
+    best = min(
+        sum(c[o] for c, o in zip(costs, pick, strict=True))
+        for pick in every
+        if sum(s[o] for s, o in zip(sizes, pick, strict=True)) <= budget + 1e-9
+    )
+    assert found.exact
+    assert found.cost == pytest.approx(best, abs=1e-9)
+    assert found.size <= budget + 1e-6 and found.bound <= found.cost + 1e-9
+
+
+def test_a_large_choice_is_near_its_bound_and_quick() -> None:
+    rng = np.random.default_rng(0)
+    costs = [np.sort(rng.exponential(size=12))[::-1] for _ in range(210)]
+    sizes = [np.sort(rng.random(12)) for _ in range(210)]
+    found = choose(costs, sizes, 0.5 * sum(s[-1] for s in sizes))
+    assert found.cost - found.bound <= 0.01 * found.cost
+
+
+def test_a_budget_that_cannot_be_met() -> None:
+    with pytest.raises(BadInputError, match="cannot be met"):
+        choose([np.zeros(2)], [np.array([3.0, 4.0])], 2.0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.integers(0, 1000))
+def test_noise_is_pooled_as_isotonic_regression_does(costs: list[float], seed: int) -> None:
+    errors = np.random.default_rng(seed).uniform(0.5, 2.0, len(costs))
+    found = monotone(np.array(costs), errors, sure=np.inf)
+    model = IsotonicRegression(increasing=False)
+    want = model.fit_transform(np.arange(len(costs)), costs, sample_weight=errors**-2)
+    assert np.allclose(found, want, atol=1e-6)
+
+
+# --- on a network ---
+
+
+@pytest.fixture(scope="module")
+def measured() -> Study:
+    torch.manual_seed(0)
+    sizes = [(16, 24), (24, 24), (24, 24), (24, 5)]
+    net = nn.Sequential()
+    for i, (a, b) in enumerate(sizes):
+        net.add_module(f"fc{i}", nn.Linear(a, b))
+        net.add_module(f"act{i}", nn.Tanh())
+    with torch.no_grad():
+        net.fc1.weight.copy_(0.2 * net.fc1.weight + 2 * torch.outer(torch.randn(24), torch.randn(24)) / 10)
+        net.fc3.weight.mul_(4)
+    x = torch.randn(500, 16, generator=torch.Generator().manual_seed(1))
+    return strati.study(
+        net,
+        data=(x, net(x).argmax(1)),
+        performance="loss",
+        spectral=False,
+        interventions=[
+            strati.truncate(parameters=[0.1, 0.3, 0.5, 0.7, 0.9]),
+            strati.quantise(bits=[2, 3, 4, 8]),
+            strati.prune(share=[0.25, 0.5, 0.75]),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("action", "budget"),
+    [
+        ("truncate", "parameters=0.7"),
+        ("quantise", "bits=3.0"),
+        ("quantise", "bits=2.5"),
+        ("prune", "parameters=0.5"),
+    ],
+)
+def test_a_plan_meets_its_budget_and_its_prediction_holds(measured: Study, action: str, budget: str) -> None:
+    plan = strati.plan(measured, budget=budget, action=action, combinations=6)
+    kind, value = budget.split("=")
+    assert plan.size["planned"] <= float(value) * plan.size["full"] * (1 + 1e-9)
+    assert plan.predicted["low"] <= plan.predicted["measured"] <= plan.predicted["high"]
+    assert plan.additivity["n"] >= 3
+    # what it says is what the network does
+    model = next(iter(measured.body.subjects.values())).model
+    task = next(iter(measured.body.subjects.values())).task
+    with strati.intervened(model, action, plan.choices), torch.no_grad():
+        total = sum(task.add_up(task.output(model, a), b) for a, b in task.batches)
+    assert plan.predicted["measured"] == pytest.approx(total / 500, rel=1e-5)
+    # never worse than spreading evenly, on the data it was made from
+    assert plan.predicted["measured"] <= plan.uniform["performance"] + 1e-9
+    found = json.loads(plan.to_json())
+    assert found["schema"] == "strati.plan/1" and kind in found["budget"]
+    assert {"name", "choice", "saves", "cost", "cost_ci"} <= set(found["layers"][0])
+    assert {"performance", "low", "high"} <= set(found["predicted"]) & set(found["uniform"])
+    assert {"predicted", "measured", "n"} <= set(found["additivity"])
+
+
+def test_additive_costs_give_the_plan_of_brute_force(measured: Study) -> None:
+    curves = read_curves(measured, "truncate", "parameters")
+    full = sum(c.options[-1].size for c in curves)
+    best = min(
+        sum(c.options[o].cost for c, o in zip(curves, pick, strict=True))
+        for pick in itertools.product(*(range(len(c.options)) for c in curves))
+        if sum(c.options[o].size for c, o in zip(curves, pick, strict=True)) <= 0.6 * full
+    )
+    bare = Study("bare", measured.performance, measured.rows, measured.units, origin=measured.origin)
+    plan = strati.plan(bare, budget="parameters=0.6")
+    assert sum(layer.cost for layer in plan.layers) == pytest.approx(best, abs=1e-12)
+    assert plan.additivity["n"] == 0 and "not measured" in plan.verdict and plan.exact
+
+
+def test_a_budget_on_the_loss_is_met_by_measurement(measured: Study) -> None:
+    plan = strati.plan(measured, budget="loss=+10%", action="quantise", combinations=2)
+    assert plan.predicted["measured"] <= 1.1 * plan.performance["intact"] + 1e-9
+    assert "even spread" in plan.verdict
+
+
+def test_the_even_spread_is_even(measured: Study) -> None:
+    plan = strati.plan(measured, budget="parameters=0.5", action="truncate", combinations=0)
+    assert plan.uniform["choices"] == ["parameters=0.5"] and plan.uniform["draws"] == 1
+    mixed = strati.plan(measured, budget="bits=2.5", action="quantise", combinations=0)
+    assert set(mixed.uniform["choices"]) == {"bits=2", "bits=3"} and mixed.uniform["draws"] > 1
+
+
+def test_a_plan_no_better_than_even_says_so() -> None:
+    """Four equal layers: nothing can be gained."""
+    rows: list[dict[str, Any]] = []
+    for i in range(4):
+        for setting, performance in ((None, 1.0), ("bits=2", 2.0), ("bits=4", 1.1)):
+            kind = "intact" if setting is None else "quantise"
+            row = {
+                "network": "n",
+                "layer": f"l{i}",
+                "type": "linear",
+                "intervention": kind,
+                "setting": setting,
+            }
+            row |= {
+                "draw": 0,
+                "status": "done",
+                "reason": None,
+                "initialiser": "",
+                "performance": performance,
+            }
+            rows.append(row | {"intact_performance": 1.0, "rows": 8, "cols": 8})
+    measure = {"name": "loss", "chance": None, "higher_is_better": False}
+    plan = strati.plan(Study("s", measure, tuple(rows), 12), budget="bits=4", action="quantise")
+    assert plan.choices == {f"l{i}": "bits=4" for i in range(4)}
+    assert plan.predicted["performance"] == pytest.approx(1.4)
+    assert "the plan is the even spread" in plan.verdict
+
+
+def test_perplexities_add_up_as_logarithms() -> None:
+    rows: list[dict[str, Any]] = []
+    for i in range(2):
+        for setting, performance in ((None, 10.0), ("bits=4", 20.0)):
+            kind = "intact" if setting is None else "quantise"
+            row = {
+                "network": "n",
+                "layer": f"l{i}",
+                "type": "linear",
+                "intervention": kind,
+                "setting": setting,
+            }
+            row |= {
+                "draw": 0,
+                "status": "done",
+                "reason": None,
+                "initialiser": "",
+                "performance": performance,
+            }
+            rows.append(row | {"intact_performance": 10.0, "rows": 8, "cols": 8})
+    measure = {"name": "perplexity", "chance": None, "higher_is_better": False}
+    plan = strati.plan(Study("s", measure, tuple(rows), 4), budget="bits=4", action="quantise")
+    assert plan.predicted["performance"] == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "action", "word"),
+    [
+        ("parameters=0.0001", "truncate", "cannot be met"),
+        ("bits=4", "truncate", "is no budget of truncate"),
+        ("parameters=1.5", "truncate", "above 0, at most 1"),
+        ("half", "truncate", "is no budget; write parameters=0.8"),
+        ("parameters=0.5", "drop", "no measured 'drop'"),
+        ("parameters=0.5", "shrink", "no such action"),
+        ("bits=1", "quantise", "cannot be met"),
+    ],
+)
+def test_wrong_plans_are_one_line(measured: Study, budget: str, action: str, word: str) -> None:
+    with pytest.raises(BadInputError, match=word) as caught:
+        strati.plan(measured, budget=budget, action=action)
+    assert "\n" not in str(caught.value)
+
+
+def test_options_of_a_plan(measured: Study) -> None:
+    with pytest.raises(BadInputError, match="did you mean 'combinations'"):
+        strati.plan(measured, budget="bits=4", combination=3)
+    assert read_budget({"bits": 4}, "quantise").value == 4.0
+    few = strati.plan(measured, budget="bits=4", action="quantise", layers=("fc1",), combinations=0)
+    assert [layer.name for layer in few.layers] == ["fc1"]
+
+
+def test_dropping_blocks_and_a_study_on_disk(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "tokens.npy", rng.integers(0, 40, (12, 10)))
+    (tmp_path / "t.txt").write_text("the quick brown fox jumps over the lazy dog. " * 80)
+    spec = {
+        "network": {"source": "transformer", "width": 16, "depth": 4, "heads": 2},
+        "data": {"path": str(tmp_path / "t.txt"), "context": 16},
+        "train": {"epochs": 2, "batch": 16},
+        "measure": {"performance": "loss", "batch": 8},
+        "interventions": {"drop": {}, "quantise": {"bits": [2, 4]}},
+        "metrics": {"spectral": False},
+    }
+    strati.study(spec, out=tmp_path / "s")
+    plan = strati.plan(tmp_path / "s", budget="parameters=0.75", action="drop", combinations=3)
+    assert list(plan.choices.values()) == ["drop"]
+    assert plan.additivity["n"] > 0 and plan.networks[0]["hash"]
+    plan.export(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json")["action"] == "drop"
+    (tmp_path / "s" / "data.npz").write_bytes(b"other")
+    with pytest.raises(BadInputError, match="has changed since the study"):
+        strati.plan(tmp_path / "s", budget="bits=3", action="quantise")
+
+
+def test_adapter_ranks_measured_and_guessed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    tuned = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    tuned.load_state_dict(base.state_dict())
+    with torch.no_grad():  # the first layer's update has rank 1, the second's is full
+        tuned[0].weight += torch.outer(torch.randn(16), torch.randn(12))
+        tuned[2].weight += torch.randn(4, 16)
+    x = torch.randn(300, 12)
+    data = (x, tuned(x).argmax(1))
+    found = strati.study(
+        tuned,
+        data=data,
+        performance="loss",
+        interventions=strati.adapt(base, rank=[0, 1, 2, 4]),
+        spectral=False,
+    )
+    plan = strati.plan(found, budget="rank=2.5", action="adapt")
+    assert plan.quantity == "measured"
+    ranks = {layer.name: layer.choice for layer in plan.layers}
+    assert ranks["0"] == "rank=1" and ranks["2"] == "keep"
+    plan.export(tmp_path / "peft.json", format="peft")
+    written = json.loads((tmp_path / "peft.json").read_text())
+    assert written["rank_pattern"]["^0$"] == 1 and written["alpha_pattern"]["^0$"] == 2
+    assert written["strati"]["layers"][0]["cost_ci"][0] <= written["strati"]["layers"][0]["cost"]
+    zero = strati.study(tuned, data=data, interventions="zero", performance="loss", spectral=False)
+    guess = strati.plan(zero, budget="rank=2", action="adapt")
+    assert guess.quantity.startswith("guess") and guess.size["planned"] <= 4
+
+
+def test_peft_reads_the_ranks(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
+    x = torch.randn(100, 12)
+    found = strati.study(
+        net, data=(x, net(x).argmax(1)), interventions=strati.truncate(rank=[1, 2, 3]), spectral=False
+    )
+    plan = strati.plan(found, budget="rank=2", action="truncate", combinations=0)
+    plan.export(tmp_path / "p.json", format="peft")
+    config = json.loads((tmp_path / "p.json").read_text())
+    config.pop("strati")
+    made = peft.get_peft_model(nn.Sequential(*net), peft.LoraConfig(**config))
+    ranks = {n: m.r["default"] for n, m in made.named_modules() if hasattr(m, "r") and isinstance(m.r, dict)}
+    want = {layer.name: int(layer.choice.split("=")[1]) for layer in plan.layers}
+    assert {n.rsplit(".", 1)[-1]: r for n, r in ranks.items()} == want
+
+
+def test_other_forms(measured: Study, tmp_path: Path) -> None:
+    plan = strati.plan(measured, budget="bits=4", action="quantise", combinations=0)
+    plan.export(tmp_path / "plan.csv", format="csv")
+    assert (
+        (tmp_path / "plan.csv").read_text().startswith("name,choice,saves,cost,cost_low,cost_high\nfc0,bits=")
+    )
+    plan.export(tmp_path / "types.sh", format="llama.cpp")
+    script = (tmp_path / "types.sh").read_text()
+    assert script.count("--tensor-type") == 4 and "measured cost" in script
+    with pytest.raises(BadInputError, match="plan with --action adapt"):
+        plan.export(tmp_path / "x.json", format="peft")
+    with pytest.raises(BadInputError, match="no such form"):
+        plan.export(tmp_path / "x.json", format="xml")  # type: ignore[arg-type]
+    for text, word in (("{", "not JSON"), ("{}", "not a plan"), ('{"schema": "strati.plan/1"}', "damaged")):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(BadInputError, match=word):
+            load_plan(tmp_path / "bad.json")

@@ -1,0 +1,94 @@
+"""Orders and pairs that the data do not fix are said to be one choice of several; those that they fix are not."""
+
+import numpy as np
+import pytest
+from dropped import drop
+
+import strati
+from strati.reassembly.activations import activation
+
+
+def run(layers, x):
+    z = x
+    for (W, w), (V, v) in zip(layers[:-1:2], layers[1:-1:2], strict=True):
+        z = z + activation("relu").value(z @ W.T + w) @ V.T + v
+    return z @ layers[-1][0].T + layers[-1][1]
+
+
+def network(blocks, width, hidden, scale=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    layers = []
+    for _ in range(blocks):
+        layers.append((rng.normal(size=(hidden, width)) / np.sqrt(width), rng.normal(size=hidden) / 3))
+        layers.append((scale * rng.normal(size=(width, hidden)) / np.sqrt(hidden), np.zeros(width)))
+    layers.append((rng.normal(size=(1, width)), np.zeros(1)))
+    return [(W.astype("f4").astype("f8"), b.astype("f4").astype("f8")) for W, b in layers], rng
+
+
+def shuffled(layers, rng):
+    order = rng.permutation(len(layers))
+    return [layers[k] for k in order], tuple(int(k) for k in np.argsort(order))
+
+
+def commuting(count, rest, seed=0):
+    """``count`` blocks that read one half of the stream and write the other, then ``rest`` ordinary ones."""
+    layers, rng = network(count + rest, 12, 24, seed=seed)
+    for k in range(count):
+        (W, b), (V, v) = layers[2 * k], layers[2 * k + 1]
+        W[:, 6:] = 0
+        V[:6] = 0
+    return layers, rng
+
+
+@pytest.mark.parametrize("rest", [0, 2])
+def test_commuting_blocks_are_named(rest):
+    layers, rng = commuting(6, rest)
+    pieces, truth = shuffled(layers, rng)
+    x = rng.normal(size=(600, 12))
+    found = strati.reassemble(pieces, x, run(layers, x), seconds=20)
+    assert found.exact and found.to_dict()["unique"] is False
+    assert [w for w in found.warnings if w.code == "order-not-unique"]
+    first = {truth[2 * k] for k in range(6)}
+    group = max(found.unique.groups, key=len)
+    assert {found.permutation[2 * k] for k in group} == first
+    assert {frozenset(p) for p in zip(found.permutation[:-1:2], found.permutation[1::2], strict=False)} == {
+        frozenset(p) for p in zip(truth[:-1:2], truth[1::2], strict=False)
+    }
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e-6])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_small_blocks_are_right_or_said_to_be_open(scale, dtype):
+    layers, rng = network(6, 12, 24, scale=scale, seed=3)
+    pieces, truth = shuffled(layers, rng)
+    x = rng.normal(size=(800, 12))
+    found = strati.reassemble(pieces, x, run(layers, x).astype(dtype), seconds=20)
+    assert found.exact
+    codes = {w.code for w in found.warnings}
+    pairs = {p: q for p, q in zip(found.permutation[:-1:2], found.permutation[1::2], strict=False)}
+    right = {p: q for p, q in zip(truth[:-1:2], truth[1::2], strict=False)}
+    assert pairs == right or "pairs-not-unique" in codes
+    assert found.permutation == truth or "order-not-unique" in codes
+    if dtype == "f8" and scale == 1e-4:  # sixteen digits are enough to tell effects of 1e-8
+        assert found.permutation == truth and found.to_dict()["unique"] is True
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ordinary_networks_have_one_order(seed):
+    pieces, x, y, truth = drop(6, 10, 20, seed=seed)
+    found = strati.reassemble(pieces, x, y)
+    assert found.permutation == truth and found.to_dict()["unique"] is True
+    assert found.unique.least_margin > 1 and found.to_dict()["interchangeable"] == []
+
+
+@pytest.mark.parametrize("hidden", [20, 10])
+def test_a_block_used_twice(hidden):
+    layers, rng = network(5, 10, hidden, scale=0.5, seed=1)
+    layers[6], layers[7] = layers[0], layers[1]
+    x = rng.normal(size=(600, 10))
+    pieces, truth = shuffled(layers, rng)
+    found = strati.reassemble(pieces, x, run(layers, x), seconds=30)
+    assert found.exact
+    back = [pieces[k] for k in found.permutation]
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(back, layers, strict=True))
+    assert found.to_dict()["unique"] is True  # the two copies may change places, but that changes nothing

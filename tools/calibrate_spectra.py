@@ -1,0 +1,141 @@
+"""Error rates of ``spectrum`` on matrices and tails of known making, as the docs state them.
+
+    python tools/calibrate_spectra.py coverage [--draws 400]    # of alpha +- 1.96 alpha_stderr
+    python tools/calibrate_spectra.py noise [--draws 200]       # spikes, tails and warnings in noise of many kinds
+
+Each row has random streams of its own, so the numbers do not depend on what else is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+
+from strati.rng import stream
+from strati.spectra.spectrum import spectrum
+from strati.spectra.tail import fit_tail
+
+Rng = np.random.Generator
+SHARP: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
+    "pure power law": lambda r, n, a: r.pareto(a - 1, n) + 1,
+    "flat body, then a power law": lambda r, n, a: np.where(
+        r.random(n) < 0.5, r.uniform(0.2, 1, n), r.pareto(a - 1, n) + 1
+    ),
+}
+GRADUAL: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
+    "Student's t, sizes": lambda r, n, a: np.abs(r.standard_t(a - 1, n)),
+    "Frechet": lambda r, n, a: r.weibull(a - 1, n) ** -1.0,
+    "Burr (c = 2)": lambda r, n, a: np.sqrt(np.expm1(r.exponential(2 / (a - 1), n))),
+    "Lomax": lambda r, n, a: r.pareto(a - 1, n),
+}
+NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
+    "Gaussian": lambda r, s: r.normal(size=s),
+    "uniform": lambda r, s: r.uniform(-1, 1, s),
+    "Laplace": lambda r, s: r.laplace(size=s),
+    "Student's t, 5 degrees": lambda r, s: r.standard_t(5, s),
+    "Gaussian in fp8 (e4m3)": lambda r, s: r.normal(size=s).astype(ml_dtypes.float8_e4m3fn),
+    "Gaussian in fp8 (e5m2)": lambda r, s: r.normal(size=s).astype(ml_dtypes.float8_e5m2),
+    "Gaussian in int4, one scale": lambda r, s: lattice(r.normal(size=s), 7),
+    "Gaussian in int3, one scale": lambda r, s: lattice(r.normal(size=s), 3),
+    "identity + 0.1 Gaussian": lambda r, s: np.eye(*s) + 0.1 * r.normal(size=s) / np.sqrt(s[1]),
+    "20 % of rows zero": lambda r, s: r.normal(size=s) * (r.random(s[0]) > 0.2)[:, None],
+    "rows of lognormal size": lambda r, s: r.normal(size=s) * r.lognormal(0, 0.5, s[0])[:, None],
+    "columns of lognormal size": lambda r, s: r.normal(size=s) * r.lognormal(0, 0.5, s[1]),
+    "90 % zeros": lambda r, s: r.normal(size=s) * (r.random(s) > 0.9),
+    "AR(0.2) along rows": lambda r, s: autoregressive(r.normal(size=s).T, 0.2).T,
+    "AR(0.2) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.2),
+    "AR(0.7) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.7),
+}
+SHAPES = ((128, 128), (400, 100), (150, 300))
+
+
+def lattice(W: np.ndarray, levels: int) -> np.ndarray:
+    """Weights rounded to ``2 levels + 1`` multiples of one step."""
+    step = np.abs(W).max() / levels
+    rounded: np.ndarray = np.round(W / step) * step
+    return rounded
+
+
+def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
+    """Independent rows made to follow each other with correlation ``r``."""
+    made = W.copy()
+    for i in range(1, len(made)):
+        made[i] = r * made[i - 1] + np.sqrt(1 - r**2) * made[i]
+    return made
+
+
+def coverage(
+    make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int
+) -> dict[str, tuple[float, float]]:
+    """Least and largest share of intervals that cover the exponent, over sizes and exponents: ours, the formula's."""
+    shares: dict[str, list[float]] = {"stderr": [], "formal_stderr": []}
+    for size in (100, 400, 1000):
+        for alpha in (2.0, 3.0, 5.0):
+            inside = dict.fromkeys(shares, 0)
+            for number in range(draws):
+                values = np.sort(make(stream(7, "coverage", name, size, alpha, number), size, alpha))
+                tail = fit_tail(values[values > 0])
+                assert tail is not None
+                for which in shares:
+                    inside[which] += abs(tail.alpha - alpha) <= 1.96 * getattr(tail, which)
+            for which, found in shares.items():
+                found.append(inside[which] / draws)
+    return {which: (min(found), max(found)) for which, found in shares.items()}
+
+
+def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, float]:
+    """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning."""
+    counts = {"spikes": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
+    for number in range(draws):
+        W = NOISE[name](stream(11, "noise", name, *shape, number), shape)
+        sp = spectrum(W if W.dtype != np.float64 else W.astype(np.float32))
+        codes = {flag.code for flag in sp.warnings}
+        counts["spikes"] += (sp.metrics()["spikes"] or 0) > 0
+        counts["heavy"] += sp.phase == "heavy-tailed"
+        for code in ("noise-like", "structured-noise"):
+            counts[code] += code in codes
+    return {what: count / draws for what, count in counts.items()}
+
+
+def main() -> None:
+    """Print the rates that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["coverage", "noise"])
+    parser.add_argument("--draws", type=int)
+    options = parser.parse_args()
+    if options.what == "coverage":
+        draws = options.draws or 400
+        print(
+            f"share of 95 % intervals that cover alpha; 100, 400, 1000 values; alpha 2, 3, 5; {draws} draws each"
+        )
+        print(f"{'':32s}{'alpha_stderr':>16s}{'(alpha-1)/sqrt(n)':>20s}")
+        for title, laws in (("sharp start", SHARP), ("gradual start", GRADUAL)):
+            for name, make in laws.items():
+                found = coverage(make, name, draws)
+                ours, formal = found["stderr"], found["formal_stderr"]
+                print(
+                    f"{title + ': ' + name:42s}{ours[0]:.2f} to {ours[1]:.2f}{formal[0]:>12.2f} to {formal[1]:.2f}",
+                    flush=True,
+                )
+        return
+    draws = options.draws or 200
+    print(
+        f"share of {draws} draws of noise, over 128x128, 400x100 and 150x300: worst (structured-noise: least)"
+    )
+    print(f"{'':30s}{'spikes':>8s}{'heavy-tailed':>14s}{'noise-like':>18s}{'structured-noise':>20s}")
+    for name in NOISE:
+        rates = [noise_rates(name, shape, draws) for shape in SHAPES]
+        low, high = ({key: pick(rate[key] for rate in rates) for key in rates[0]} for pick in (min, max))
+        print(
+            f"{name:30s}{high['spikes']:8.3f}{high['heavy']:14.3f}"
+            f"{low['noise-like']:10.3f} to {high['noise-like']:.3f}"
+            f"{low['structured-noise']:12.3f} to {high['structured-noise']:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
