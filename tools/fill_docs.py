@@ -10,8 +10,8 @@ A block is filled from the command named in the comment before it:
     .venv/bin/python tools/fill_docs.py [--check] [FILE...]
 
 ``--check`` changes nothing and fails where a block is not what its command prints. A command that prints times, takes
-minutes or needs large files is marked ``output-once:``: it is filled only while its block is empty, and ``--check`` only
-looks whether something stands there.
+minutes or needs large files is marked ``output-once:``: it is filled only while its block is empty, and ``--check``
+only looks whether something stands there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print the oldest versions that pyproject.toml allows, as constraints for pip: ``numpy>=2.0`` becomes ``numpy==2.0.*``.
+"""Print the oldest versions that pyproject.toml allows, as constraints for pip: ``numpy>=2.0`` as ``numpy==2.0.*``.
 
     .venv/bin/python tools/oldest.py > oldest.txt
 
