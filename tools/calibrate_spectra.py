@@ -70,7 +70,7 @@ def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
 def coverage(
     make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int
 ) -> dict[str, tuple[float, float]]:
-    """Lowest and highest share of intervals that cover the exponent, over sizes and exponents: ours, and the formula's."""
+    """Least and largest share of intervals that cover the exponent, over sizes and exponents: ours, the formula's."""
     shares: dict[str, list[float]] = {"stderr": [], "formal_stderr": []}
     for size in (100, 400, 1000):
         for alpha in (2.0, 3.0, 5.0):
@@ -101,6 +101,7 @@ def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, floa
 
 
 def main() -> None:
+    """Print the rates that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["coverage", "noise"])
     parser.add_argument("--draws", type=int)

@@ -92,6 +92,11 @@ _HOME = {
     "Modules": "strati.landscape.interactions.modules",
     "sparsify": "strati.landscape.interactions.sparsify",
     "Sparsified": "strati.landscape.interactions.sparsify",
+    # a run over time
+    "track": "strati.tracking.track",
+    "Track": "strati.tracking.track",
+    "TrackConfig": "strati.tracking.config",
+    "Tracker": "strati.tracking.tracker",
     # reassembly
     "reassemble": "strati.reassembly.reassemble",
     "Reassembly": "strati.reassembly.result",
@@ -225,3 +230,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum
     from strati.spectra.spectrum import spectrum as spectrum
+    from strati.tracking.config import TrackConfig as TrackConfig
+    from strati.tracking.track import Track as Track
+    from strati.tracking.track import track as track
+    from strati.tracking.tracker import Tracker as Tracker

@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.network.select import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
 """A differentiable function of a flat tensor with a scalar value."""
@@ -63,9 +64,10 @@ class FlatModel:
 
     Args:
         model: Any module.
-        layers: Names of parameters or modules (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``); the rest
-            stays fixed. ``None`` means all that require gradients.
-        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own.
+        layers: Patterns as :mod:`strati.network.select` has them (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``);
+            the rest stays fixed. ``None`` means all that require gradients.
+        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own, or single precision
+            for one in half precision.
 
     Attributes:
         theta: The module's own parameters, flat.
@@ -82,7 +84,7 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, layers: Sequence[str] | None = None, dtype: torch.dtype | None = None
+        self, model: nn.Module, *, layers: str | Sequence[str] | None = None, dtype: torch.dtype | None = None
     ) -> None:
         # The copy shares its tensors: only the mode is its own.
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -92,7 +94,8 @@ class FlatModel:
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
-        self.dtype = dtype or next(iter(chosen.values())).dtype
+        own_dtype = next(iter(chosen.values())).dtype
+        self.dtype = dtype or (torch.float32 if own_dtype.itemsize < 4 else own_dtype)
         with torch.no_grad():
             self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
             rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
@@ -185,7 +188,7 @@ def objective(
     loss: Loss,
     data: Any,
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Objective:
     """A module, a loss and data as one function of the flat parameters.
@@ -416,16 +419,17 @@ def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "m
     return jacobian.reshape(rows * positions * outputs, size), rows * positions
 
 
-def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def _choose(own: dict[str, nn.Parameter], layers: str | Sequence[str] | None) -> dict[str, nn.Parameter]:
     usable = {k: p for k, p in own.items() if p.is_floating_point()}
     if layers is None:
         chosen = {k: p for k, p in usable.items() if p.requires_grad} or usable
     else:
-        wanted = (layers,) if isinstance(layers, str) else tuple(layers)
-        for name in wanted:
-            if not any(k == name or k.startswith(f"{name}.") for k in usable):
-                raise BadInputError(name, f"no such layer or parameter; there are: {', '.join(usable)}")
-        chosen = {k: p for k, p in usable.items() if any(k == w or k.startswith(f"{w}.") for w in wanted)}
+        # A module's name stands for everything below it.
+        within = [
+            f"{w}.*" if any(k.startswith(f"{w.lstrip('!')}.") for k in usable) else w
+            for w in as_patterns(layers)
+        ]
+        chosen = {k: usable[k] for k in select_names(usable, within)}
     if not chosen:
         raise BadInputError("model", "has no parameters to vary")
     return chosen

@@ -18,6 +18,7 @@ from threading import Condition
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from strati.errors import BadInputError
+from strati.options import nearest
 from strati.rng import derive
 from strati.spectra.spectrum import Spectrum, spectrum
 from strati.spectra.stored import matrices_of, stored_fields, stored_flags
@@ -110,17 +111,21 @@ class Scan(Result):
     config: ScanConfig = field(default_factory=ScanConfig)
 
     def __getitem__(self, name: str) -> Spectrum:
-        """The spectrum of a layer by its name.
+        """The spectrum of a layer by its name, or by that of its module: ``fc1`` is ``fc1.weight``.
 
         Raises:
-            BadInputError: No layer has that name.
+            BadInputError: No layer has that name; the nearest one is named.
         """
-        if name not in self._by_name:
-            raise BadInputError(name, "no such layer in this scan")
-        return self._by_name[name].spectrum
+        found = self._find(name)
+        if found is None:
+            raise BadInputError(name, f"no such layer in this scan; {nearest(name, self._by_name)}")
+        return found.spectrum
 
     def __contains__(self, name: object) -> bool:
-        return name in self._by_name
+        return isinstance(name, str) and self._find(name) is not None
+
+    def _find(self, name: str) -> Scanned | None:
+        return self._by_name.get(name) or self._by_name.get(f"{name}.weight")
 
     def __iter__(self) -> Iterator[Scanned]:
         return iter(self.layers)

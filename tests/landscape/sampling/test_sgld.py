@@ -60,3 +60,25 @@ def test_same_seed_same_draws_and_one_chain_equals_its_group(line):
     settings = LLCConfig(sampler="sgld", batch=64, chains=2, draws=30)
     first, second = (sample_sgld(behavioural_loss(model, x), settings, 20.0) for _ in range(2))
     assert np.array_equal(first.excess, second.excess)
+
+
+def test_the_length_follows_from_the_mixing():
+    """Directions 100 times flatter than the stiffest need more than the first 500 draws, and get them."""
+    torch.manual_seed(0)
+    x = torch.randn(256, 6, dtype=torch.float64) * torch.logspace(0, -1, 6, dtype=torch.float64)
+    model = nn.Linear(6, 1, bias=False).double()
+    result = strati.llc(model, "behavioural-mse", x, sampler="sgld", nbeta=200.0)
+    exact = 0.5 * float((lambda h: (200 * h / (200 * h + 1)).sum())(2 * torch.linalg.eigvalsh(x.T @ x / 256)))
+    assert result.draws > 500 and result.rhat < 1.05
+    assert result.estimate == pytest.approx(exact, abs=4 * result.stderr + 0.03)
+    set_ = strati.llc(model, "behavioural-mse", x, sampler="sgld", nbeta=200.0, draws=40)
+    assert set_.draws == 40
+
+
+def test_beside_the_minimum_is_said():
+    torch.manual_seed(0)
+    x = torch.randn(256, 3, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + torch.randn(256, 1, dtype=torch.float64)
+    model = nn.Linear(3, 1).double()
+    result = strati.llc(model, "mse", (x, y), sampler="sgld", chains=4, draws=600)
+    assert result.estimate is None and "not at a minimum" in result.reason

@@ -40,6 +40,7 @@ _LOST = (
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
 _LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange
 _RUNG_SETTLE = 20  # rounds at a temperature before its draws, without exchange
+_ARRIVED = 0.01  # relative change of the distance over a stretch of the warm-up
 _FEWEST_DRAWS = 80
 _HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
 _HOPELESS_DRAWS = 20
@@ -302,6 +303,8 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     for _ in range(3 if learn else 5):
         state, tuning, energies = walk.settle(state, current, tuning, max(6, config.warmup // 4), learn=learn)
         draws = walk.lengthen(tuning)
+    if not learn:
+        state, tuning, energies = _arrive(walk, state, current, tuning)
     for rung in rungs:
         while level < rung:  # a plain number: a tensor of single precision may never reach the rung
             level = min(rung, 2 * level)
@@ -326,6 +329,23 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     return _join(parts)
 
 
+def _arrive(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning) -> tuple[State, Tuning, Tensor]:
+    """With thousands of directions: move on, learning their scales, until the chains are no longer on their way out.
+
+    The loss settles long before the distance does, and falls or rises with it: chains that are still on their way are
+    a few per cent off while R-hat sees nothing.
+    """
+    rounds = max(6, walk.config.warmup // 4)
+    before = 0.0
+    for _ in range(max(2, walk.plan.draws // rounds)):
+        state, tuning, energies = walk.settle(state, nbeta, tuning, rounds)
+        distance = float((state.offset**2).sum(-1).mean())
+        if abs(distance - before) <= _ARRIVED * distance:
+            break
+        before = distance
+    return state, tuning, energies
+
+
 def _record(
     walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int, count: int | None = None
 ) -> tuple[Traces, State]:
@@ -336,6 +356,7 @@ def _record(
     log_step = tuning.log_step
     excess, spread, controls, accepted = [], [], [], torch.zeros(len(nbeta), dtype=target.theta.dtype)
     counted = 0
+    total = torch.zeros_like(state.offset[main])
     for i in range(warmup + draws):
         wide = walk.wide(i)
         state, chance = walk.trajectory(state, nbeta, Tuning(log_step, tuning.scale), wide=wide)
@@ -346,6 +367,7 @@ def _record(
         state = walk.exchange(state, nbeta, i % 2)
         if i >= warmup:
             excess.append(state.excess)
+            total += state.offset[main]
             spread.append((state.offset**2).sum(-1))
             controls.append(target.controls(state.offset, state.slope, nbeta).to(torch.float32))
             accepted += 0 if wide else chance
@@ -363,6 +385,7 @@ def _record(
         acceptance=_array(accepted / counted),
         gradients=walk.gradients,
         global_start=walk.plan.exchange,
+        centre=float(target.evaluate(total.mean(0)[None] / draws)[0]),
     )
     return traces, state
 
@@ -387,6 +410,7 @@ def _join(parts: list[Traces]) -> Traces:
         acceptance=cat("acceptance"),
         gradients=last.gradients,
         global_start=first.global_start,
+        centre=first.centre,
     )
 
 

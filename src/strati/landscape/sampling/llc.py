@@ -46,7 +46,7 @@ def llc(
     data: Any,
     *,
     config: LLCConfig | None = None,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     tick: Tick = silent,
     **options: Any,
 ) -> LearningCoefficient:
@@ -58,7 +58,8 @@ def llc(
             (output, target) giving the mean over the data.
         data: ``(x, y)``, ``x`` alone for a behavioural loss, or an iterable of batches.
         config: All settings.
-        layers: Vary only the parameters of these modules.
+        layers: Vary only these weights (patterns over parameters' and modules' names, as ``--layers``); the rest stays
+            fixed.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.
 

@@ -59,7 +59,7 @@ function rolesOf(results) {
 }
 
 function layout(results) {
-  const verdicts = new Map(results.filter((r) => verbOf(r) === "audit").flatMap((r) => (r.verdicts || []).map((v) => [v.metric, v])));
+  const verdicts = new Map(results.filter((r) => verbOf(r) === "audit").flatMap((r) => (r.verdicts || []).filter((v) => !v.intervention).map((v) => [v.metric, v])));
   const sections = [];
   for (const verb of ORDER) {
     if (verb === "roles") {

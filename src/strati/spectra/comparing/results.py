@@ -143,8 +143,8 @@ class Comparison(Result):
         """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
         import pandas as pd
 
-        keep = ("name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank")
-        keep += ("update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned")
+        keep = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
+        keep += ["update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned"]
         rows = []
         for layer in self.layers:
             row = {key: getattr(layer, key) for key in keep}

@@ -2,13 +2,10 @@ r"""How many directions of a difference of weights lie beyond rounding, and what
 
 Between ``A`` and ``B`` that hold the same real weights, each rounded to its own dtype, the difference is rounding
 noise: entry ``ij`` has variance :math:`(u^A_{ij})^2/12 + (u^B_{ij})^2/12` with the dtypes' spacings ``u`` at that
-weight. The largest singular value of such noise is simulated; singular values of ``B - A`` above it are counted. What
-is left after those are removed bounds the noise from above, so where it is weaker than two roundings would leave (a
-merge rounds once, and a small step of a coarse dtype leaves most weights alone) the test is repeated against the rest
-itself with random signs.
-
-A merged LoRA of rank r is ``B = round(A + L)``: r directions beyond rounding and nothing else. A full fine-tune leaves
-directions at all sizes.
+weight. The largest singular value of such noise is simulated; singular values of ``B - A`` above it are counted. A
+merged LoRA of rank r is ``B = round(A + L)``: r directions and one rounding. Where less is left over than two
+roundings would leave, it is asked exactly which rank's rounding gives ``B`` (``rounded_sum.py``). A full fine-tune
+leaves directions at all sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
+from strati.spectra.comparing.rounded_sum import smallest_rank
 from strati.spectra.tracy_widom import MEAN, VARIANCE, cdf, quantile
 
 if TYPE_CHECKING:
@@ -90,6 +88,11 @@ def rank_test(
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     noise = rounding_variance(before) + rounding_variance(after) + variance + arithmetic
     found = _count(step, singular, noise, rng)
+    if (
+        _tail_energy(singular, found.rank) < 0.9 * _left(step.shape, found.rank) * noise.sum()
+        and not variance
+    ):
+        return _exact(before, after, step, found, rng)
     if found.kind is not UpdateKind.DENSE:
         return found
     for (
@@ -101,6 +104,34 @@ def rank_test(
             if again.kind is UpdateKind.LOW_RANK:
                 return again
     return found
+
+
+def _exact(
+    before: Matrix, after: Matrix, step: FloatArray, found: RankTest, rng: np.random.Generator
+) -> RankTest:
+    """Ask which rank's rounding gives the difference, where the update is not far above the rounding."""
+    sides = [_spacing(np.asarray(m, np.float64), effective_dtype(m)) / 2 for m in (before, after)]
+    # One rounding: that of the sum, or, where the first network is the coarser one, that of its own weights.
+    half = (
+        max(sides, key=lambda h: float(np.square(h).sum()))
+        if sides[0].sum() > 2 * sides[1].sum()
+        else sides[1]
+    )
+    half = half + _spacing(step, effective_dtype(after)) / 2  # the update was rounded before it was added
+    if float(np.square(step).mean()) > 900 * float(np.square(half).mean()):
+        return found
+    smallest = smallest_rank(step, half, found.rank)
+    if smallest is None:
+        return found
+    if smallest.rank == 0:
+        return RankTest(0, found.pvalue, UpdateKind.ROUNDING)
+    rest = np.abs(smallest.missed)
+    null = _largest(lambda: rest * rng.choice((-1.0, 1.0), rest.shape), rest**2, rng)
+    pvalue = null.pvalue(_top(smallest.missed, rng))
+    if smallest.rank <= found.rank:
+        return RankTest(smallest.rank, min(pvalue, found.pvalue or 0.0), UpdateKind.LOW_RANK)
+    # What one direction less leaves over must itself have a direction: else noise of a second rounding was fitted.
+    return RankTest(smallest.rank, pvalue, UpdateKind.LOW_RANK) if pvalue < LEVEL else found
 
 
 def _count(step: FloatArray, singular: FloatArray, noise: FloatArray, rng: np.random.Generator) -> RankTest:
@@ -168,7 +199,7 @@ def _spacing(values: FloatArray, dtype: str) -> FloatArray:
 
     limits = ml_dtypes.finfo(dtype)
     _, exponent = np.frexp(values)
-    spacing = np.ldexp(float(limits.eps), exponent - 1)
+    spacing = np.where(values == 0, 0.0, np.ldexp(float(limits.eps), exponent - 1))
     return np.asarray(np.maximum(spacing, float(limits.smallest_subnormal)), np.float64)
 
 
