@@ -43,7 +43,6 @@ _HOME = {
     "audit": "strati.intervene.judging.audit",
     "Audit": "strati.intervene.judging.audit",
     "AuditConfig": "strati.intervene.judging.audit",
-    # the loss landscape (torch)
     # interventions as settings, and networks changed in memory (torch)
     "truncate": "strati.intervene.planning.settings",
     "signal_only": "strati.intervene.planning.settings",
