@@ -69,7 +69,7 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--exact/--structural",
     "exact",
     default=None,
-    help="N - rank of the Hessian, or its lower bound by structure.  [default: exact where it takes seconds]",
+    help="Exact count (slow), or the cheaper lower bound.  [default: exact where it takes seconds]",
 )
 @click.option("--llc", "want_llc", is_flag=True, help="Sample the local learning coefficient.")
 @click.option(

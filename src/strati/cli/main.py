@@ -6,11 +6,18 @@
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 import sys
+
+from strati.cli import interrupts
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") in ("strati", "strati.exe"):  # noqa: PTH119
+    interrupts.leave_at_once()  # before anything else: importing takes a moment
+
+import importlib
+import io
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,6 +37,7 @@ VERBS = {
     "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
+    "track": "A training run followed over its checkpoints; where it changes.",
     "reassemble": "The order of the unlabelled layers of a residual network.",
     "report": "One self-contained interactive page from JSON results.",
     "reproduce": "A paper's table or figure, the paper's number beside ours.",
@@ -47,6 +55,10 @@ _FORCE = click.Option(
 )
 
 
+class _Interrupted(Exception):
+    """Ctrl-C."""
+
+
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is called."""
 
@@ -62,6 +74,13 @@ class Verbs(click.Group):
         if not any("--force" in parameter.opts for parameter in command.params):
             command.params.append(_FORCE)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a Ctrl-C that no verb has explained is explained here (click would print an empty line)."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -93,7 +112,13 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
         sys.stdout.reconfigure(errors="replace")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
-    sys.exit(_run(words, debug))
+    interrupts.raise_once()
+    try:
+        code = _run(words, debug)
+    except KeyboardInterrupt:  # after the verb, while its last words were written
+        code = _stopped()
+    interrupts.ignore()
+    sys.exit(code)
 
 
 def _run(words: list[str], debug: bool) -> int:
@@ -112,9 +137,8 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        _say("strati: stopped")
-        return 130
+    except (click.exceptions.Abort, _Interrupted):
+        return _stopped()
     except click.ClickException as error:
         return _usage(error)
     except BrokenPipeError:
@@ -135,6 +159,11 @@ def _run(words: list[str], debug: bool) -> int:
         _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
         return 1
     return 0
+
+
+def _stopped() -> int:
+    _say("strati: stopped")
+    return interrupts.CODE
 
 
 def _usage(error: click.ClickException) -> int:

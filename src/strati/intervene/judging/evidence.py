@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -146,7 +146,7 @@ class _Performance:
     statistic: FloatArray
     null: FloatArray
 
-    def numbers(self, row: int, level: float) -> dict[str, float | Interval]:
+    def numbers(self, row: int, level: float) -> dict[str, Any]:
         possible = bool(np.ptp(self.within_null[row]) > 0)
         if not possible:  # one point in every layer: nothing can be said within layers
             return {"within": None, "within_ci": None, "slope": None, "slope_ci": None}
@@ -170,7 +170,7 @@ class _Areas:
     statistic: FloatArray
     null: FloatArray
 
-    def areas(self, row: int, level: float, name: str) -> dict[str, float | Interval]:
+    def areas(self, row: int, level: float, name: str) -> dict[str, Any]:
         value = float(self.value[row])
         if not np.isfinite(value):
             return {name: None, f"{name}_ci": None}
@@ -194,7 +194,7 @@ class _Judge:
         share = points["retained"].to_numpy(float)
         self.labels = np.where(share >= config.robust, 1.0, np.where(share <= config.critical, -1.0, 0.0))
         kind = points["intervention"].map({"reinitialise": -1.0, "rerandomise": 1.0})
-        self.interventions = kind.fillna(0.0).to_numpy(float)
+        self.interventions: FloatArray = np.asarray(kind.fillna(0.0), np.float64)
         self.global_ranks = _ranks(values)
         self.inner_ranks = self._inner(values)
 

@@ -7,9 +7,11 @@ layers (``hooked``); networks small enough are also counted exactly (``exact``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -21,6 +23,7 @@ from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.structure import LayerCount, count_layers, undecided_layers
 from strati.landscape.counts.survey import SATURATED, survey
+from strati.options import resolve
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -30,6 +33,30 @@ if TYPE_CHECKING:
 Method = Literal["exact", "structural"]
 MOST_EXACT = 20_000
 NARROW = 160
+
+
+@dataclass(frozen=True)
+class DegeneracyConfig:
+    """Options of :func:`degeneracy`.
+
+    Attributes:
+        epsilon: Also count at this loss scale: activations and Jacobians whose mean square is below it, and
+            directions whose unit change costs less.
+        exact: Also compute ``N - rank(H)``. ``None``: where it takes seconds. ``True``: up to 20,000 parameters
+            or values, minutes and gigabytes. ``False``: never.
+        seed: Seed of random probes, which networks with many outputs need.
+        device: Where to compute; where the model is by default.
+    """
+
+    epsilon: float | None = None
+    exact: bool | None = None
+    seed: int = 0
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a loss scale that is none."""
+        if self.epsilon is not None and not (0 < self.epsilon < float("inf")):
+            raise BadInputError("epsilon", f"is {self.epsilon}; a loss scale is a positive number")
 
 
 @dataclass(frozen=True)
@@ -143,13 +170,12 @@ class Degeneracy(Result):
 
 
 def degeneracy(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     x: Any,
     *,
-    epsilon: float | None = None,
-    exact: bool | None = None,
-    seed: int = 0,
+    config: DegeneracyConfig | None = None,
     tick: Tick = silent,
+    **options: Any,
 ) -> Degeneracy:
     """Count the free directions in a network's parameters on given data.
 
@@ -160,17 +186,15 @@ def degeneracy(
     ``d_in d_out - rG rK`` free, and neurons that fire together ``sum_a s_a t_a`` more.
 
     Args:
-        model: Any module with linear layers; plain feed-forward ones are understood best.
+        model: Any module with linear layers or convolutions, or the path of a checkpoint; plain feed-forward
+            networks are understood best.
         x: Data, rows first; token ids for a language model.
-        epsilon: Also count at this loss scale: activations and Jacobians whose mean square is below it, and
-            directions whose unit change costs less.
-        exact: Also compute ``N - rank(H)``. ``None``: where it takes seconds. ``True``: up to 20,000 parameters
-            or values, minutes and gigabytes. ``False``: never.
-        seed: Of random probes, which networks with many outputs need.
+        config: Options; keywords of the same names win.
         tick: Called after each batch.
+        options: Fields of :class:`DegeneracyConfig`.
 
     Raises:
-        BadInputError: The data do not fit, there is no linear layer, or outputs are not finite.
+        BadInputError: The data do not fit, there is no linear layer, outputs are not finite, or no such option.
         UnsupportedError: The network holds trained layers of a kind that is not understood.
 
     Examples:
@@ -180,23 +204,34 @@ def degeneracy(
         >>> result.free, result.method, result.sentence  # each neuron's scale is free
         (4, 'exact', 'of 26 parameters at most 22 are used on these data')
     """
+    chosen = resolve(DegeneracyConfig, config, options, of="degeneracy")
+    if isinstance(model, str | Path):
+        from strati.network.module import as_module
+
+        model = as_module(model)
     if not isinstance(model, nn.Module):
         raise BadInputError(
-            "model", f"is a {type(model).__name__}; give an nn.Module (see strati.network.module)"
+            "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
-    if epsilon is not None and not (0 < epsilon < float("inf")):
-        raise BadInputError("epsilon", f"is {epsilon}; a loss scale is a positive number")
     data = as_tensor(x, "data")
+    device = chosen.device or next(model.parameters(), data).device
+    data = data.to(device)
     try:
-        chain = as_chain(model).to(torch.float64)
+        chain = as_chain(model).to(torch.float64, device)
     except UnsupportedError as refusal:
         from strati.landscape.counts.hooked import count_module
 
-        return count_module(model, data, refusal, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+        return count_module(_on(model, device), data, refusal, chosen, tick=tick)
     chain.rows(data[:1])  # refuse a wrong width before any work; the rest is cast batch by batch
     with _threads_for(chain):
         unused = sum(p.numel() for p in model.parameters()) - chain.parameters
-        return _count_chain(chain, data, unused, epsilon, exact, seed, tick)
+        return _count_chain(chain, data, unused, chosen, tick)
+
+
+def _on(model: nn.Module, device: str | torch.device) -> nn.Module:
+    """The model on a device; a copy where it is on another."""
+    own = next(model.parameters(), None)
+    return model if own is None or own.device == torch.device(device) else copy.deepcopy(model).to(device)
 
 
 @contextmanager
@@ -211,12 +246,11 @@ def _threads_for(chain: Chain) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _count_chain(
-    chain: Chain, x: Tensor, unused: int, epsilon: float | None, exact: bool | None, seed: int, tick: Tick
-) -> Degeneracy:
+def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig, tick: Tick) -> Degeneracy:
+    epsilon = config.epsilon
     values = x.shape[0] * chain.widths[-1]
-    exactly_too = wanted(exact, chain.parameters, values)
-    found = survey(chain, x, seed=seed, epsilon=epsilon is not None, tick=tick)
+    exactly_too = wanted(config.exact, chain.parameters, values)
+    found = survey(chain, x, seed=config.seed, epsilon=epsilon is not None, tick=tick)
     layers = count_layers(chain, x, found, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
     warnings = []
@@ -228,7 +262,7 @@ def _count_chain(
     if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
         ranks = replace(ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in found.layers))
-    size = Size(sum(sizes) + unused, unused, found.data, values)
+    size = ProblemSize(sum(sizes) + unused, unused, found.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
 
@@ -266,7 +300,7 @@ def wanted(exact: bool | None, parameters: int, values: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Size:
+class ProblemSize:
     """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs)."""
 
     parameters: int
@@ -277,7 +311,7 @@ class Size:
 
 def assemble(
     layers: Sequence[LayerCount],
-    size: Size,
+    size: ProblemSize,
     ranks: exactly.ExactRanks | None,
     *,
     epsilon: float | None,
@@ -323,7 +357,7 @@ def assemble(
     return result if ranks is None else _with_ranks(result, size, ranks)
 
 
-def _with_ranks(result: Degeneracy, size: Size, ranks: exactly.ExactRanks) -> Degeneracy:
+def _with_ranks(result: Degeneracy, size: ProblemSize, ranks: exactly.ExactRanks) -> Degeneracy:
     """The exact count in place of the structural one, or both ends where rounding leaves the rank open."""
     low, most = ranks.total.low, size.parameters - ranks.total.low
     high = min(ranks.total.high, size.parameters - result.structural_free)

@@ -228,7 +228,7 @@ def module_rows(
     with torch.no_grad():
         outputs = run(flat, flat.theta, inputs[:1])[0].numel()
     where = dict(zip(flat.names, torch.split(torch.arange(flat.size), list(flat.sizes)), strict=True))
-    columns = torch.cat([where[name] for part in parts[::-1] for name in part])
+    columns = torch.cat([where[name] for part in parts[::-1] for name in part]).to(flat.theta.device)
     near = nudged(flat.theta, torch.Generator().manual_seed(seed), step)
 
     def single(theta: Tensor, row: Tensor) -> Tensor:

@@ -18,16 +18,24 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.count import Degeneracy, Size, assemble, probed, undecided, wanted
+from strati.landscape.counts.count import (
+    Degeneracy,
+    DegeneracyConfig,
+    ProblemSize,
+    assemble,
+    probed,
+    undecided,
+    wanted,
+)
 from strati.landscape.counts.gram import pairs_above
 from strati.landscape.counts.heads import Attention, find_attention, value_used
 from strati.landscape.counts.jacobians import MOST_OUTPUTS
 from strati.landscape.counts.ranks import EPS, TWIN, nudged
 from strati.landscape.counts.structure import AtEpsilon, LayerCount
-from strati.landscape.counts.symmetries import Found, find_symmetries
+from strati.landscape.counts.symmetries import Symmetries, find_symmetries
 from strati.landscape.counts.watched import Convolution, Watched, watch
 from strati.landscape.probes import Probes, pulled_back
-from strati.landscape.recorder import Place, Precision, listening, recording
+from strati.landscape.recorder import Site, Precision, listening, recording
 from strati.types import Flag, Tick, silent
 
 PROBES = 8
@@ -42,10 +50,8 @@ def count_module(
     model: nn.Module,
     x: Tensor,
     refusal: UnsupportedError,
+    config: DegeneracyConfig,
     *,
-    epsilon: float | None = None,
-    exact: bool | None = None,
-    seed: int = 0,
     tick: Tick = silent,
 ) -> Degeneracy:
     """Count the free directions of a network that is not a plain chain.
@@ -54,15 +60,14 @@ def count_module(
         model: The network.
         x: Data, rows first; integers are token ids.
         refusal: Why it is not a chain.
-        epsilon: Also count at this loss scale.
-        exact: See :func:`strati.landscape.counts.count.degeneracy`.
-        seed: Of the probes.
+        config: Options of :func:`strati.degeneracy`.
         tick: Called after each batch.
 
     Raises:
         UnsupportedError: It holds trained layers that are not understood.
         BadInputError: There is no linear layer, or the data do not fit.
     """
+    epsilon = config.epsilon
     if not any(True for _ in model.parameters()):
         raise BadInputError("model", "has no linear layer; there is nothing to count")
     flat = FlatModel(model, dtype=torch.float64)
@@ -76,7 +81,7 @@ def count_module(
         values = run(flat, flat.theta, inputs[:1])[0].numel()
     rounding = float(torch.finfo(met.coarsest).eps)
     step = TWIN * rounding / EPS
-    probes = Probes(PROBES, MOST_OUTPUTS, seed, law="normal")
+    probes = Probes(PROBES, MOST_OUTPUTS, config.seed, law="normal")
     _measure_noise(flat, inputs[:NOISE_ROWS], layers, probes, step)
     _stream(flat, inputs, layers, attention, values, probes, tick)
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
@@ -93,15 +98,15 @@ def count_module(
         warnings.append(undecided(open_ones))
     ranks = None
     total = values * int(inputs.shape[0])
-    if flat.size == parameters and wanted(exact, parameters, total):
-        ranks = _exact(flat, inputs, layers, warnings, step, required=exact is True)
-    size = Size(parameters, 0, int(inputs.shape[0]), total)
+    if flat.size == parameters and wanted(config.exact, parameters, total):
+        ranks = _exact(flat, inputs, layers, warnings, step, required=config.exact is True)
+    size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
     return assemble(
         rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=found.elsewhere
     )
 
 
-def _bound(refusal: UnsupportedError, found: Found) -> Flag:
+def _bound(refusal: UnsupportedError, found: Symmetries) -> Flag:
     """What kind of bound this is, and how loose it may be."""
     seen = f"; symmetries counted: {', '.join(found.kinds)}" if found.kinds else ""
     text = (
@@ -151,7 +156,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
     by_name = {w.name: w for w in layers}
     outputs: list[tuple[Watched, Tensor]] = []
 
-    def visit(place: Place, tensor: Tensor) -> Tensor:
+    def visit(place: Site, tensor: Tensor) -> Tensor:
         watched = by_name[place.module]
         if place.side == "input":
             take(watched, tensor)
@@ -160,7 +165,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
         outputs.append((watched, tracked))
         return tracked.clone()  # what follows may write into it in place
 
-    places = [Place(w.name, side) for w in layers for side in ("input", "output")]  # type: ignore[arg-type]
+    places = [Site(w.name, side) for w in layers for side in ("input", "output")]  # type: ignore[arg-type]
     with recording(model, places, visit):
         yield outputs
 
@@ -227,7 +232,7 @@ def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Pr
 
 
 def _count(
-    watched: Watched, attention: list[Attention], found: Found, data: int, epsilon: float | None
+    watched: Watched, attention: list[Attention], found: Symmetries, data: int, epsilon: float | None
 ) -> LayerCount:
     ranks = watched.ranks()
     each = watched.outputs // watched.groups

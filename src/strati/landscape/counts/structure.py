@@ -196,8 +196,8 @@ def _blocks(layer: LayerSurvey) -> list[list[int]]:
     """Neurons that share their slopes on all data: by pattern if piecewise linear, else by equal weights."""
     stage = layer.stage
     if stage.activation.slopes is None:
-        bias = torch.zeros(stage.outputs, dtype=stage.weight.dtype) if stage.bias is None else stage.bias
-        return group([row.numpy().tobytes() for row in torch.cat([stage.weight, bias[:, None]], 1)])
+        bias = stage.weight.new_zeros(stage.outputs) if stage.bias is None else stage.bias
+        return group([row.cpu().numpy().tobytes() for row in torch.cat([stage.weight, bias[:, None]], 1)])
     below, above = stage.activation.slopes
     return [list(range(stage.outputs))] if below == above else layer.patterns.blocks()
 

@@ -32,6 +32,7 @@ _TRACE_POINTS = 500
 _HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 _OFF = 0.02  # of one, in nbeta (L* - L_min): below, the given parameters are the minimum for all that matters
 _HELD_BACK = 0.02  # share of the value that the localisation may add where it is centred beside the minimum
+_SMALL_SHARE = 0.05  # of the value, by which it is corrected where the minimum itself was not looked for
 _UNCERTAIN = 0.3  # a limit with a larger relative error is none
 
 
@@ -235,6 +236,13 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
         )
         return Flag("off-minimum", text), lowest
     found = max(lowest, seen)
+    searched = around is not None and around.rank is not None
+    if not searched and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
+        text = (
+            f"the parameters are not at the minimum: a loss lower by {found:.3g} lies nearby "
+            f"(nbeta times that is {nbeta * found:.3g}); the values are corrected by that much, which may not be all"
+        )
+        return Flag("off-minimum", text), found
     text = (
         f"the parameters are not at a minimum: a loss lower by {found:.3g} lies nearby "
         f"(nbeta times that is {nbeta * found:.3g}); train further, or use a behavioural loss"
@@ -326,7 +334,7 @@ def drifting(traces: Traces, index: int) -> bool:
     half = traces.draws // 2
     if not np.isfinite(traces.excess[index]).all():
         return True
-    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.2)):
+    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.1)):
         first, second = trace[:, :half].mean(1), trace[:, half:].mean(1)
         change, size = second - first, abs(float(trace.mean()))
         error = float(change.std(ddof=1)) / math.sqrt(len(change))
