@@ -17,6 +17,7 @@ from strati.landscape.sampling.config import LLCConfig, Sampler
 from strati.landscape.sampling.controlled import controlled_mean, honest_error
 from strati.landscape.sampling.diagnostics import ess, rhat, standard_error
 from strati.landscape.sampling.extrapolate import Limit, extrapolate
+from strati.landscape.sampling.reweighting import agreeing
 from strati.landscape.sampling.traces import Traces
 from strati.types import Flag, Result
 
@@ -197,7 +198,7 @@ def _limit(
         return None, refusal
     if traces.main == len(ladder) - 1:
         return None, "no colder temperatures were sampled: no limit for large nbeta"
-    usable = [row for row in ladder if row[0] >= _hottest(traces)]
+    usable = [row for row in ladder[: agreeing(traces)] if row[0] >= _hottest(traces)]
     hottest = float(traces.nbeta[0]) if traces.global_start else None
     limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
     if not isinstance(limit, Limit):
