@@ -17,8 +17,8 @@ from strati.landscape.sampling.diagnostics import rhat
 if TYPE_CHECKING:
     from strati.landscape.sampling.traces import Traces
 
-_STANDARD_ERRORS = 2.5
-_SPREAD_RHAT = 1.05
+_STANDARD_ERRORS = 4.0  # it is looked at after every temperature
+_SPREAD_RHAT = 1.1
 _SHARE = 0.01  # of the value: smaller differences do not matter
 
 
@@ -37,11 +37,9 @@ def agreeing(traces: Traces) -> int:
     count = len(traces.nbeta)
     if not traces.global_start or count < 2 or traces.chains < 4:
         return count
-    for k in range(count):
-        far = rhat(traces.spread[k])
-        if far is None or far > _SPREAD_RHAT:
-            count = max(1, k)
-            break
+    apart = [(rhat(spread) or np.inf) > _SPREAD_RHAT for spread in traces.spread]
+    lost = [k for k in range(count) if all(apart[k : k + 2])]  # one alone may be chance
+    count = max(1, lost[0]) if lost else count
     whole = _differences(traces, None)
     parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
     value = np.cumsum(whole)
