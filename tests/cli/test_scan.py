@@ -85,7 +85,7 @@ def test_table_is_safe_and_names_the_worst(model: Path) -> None:
     done = run(model)
     assert done.returncode == 0 and done.stderr == ""
     assert "\x1b" not in done.stdout and "\u202e" not in done.stdout
-    assert "look first at: broken.weight (not-finite)" in done.stdout
+    assert "check first: broken.weight (not-finite)" in done.stdout
     assert "[bold]\\x1b[31m\\u202eevil" in done.stdout
 
 
@@ -157,6 +157,52 @@ def test_torch_is_not_imported(model: Path) -> None:
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_narrow_terminal_keeps_names_and_warnings(tmp_path: Path) -> None:
+    """80, 60 and 200 columns: every name and every warning's code in full; numbers only where there is room."""
+    import io
+
+    from rich.console import Console
+
+    import strati
+
+    rng = np.random.default_rng(0)
+    names = [f"encoder.layer.{i}.attention.output.dense.weight" for i in (2, 10)] + ["pooler.dense.weight"]
+    file = tmp_path / "model.safetensors"
+    save_file({name: rng.normal(size=(60, 60)).astype(np.float32) for name in names}, file)
+    s = strati.scan(file)
+    seen = {}
+    for width in (60, 80, 200):
+        out = io.StringIO()
+        Console(width=width, file=out, highlight=False, markup=False).print(s.summary())
+        table = out.getvalue()
+        seen[width] = table
+        lines = table.splitlines()
+        assert max(len(line) for line in lines if "noise-like" in line and "layer" not in line[:8]) <= width
+        for name in names:
+            if width >= 80:
+                assert sum(name.removesuffix(".weight") in line for line in lines) >= 1, (width, name)
+        assert table.count("noise-like") >= 3
+    assert "alpha" in seen[80] and "KS" not in seen[80].splitlines()[2] and "too narrow for" in seen[80]
+    assert "KS" in seen[200] and "too narrow for" not in seen[200]
+
+
+def test_rows_sort_by_number(tmp_path: Path) -> None:
+    import strati
+
+    file = tmp_path / "model.safetensors"
+    save_file({f"layers.{i}.weight": np.eye(4, dtype=np.float32) for i in (10, 2, 1)}, file)
+    assert [item.layer.name for item in strati.scan(file)] == [f"layers.{i}.weight" for i in (1, 2, 10)]
+
+
+def test_a_layer_by_its_module_or_with_the_nearest_name(model: Path) -> None:
+    import strati
+
+    s = strati.scan(model)
+    assert s["conv"] is s["conv.weight"] and "conv" in s and "con" not in s
+    with pytest.raises(strati.StratiError, match=r"did you mean 'conv\.weight'"):
+        s["conv.wieght"]
 
 
 def test_python_objects(model: Path) -> None:

@@ -1,15 +1,23 @@
 """``strati``: the verbs, loaded when called, and the one place where errors become exit codes.
 
-0 done; 2 bad usage or bad input, one line; 1 a fault of strati itself; 130 on Ctrl-C.
+0 done; 3 ``check`` found what it was told to look for; 2 bad usage or bad input, one line; 1 a fault of strati itself;
+130 on Ctrl-C.
 """
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 import sys
+
+from strati.cli import interrupts
+
+if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") in ("strati", "strati.exe"):  # noqa: PTH119
+    interrupts.leave_at_once()  # before anything else: importing takes a moment
+
+import importlib
+import io
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,12 +30,14 @@ VERBS = {
     "inspect": "The layers of a network, their roles and shapes; no maths.",
     "scan": "The spectral survey of every weight matrix.",
     "compare": "The same layers of two or more networks side by side.",
+    "check": "For CI: exit with 3 when a layer shows one of the codes.",
     "study": "An intervention study: re-initialise and re-randomise every layer.",
     "audit": "What the metrics of a study are worth.",
     "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
     "apply": "The network that a plan makes, written and measured.",
     "degeneracy": "How many parameters a network really uses on given data.",
     "basis": "Interaction basis, interaction graph and modules.",
+    "track": "A training run followed over its checkpoints; where it changes.",
     "reassemble": "The order of the unlabelled layers of a residual network.",
     "report": "One self-contained interactive page from JSON results.",
     "reproduce": "A paper's table or figure, the paper's number beside ours.",
@@ -45,6 +55,10 @@ _FORCE = click.Option(
 )
 
 
+class _InterruptedError(Exception):
+    """Ctrl-C."""
+
+
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is called."""
 
@@ -60,6 +74,13 @@ class Verbs(click.Group):
         if not any("--force" in parameter.opts for parameter in command.params):
             command.params.append(_FORCE)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a Ctrl-C that no verb has explained is explained here (click would print an empty line)."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _InterruptedError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -91,13 +112,21 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
         sys.stdout.reconfigure(errors="replace")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
-    sys.exit(_run(words, debug))
+    interrupts.raise_once()
+    try:
+        code = _run(words, debug)
+    except KeyboardInterrupt:  # after the verb, while its last words were written
+        code = _stopped()
+    interrupts.ignore()
+    sys.exit(code)
 
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
+        code = strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
+        if isinstance(code, int):  # what a verb gave to click's Context.exit
+            return code
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")
         return 130
@@ -108,9 +137,8 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        _say("strati: stopped")
-        return 130
+    except (click.exceptions.Abort, _InterruptedError):
+        return _stopped()
     except click.ClickException as error:
         return _usage(error)
     except BrokenPipeError:
@@ -131,6 +159,11 @@ def _run(words: list[str], debug: bool) -> int:
         _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
         return 1
     return 0
+
+
+def _stopped() -> int:
+    _say("strati: stopped")
+    return interrupts.CODE
 
 
 def _usage(error: click.ClickException) -> int:

@@ -228,9 +228,9 @@ def load_plan(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError):
-        raise BadInputError(path, "is not JSON; give the file that strati plan --json wrote") from None
+        raise BadInputError(path, "is not JSON; give the JSON file of a plan") from None
     if not isinstance(found, dict) or found.get("schema") != "strati.plan/1":
-        raise BadInputError(path, "is not a plan; give the file that strati plan --json wrote")
+        raise BadInputError(path, "is not a plan; give the JSON file of a plan")
     layers = found.get("layers")
     if not isinstance(layers, list) or not all(
         isinstance(x, dict) and {"name", "choice"} <= set(x) for x in layers
@@ -270,7 +270,7 @@ def _plan(
         bench.combination(o) for o in _ticked(candidates.random(config.combinations), tick, "combination")
     ]
     best = candidates.best(tried, even)
-    found = additivity([c for c in tried if c is not best] or tried)
+    found = additivity([c for c in (*tried, *even) if c is not best] or tried)
     picked = [c.options[o] for c, o in zip(curves, best.options, strict=True)]
     intact = bench.intact_groups()
     guess = predict(picked, scale, found, intact, config.level)
@@ -357,7 +357,7 @@ def _additivity(tried: Sequence[Combination], found: Any, scale: Scale) -> dict[
         "predicted": float(np.mean([p["predicted"] for p in pairs])) if pairs else None,
         "measured": float(np.mean([p["measured"] for p in pairs])) if pairs else None,
         "n": len(pairs),
-        "ratio": found.ratio if found.n else None,
+        "ratio": found.ratio if found.n and found.relative else None,
         "combinations": pairs,
     }
 
@@ -379,7 +379,8 @@ def _size_verdict(candidates: Candidates, best: Combination, even: Sequence[Comb
 
 def _verdict(gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination]) -> str:
     if len(even) == 1 and best.options == even[0].options:
-        return "the even spread is the best choice measured: the plan is the even spread"
+        how = "by added costs" if best.measured is None else "of all choices measured"
+        return f"{how}, nothing is better than the even spread beyond its error: the plan is the even spread"
     if gain["gain"] is None:
         return "not measured against the even spread: the network or its data are not at hand"
     if gain["low"] is None:

@@ -122,6 +122,16 @@ ENTRIES: dict[str, Entry] = {
         "dropped-neural-net",
         "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
     ),
+    "acting": Entry(
+        "acting.table:acting",
+        "strati",
+        "plans against the even spread on unseen data: four networks, truncate and quantise, three budgets each",
+    ),
+    "acting-claims": Entry(
+        "acting.claims:claims",
+        "strati",
+        "what LASER, AlphaPruning, ShortGPT and rank choice claim, measured on the same networks",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +19,11 @@ from typing import Any
 from strati.errors import BadInputError, StratiError
 from strati.text import printable
 
-Load = Callable[[str], bytes]
-"""Gives the content of one of the unit's files, wherever the unit runs."""
+Reader = Callable[[], Any]
+"""Reads what a unit needs, where the run was started or on a machine that sees the same files; can be pickled."""
+
+Load = Callable[[str], Any]
+"""Gives the content of one of the unit's files (bytes), or what its reader reads, wherever the unit runs."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +31,14 @@ class Unit:
     """One unit of work.
 
     ``group``: units of one group share something worth keeping, so an engine gives them to one worker if it can.
-    ``files``: what it reads, name -> path on the machine that started the run.
+    ``files``: what it reads, name -> path on the machine that started the run, or a reader of a part of it.
     """
 
     key: str
     name: str
     group: str
     config: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | Reader] = field(default_factory=dict)
 
 
 Body = Callable[[Unit, Load], Any]
@@ -72,7 +76,22 @@ def attempt(body: Body, unit: Unit, load: Load) -> Outcome:
     except StratiError as error:
         return Outcome(unit, reason=str(error))
     except Exception as error:
-        return Outcome(unit, reason=printable(f"{type(error).__name__}: {error}", 400))
+        return Outcome(unit, reason=reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line that is never empty: its text, or where it was raised.
+
+    Examples:
+        >>> reason_of(ValueError("bad"))
+        'ValueError: bad'
+    """
+    kind, text = type(error).__name__, str(error).strip()
+    if text:
+        return printable(f"{kind}: {text}", 400)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" at {Path(last[0].filename).name}:{last[0].lineno}, in {last[0].name}" if last else ""
+    return f"{kind} without a message{where}"
 
 
 @contextmanager
@@ -97,12 +116,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read(path: str) -> bytes:
-    """A file's content.
+def read(path: str | Reader) -> Any:
+    """A file's content, or what a reader reads.
 
     Raises:
         BadInputError: It is gone or cannot be read.
     """
+    if callable(path):
+        return path()
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -146,7 +146,7 @@ class _Performance:
     statistic: FloatArray
     null: FloatArray
 
-    def numbers(self, row: int, level: float) -> dict[str, float | Interval]:
+    def numbers(self, row: int, level: float) -> dict[str, Any]:
         possible = bool(np.ptp(self.within_null[row]) > 0)
         if not possible:  # one point in every layer: nothing can be said within layers
             return {"within": None, "within_ci": None, "slope": None, "slope_ci": None}
@@ -170,7 +170,7 @@ class _Areas:
     statistic: FloatArray
     null: FloatArray
 
-    def areas(self, row: int, level: float, name: str) -> dict[str, float | Interval]:
+    def areas(self, row: int, level: float, name: str) -> dict[str, Any]:
         value = float(self.value[row])
         if not np.isfinite(value):
             return {name: None, f"{name}_ci": None}
@@ -194,13 +194,13 @@ class _Judge:
         share = points["retained"].to_numpy(float)
         self.labels = np.where(share >= config.robust, 1.0, np.where(share <= config.critical, -1.0, 0.0))
         kind = points["intervention"].map({"reinitialise": -1.0, "rerandomise": 1.0})
-        self.interventions = kind.fillna(0.0).to_numpy(float)
+        self.interventions: FloatArray = np.asarray(kind.fillna(0.0), np.float64)
         self.global_ranks = _ranks(values)
         self.inner_ranks = self._inner(values)
 
     def performance(self) -> _Performance:
         """Does the metric go with performance, within layers and between them?"""
-        inner_y = self._inner(self.y[:, None])[:, 0]
+        inner_y = self._inner(self.y[:, None], sweep=False)[:, 0]
         _, within_null = null_products(self.inner_ranks, inner_y, self._stay)
         within = _correlations(self.inner_ranks, inner_y)
         by_layer = self._centre(self.global_ranks)
@@ -283,7 +283,10 @@ class _Judge:
         return _correlations(scores, target), null
 
     def _inner(self, values: FloatArray, *, sweep: bool = True) -> FloatArray:
-        """Ranks within each layer, centred; with few networks the networks' means are taken out too."""
+        """Ranks within each layer, centred; with few networks the metrics' means by network are taken out too.
+
+        Of the metrics alone: the products with performance are the same, and shuffled performance stays comparable.
+        """
         found = np.full(values.shape, np.nan)
         for part in self._layers():
             found[part] = _ranks(values[part])

@@ -17,31 +17,32 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.landscape.interactions.basis_chain import Estimate
     from strati.landscape.interactions.whitening import Moments
+    from strati.landscape.probes import MatrixEstimate
     from strati.types import FloatArray
 
 Kind = Literal["interaction", "local", "pca", "neuron"]
 
 
-class Machine(Protocol):
+class BasisBackend(Protocol):
     """A network with its data: what a basis needs to know of it."""
 
     names: tuple[str, ...]
     widths: tuple[int, ...]
     count: int
     frame: FloatArray | None
+    notes: tuple[Flag, ...]
 
     def moments(self, *, centre: bool) -> tuple[Moments, ...]:
         """Mean and second moment of the activations at every site."""
 
-    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> Estimate:
+    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> MatrixEstimate:
         """``mean_x J^T J`` in white coordinates, to the next site's basis."""
 
-    def to_output(self, colours: Sequence[FloatArray]) -> tuple[Estimate, ...]:
+    def to_output(self, colours: Sequence[FloatArray]) -> tuple[MatrixEstimate, ...]:
         """The same to the output, for every site but the last."""
 
-    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> Estimate:
+    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> MatrixEstimate:
         """Squared edges from a site's directions to the next one's."""
 
     def silent(self, site: int) -> FloatArray:
@@ -121,7 +122,7 @@ class InteractionBasis(Result):
     data: int
     seed: int
     warnings: tuple[Flag, ...] = ()
-    machine: Machine = field(repr=False, compare=False, default=None)  # type: ignore[assignment]
+    machine: BasisBackend = field(repr=False, compare=False, default=None)  # type: ignore[assignment]
 
     def payload(self) -> dict[str, Any]:
         """Kind and, per layer, the directions and eigenvalues."""

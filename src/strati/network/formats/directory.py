@@ -296,7 +296,7 @@ def _stale(folder: Path, files: Mapping[str, set[str] | None]) -> list[Flag]:
 
 
 def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[str, Any] | None) -> Contents:
-    from strati.network.open import file_contents
+    from strati.network.file import file_contents
 
     parts: dict[str, Contents] = {}
     owner: dict[str, str] = {}

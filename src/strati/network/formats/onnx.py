@@ -100,7 +100,7 @@ def contents(source: Source) -> Contents:
     unread: list[Skipped] = []
     places: dict[str, tuple[Source, int, Tensor]] = {}
     for name, weight in found.weights.items():
-        located = _locate(source, name, weight)
+        located = locate(source, name, weight)
         if isinstance(located, str):
             unread.append(Skipped(name, located))
             continue
@@ -128,7 +128,7 @@ def _collect(
     nodes: list[Node] = []
     for number, kind, a, b in wire.fields(*span):
         if (number, kind) == (5, 2):
-            weight = _weight(wire, a, b)
+            weight = read_weight(wire, a, b)
             if weight.name in weights:
                 raise wire.source.bad(f"has two weights named {weight.name}; write the file anew")
             weights[weight.name] = weight
@@ -243,13 +243,14 @@ def _attribute(wire: Wire, start: int, stop: int, node: Node) -> None:
         elif (number, kind) == (3, 0):
             switch = a
         elif (number, kind) == (5, 2):
-            node.constant = _weight(wire, a, b)
+            node.constant = read_weight(wire, a, b)
         elif number in (6, 11) and kind == 2:
             node.graphs.append((a, b))
     node.switches[name] = switch
 
 
-def _weight(wire: Wire, start: int, stop: int) -> Weight:
+def read_weight(wire: Wire, start: int, stop: int) -> Weight:
+    """A tensor's header; its bytes stay in the file."""
     weight = Weight()
     shape: list[int] = []
     for number, kind, a, b in wire.fields(start, stop):
@@ -276,7 +277,7 @@ def _weight(wire: Wire, start: int, stop: int) -> Weight:
     return weight
 
 
-def _locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
+def locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
     """The file, offset and dtype of a weight; or the reason why it is not read."""
     dtype = _DTYPES.get(weight.type)
     if dtype is None or dtype == "string":
