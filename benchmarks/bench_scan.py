@@ -3,9 +3,9 @@
     python benchmarks/bench_scan.py [--oracle PYTHON] [--repeat N]
 
 Three checkpoints of random weights: GPT-2 small's shapes (12 blocks of width 768 and the 50257 x 768 embedding), a
-784-5x512-10 fully connected network, and matrices of 2,048 and 2,560 columns. One BLAS thread each, CPU time, best of several. The limit is the sum of
-``eigvalsh(W.T @ W)`` in float64 over the same matrices. ``--oracle`` names a Python that has weightwatcher 0.7.7;
-without one those ratios are left out.
+784-5x512-10 fully connected network, and matrices of 2,048 and 2,560 columns. One BLAS thread each, CPU time, best of
+several. The limit is the sum of ``eigvalsh(W.T @ W)`` in float64 over the same matrices. ``--oracle`` names a Python
+that has weightwatcher 0.7.7; without one those ratios are left out.
 """
 
 from __future__ import annotations
