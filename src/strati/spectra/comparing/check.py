@@ -256,7 +256,7 @@ def _alone(network: Network, chosen: CheckConfig, tick: Tick) -> Iterator[Findin
     names = {layer.name for layer in select(network.layers(), chosen.layers)}
     if not names and is_adapter(network):
         return
-    for item in scan(network, jobs=chosen.workers, tick=tick):
+    for item in scan(network, layers=chosen.layers, workers=chosen.workers, tick=tick):
         if item.layer.name in names:
             for flag in _flags(item):
                 if flag.code in wanted:
