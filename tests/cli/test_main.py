@@ -200,6 +200,14 @@ def test_type_checkers_see_the_names_that_are_there() -> None:
     assert seen == package._HOME
 
 
+def test_the_reference_lists_every_public_name() -> None:
+    import strati as package
+
+    text = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+    listed = set(re.findall(r"^::: (strati[\w.]+)$", text, re.MULTILINE))
+    assert {f"{home}.{name}" for name, home in package._HOME.items()} <= listed
+
+
 def test_alone_it_prints_help() -> None:
     done = strati()
     assert (done.returncode, done.stderr) == (0, "")

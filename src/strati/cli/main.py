@@ -1,6 +1,7 @@
 """``strati``: the verbs, loaded when called, and the one place where errors become exit codes.
 
-0 done; 2 bad usage or bad input, one line; 1 a fault of strati itself; 130 on Ctrl-C.
+0 done; 3 ``check`` found what it was told to look for; 2 bad usage or bad input, one line; 1 a fault of strati itself;
+130 on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ VERBS = {
     "inspect": "The layers of a network, their roles and shapes; no maths.",
     "scan": "The spectral survey of every weight matrix.",
     "compare": "The same layers of two or more networks side by side.",
+    "check": "For CI: exit with 3 when a layer shows one of the codes.",
     "study": "An intervention study: re-initialise and re-randomise every layer.",
     "audit": "What the metrics of a study are worth.",
     "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
@@ -53,7 +55,7 @@ _FORCE = click.Option(
 )
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     """Ctrl-C."""
 
 
@@ -78,7 +80,7 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise _Interrupted from None
+            raise _InterruptedError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -121,8 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
+        code = strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
+        if isinstance(code, int):  # what a verb gave to click's Context.exit
+            return code
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")
         return 130
@@ -133,7 +137,7 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, _Interrupted):
+    except (click.exceptions.Abort, _InterruptedError):
         return _stopped()
     except click.ClickException as error:
         return _usage(error)

@@ -229,9 +229,9 @@ def load_plan(path: str | Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError):
-        raise BadInputError(path, "is not JSON; give the file that strati plan --json wrote") from None
+        raise BadInputError(path, "is not JSON; give the JSON file of a plan") from None
     if not isinstance(found, dict) or found.get("schema") != "strati.plan/1":
-        raise BadInputError(path, "is not a plan; give the file that strati plan --json wrote")
+        raise BadInputError(path, "is not a plan; give the JSON file of a plan")
     layers = found.get("layers")
     if not isinstance(layers, list) or not all(
         isinstance(x, dict) and {"name", "choice"} <= set(x) for x in layers
