@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.cli.common import Output, device_option, emit, output_options, seed_option, show
 from strati.run.files import check_writable
 
 if TYPE_CHECKING:
