@@ -32,6 +32,9 @@ _HOME = {
     "compare": "strati.spectra.comparing.compare",
     "Comparison": "strati.spectra.comparing.results",
     "CompareConfig": "strati.spectra.comparing.compare",
+    "check": "strati.spectra.comparing.check",
+    "Check": "strati.spectra.comparing.check",
+    "CheckConfig": "strati.spectra.comparing.check",
     # interventions (torch)
     "study": "strati.intervene.study",
     "Study": "strati.intervene.study",
@@ -222,6 +225,9 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.reassembly.reassemble import reassemble as reassemble
     from strati.reassembly.result import Reassembly as Reassembly
     from strati.report.page import write_report as write_report
+    from strati.spectra.comparing.check import Check as Check
+    from strati.spectra.comparing.check import CheckConfig as CheckConfig
+    from strati.spectra.comparing.check import check as check
     from strati.spectra.comparing.compare import CompareConfig as CompareConfig
     from strati.spectra.comparing.compare import compare as compare
     from strati.spectra.comparing.results import Comparison as Comparison

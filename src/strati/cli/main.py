@@ -1,6 +1,7 @@
 """``strati``: the verbs, loaded when called, and the one place where errors become exit codes.
 
-0 done; 2 bad usage or bad input, one line; 1 a fault of strati itself; 130 on Ctrl-C.
+0 done; 3 ``check`` found what it was told to look for; 2 bad usage or bad input, one line; 1 a fault of strati itself;
+130 on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ VERBS = {
     "inspect": "List the layers of a network: roles, shapes, dtypes. No maths.",
     "scan": "Survey the spectrum of every weight matrix.",
     "compare": "Compare the layers of two or more networks.",
+    "check": "For CI: exit with code 3 when a layer shows one of the given codes.",
     "study": "Change every layer and measure what the network loses.",
     "audit": "Find out which metrics of a study to trust.",
     "plan": "Choose what to cut, round, drop or adapt, layer by layer, from a study.",
     "apply": "Write the network that a plan makes, and measure it.",
     "degeneracy": "Count the parameters that a network really uses on given data.",
     "basis": "Find the interaction basis, the interaction graph and modules.",
-    "track": "A training run followed over its checkpoints; where it changes.",
+    "track": "Follow a training run over its checkpoints, and find where it changes.",
     "reassemble": "Put the unlabelled layers of a network back in order.",
     "report": "Draw JSON results as one self-contained interactive page.",
     "reproduce": "Redo a paper's table or figure, the paper's number beside ours.",
@@ -121,8 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
+        code = strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
         sys.stdout.flush()
+        if isinstance(code, int):  # what a verb gave to click's Context.exit
+            return code
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")
         return 130

@@ -99,7 +99,7 @@ class FlatModel:
         with torch.no_grad():
             self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
             rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
-            self.fixed = {k: self._cast(v.detach()) for k, v in rest.items()}
+            self.fixed = {k: self.cast(v.detach()) for k, v in rest.items()}
         if not bool(torch.isfinite(self.theta).all()):
             raise BadInputError("model", "has weights that are not finite; repair the checkpoint first")
 
@@ -123,11 +123,12 @@ class FlatModel:
     def inputs(self, x: Any) -> Inputs:
         """Inputs as tensors of this model's type; integers (tokens) stay integers."""
         if isinstance(x, Mapping):
-            return {str(k): self._cast(torch.as_tensor(v)) for k, v in x.items()}
-        return self._cast(as_tensor(x, "x"))
+            return {str(k): self.cast(torch.as_tensor(v)) for k, v in x.items()}
+        return self.cast(as_tensor(x, "x"))
 
-    def _cast(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if value.is_floating_point() else value
+    def cast(self, value: Tensor) -> Tensor:
+        """On the model's device; real numbers in its type, whole ones as they are."""
+        return value.to(self.theta.device, self.dtype if value.is_floating_point() else None)
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,7 @@ def objective(
         raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
     else:
         target = as_tensor(y, "y")
-        target = target.to(flat.dtype) if target.is_floating_point() else target
+        target = flat.cast(target)
         if target.shape[:1] != torch.Size([_rows(x)]):
             raise BadInputError(
                 "data", f"{_rows(x)} inputs but {tuple(target.shape)[:1]} targets; make them as many"
@@ -326,7 +327,7 @@ def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Te
         raise UnsupportedError(kind, "no such behavioural loss; there are: mse, kl")
     where = flat.theta if theta is None else theta
     inputs = flat.inputs(x)
-    total = torch.zeros(flat.size, flat.size, dtype=where.dtype)
+    total = where.new_zeros(flat.size, flat.size)
     rows = _rows(inputs)
     with torch.no_grad():
         run(flat, where, inputs)

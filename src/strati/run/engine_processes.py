@@ -203,7 +203,7 @@ def _work(pipe: Connection, payload: bytes) -> None:
         pipe.send(attempt(body, unit, partial(_load, unit)))
 
 
-def _load(unit: Unit, name: str) -> bytes:
+def _load(unit: Unit, name: str) -> Any:
     return read(unit.files[name])
 
 

@@ -42,8 +42,9 @@ def symmetric_eigenvalues(matrix: FloatArray) -> FloatArray:
         [1.0, 3.0]
     """
     solve = two_stage() if matrix.shape[0] >= PAYS_FROM else None
-    values: FloatArray = np.linalg.eigvalsh(matrix) if solve is None else solve(matrix)
-    return values
+    if solve is not None:
+        return solve(matrix)
+    return np.asarray(np.linalg.eigvalsh(matrix), dtype=np.float64)
 
 
 @lru_cache(maxsize=1)

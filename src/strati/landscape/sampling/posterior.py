@@ -163,7 +163,7 @@ def replicas_per_pass(potential: Potential) -> int:
 
 def _check_slope(evaluate: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor) -> None:
     try:
-        _, slope = evaluate(torch.zeros(1, theta.numel(), dtype=theta.dtype))
+        _, slope = evaluate(theta.new_zeros(1, theta.numel()))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise BadInputError(

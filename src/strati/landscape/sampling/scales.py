@@ -275,7 +275,7 @@ def _by_temperature(
 def _approximate(function: Objective) -> FloatArray:
     """A spectrum to place the temperatures by, where the true one is too large to have."""
     factors = kronecker(function)
-    return np.ones(function.flat.size) if factors is None else factors[1].double().numpy()
+    return np.ones(function.flat.size) if factors is None else factors[1].double().cpu().numpy()
 
 
 def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:

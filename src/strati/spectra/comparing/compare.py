@@ -26,7 +26,13 @@ from strati.rng import stream
 from strati.spectra.comparing.matching import Unmatched, bare_names, match
 from strati.spectra.comparing.mixture import Mixture, mixture
 from strati.spectra.comparing.outliers import stand_out
-from strati.spectra.comparing.results import ComparedLayer, ComparedNetwork, Comparison, Movement
+from strati.spectra.comparing.results import (
+    ComparedLayer,
+    ComparedNetwork,
+    Comparison,
+    Movement,
+    RoundingError,
+)
 from strati.spectra.comparing.role_differences import differences, distributions
 from strati.spectra.comparing.series import Series, out_of_order, series_of
 from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads
@@ -41,6 +47,9 @@ if TYPE_CHECKING:
     from strati.network.layers import Layer
 
     Matrix = NDArray[Any]
+
+WORSE = 1.25
+"""A quantised layer whose error is more than this many times the predicted one is named."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +161,7 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
     shared = [k for k in metrics[0] if all(k in m for m in metrics) and _is_scalar(metrics[0][k])]
     flags = _spectrum_flags(row)
     update: Update | None = None
+    rounding: RoundingError | None = None
     aligned = _aligned((first_side, first), (last_side, last))
     if aligned is None:
         flags.append(
@@ -161,7 +171,8 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
         rng = stream(config.seed, "compare", first.name)
         variance = rounding_error(first) + rounding_error(last)
         update = update_between(aligned.first, aligned.second, rng=rng, variance=variance)
-        flags += _extra_rows(aligned, row)
+        rounding = _rounding(aligned, variance)
+        flags += _extra_rows(aligned, row) + _rounded_worse(rounding)
     else:
         flags = [f for f in flags if f.code != "not-finite"]
         flags.append(Flag("not-finite", "NaN or infinite weights: no update is computed"))
@@ -183,6 +194,7 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
         overlap_by_chance=update.overlap_by_chance if update else None,
         subspace_directions=update.directions if update else None,
         aligned=", ".join([*how, *(["tied-head"] if tied else [])]) or None,
+        rounding=rounding,
         mixture=_mixture(row) if config.merge else None,
         warnings=tuple(flags),
         update_eigenvalues=update.eigenvalues if update else None,
@@ -216,6 +228,21 @@ def rounding_error(layer: Layer) -> float:
     if layer.quantisation is None or rounding is None:
         return 0.0
     return rounding(layer.tensor, layer.cut.index) or 0.0
+
+
+def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
+    if not variance > 0:
+        return None
+    step = aligned.second.astype(np.float64) - aligned.first.astype(np.float64)
+    error, predicted = float(np.sqrt(np.square(step).mean())), float(np.sqrt(variance))
+    return RoundingError(error, predicted, error / predicted)
+
+
+def _rounded_worse(rounding: RoundingError | None) -> list[Flag]:
+    if rounding is None or rounding.ratio <= WORSE:
+        return []
+    text = f"the error is {rounding.ratio:.2f} times what rounding to the nearest code of its step leaves"
+    return [Flag("rounded-worse", text)]
 
 
 def _spectrum_flags(row: Sequence[tuple[Side, Layer]]) -> list[Flag]:
