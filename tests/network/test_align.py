@@ -1,4 +1,4 @@
-"""Ways back from other orders of storage: exact inverses, llama.cpp's own order, and nothing undone that need not be."""
+"""Ways back from other orders of storage: exact inverses, llama.cpp's own order, nothing undone without need."""
 
 from __future__ import annotations
 

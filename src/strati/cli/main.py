@@ -55,7 +55,7 @@ _FORCE = click.Option(
 )
 
 
-class _Interrupted(Exception):
+class _InterruptedError(Exception):
     """Ctrl-C."""
 
 
@@ -80,7 +80,7 @@ class Verbs(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise _Interrupted from None
+            raise _InterruptedError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -137,7 +137,7 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, _Interrupted):
+    except (click.exceptions.Abort, _InterruptedError):
         return _stopped()
     except click.ClickException as error:
         return _usage(error)

@@ -379,7 +379,8 @@ def _size_verdict(candidates: Candidates, best: Combination, even: Sequence[Comb
 
 def _verdict(gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination]) -> str:
     if len(even) == 1 and best.options == even[0].options:
-        return "the even spread is the best choice measured: the plan is the even spread"
+        how = "by added costs" if best.measured is None else "of all choices measured"
+        return f"{how}, nothing is better than the even spread beyond its error: the plan is the even spread"
     if gain["gain"] is None:
         return "not measured against the even spread: the network or its data are not at hand"
     if gain["low"] is None:

@@ -214,7 +214,7 @@ def _pvalue(
     if count >= 20:
         return (count + 1) / (SIMULATIONS + 1)
     scale = float(np.mean(top - top[0]))
-    return min(1.0, _TAIL * math.exp(-max(0.0, gain - float(top[0])) / max(scale, 1e-12)))
+    return float(min(1.0, _TAIL * math.exp(-max(0.0, gain - float(top[0])) / max(scale, 1e-12))))
 
 
 def _described(
@@ -255,4 +255,4 @@ def _described(
 
 
 def _step(x: float, first: float) -> float:
-    return round(math.exp(x) - first, 6)
+    return float(round(math.exp(x) - first, 6))

@@ -285,7 +285,7 @@ def test_heavy_tailed_strengths_alone_are_no_modules(sigma):
     for seed in range(8):
         rng = np.random.default_rng(seed)
         edges = [rng.lognormal(0, sigma, (6, 6)) for _ in range(3)]
-        found, labels = found_in(edges)
+        found, _ = found_in(edges)
         assert len(found.modules) == 1, seed
         strong = LayeredGraph([np.where(e > found.epsilon, 1.0, 0.0) for e in edges])
         fell_apart += np.unique(components(strong)[strong.attached]).size > 1

@@ -200,7 +200,7 @@ class _Judge:
 
     def performance(self) -> _Performance:
         """Does the metric go with performance, within layers and between them?"""
-        inner_y = self._inner(self.y[:, None])[:, 0]
+        inner_y = self._inner(self.y[:, None], sweep=False)[:, 0]
         _, within_null = null_products(self.inner_ranks, inner_y, self._stay)
         within = _correlations(self.inner_ranks, inner_y)
         by_layer = self._centre(self.global_ranks)
@@ -283,7 +283,10 @@ class _Judge:
         return _correlations(scores, target), null
 
     def _inner(self, values: FloatArray, *, sweep: bool = True) -> FloatArray:
-        """Ranks within each layer, centred; with few networks the networks' means are taken out too."""
+        """Ranks within each layer, centred; with few networks the metrics' means by network are taken out too.
+
+        Of the metrics alone: the products with performance are the same, and shuffled performance stays comparable.
+        """
         found = np.full(values.shape, np.nan)
         for part in self._layers():
             found[part] = _ranks(values[part])

@@ -28,7 +28,8 @@ def output_directions(slopes: Tensor, generator: torch.Generator, most: int) -> 
         units: Tensor = torch.diag_embed(slopes)
         return units
     probes = torch.randn(batch, most, outputs, generator=generator, dtype=torch.float64) / most**0.5
-    return probes.to(slopes) * slopes[:, None, :]
+    found: Tensor = probes.to(slopes) * slopes[:, None, :]
+    return found
 
 
 def backward(chain: Chain, slopes: list[Tensor], last: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.landscape.probes import MatrixEstimate
     from strati.landscape.interactions.whitening import Moments
+    from strati.landscape.probes import MatrixEstimate
     from strati.types import FloatArray
 
 Kind = Literal["interaction", "local", "pca", "neuron"]

@@ -179,7 +179,7 @@ def _seen_below(graph: LayeredGraph, needed: float) -> float:
     room = total**2 - needed**2 * signal
     if room <= 0:
         return 0.0
-    return max(0.0, (1 - needed * np.sqrt(noise / room)) / 2)
+    return max(0.0, float(1 - needed * np.sqrt(noise / room)) / 2)
 
 
 def _own(labels: IntArray) -> IntArray:

@@ -193,7 +193,8 @@ def _swap_margins(given: Similarity, prior: Prior) -> list[float]:
 
 def _reordered(given: Similarity, orders: Mapping[str, Ints]) -> Similarity:
     between = {
-        (a, b): table[np.ix_(orders[given.kind(a)], orders[given.kind(b)])] for (a, b), table in given.between.items()
+        (a, b): table[np.ix_(orders[given.kind(a)], orders[given.kind(b)])]
+        for (a, b), table in given.between.items()
     }
     together = {
         (one, two): table[np.ix_(orders[one], orders[two])] for (one, two), table in given.together.items()

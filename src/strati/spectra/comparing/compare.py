@@ -37,7 +37,7 @@ from strati.spectra.comparing.role_differences import differences, distributions
 from strati.spectra.comparing.series import Series, out_of_order, series_of
 from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads
 from strati.spectra.comparing.update import Update, relative_change, spectral_distance, update_between
-from strati.spectra.comparing.update_rank import within_rounding
+from strati.spectra.comparing.update_rank import quantised_variance, within_rounding
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from strati.network.align import Aligned
     from strati.network.layers import Layer
+    from strati.types import FloatArray
 
     Matrix = NDArray[Any]
 
@@ -169,9 +170,10 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
         )
     elif all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
         rng = stream(config.seed, "compare", first.name)
-        variance = rounding_error(first) + rounding_error(last)
-        update = update_between(aligned.first, aligned.second, rng=rng, variance=variance)
-        rounding = _rounding(aligned, variance)
+        versions = ((first, aligned.first), (last, aligned.second))
+        noise = sum(_quantised(layer, m) for layer, m in versions if rounding_error(layer) > 0)
+        update = update_between(aligned.first, aligned.second, rng=rng, variance=noise)
+        rounding = _rounding(aligned, rounding_error(first) + rounding_error(last))
         flags += _extra_rows(aligned, row) + _rounded_worse(rounding)
     else:
         flags = [f for f in flags if f.code != "not-finite"]
@@ -228,6 +230,11 @@ def rounding_error(layer: Layer) -> float:
     if layer.quantisation is None or rounding is None:
         return 0.0
     return rounding(layer.tensor, layer.cut.index) or 0.0
+
+
+def _quantised(layer: Layer, matrix: Matrix) -> FloatArray:
+    group = layer.quantisation.group if layer.quantisation is not None else None
+    return quantised_variance(matrix, rounding_error(layer), group)
 
 
 def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
