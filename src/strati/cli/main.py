@@ -151,9 +151,8 @@ def _run(words: list[str], debug: bool) -> int:
         if (
             isinstance(error, OSError) and error.strerror
         ):  # the system's no: a full disk, a name too long, a lost mount
-            _say(
-                f"strati: error: {printable(str(error.filename or 'system'))}: {error.strerror}; check the path and the free space"
-            )
+            where = printable(str(error.filename or "system"))
+            _say(f"strati: error: {where}: {error.strerror}; check the path and the free space")
             return 2
         kind = type(error).__name__
         _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a bug in strati; --debug shows the traceback)")
