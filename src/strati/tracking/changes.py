@@ -196,7 +196,7 @@ def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> float:
     raw = float(left[1:] @ left[:-1]) / total
     fitted = (design.shape[1] + len(places)) / x.size
     likely = min(max(raw + fitted * (1 + raw), 0.0), 0.95)
-    return min(likely + math.sqrt((1 - likely**2) / x.size), 0.95)
+    return float(min(likely + math.sqrt((1 - likely**2) / x.size), 0.95))
 
 
 def _pvalue(
