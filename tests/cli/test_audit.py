@@ -51,7 +51,7 @@ def test_the_json_has_the_fields_that_scripts_rely_on(folder: Path) -> None:
         "rmse_ci",
         "n",
     } <= set(row)
-    alpha = [r for r in found["metrics"] if r["metric"] == "alpha"]
+    alpha = [r for r in found["metrics"] if r["metric"] == "alpha" and r["intervention"] is None]
     assert [r["layer"] for r in alpha] == [None, "type:linear", "fc1", "fc2", "fc3"]
     assert [r["n"] for r in alpha] == [18, 18, 6, 6, 6]
     for r in found["metrics"]:
@@ -70,6 +70,16 @@ def test_the_json_has_the_fields_that_scripts_rely_on(folder: Path) -> None:
     for verdict in found["verdicts"]:
         assert all(verdict[name] in (True, False, None) for name in names)
         assert verdict["text"] and "\n" not in verdict["text"]
+        assert verdict["recommendation"] in {
+            "use",
+            "use-with-care",
+            "distinguish-only",
+            "do-not-use",
+            "unknown",
+        }
+    kinds = [v["intervention"] for v in found["verdicts"] if v["metric"] == "alpha"]
+    assert kinds == [None, "reinitialise", "rerandomise"]
+    assert {r["intervention"] for r in found["metrics"]} == set(kinds)
     assert found["performance"]["name"] == "accuracy" and found["performance"]["chance"] == pytest.approx(0.1)
     assert 0 < found["performance"]["intact"] <= 1 and found["performance"]["higher_is_better"] is True
     point = found["points"][0]
@@ -88,7 +98,11 @@ def test_the_same_seed_gives_the_same_and_thresholds_are_options(folder: Path) -
 
 def test_a_table(folder: Path) -> None:
     done = run(folder, "--resamples", "20")
-    assert "rho pooled" in done.stdout and "points failed and are left out" in done.stdout
+    assert (
+        "rho within layers" in done.stdout
+        and "\\[" not in done.stdout
+        and "points failed and are left out" in done.stdout
+    )
 
 
 def test_a_figure_of_each_layer_and_of_all(folder: Path) -> None:

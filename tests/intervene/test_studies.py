@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,9 @@ def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 3)
     with pytest.raises(BadInputError, match="rows of format 2, this strati writes format 3; choose another"):
         study(TINY, out=Path(calm.store).parent)
+    monkeypatch.setattr("strati.intervene.planning.spec.FORMAT", 1)
+    with pytest.raises(BadInputError, match="rows of format 2, this strati reads up to 1; update strati"):
+        load_study(Path(calm.store).parent)
 
 
 def test_json_and_summary(calm: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,12 +342,114 @@ def test_built_in_specs_are_valid() -> None:
         assert read_spec(name).name == name
 
 
-def test_training_that_diverges_is_a_reason_of_every_point() -> None:
-    found = study(tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2}))
+def test_a_study_in_which_every_point_failed_is_an_error(tmp_path: Path) -> None:
+    diverging = tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2})
+    with pytest.raises(BadInputError, match=r"every point failed, all 18 .* 9 of them: .*training diverged"):
+        study(diverging, out=tmp_path)
+    found = load_study(tmp_path)
     assert found.failed == found.units == 24
     assert "training diverged" in found.frame()["reason"][0]
     with pytest.raises(BadInputError, match="no changed layer has been measured"):
         strati.audit(found)
+
+
+def test_a_reason_is_never_empty() -> None:
+    calls: list[int] = []
+
+    def accuracy(model: nn.Module) -> float:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StopIteration
+        return 0.5
+
+    table = study(module(), evaluate=accuracy, config=PLAN).frame()
+    (reason,) = table[table["status"] == "failed"]["reason"]
+    assert re.fullmatch(
+        r"evaluate raised StopIteration without a message at test_studies.py:\d+, in accuracy", reason
+    )
+
+
+@pytest.mark.parametrize(
+    "names", [("layers.0", "layers.2"), ("net.0", "net.1"), ("a.b.fc", "a.c.fc"), ("b.x", "a.x")]
+)
+def test_perceptrons_with_dotted_names_run(names: tuple[str, str], tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    linears = nn.Linear(64, 12), nn.Linear(12, 10)
+    tensors = {f"{n}.{k}": v for n, m in zip(names, linears, strict=True) for k, v in m.state_dict().items()}
+    save_file(tensors, tmp_path / "mlp.safetensors")
+    found = study(
+        {"network": {"path": str(tmp_path / "mlp.safetensors")}, "data": {"name": "digits", "test": 50}}
+    )
+    assert found.done == found.units == 4
+
+
+def test_tokens_in_one_dimension_are_cut_into_windows(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=50, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path / "gpt")
+    tokens = np.random.default_rng(0).integers(0, 50, 100)
+    np.save(tmp_path / "flat.npy", tokens)
+    np.save(tmp_path / "rows.npy", tokens[:96].reshape(6, 16))
+    spec = {
+        "network": {"source": "transformers", "path": str(tmp_path / "gpt")},
+        "measure": {"performance": "perplexity"},
+        "interventions": {"layers": ["*.mlp.*"]},
+        "metrics": {"spectral": False, "activations": False},
+    }
+    one, two = (
+        study(spec | {"data": {"path": str(tmp_path / name), "context": 16}}).frame()["performance"]
+        for name in ("flat.npy", "rows.npy")
+    )
+    assert one.equals(two) and one.min() > 10, "an untrained network guesses among 50"
+    quick: dict[str, Any] = {"layers": "*.mlp.*", "spectral": False, "activations": False}
+    here = study(model, data=torch.from_numpy(tokens), context=16, **quick)
+    assert here.performance["name"] == "perplexity"
+    assert here.frame()["intact_performance"][0] == pytest.approx(one[0])
+    with pytest.raises(BadInputError, match="less than one window of 128"):
+        study(spec | {"data": {"path": str(tmp_path / "flat.npy")}})
+    with pytest.raises(BadInputError, match="have no labels of their own"):
+        study(model, data=(tokens, tokens), **quick)
+    with pytest.raises(BadInputError, match="no next token"):
+        study(model, data=tokens[:, None], **quick)
+
+
+def test_convolutions_have_the_alpha_of_scan(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 24, 3), nn.Flatten(), nn.Linear(24 * 16, 3)
+    )
+    x = torch.randn(6, 3, 8, 8)
+    table = study(model, data=(x, model(x).argmax(1)), interventions="rerandomise").frame()
+    scanned = strati.scan(model.state_dict()).table.set_index("name")
+    for layer in ("0", "2", "4"):
+        row = table[(table["layer"] == layer) & (table["intervention"] == "intact")].iloc[0]
+        for name in ("alpha", "stable_rank", "spectral_norm", "frobenius_norm", "mp_soft_rank"):
+            want = scanned.loc[f"{layer}.weight"][name]
+            assert (pd.isna(row[name]) and pd.isna(want)) or row[name] == pytest.approx(want, rel=1e-5), name
+
+
+def test_a_store_of_version_0_1_0_is_read_but_not_resumed(tmp_path: Path) -> None:
+    from strati.run.store import Finished, Store
+
+    place = {"network": "n", "layer": "fc1", "type": "linear", "draw": 0, "status": "done", "reason": None}
+    rows = [
+        place | {"intervention": kind, "performance": p, "intact_performance": 0.9, "alpha": 2.0 + p}
+        for kind, p in (("intact", 0.9), ("reinitialise", 0.8), ("rerandomise", 0.1))
+    ]
+    about = {"identity": "x", "name": "old", "units": 3, "spec": None, "format": 1}
+    about |= {"performance": {"name": "accuracy", "chance": 0.1, "higher_is_better": True}}
+    with Store(tmp_path / STORE, about=about) as store:
+        store.put(Finished("k", "n fc1", {"rows": rows}))
+    found = load_study(tmp_path)
+    assert found.frame()["setting"].isna().all() and found.metrics == ("alpha",)
+    assert len(strati.audit(found).layers) == 2
+    with pytest.raises(BadInputError, match=r"a study of strati 0.1.0, which can be read .* but not resumed"):
+        study(TINY, out=tmp_path)
 
 
 def test_a_residual_network_and_a_language_model_are_trained_here(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``strati audit``: what the metrics of a study are worth."""
+"""``strati audit``: which metrics of a study to trust."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from pathlib import Path
 import click
 
 from strati.cli.common import Output, emit, output_options, seed_option
+from strati.intervene.judging.audit import AuditConfig, audit
+from strati.options import default
 
 
 @click.command("audit")
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--robust",
-    default=0.9,
+    default=default(AuditConfig, "robust"),
     show_default=True,
     help="Share of performance retained from which a layer is robust.",
 )
 @click.option(
     "--critical",
-    default=0.5,
+    default=default(AuditConfig, "critical"),
     show_default=True,
     help="Share of performance retained up to which it is critical.",
 )
 @click.option(
-    "--resamples", type=click.IntRange(1), default=1000, show_default=True, help="Bootstrap resamples."
+    "--resamples",
+    type=click.IntRange(1),
+    default=default(AuditConfig, "resamples"),
+    show_default=True,
+    help="Shuffled studies that intervals and recommendations are held against.",
 )
 @click.option(
     "--plot", "figures", metavar="DIR", help="Draw performance against each metric into this folder."
@@ -47,8 +53,6 @@ def command(
       strati study fcn-digits --out digits
       strati audit digits --json audit.json
     """
-    from strati.intervene.judging.audit import audit
-
     result = audit(folder, robust=robust, critical=critical, resamples=resamples, seed=seed)
     if figures is not None:
         from strati.report.plots.study import draw_all

@@ -7,6 +7,7 @@ metrics is ``audit``.
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -175,9 +176,12 @@ def load_study(folder: str | Path) -> Study:
     """
     path = Path(folder) / STORE
     if not Path(folder).is_dir():
-        raise BadInputError(folder, "no such folder; give the --out folder of a study")
+        raise BadInputError(folder, "no such folder; give the folder of a study")
     with Store(path) as store:
         about = store.about()
+        if about.get("format", 1) > specs.FORMAT:
+            why = f"holds rows of format {about['format']}, this strati reads up to {specs.FORMAT}; update strati"
+            raise BadInputError(folder, why)
         rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
         return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
 
@@ -193,6 +197,7 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         alone = stack.enter_context(shared_folder(folder))
+        _check_version(folder)
         store = stack.enter_context(
             open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
         )
@@ -204,15 +209,43 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         drive(store, job.body, trainings, _keep_networks(folder), run)
         layers = _unfinished(job, folder, store, run)
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
-        return Study(
-            job.name,
-            job.about["performance"],
-            _rows(store),
-            job.about["units"],
-            None if out is None else str(folder / STORE),
-            job.about.get("origin", {}) | {"spec": job.about.get("spec")},
-            job.body,
-        )
+        place = None if out is None else str(folder / STORE)
+        origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
+        counts = job.about["performance"], _rows(store), job.about["units"]
+        found = Study(job.name, *counts, place, origin, job.body)
+        _check_done(found)
+        return found
+
+
+def _check_done(found: Study) -> None:
+    """A study without one changed layer that could be measured is no study.
+
+    Raises:
+        BadInputError: There is none; the reason is the commonest one.
+    """
+    changed = [row for row in found.rows if row["intervention"] != "intact"]
+    if changed and not any(row["status"] == "done" for row in changed):
+        reasons = Counter(str(row["reason"]) for row in changed)
+        reason, count = reasons.most_common(1)[0]
+        why = f"every point failed, all {len(changed)} changed layers; {count} of them: {reason}"
+        raise BadInputError(found.store or found.name, why)
+
+
+def _check_version(folder: Path) -> None:
+    """Stores of strati 0.1.0 are read, but not gone on with: their rows have other keys.
+
+    Raises:
+        BadInputError: The folder holds one.
+    """
+    if not (folder / STORE).is_file():
+        return
+    with Store(folder / STORE) as store:
+        if store.about().get("format", 1) == 1:
+            why = (
+                "holds a study of strati 0.1.0, which can be read (strati audit, strati.load_study) but not resumed; "
+                "choose another folder, or delete this one"
+            )
+            raise BadInputError(folder, why)
 
 
 def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:

@@ -2,9 +2,10 @@
 
 What can be rebuilt: a multilayer perceptron, whose architecture follows from the shapes of its tensors (only the
 nonlinearity must be told); residual networks and vision transformers named as torchvision or timm name them, CIFAR
-ResNets (``architectures/``); a residual network as ``strati reassemble`` writes it (``residual.py``); a Llama in a GGUF
-file (``llama_gguf.py``); a transformer in a local Hugging Face directory, whose ``config.json`` names the class.
-Nothing is downloaded, no code from the checkpoint runs, pickled weights are not taken for transformers.
+ResNets (``architectures/``); an ONNX graph that is one line of operations (``architectures/onnx.py``); a residual
+network as ``strati reassemble`` writes it (``residual.py``); a Llama in a GGUF file (``llama_gguf.py``); a transformer
+in a local Hugging Face directory, whose ``config.json`` names the class. Nothing is downloaded, no code from the
+checkpoint runs, pickled weights are not taken for transformers.
 Other networks: build the module and pass it as it is.
 """
 
@@ -51,7 +52,8 @@ def as_module(
 
     Args:
         source: Whatever names a network (:func:`strati.open`). A module is returned as it is.
-        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it.
+        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it (an ONNX file
+            does, and what its graph says is run).
         heads: Attention heads of a vision transformer, where its width does not tell.
 
     Returns:
@@ -85,6 +87,11 @@ def as_module(
         from strati.network.llama_gguf import llama_from_gguf
 
         return llama_from_gguf(network)
+    if network.format == "onnx":
+        from strati.architectures.onnx import onnx_module
+        from strati.network.formats.onnx_graph import read_program
+
+        return onnx_module(read_program(network.path), network.path)
     return _from_tensors(network, activation, heads)
 
 

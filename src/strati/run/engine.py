@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,7 +76,22 @@ def attempt(body: Body, unit: Unit, load: Load) -> Outcome:
     except StratiError as error:
         return Outcome(unit, reason=str(error))
     except Exception as error:
-        return Outcome(unit, reason=printable(f"{type(error).__name__}: {error}", 400))
+        return Outcome(unit, reason=reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line that is never empty: its text, or where it was raised.
+
+    Examples:
+        >>> reason_of(ValueError("bad"))
+        'ValueError: bad'
+    """
+    kind, text = type(error).__name__, str(error).strip()
+    if text:
+        return printable(f"{kind}: {text}", 400)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" at {Path(last[0].filename).name}:{last[0].lineno}, in {last[0].name}" if last else ""
+    return f"{kind} without a message{where}"
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
             ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         why = f"no Ray cluster answers there ({str(error).splitlines()[0]}); start one with: ray start --head"
-        raise UnsupportedError(f"--address {address}", why) from None
+        raise UnsupportedError(f"address {address}", why) from None
 
 
 def _check_answers(address: str | None) -> None:
@@ -110,12 +110,12 @@ def _check_answers(address: str | None) -> None:
     if not host:
         return
     if not port.isdigit():
-        raise BadInputError(f"--address {address}", "not of the form HOST:PORT")
+        raise BadInputError(f"address {address}", "not of the form HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         why = f"no Ray cluster answers there ({error}); start one with: ray start --head"
-        raise UnsupportedError(f"--address {address}", why) from None
+        raise UnsupportedError(f"address {address}", why) from None
 
 
 def _run_one(body: Body, unit: Unit, names: list[str], *files: Any) -> Outcome:

@@ -77,7 +77,7 @@ class Store:
         self.path = Path(path)
         if not os.path.lexists(self.path):
             if about is None:
-                raise BadInputError(self.path, "there is no store here; give the --out folder of a study")
+                raise BadInputError(self.path, "there is no store here; give the folder of a study")
             _create(self.path, about)
         _check_file(self.path)
         with _explained(self.path):

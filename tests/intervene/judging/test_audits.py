@@ -317,7 +317,9 @@ def test_the_table_shows_intervals_as_they_are() -> None:
         row["metric"] = row["performance"] % 0.01
     console = Console(file=io.StringIO(), width=160, markup=False)
     console.print(audit(made(found)).summary())
-    assert "\\[" not in console.file.getvalue() and re.search(r" \[-?[01]\.[0-9]{2}, -?[01]\.[0-9]{2}\] ", console.file.getvalue())
+    assert "\\[" not in console.file.getvalue() and re.search(
+        r" \[-?[01]\.[0-9]{2}, -?[01]\.[0-9]{2}\] ", console.file.getvalue()
+    )
 
 
 @pytest.fixture(scope="module")

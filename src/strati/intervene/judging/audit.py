@@ -55,7 +55,7 @@ class AuditConfig:
     invariant: float = 0.1
     strong: float = 0.5
     separates: float = 0.8
-    false_praise: float = 0.05
+    false_praise: float = 0.02
 
     def check(self) -> None:
         """Refuse thresholds that contradict each other.

@@ -16,6 +16,7 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.network.roles import blocks, role_of
+from strati.network.views import kernel
 
 if TYPE_CHECKING:
     import torch
@@ -121,8 +122,8 @@ def values_of(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """A layer's weight and bias as arrays of their own."""
     module: Any = model.get_submodule(target.name)
-    weight = module.weight.detach().float().numpy().copy()
-    return weight, module.bias.detach().float().numpy().copy() if target.bias else None
+    weight = module.weight.detach().float().cpu().numpy().copy()
+    return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
 
 
 @contextmanager
@@ -198,7 +199,7 @@ def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]
 
 
 def as_matrix(weight: NDArray[Any], kind: str) -> NDArray[Any]:
-    """The matrix of a layer that spectral metrics look at: outputs first, a kernel's taps with its inputs."""
+    """A layer as one matrix, for metrics of the user's: outputs first, a kernel's taps with its inputs."""
     if kind == "conv1d":
         return weight.T
     return weight.reshape(weight.shape[0], -1)
@@ -214,6 +215,18 @@ def from_matrix(matrix: NDArray[Any], kind: str, shape: tuple[int, ...]) -> NDAr
     """
     weight = matrix.T if kind == "conv1d" else matrix.reshape(shape)
     return np.ascontiguousarray(weight, dtype=np.float32)
+
+
+def as_matrices(weight: NDArray[Any], kind: str) -> list[NDArray[Any]]:
+    """The matrices whose eigenvalues ``scan`` pools for such a layer: a kernel's slices, else the one matrix.
+
+    Examples:
+        >>> len(as_matrices(np.zeros((8, 4, 3, 3)), "conv")), as_matrices(np.zeros((5, 3)), "conv1d")[0].shape
+        (9, (3, 5))
+    """
+    if kind == "conv":
+        return list(kernel(weight.shape, inputs_first=False, flatten=False).matrices(weight))
+    return [as_matrix(weight, kind)]
 
 
 def _kind(module: Any) -> str | None:

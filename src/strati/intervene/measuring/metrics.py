@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +24,8 @@ Plugin = Callable[..., float]
 """``matrix -> number`` or ``(intact matrix, changed matrix) -> number``."""
 
 
-def spectral_metrics(matrix: NDArray[Any]) -> dict[str, float | None]:
-    """All numbers of a matrix's spectrum, by the names of ``scan``.
+def spectral_metrics(matrix: NDArray[Any] | Sequence[NDArray[Any]]) -> dict[str, float | None]:
+    """All numbers of the spectrum of a matrix, or of several whose eigenvalues are pooled, by the names of ``scan``.
 
     Examples:
         >>> found = spectral_metrics(np.diag([3.0, 4.0]))

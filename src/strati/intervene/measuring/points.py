@@ -18,8 +18,15 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.intervene.measuring.baselines import BlockInfluence, LayerBaselines
 from strati.intervene.measuring.changes import LayerEdits, Others, Values, make_change
-from strati.intervene.measuring.functional import ChainProbe, Measured, measure_module, whole_scores
-from strati.intervene.measuring.interventions import Change, Target, as_matrix, changed, values_of
+from strati.intervene.measuring.functional import ChainProbe, Measured, Tapes, measure_module, whole_scores
+from strati.intervene.measuring.interventions import (
+    Change,
+    Target,
+    as_matrices,
+    as_matrix,
+    changed,
+    values_of,
+)
 from strati.intervene.measuring.metrics import (
     degeneracy_metrics,
     distances,
@@ -33,6 +40,7 @@ from strati.intervene.planning.settings import Point
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import as_chain
 from strati.rng import stream
+from strati.run.engine import reason_of
 from strati.text import printable
 
 Evaluate = Callable[[nn.Module], float]
@@ -58,6 +66,7 @@ class Subject:
     _plain: bool = field(default=False, repr=False)
     _intact: Measured | None = field(default=None, repr=False)
     _scores: Scores | None = field(default=None, repr=False)
+    tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
@@ -254,10 +263,16 @@ def _outcomes(
         return [_evaluated(subject, target, change) for change in changes]
     watch = baselines.add if isinstance(baselines, LayerBaselines) else None
     probe = subject.probe()
-    if probe is None or target.kind == "block":
+    if probe is None or target.name not in probe.names:
         return list(
             measure_module(
-                subject.model, subject.task, target, changes, activations=plan.activations, watch=watch
+                subject.model,
+                subject.task,
+                target,
+                changes,
+                activations=plan.activations,
+                watch=watch,
+                tapes=subject.tapes,
             )
         )
     if watch is not None:
@@ -275,14 +290,14 @@ def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | s
         with changed(subject.model, target, change), torch.no_grad():
             return subject.evaluated()
     except Exception as error:  # the user's function: whatever it raises is this point's reason
-        return f"evaluate raised {type(error).__name__}: {error}"
+        return f"evaluate raised {reason_of(error)}"
 
 
 def _metrics_of(intact: Values, now: Values, target: Target, plan: StudyConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     before, after = as_matrix(intact[0], target.kind), as_matrix(now[0], target.kind)
     if plan.spectral:
-        found |= spectral_metrics(after)
+        found |= spectral_metrics(as_matrices(now[0], target.kind))
     found |= distances(intact, now)
     extra, notes = plugin_metrics(plan.plugins, before, after)
     return found | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})

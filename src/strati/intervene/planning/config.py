@@ -49,6 +49,7 @@ class StudyConfig:
             known one (``accuracy``, ``loss``, ``perplexity``, ``mse``, ``f1``, ...).
         chance: Performance of random guessing, where it is known.
         batch: Rows of data per batch.
+        context: Token ids in one dimension are cut into windows of this length.
         initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
         engine: ``"local"`` or ``"ray"``.
         workers: Processes; with one, ``local`` works in this process.
@@ -71,6 +72,7 @@ class StudyConfig:
     higher_is_better: bool | None = None
     chance: float | None = None
     batch: int = 1000
+    context: int = 128
     initial: Any = None
     engine: str = "local"
     workers: int = 1
@@ -92,7 +94,7 @@ class StudyConfig:
         Raises:
             BadInputError: There is one.
         """
-        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("workers", 1)):
+        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")
@@ -159,7 +161,7 @@ class StudyConfig:
             word = "more" if known else "less"
             why = f"contradicts the measure's name {name!r}, of which {word} is better; rename it with performance="
             raise BadInputError("higher_is_better", why)
-        return name, known if self.higher_is_better is None else self.higher_is_better
+        return name, bool(known if self.higher_is_better is None else self.higher_is_better)
 
 
 def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:
@@ -185,9 +187,10 @@ def override(spec: Spec, config: StudyConfig, given: set[str]) -> Spec:
     changed = given | {
         f.name
         for f in dataclasses.fields(StudyConfig)
-        if f.name != "plugins" and getattr(config, f.name) != getattr(StudyConfig(), f.name)
+        if f.name not in ("plugins", "initial") and getattr(config, f.name) != getattr(StudyConfig(), f.name)
     }
-    for name in ("higher_is_better", "initial"):
+    changed |= {"initial"} if config.initial is not None else set()
+    for name in ("higher_is_better", "initial", "context"):
         if name in changed:
             raise BadInputError(name, "is for modules; a spec names its own")
     for section in ("interventions", "metrics", "measure"):

@@ -34,7 +34,7 @@ from strati.intervene.planning.config import StudyConfig, config_of
 from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of
+from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of, windows
 from strati.run.engine import Unit
 from strati.run.files import write_atomic
 from strati.run.store import Store, unit_key
@@ -261,16 +261,37 @@ def _task(data: Any, plan: StudyConfig) -> Task:
     if isinstance(data, Task):
         return data
     if not isinstance(data, Data):
-        try:
-            x, y = data
-        except (TypeError, ValueError):
-            raise BadInputError("data", "is a pair (x, y): inputs and labels") from None
-        x, y = _array(x), _array(y)
-        if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
-            raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
-        kind = "tokens" if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8 else "rows"
-        data = Data(kind, int(y.max()) + 1, x[:0], None, x, y)
-    return make_task(data, plan.performance or "accuracy", plan.batch, plan.chance)
+        data = _text(data, plan) if _is_text(data) else _labelled(data)
+    usual = "perplexity" if data.kind == "tokens" and data.y_test is None else "accuracy"
+    return make_task(data, plan.performance or usual, plan.batch, plan.chance)
+
+
+def _is_text(data: Any) -> bool:
+    """Token ids alone, in one dimension or rows of them."""
+    if not isinstance(data, Tensor | np.ndarray):
+        return False
+    found = _array(data)
+    return bool(found.ndim in (1, 2) and np.issubdtype(found.dtype, np.integer))
+
+
+def _text(data: Any, plan: StudyConfig) -> Data:
+    tokens = windows(_array(data), plan.context, "data")
+    return Data("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
+
+
+def _labelled(data: Any) -> Data:
+    try:
+        x, y = data
+    except (TypeError, ValueError):
+        raise BadInputError("data", "is a pair (x, y): inputs and labels; or an array of token ids") from None
+    x, y = _array(x), _array(y)
+    if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
+        raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
+    tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+    if tokens and x.ndim == 1:
+        why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
+        raise BadInputError("data", why)
+    return Data("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
 
 
 def _tensors(source: Any) -> dict[str, Any] | None:

@@ -168,6 +168,8 @@ def make_task(data: Data, performance: str, batch: int, chance: float | None = N
             "perplexity": float(data.outputs),
         }
         chance = uniform[performance]
+    if data.y_test is None and data.x_test.shape[-1] < 2:
+        raise BadInputError("data", "rows of one token have no next token to predict; give longer rows")
     batches = []
     for start in range(0, len(data.x_test), batch):
         inputs = data.inputs(data.x_test[start : start + batch])
@@ -262,12 +264,14 @@ def _arrays(path: Path, spec: Spec, vocabulary: int) -> Data:
         y, y_test = (None, None) if y is None else (y[:-held], y[-held:])
     else:
         x_test, y_test = x, y
-    tokens = (
-        spec.network.source in ("transformer", "transformers")
-        and np.issubdtype(x_test.dtype, np.integer)
-        and x_test.ndim == 2
-    )
-    if tokens:
+    if spec.network.source in ("transformer", "transformers") and np.issubdtype(x_test.dtype, np.integer):
+        if x_test.ndim == 1 and y_test is not None:
+            why = "x holds token ids in one dimension, which have no labels of their own; give rows of tokens"
+            raise BadInputError(path, why)
+        x, x_test = (
+            windows(a, spec.data.context, path) if a.ndim == 1 and len(a) else a for a in (x, x_test)
+        )
+    if _rows_of_tokens(spec, x_test):
         largest = int(max(x.max(initial=0), x_test.max(initial=0))) + 1
         classes = 0 if y_test is None else _classes(path, y_test, y)
         return Data("tokens", classes or vocabulary or largest, x, y, x_test, y_test)
@@ -285,9 +289,33 @@ def _layout(x: NDArray[Any]) -> NDArray[Any]:
         return x[:, None]
     if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         return np.ascontiguousarray(np.moveaxis(x, -1, 1))
-    if x.ndim == 1:
-        return x[:, None]
     return x
+
+
+def _rows_of_tokens(spec: Spec, x: NDArray[Any]) -> bool:
+    language = spec.network.source in ("transformer", "transformers")
+    return language and np.issubdtype(x.dtype, np.integer) and x.ndim == 2
+
+
+def windows(tokens: NDArray[Any], length: int, what: str | Path) -> NDArray[Any]:
+    """Token ids in one dimension as windows of one length, what is left over dropped; rows of them as they are.
+
+    Raises:
+        BadInputError: There is not one whole window, or an id is negative.
+
+    Examples:
+        >>> windows(np.arange(7), 3, "tokens").tolist()
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    if tokens.min(initial=0) < 0:
+        raise BadInputError(what, "holds negative token ids")
+    if tokens.ndim != 1:
+        return tokens
+    if len(tokens) < length:
+        raise BadInputError(
+            what, f"too short: {len(tokens)} tokens are less than one window of {length}; lower context"
+        )
+    return tokens[: len(tokens) // length * length].reshape(-1, length)
 
 
 def _classes(path: Path, *labels: NDArray[Any] | None) -> int:

@@ -100,7 +100,7 @@ def contents(source: Source) -> Contents:
     unread: list[Skipped] = []
     places: dict[str, tuple[Source, int, Tensor]] = {}
     for name, weight in found.weights.items():
-        located = _locate(source, name, weight)
+        located = locate(source, name, weight)
         if isinstance(located, str):
             unread.append(Skipped(name, located))
             continue
@@ -128,14 +128,14 @@ def _collect(
     nodes: list[Node] = []
     for number, kind, a, b in wire.fields(*span):
         if (number, kind) == (5, 2):
-            weight = _weight(wire, a, b)
+            weight = read_weight(wire, a, b)
             if weight.name in weights:
-                raise wire.source.bad(f"has two weights named {weight.name}; write the file anew")
+                raise wire.source.bad(f"has two weights named {weight.name}; re-save the file")
             weights[weight.name] = weight
         elif (number, kind) == (1, 2):
             nodes.append(_node(wire, a, b))
         if len(weights) + len(nodes) + len(found.weights) > MAX_TENSORS:
-            raise wire.source.bad(f"has more than {MAX_TENSORS:,} nodes and weights; not believed")
+            raise wire.source.bad(f"has more than {MAX_TENSORS:,} nodes and weights, the limit; the file is probably corrupt")
     for node in nodes:
         # Constants of fewer than two axes are shapes, indices and switches of the graph, no weights.
         if node.constant is not None and node.outputs and len(node.constant.shape) > 1:
@@ -243,13 +243,14 @@ def _attribute(wire: Wire, start: int, stop: int, node: Node) -> None:
         elif (number, kind) == (3, 0):
             switch = a
         elif (number, kind) == (5, 2):
-            node.constant = _weight(wire, a, b)
+            node.constant = read_weight(wire, a, b)
         elif number in (6, 11) and kind == 2:
             node.graphs.append((a, b))
     node.switches[name] = switch
 
 
-def _weight(wire: Wire, start: int, stop: int) -> Weight:
+def read_weight(wire: Wire, start: int, stop: int) -> Weight:
+    """A tensor's header; its bytes stay in the file."""
     weight = Weight()
     shape: list[int] = []
     for number, kind, a, b in wire.fields(start, stop):
@@ -271,12 +272,12 @@ def _weight(wire: Wire, start: int, stop: int) -> Weight:
         elif (number, kind) == (14, 0):
             weight.outside = a == 1
     if len(shape) > MAX_DIMENSIONS or any(side >= 2**62 for side in shape):
-        raise wire.source.bad(f"the shape of {weight.name} is absurd; damaged or lying")
+        raise wire.source.bad(f"the shape of {weight.name} is absurd; corrupt: the header does not match the data")
     weight.shape = tuple(shape)
     return weight
 
 
-def _locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
+def locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str] | str:
     """The file, offset and dtype of a weight; or the reason why it is not read."""
     dtype = _DTYPES.get(weight.type)
     if dtype is None or dtype == "string":
@@ -292,7 +293,7 @@ def _locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str
     if stop - start != needed:
         raise source.bad(
             f"{name} of shape {weight.shape[:8]} and dtype {dtype} cannot fill its {stop - start:,} bytes;"
-            " damaged or lying"
+            " corrupt: the header does not match the data"
         )
     return source, start, dtype
 
@@ -322,7 +323,7 @@ def _external(source: Source, name: str, weight: Weight, needed: int) -> tuple[S
     length = int(numbers["length"] or needed)
     if length != needed:
         raise source.bad(
-            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,}; damaged or lying"
+            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,}; corrupt: the header does not match the data"
         )
     try:
         home.check(offset, needed)

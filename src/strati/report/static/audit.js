@@ -11,7 +11,10 @@ export const CLASSES = { robust: "#0072b2", mixed: "#c9a400", critical: "#d55e00
 const nice = (key) => (metricOf(key) || { name: String(key).replaceAll("_", " ") }).name;
 const nameOfLayer = (layer) => (layer === null || layer === undefined ? "all layers pooled" : String(layer).startsWith("type:") ? `type ${String(layer).slice(5)}` : String(layer));
 
-export function auditSection(result, id) {
+const pooled = (list) => (list || []).filter((v) => v.intervention === null || v.intervention === undefined);
+
+export function auditSection(whole, id) {
+  const result = { ...whole, metrics: pooled(whole.metrics), verdicts: pooled(whole.verdicts) };
   const body = section(id, "What the metrics are worth", "Layers were re-initialised and re-randomised one at a time. A metric that knows how good a layer is should move with the network's performance.");
   const failed = Array.isArray(result.failed) ? result.failed.length : result.failed;
   if (failed) body.append(h("p", { class: "note" }, `${number(failed)} units of the study failed and are left out.`));
@@ -20,7 +23,7 @@ export function auditSection(result, id) {
   const left = [points.length ? scatter(result, points) : null, (result.layers || []).length ? map(result) : null].filter(Boolean);
   const parts = [left.length ? h("div", { class: "stack" }, left) : null, (result.metrics || []).length ? forest(result.metrics) : null].filter(Boolean);
   if (parts.length) body.append(h("div", { class: "grid2" }, parts));
-  if ((result.metrics || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "All correlations"), correlations(result.metrics)));
+  if ((result.metrics || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "All correlations"), correlations(whole.metrics)));
   if (body.children.length === 1) body.append(empty("This audit holds no finished unit yet. Run the study to its end and audit again."));
   return body;
 }
@@ -29,6 +32,7 @@ function verdicts(list) {
   const answer = (key) => ({ label: key[1], tip: key[2], left: true, value: (v) => v[key[0]], show: (v) => mark(v[key[0]]) });
   return dataTable({ title: "Verdicts", rows: list, cards: true, columns: [
     { label: "metric", left: true, value: (v) => v.metric, show: (v) => h("b", {}, nice(v.metric)) },
+    { label: "recommendation", left: true, value: (v) => v.recommendation, show: (v) => String(v.recommendation || "–").replaceAll("-", " ") },
     answer(["predicts_performance", "predicts performance", "Correlates with performance over interventions."]),
     answer(["separates_robust_from_critical", "separates robust from critical", "Differs between layers whose loss hurts and layers whose loss does not."]),
     answer(["tells_reinitialised_from_rerandomised", "tells re-init from re-random", "Differs between the layer's own initial weights and fresh ones."]),
@@ -133,6 +137,7 @@ function map(result) {
 function correlations(metrics) {
   return dataTable({ title: "Correlations", filter: true, rows: metrics, columns: [
     { label: "metric", left: true, value: (m) => m.metric, show: (m) => nice(m.metric) }, { label: "layer", left: true, value: (m) => m.layer ?? "all", show: (m) => nameOfLayer(m.layer) },
+    { label: "intervention", left: true, value: (m) => m.intervention ?? "all" },
     { label: "Spearman ρ", value: (m) => m.spearman }, { label: "interval", value: (m) => (m.spearman_ci || [])[0], csv: (m) => m.spearman_ci, show: (m) => interval(m.spearman_ci) },
     { label: "Kendall τ", value: (m) => m.kendall }, { label: "interval", value: (m) => (m.kendall_ci || [])[0], csv: (m) => m.kendall_ci, show: (m) => interval(m.kendall_ci) },
     { label: "RMSE", value: (m) => m.rmse }, { label: "n", value: (m) => m.n }] });
