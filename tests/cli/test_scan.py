@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -236,6 +237,9 @@ def test_estimate_reads_nothing_and_says_what_it_costs(model: Path, tmp_path: Pa
     assert "floating-point operations" in done.stdout and "of memory at most" in done.stdout
     found = strict((tmp_path / "e.json").read_text())
     assert found["schema"] == "strati.estimate/1" and found["matrices"] == 6 + 9
+    from strati.schemas import schema
+
+    jsonschema.Draft202012Validator(schema("strati.estimate/1")).validate(found)
     assert found["flops"] > 0 and found["seconds"] > 0 and found["memory"] > 0
     assert "alpha" not in done.stdout
 
