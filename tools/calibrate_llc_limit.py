@@ -95,7 +95,9 @@ def report(z: np.ndarray, exact: int, without: int, ranges: int, outside: int) -
     inside = int((np.abs(z) <= 2).sum())
     print(f"{len(z)} limits given ({exact} exact, {extrapolated} extrapolated), {without} runs without")
     if len(z):
-        print(f"within two stated errors: {inside} of {len(z)} ({100 * inside / len(z):.0f} %; goal {GOAL:.0%})")
+        print(
+            f"within two stated errors: {inside} of {len(z)} ({100 * inside / len(z):.0f} %; goal {GOAL:.0%})"
+        )
     if extrapolated:
         hits = inside - exact + int(np.isinf(z).sum())
         print(f"of the extrapolated ones: {hits} of {extrapolated} ({100 * hits / extrapolated:.0f} %)")

@@ -67,8 +67,10 @@ def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
     return made
 
 
-def coverage(make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int) -> dict[str, tuple[float, float]]:
-    """Lowest and highest share of intervals that cover the exponent, over sizes and exponents: ours, and the formula's."""
+def coverage(
+    make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int
+) -> dict[str, tuple[float, float]]:
+    """Least and largest share of intervals that cover the exponent, over sizes and exponents: ours, the formula's."""
     shares: dict[str, list[float]] = {"stderr": [], "formal_stderr": []}
     for size in (100, 400, 1000):
         for alpha in (2.0, 3.0, 5.0):
@@ -99,13 +101,16 @@ def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, floa
 
 
 def main() -> None:
+    """Print the rates that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["coverage", "noise"])
     parser.add_argument("--draws", type=int)
     options = parser.parse_args()
     if options.what == "coverage":
         draws = options.draws or 400
-        print(f"share of 95 % intervals that cover alpha; 100, 400, 1000 values; alpha 2, 3, 5; {draws} draws each")
+        print(
+            f"share of 95 % intervals that cover alpha; 100, 400, 1000 values; alpha 2, 3, 5; {draws} draws each"
+        )
         print(f"{'':32s}{'alpha_stderr':>16s}{'(alpha-1)/sqrt(n)':>20s}")
         for title, laws in (("sharp start", SHARP), ("gradual start", GRADUAL)):
             for name, make in laws.items():
@@ -117,13 +122,13 @@ def main() -> None:
                 )
         return
     draws = options.draws or 200
-    print(f"share of {draws} draws of noise, over 128x128, 400x100 and 150x300: worst (structured-noise: least)")
+    print(
+        f"share of {draws} draws of noise, over 128x128, 400x100 and 150x300: worst (structured-noise: least)"
+    )
     print(f"{'':30s}{'spikes':>8s}{'heavy-tailed':>14s}{'noise-like':>18s}{'structured-noise':>20s}")
     for name in NOISE:
         rates = [noise_rates(name, shape, draws) for shape in SHAPES]
-        low, high = (
-            {key: pick(rate[key] for rate in rates) for key in rates[0]} for pick in (min, max)
-        )
+        low, high = ({key: pick(rate[key] for rate in rates) for key in rates[0]} for pick in (min, max))
         print(
             f"{name:30s}{high['spikes']:8.3f}{high['heavy']:14.3f}"
             f"{low['noise-like']:10.3f} to {high['noise-like']:.3f}"

@@ -98,7 +98,7 @@ class Result:
         """The JSON text; also written to ``path`` (whole or not at all) if one is given."""
         text = json.dumps(self.to_dict(), allow_nan=False, ensure_ascii=True)
         if path is not None:
-            from strati.run.files import write_atomic
+            from strati.files import write_atomic
 
             write_atomic(path, text + "\n")
         return text

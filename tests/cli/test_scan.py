@@ -85,7 +85,7 @@ def test_table_is_safe_and_names_the_worst(model: Path) -> None:
     done = run(model)
     assert done.returncode == 0 and done.stderr == ""
     assert "\x1b" not in done.stdout and "\u202e" not in done.stdout
-    assert "look first at: broken.weight (not-finite)" in done.stdout
+    assert "check first: broken.weight (not-finite)" in done.stdout
     assert "[bold]\\x1b[31m\\u202eevil" in done.stdout
 
 
@@ -159,6 +159,52 @@ def test_torch_is_not_imported(model: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_narrow_terminal_keeps_names_and_warnings(tmp_path: Path) -> None:
+    """80, 60 and 200 columns: every name and every warning's code in full; numbers only where there is room."""
+    import io
+
+    from rich.console import Console
+
+    import strati
+
+    rng = np.random.default_rng(0)
+    names = [f"encoder.layer.{i}.attention.output.dense.weight" for i in (2, 10)] + ["pooler.dense.weight"]
+    file = tmp_path / "model.safetensors"
+    save_file({name: rng.normal(size=(60, 60)).astype(np.float32) for name in names}, file)
+    s = strati.scan(file)
+    seen = {}
+    for width in (60, 80, 200):
+        out = io.StringIO()
+        Console(width=width, file=out, highlight=False, markup=False).print(s.summary())
+        table = out.getvalue()
+        seen[width] = table
+        lines = table.splitlines()
+        assert max(len(line) for line in lines if "noise-like" in line and "layer" not in line[:8]) <= width
+        for name in names:
+            if width >= 80:
+                assert sum(name.removesuffix(".weight") in line for line in lines) >= 1, (width, name)
+        assert table.count("noise-like") >= 3
+    assert "alpha" in seen[80] and "KS" not in seen[80].splitlines()[2] and "too narrow for" in seen[80]
+    assert "KS" in seen[200] and "too narrow for" not in seen[200]
+
+
+def test_rows_sort_by_number(tmp_path: Path) -> None:
+    import strati
+
+    file = tmp_path / "model.safetensors"
+    save_file({f"layers.{i}.weight": np.eye(4, dtype=np.float32) for i in (10, 2, 1)}, file)
+    assert [item.layer.name for item in strati.scan(file)] == [f"layers.{i}.weight" for i in (1, 2, 10)]
+
+
+def test_a_layer_by_its_module_or_with_the_nearest_name(model: Path) -> None:
+    import strati
+
+    s = strati.scan(model)
+    assert s["conv"] is s["conv.weight"] and "conv" in s and "con" not in s
+    with pytest.raises(strati.StratiError, match=r"did you mean 'conv\.weight'"):
+        s["conv.wieght"]
+
+
 def test_python_objects(model: Path) -> None:
     import strati
 
@@ -182,3 +228,51 @@ def test_pictures(model: Path, tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
     with pytest.raises(strati.StratiError, match="nothing to draw"):
         s["broken.weight"].plot()
+
+
+def test_estimate_reads_nothing_and_says_what_it_costs(model: Path, tmp_path: Path) -> None:
+    done = run(model, "--estimate", "--json", tmp_path / "e.json")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "floating-point operations" in done.stdout and "of memory at most" in done.stdout
+    found = strict((tmp_path / "e.json").read_text())
+    assert found["schema"] == "strati.estimate/1" and found["matrices"] == 6 + 9
+    assert found["flops"] > 0 and found["seconds"] > 0 and found["memory"] > 0
+    assert "alpha" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--workers", "--jobs", "-j"])
+def test_workers_and_its_aliases(model: Path, option: str) -> None:
+    assert run(model, option, 1, "--layers", "conv", "--quiet").returncode == 0
+
+
+def test_layers_are_selected(model: Path) -> None:
+    found = strict(run(model, "--layers", "conv", "--layers", "h.*", "--json", "-").stdout)
+    names = {layer["name"] for layer in found["layers"]}
+    assert names == {"h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "conv.weight"}
+    done = run(model, "--layers", "conf")
+    assert done.returncode == 2 and "conv" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_progress_shows_layers_bytes_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: layers done of all, gigabytes done of all, time left by the work of the layers."""
+    import io
+
+    from strati.run.progress import Sizes, _Count, progress
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    sizes = Sizes(work={"a": 1e9, "b": 9e9}, bytes={"a": 10**9, "b": 3 * 10**9})
+    with progress("scan", 2, sizes=sizes, resume="strati scan again") as tick:
+        tick.expect(2)
+        tick("a")
+        tick("b")
+        assert tick.resume == "strati scan again"
+    assert "layers" in terminal.getvalue() and "GB" in terminal.getvalue()
+    count = _Count(2, sizes)
+    count.add("b")
+    assert count.text() == "1/2 layers, 3.00/4.00 GB" and count.work_done / count.work_total == 0.9

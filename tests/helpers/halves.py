@@ -94,3 +94,48 @@ def dense(seed: int, widths: tuple[int, ...], activation: type[nn.Module] = nn.R
         layers += [nn.Linear(a, b), activation()]
     x = torch.randn(500, widths[0], dtype=torch.float64)
     return strati.interaction_graph(strati.interaction_basis(nn.Sequential(*layers[:-1]).double(), x))
+
+
+def planted(
+    seed: int, sizes: list[int], cross: float, *, layers: int = 4, sigma: float = 1.0
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Edges of a layered graph of known modules, and each node's module.
+
+    Every edge inside a module is there, one between modules with probability ``cross``; strengths are lognormal.
+    """
+    rng = np.random.default_rng(seed)
+    one = np.repeat(np.arange(len(sizes)), sizes)
+    inside = one[:, None] == one[None, :]
+    edges = []
+    for _ in range(layers - 1):
+        strength = rng.lognormal(0, sigma, inside.shape)
+        edges.append(np.where(inside | (rng.random(inside.shape) < cross), strength, 0.0))
+    return edges, np.tile(one, layers)
+
+
+def as_graph(edges: list[np.ndarray]) -> Any:
+    """Edges as the interaction graph of a network that nobody has."""
+    from strati.landscape.interactions.basis_result import BasisLayer, InteractionBasis
+    from strati.landscape.interactions.graph import InteractionGraph
+
+    widths = [edges[0].shape[1], *(len(e) for e in edges)]
+    layers = tuple(
+        BasisLayer(str(k), np.eye(n), np.eye(n), np.ones(n), np.zeros(n), np.zeros(n), n)
+        for k, n in enumerate(widths)
+    )
+    basis = InteractionBasis("neuron", layers, True, 1e-12, 0.0, 1, 0, (), None)
+    return InteractionGraph(basis, tuple(edges), (0.0,) * len(edges))
+
+
+def agreement(first: np.ndarray, second: np.ndarray) -> float:
+    """Adjusted Rand index of two partitions."""
+    table = np.zeros((first.max() + 1, second.max() + 1))
+    np.add.at(table, (first, second), 1)
+
+    def pairs(counts: np.ndarray) -> float:
+        return float((counts * (counts - 1) / 2).sum())
+
+    both, rows, columns = pairs(table), pairs(table.sum(1)), pairs(table.sum(0))
+    chance = rows * columns / pairs(np.array([first.size]))
+    most = (rows + columns) / 2
+    return (both - chance) / (most - chance) if most != chance else 1.0

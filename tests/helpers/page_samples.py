@@ -189,4 +189,29 @@ def hostile(text: str) -> list[dict[str, Any]]:
             "rows": [{"what": text, "paper": text, "ours": 1.0, "note": text}],
             "warnings": [{"code": text, "text": text}],
         },
+        head("llc")
+        | {
+            "estimate": 1.0,
+            "reason": text,
+            "traces": [[1.0, 2.0]],
+            "ladder": [{"nbeta": 2.0, "lambda": 1.0}],
+        },
+        head("scales") | {"parameters": 9, "scales": [{"epsilon": 0.1, "lambda": 2.0, "stderr": 0.1}]},
+        head("sparsify") | {"weights": 9, "zeros_after": 3, "layers": [{"name": text, "weights": 9}]},
+        head("reassemble-make")
+        | {"folder": text, "recipe": {text: text}, "loss": 0.1, "permutation": [0, 1]},
+        head("track")
+        | {
+            "steps": [0, 1],
+            "series": [{"what": text, "layer": text, "values": [1.0, 2.0], "stderr": None}],
+            "changes": [{"what": text, "layer": text, "step": 1, "low": 0, "high": 1, "pvalue": 0.1}],
+        },
+        head("plan")
+        | {
+            "action": text,
+            "budget": text,
+            "layers": [{"name": text, "choice": text, "saves": 1, "cost": 0.1}],
+        },
+        head("apply") | {"written": text, "parameters_before": 9, "parameters_after": 8},
+        head("check") | {"passed": False, "found": [{"layer": text, "code": text, "text": text}]},
     ]

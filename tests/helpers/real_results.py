@@ -43,17 +43,32 @@ def make(home: Path) -> dict[str, Path]:
     data = str(embedded.path("digits.npz"))
     (home / "study.toml").write_text(STUDY)
     names = ("inspect", "scan", "compare", "series", "study", "degeneracy", "basis", "pieces", "reproduce")
+    names += ("llc", "scales", "sparsify", "made", "report", "plan", "apply")
     found = {name: home / f"{name}.json" for name in names}
     run("inspect", model, "--json", found["inspect"])
     run("scan", model, "--eigenvalues", "--json", found["scan"])
     run("compare", initial, model, "--eigenvalues", "--json", found["compare"])
     run("compare", "--series", *checkpoints(home), "--json", found["series"])
     run("study", home / "study.toml", "--out", home / "study", "--json", found["study"])
-    degeneracy(found["degeneracy"])
+    degeneracy(found)
     run("basis", model, "--data", data, "--rows", "200", "--compare", "--json", found["basis"])
-    run("reassemble", "--make", home / "dropped", "--blocks", "4")
+    run(
+        "basis",
+        model,
+        "--data",
+        data,
+        "--rows",
+        "200",
+        "--sparsify",
+        home / "sparse.safetensors",
+        "--json",
+        found["sparsify"],
+    )
+    run("reassemble", "--make", home / "dropped", "--blocks", "4", "--json", found["made"])
     run("reassemble", home / "dropped", home / "dropped" / "data.csv", "--json", found["pieces"])
     reproduce(found["reproduce"])
+    run("report", found["scan"], "-o", home / "page.html", "--json", found["report"])
+    acting(found)
     return found | {"audit": home / "study"}
 
 
@@ -92,7 +107,7 @@ def checkpoints(home: Path) -> list[Path]:
     return files
 
 
-def degeneracy(target: Path) -> None:
+def degeneracy(found: dict[str, Path]) -> None:
     """Counts, chains and scales of a network of six hidden neurons: sampling the embedded one takes minutes."""
     import torch
 
@@ -112,7 +127,22 @@ def degeneracy(target: Path) -> None:
     few = {"chains": 4, "draws": 20, "warmup": 10}
     chains = llc(model, "behavioural-mse", x, sampler="sgld", ladder=False, **few)
     scales = effective_parameters(model, x, scales=[1e-2, 1e-1, 1.0], **few)
-    replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(target)
+    replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(found["degeneracy"])
+    chains.to_json(found["llc"])
+    scales.to_json(found["scales"])
+
+
+def acting(found: dict[str, Path]) -> None:
+    """A plan for the embedded network from truncations measured here, and the network that it makes."""
+    import strati as package
+
+    with np.load(embedded.path("digits.npz")) as arrays:
+        data = arrays["x"][:400], arrays["y"][:400]
+    model = package.as_module(embedded.path("digits-mlp.safetensors"))
+    study = package.study(model, data=data, interventions=[package.truncate(rank=[2, 8, 32])])
+    plan = package.plan(study, budget="parameters=0.8", action="truncate")
+    plan.to_json(found["plan"])
+    package.apply(plan, model, out=found["apply"].with_suffix("")).to_json(found["apply"])
 
 
 def reproduce(target: Path) -> None:

@@ -68,7 +68,6 @@ MODELS = {
     "tied": tied,
     "gpt2": gpt2,
     "llama": llama,
-    "peft": lambda: peft(llama(), "q_proj", "down_proj"),
     "parallel": lambda: nn.DataParallel(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))),
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 5)),
 }
@@ -120,6 +119,18 @@ def test_a_directory_and_the_model_loaded_from_it(tmp_path):
         name for name in numbers(strati.scan(model, split_qkv=True)) if name != "lm_head.weight"
     }
     assert strati.open(model).config["model_type"] == "gpt2"
+
+
+def test_a_peft_model_opens_as_its_saved_adapter(tmp_path):
+    torch.manual_seed(5)
+    model = peft(llama(), "q_proj", "down_proj")
+    for name, value in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(value)
+    model.save_pretrained(tmp_path)
+    saved, held = numbers(strati.scan(tmp_path)), numbers(strati.scan(model))
+    assert len(saved) == 4
+    assert {name: held[name] for name in saved} == saved
 
 
 def test_numpy_state_dict():

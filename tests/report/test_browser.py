@@ -107,7 +107,9 @@ def test_the_pages_fits_are_the_librarys(browser: Any, rows: int, cols: int) -> 
     found_tail, found_bulk, shares = page.evaluate(as_function("refit", calls), given)
     page.close()
     assert found_tail["alpha"] == pytest.approx(tail.alpha, rel=1e-9)
-    assert found_tail["stderr"] == pytest.approx(tail.stderr, rel=1e-9)
+    # The page's error is that of a given xmin, which the reader moves; the library's also holds its choice.
+    assert found_tail["stderr"] == pytest.approx((tail.alpha - 1) / tail.size**0.5, rel=1e-9)
+    assert found_tail["stderr"] <= tail.stderr * (1 + 1e-9)
     assert found_tail["ks"] == pytest.approx(tail.ks_distance, rel=1e-6)
     assert found_tail["size"] == tail.size
     assert found_bulk["minus"] == pytest.approx(bulk.lambda_minus, rel=1e-9, abs=1e-12)

@@ -10,6 +10,7 @@ from page_samples import hostile, scan
 from strati.errors import BadInputError
 from strati.report import assets
 from strati.report.page import build_page
+from strati.report.runs import read_run
 from strati.report.schemas import ROWS, check_result
 
 
@@ -90,8 +91,34 @@ def test_no_result_is_refused() -> None:
 def test_every_verb_with_a_result_can_be_drawn() -> None:
     from strati.cli.main import VERBS
 
-    assert set(ROWS) == set(VERBS) - {"report", "demo"}
+    parts = {"llc", "scales", "sparsify", "reassemble-make"}  # of verbs, or of Python alone
+    assert set(VERBS) - {"report", "demo"} <= set(ROWS)
+    assert parts <= set(ROWS)
     assert {check_result(result, "x") for result in hostile("x")} == set(ROWS)
+
+
+def test_only_pictures_beside_the_result_come_onto_the_page(tmp_path: Path) -> None:
+    """A JSON file from anywhere must not bring other files of the reader's machine onto a page."""
+    import json
+
+    png = b"\x89PNG\r\n\x1a\n" + bytes(20)
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "a.png").write_bytes(png)
+    (tmp_path / "outside.png").write_bytes(png)
+    (tmp_path / "inside" / "secret.txt").write_text("secret")
+    (tmp_path / "inside" / "link.png").symlink_to(tmp_path / "outside.png")
+    figures = [
+        "a.png",
+        "../outside.png",
+        str(tmp_path / "outside.png"),
+        "secret.txt",
+        "link.png",
+        "ghost.png",
+    ]
+    result = {"schema": "strati.reproduce/1", "strati": "1", "rows": [], "figures": figures}
+    file = tmp_path / "inside" / "result.json"
+    file.write_text(json.dumps(result))
+    assert [picture["name"] for picture in read_run(file)["pictures"]] == ["a.png"]
 
 
 MODULES = sorted(assets.STATIC.glob("*.js"))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option, show
 from strati.run.files import check_writable
+from strati.run.progress import progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,18 +28,24 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     type=click.Choice(["interaction", "local", "pca", "neuron"]),
     default="interaction",
     show_default=True,
-    help="Jacobians to the output, to the next layer, or none.",
+    help="Basis: interaction, local, pca or neuron.",
 )
 @click.option(
     "--activation", type=click.Choice(_ACTIVATIONS), default="relu", show_default=True, help="Of an MLP."
 )
 @click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
-@click.option("--modules", "number", type=click.IntRange(1), help="Ask for so many modules.")
+@click.option("--modules", "number", type=click.IntRange(1), help="Force exactly N modules.", metavar="N")
 @click.option(
     "--no-centre", "centre", flag_value=False, default=True, help="Do not subtract mean activations."
 )
-@click.option("--sites", help="Of a transformer: residual, mlp, or module names with commas.")
-@click.option("--rows", type=click.IntRange(2), help="Use the first so many data only.")
+@click.option(
+    "--sites",
+    help="Where to read a network that is not an MLP: residual, mlp, or module names with commas "
+    "(NAME:input for what goes in).",
+)
+@click.option("--rows", type=click.IntRange(2), metavar="N", help="Use only the first N rows of DATA.")
+@layers_option
+@device_option
 @click.option("--compare", is_flag=True, help="Also the other bases: sparsity of edges, ablation curves.")
 @click.option("--sparsify", metavar="FILE", help="Write a reparametrised checkpoint with more zeros instead.")
 @seed_option
@@ -75,13 +82,18 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     from strati.landscape.interactions.modules import modules
     from strati.landscape.interactions.sites import Reading
 
-    reading, seed = Reading(_sites(options["sites"])), options["seed"]
-    basis = interaction_basis(
-        network, inputs.x, options["kind"], centre=options["centre"], reading=reading, seed=seed
-    )
-    found = modules(interaction_graph(basis), options["epsilon"], number=options["number"], seed=seed)
+    sites, seed = _sites(options["sites"]), options["seed"]
+    with progress("basis", None, quiet=output.quiet) as tick:
+        basis = interaction_basis(
+            network, inputs.x, options["kind"], centre=options["centre"], sites=sites, seed=seed,
+            layers=options["layers"] or None, device=options["device"], tick=tick,
+        )  # fmt: skip
+        graph = interaction_graph(basis, tick=tick)
+    found = modules(graph, options["epsilon"], number=options["number"], seed=seed)
     if options["compare"]:
-        found = replace(found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=reading))
+        found = replace(
+            found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites))
+        )
     emit(found, output)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from strati.errors import BadInputError, StratiError
-from strati.run.files import check_writable, write_atomic
+from strati.run.files import check_writable
 from strati.text import visible
 from strati.types import Result
 
@@ -183,9 +183,9 @@ def emit(result: Result, output: Output) -> None:
     elif output.json is not None:
         result.to_json(output.json)
     if output.html is not None:
-        from strati.report.page import build_page
+        from strati.report.page import write_report
 
-        write_atomic(output.html, build_page([result.to_dict()]))
+        write_report(result, output.html)
     if not output.quiet and output.json != "-":
         show(result.summary())
         for path in (output.json, output.html):

@@ -176,7 +176,7 @@ def load_study(folder: str | Path) -> Study:
     """
     path = Path(folder) / STORE
     if not Path(folder).is_dir():
-        raise BadInputError(folder, "no such folder; give the --out folder of a study")
+        raise BadInputError(folder, "no such folder; give the folder of a study")
     with Store(path) as store:
         about = store.about()
         if about.get("format", 1) > specs.FORMAT:

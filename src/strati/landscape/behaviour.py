@@ -21,6 +21,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.network.select import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
 """A differentiable function of a flat tensor with a scalar value."""
@@ -63,9 +64,10 @@ class FlatModel:
 
     Args:
         model: Any module.
-        layers: Names of parameters or modules (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``); the rest
-            stays fixed. ``None`` means all that require gradients.
-        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own.
+        layers: Patterns as :mod:`strati.network.select` has them (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``);
+            the rest stays fixed. ``None`` means all that require gradients.
+        dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own, or single precision
+            for one in half precision.
 
     Attributes:
         theta: The module's own parameters, flat.
@@ -82,7 +84,7 @@ class FlatModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, layers: Sequence[str] | None = None, dtype: torch.dtype | None = None
+        self, model: nn.Module, *, layers: str | Sequence[str] | None = None, dtype: torch.dtype | None = None
     ) -> None:
         # The copy shares its tensors: only the mode is its own.
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
@@ -92,11 +94,12 @@ class FlatModel:
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
-        self.dtype = dtype or next(iter(chosen.values())).dtype
+        own_dtype = next(iter(chosen.values())).dtype
+        self.dtype = dtype or (torch.float32 if own_dtype.itemsize < 4 else own_dtype)
         with torch.no_grad():
             self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
             rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
-            self.fixed = {k: self._cast(v.detach()) for k, v in rest.items()}
+            self.fixed = {k: self.cast(v.detach()) for k, v in rest.items()}
         if not bool(torch.isfinite(self.theta).all()):
             raise BadInputError("model", "has weights that are not finite; repair the checkpoint first")
 
@@ -120,11 +123,12 @@ class FlatModel:
     def inputs(self, x: Any) -> Inputs:
         """Inputs as tensors of this model's type; integers (tokens) stay integers."""
         if isinstance(x, Mapping):
-            return {str(k): self._cast(torch.as_tensor(v)) for k, v in x.items()}
-        return self._cast(as_tensor(x, "x"))
+            return {str(k): self.cast(torch.as_tensor(v)) for k, v in x.items()}
+        return self.cast(as_tensor(x, "x"))
 
-    def _cast(self, value: Tensor) -> Tensor:
-        return value.to(self.dtype) if value.is_floating_point() else value
+    def cast(self, value: Tensor) -> Tensor:
+        """On the model's device; real numbers in its type, whole ones as they are."""
+        return value.to(self.theta.device, self.dtype if value.is_floating_point() else None)
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ def objective(
     loss: Loss,
     data: Any,
     *,
-    layers: Sequence[str] | None = None,
+    layers: str | Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Objective:
     """A module, a loss and data as one function of the flat parameters.
@@ -225,7 +229,7 @@ def objective(
         raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
     else:
         target = as_tensor(y, "y")
-        target = target.to(flat.dtype) if target.is_floating_point() else target
+        target = flat.cast(target)
         if target.shape[:1] != torch.Size([_rows(x)]):
             raise BadInputError(
                 "data", f"{_rows(x)} inputs but {tuple(target.shape)[:1]} targets; make them as many"
@@ -323,7 +327,7 @@ def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Te
         raise UnsupportedError(kind, "no such behavioural loss; there are: mse, kl")
     where = flat.theta if theta is None else theta
     inputs = flat.inputs(x)
-    total = torch.zeros(flat.size, flat.size, dtype=where.dtype)
+    total = where.new_zeros(flat.size, flat.size)
     rows = _rows(inputs)
     with torch.no_grad():
         run(flat, where, inputs)
@@ -416,16 +420,17 @@ def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "m
     return jacobian.reshape(rows * positions * outputs, size), rows * positions
 
 
-def _choose(own: dict[str, nn.Parameter], layers: Sequence[str] | None) -> dict[str, nn.Parameter]:
+def _choose(own: dict[str, nn.Parameter], layers: str | Sequence[str] | None) -> dict[str, nn.Parameter]:
     usable = {k: p for k, p in own.items() if p.is_floating_point()}
     if layers is None:
         chosen = {k: p for k, p in usable.items() if p.requires_grad} or usable
     else:
-        wanted = (layers,) if isinstance(layers, str) else tuple(layers)
-        for name in wanted:
-            if not any(k == name or k.startswith(f"{name}.") for k in usable):
-                raise BadInputError(name, f"no such layer or parameter; there are: {', '.join(usable)}")
-        chosen = {k: p for k, p in usable.items() if any(k == w or k.startswith(f"{w}.") for w in wanted)}
+        # A module's name stands for everything below it.
+        within = [
+            f"{w}.*" if any(k.startswith(f"{w.lstrip('!')}.") for k in usable) else w
+            for w in as_patterns(layers)
+        ]
+        chosen = {k: usable[k] for k in select_names(usable, within)}
     if not chosen:
         raise BadInputError("model", "has no parameters to vary")
     return chosen

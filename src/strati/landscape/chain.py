@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ Elementwise = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Activation:
+class Nonlinearity:
     """An elementwise function.
 
     Attributes:
@@ -70,12 +70,12 @@ def _same(p: Tensor) -> Tensor:
     return p
 
 
-IDENTITY = Activation("identity", _same, (1.0, 1.0))
-RELU = Activation("relu", functional.relu, (0.0, 1.0))
+IDENTITY = Nonlinearity("identity", _same, (1.0, 1.0))
+RELU = Nonlinearity("relu", functional.relu, (0.0, 1.0))
 
 
 @dataclass(frozen=True)
-class Stage:
+class ChainStage:
     """One linear map and the nonlinearity after it: ``f' = act(W f + b)``.
 
     Attributes:
@@ -88,7 +88,7 @@ class Stage:
     name: str
     weight: Tensor
     bias: Tensor | None
-    activation: Activation = IDENTITY
+    activation: Nonlinearity = IDENTITY
 
     @property
     def inputs(self) -> int:
@@ -120,7 +120,7 @@ class Chain:
         ((3, 4, 2), ['relu', 'identity'], 26)
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[ChainStage, ...]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -132,11 +132,15 @@ class Chain:
         """Number of weights and biases in all stages."""
         return sum(s.parameters for s in self.stages)
 
-    def to(self, dtype: torch.dtype) -> Chain:
-        """The same chain with weights of another type."""
+    def to(self, dtype: torch.dtype, device: str | torch.device | None = None) -> Chain:
+        """The same chain with weights of another type, or on another device."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device=device, dtype=dtype)
+
         return Chain(
             tuple(
-                Stage(s.name, s.weight.to(dtype), None if s.bias is None else s.bias.to(dtype), s.activation)
+                replace(s, weight=moved(s.weight), bias=None if s.bias is None else moved(s.bias))
                 for s in self.stages
             )
         )
@@ -185,7 +189,7 @@ def as_chain(model: nn.Module) -> Chain:
         'tanh'
     """
     graph, modules = _trace(model)
-    stages: list[Stage] = []
+    stages: list[ChainStage] = []
     previous: fx.Node | None = None
     seen: set[int] = set()
     for node in graph.nodes:
@@ -212,7 +216,7 @@ def as_chain(model: nn.Module) -> Chain:
             seen.add(id(linear.weight))
             bias = None if linear.bias is None else linear.bias.detach()
             name = getattr(linear, "checkpoint_name", str(node.target))
-            stages.append(Stage(name, linear.weight.detach(), bias))
+            stages.append(ChainStage(name, linear.weight.detach(), bias))
         else:
             activation = _activation(node, modules)
             if activation is not None:
@@ -246,7 +250,7 @@ def _first(node: fx.Node, previous: fx.Node | None) -> fx.Node:
     return previous
 
 
-def _follow(stages: list[Stage], activation: Activation, where: str) -> list[Stage]:
+def _follow(stages: list[ChainStage], activation: Nonlinearity, where: str) -> list[ChainStage]:
     """Put a nonlinearity behind the last stage, unless one is there already."""
     if activation.name == "identity":
         return stages
@@ -257,10 +261,10 @@ def _follow(stages: list[Stage], activation: Activation, where: str) -> list[Sta
     last = stages[-1]
     if last.activation is not IDENTITY:
         raise UnsupportedError(where, "two nonlinearities in a row; a plain chain has a linear layer between")
-    return [*stages[:-1], Stage(last.name, last.weight, last.bias, activation)]
+    return [*stages[:-1], ChainStage(last.name, last.weight, last.bias, activation)]
 
 
-def _activation(node: fx.Node, modules: dict[str, Any]) -> Activation | None:
+def _activation(node: fx.Node, modules: dict[str, Any]) -> Nonlinearity | None:
     """The elementwise function of a node; ``None`` for nodes that only reshape."""
     if node.op == "call_module":
         module = modules[str(node.target)]
@@ -282,27 +286,27 @@ def _activation(node: fx.Node, modules: dict[str, Any]) -> Activation | None:
     )
 
 
-def leaky(slope: float = 0.01) -> Activation:
+def leaky(slope: float = 0.01) -> Nonlinearity:
     """A leaky ReLU of the given slope below zero."""
-    return Activation("leaky_relu", lambda p: functional.leaky_relu(p, slope), (slope, 1.0))
+    return Nonlinearity("leaky_relu", lambda p: functional.leaky_relu(p, slope), (slope, 1.0))
 
 
-def _relu(*_: Any, **__: Any) -> Activation:
+def _relu(*_: Any, **__: Any) -> Nonlinearity:
     return RELU
 
 
-def _smooth(name: str, function: Callable[..., Tensor]) -> Callable[..., Activation]:
-    return lambda *args, **options: Activation(
+def _smooth(name: str, function: Callable[..., Tensor]) -> Callable[..., Nonlinearity]:
+    return lambda *args, **options: Nonlinearity(
         name, lambda p: function(p, *args, **options), slope=None if args or options else _SLOPES.get(name)
     )
 
 
-def _leaky_function(slope: float = 0.01, *_: Any, negative_slope: float | None = None) -> Activation:
+def _leaky_function(slope: float = 0.01, *_: Any, negative_slope: float | None = None) -> Nonlinearity:
     return leaky(slope if negative_slope is None else negative_slope)
 
 
-def _module(name: str) -> Callable[[nn.Module], Activation]:
-    return lambda module: Activation(name, module, slope=_SLOPES.get(name) if _plain(module) else None)
+def _module(name: str) -> Callable[[nn.Module], Nonlinearity]:
+    return lambda module: Nonlinearity(name, module, slope=_SLOPES.get(name) if _plain(module) else None)
 
 
 def _plain(module: nn.Module) -> bool:
@@ -316,7 +320,8 @@ def _silu_slope(p: Tensor) -> Tensor:
 
 
 def _gelu_slope(p: Tensor) -> Tensor:
-    return torch.special.ndtr(p) + p * torch.exp(-p * p / 2) / math.sqrt(2 * math.pi)
+    slope: Tensor = torch.special.ndtr(p) + p * torch.exp(-p * p / 2) / math.sqrt(2 * math.pi)
+    return slope
 
 
 _SLOPES: dict[str, Elementwise] = {
@@ -330,7 +335,7 @@ _SLOPES: dict[str, Elementwise] = {
 """Derivatives with a small relative error far from zero, too."""
 
 
-_MODULES: dict[type[nn.Module], Callable[[Any], Activation]] = {
+_MODULES: dict[type[nn.Module], Callable[[Any], Nonlinearity]] = {
     nn.ReLU: lambda _: RELU,
     nn.LeakyReLU: lambda m: leaky(m.negative_slope),
     **{
@@ -340,7 +345,7 @@ _MODULES: dict[type[nn.Module], Callable[[Any], Activation]] = {
     **{kind: _module(kind.__name__.lower()) for kind in (nn.Hardtanh, nn.ReLU6, nn.Hardswish, nn.Softsign)},
 }
 
-_FUNCTIONS: dict[str, Callable[..., Activation]] = {
+_FUNCTIONS: dict[str, Callable[..., Nonlinearity]] = {
     "relu": _relu,
     "relu_": _relu,
     "leaky_relu": _leaky_function,

@@ -22,7 +22,7 @@ Side = Literal["input", "output"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Site:
     """What goes into (``"input"``) or comes out of a module (``"output"``); ``module=""`` is the network itself."""
 
     module: str
@@ -36,12 +36,12 @@ class Place:
         return self.module if self.side == "output" else f"{self.module}:input"
 
 
-Visit = Callable[[Place, Tensor], Tensor]
+Visit = Callable[[Site, Tensor], Tensor]
 """Called with a place and the tensor there; what it returns is passed on."""
 
 
 @contextmanager
-def recording(model: nn.Module, places: Iterable[Place], visit: Visit) -> Iterator[None]:
+def recording(model: nn.Module, places: Iterable[Site], visit: Visit) -> Iterator[None]:
     """Show the tensors at some places while the network runs; all hooks are gone afterwards, whatever happens.
 
     Args:
@@ -55,7 +55,7 @@ def recording(model: nn.Module, places: Iterable[Place], visit: Visit) -> Iterat
         >>> def look(place, tensor):
         ...     seen.append((place.name, tuple(tensor.shape)))
         ...     return tensor
-        >>> with recording(net, [Place("0", "input"), Place("1")], look):
+        >>> with recording(net, [Site("0", "input"), Site("1")], look):
         ...     _ = net(torch.zeros(5, 2))
         >>> seen
         [('0:input', (5, 2)), ('1', (5, 3))]
@@ -108,7 +108,7 @@ class Precision(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.coarsest = torch.float64
 
     def __torch_dispatch__(
@@ -122,7 +122,7 @@ class Precision(TorchDispatchMode):
         return result
 
 
-def _hook(module: nn.Module, place: Place, visit: Visit) -> torch.utils.hooks.RemovableHandle:
+def _hook(module: nn.Module, place: Site, visit: Visit) -> torch.utils.hooks.RemovableHandle:
     if place.side == "output":
 
         def after(_: nn.Module, __: Any, output: Any) -> Any:

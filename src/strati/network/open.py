@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,11 +13,10 @@ from strati.network import intake
 from strati.network import layers as _layers
 from strati.network import ties as _ties
 from strati.network.adapters.recognise import updates
-from strati.network.contents import MAX_TENSORS, Contents, Skipped, Tensor
+from strati.network.contents import Contents, Skipped, Tensor
+from strati.network.file import file_contents
 from strati.network.names import Names
 from strati.network.quantised.recognise import decoded
-from strati.network.sniff import sniff, wrong_ending
-from strati.network.source import Source
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -100,24 +98,6 @@ def _at(place: Path) -> Network:
 
         return Network(place, indexed_contents(place))
     return Network(place, file_contents(place))
-
-
-def file_contents(path: Path) -> Contents:
-    """The checked header of one file, whatever its format."""
-    source = Source(path)
-    kind = sniff(source)
-    read = importlib.import_module(f"strati.network.formats.{kind}").contents
-    found: Contents = read(source)
-    if len(found.tensors) > MAX_TENSORS:
-        raise BadInputError(
-            path, f"lists {len(found.tensors):,} tensors; more than {MAX_TENSORS:,} is not believed"
-        )
-    for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
-        if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:
-            # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
-            raise BadInputError(path, f"the name {name} is not Unicode text; write the file anew")
-    warnings = found.warnings + wrong_ending(source, kind)
-    return Contents(**(vars(found) | {"warnings": warnings}))
 
 
 class Network:

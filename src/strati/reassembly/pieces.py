@@ -78,14 +78,21 @@ def read_pieces(folder: str | Path) -> list[Piece]:
     Raises:
         BadInputError: No folder, no pieces, a number twice or missing, or a file that is not one layer.
     """
-    place = Path(folder)
+    return [_read(number, file) for number, file in numbered(Path(folder), ENDINGS)]
+
+
+def numbered(place: Path, endings: Sequence[str]) -> list[tuple[int, Path]]:
+    """The files of pieces in a folder with their numbers, sorted by number.
+
+    Raises:
+        BadInputError: No folder, no pieces, a number twice or missing.
+    """
     if not place.is_dir():
         raise BadInputError(place, "is not a folder of pieces" if place.exists() else "no such folder")
-    files = sorted(f for f in place.iterdir() if f.suffix.lower() in ENDINGS and not f.name.startswith("."))
+    files = sorted(f for f in place.iterdir() if f.suffix.lower() in endings and not f.name.startswith("."))
     if not files:
-        raise BadInputError(place, f"holds no pieces; expected files ending in {', '.join(ENDINGS)}")
-    numbers = _numbers(place, files)
-    return [_read(number, file) for number, file in sorted(zip(numbers, files, strict=True))]
+        raise BadInputError(place, f"holds no pieces; expected files ending in {', '.join(endings)}")
+    return sorted(zip(_numbers(place, files), files, strict=True))
 
 
 def as_pieces(pieces: object) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -15,6 +16,8 @@ from strati.types import Result
 
 _LARGEST = 512 * 2**20
 _UNCHECKED = 32 * 2**20
+_LARGEST_PICTURE = 8 * 2**20
+_PNG = b"\x89PNG\r\n\x1a\n"
 _HEAD = b'{"schema": "strati.'
 
 
@@ -25,7 +28,7 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
         BadInputError: None of these, or a damaged one.
     """
     if isinstance(run, Result):
-        return run.to_dict()
+        return with_pictures(run.to_dict(), None)
     if isinstance(run, Mapping):
         check_result(run, "result")
         return dict(run)
@@ -36,7 +39,47 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
         return audit(path).to_dict()
     result = _read_json(path)
     check_result(result, path)
-    return dict(result)
+    return with_pictures(dict(result), path.resolve().parent)
+
+
+def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
+    """The figures that a reproduction names, put into the result, so that the page holds them.
+
+    Only PNG and SVG files are taken, and, for a JSON file from anywhere, only those in its own folder or below: a
+    result must not bring other files of the reader's machine onto a page.
+
+    Args:
+        result: A result in its JSON form.
+        home: The folder of the JSON file it came from; ``None`` for one that was made here.
+    """
+    names = result.get("figures")
+    if result["schema"] != "strati.reproduce/1" or not isinstance(names, list) or "pictures" in result:
+        return result
+    pictures = []
+    for name in names:
+        file = _picture(str(name), home)
+        if file is not None:
+            kind = "svg+xml" if file.suffix == ".svg" else "png"
+            data = base64.b64encode(file.read_bytes()).decode()
+            pictures.append({"name": file.name, "kind": kind, "data": data})
+    return result | {"pictures": pictures} if pictures else result
+
+
+def _picture(name: str, home: Path | None) -> Path | None:
+    places = [Path(name)] if home is None else [home / name, home / Path(name).name, Path(name)]
+    for place in places:
+        try:
+            file = place.resolve(strict=True)
+            inside = home is None or file.is_relative_to(home)
+            if not inside or not file.is_file() or file.stat().st_size > _LARGEST_PICTURE:
+                continue
+            with file.open("rb") as opened:
+                head = opened.read(1024)
+            if head.startswith(_PNG) if file.suffix == ".png" else file.suffix == ".svg" and b"<svg" in head:
+                return file
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 def _read_json(path: Path) -> Any:

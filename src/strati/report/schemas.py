@@ -22,21 +22,32 @@ ROWS: dict[str, tuple[str, ...]] = {
     "degeneracy": ("layers", "scales"),
     "basis": ("layers", "edges", "modules"),
     "reassemble": ("rounds", "progression"),
-    "reproduce": ("rows",),
+    "reproduce": ("rows", "pictures"),
+    "llc": ("ladder",),
+    "scales": ("scales",),
+    "sparsify": ("layers",),
+    "reassemble-make": (),
+    "track": ("series", "changes"),
+    "plan": ("layers",),
+    "apply": (),
+    "check": ("found",),
 }
 """Verb -> fields that are lists of records."""
 
 _NEEDED = {
-    "scan": "layers",
-    "inspect": "layers",
-    "compare": "layers",
     "study": "units",
     "audit": "metrics",
-    "degeneracy": "layers",
-    "basis": "layers",
     "reassemble": "permutation",
+    "reassemble-make": "permutation",
     "reproduce": "rows",
+    "llc": "estimate",
+    "scales": "scales",
+    "track": "series",
+    "apply": "written",
+    "check": "found",
 }
+"""The field without which a result cannot be drawn, where it is not ``layers``."""
+
 _DEEPEST = 32
 _LARGEST = 10**300
 
@@ -59,17 +70,18 @@ def check_result(result: Any, what: object) -> str:
         'scan'
     """
     if not isinstance(result, Mapping):
-        raise BadInputError(what, "is not a result of strati; give a file written with --json")
+        raise BadInputError(what, "is not a result of strati; give a JSON result that strati wrote")
     schema = result.get("schema")
-    found = re.fullmatch(r"strati\.([a-z]+)/(\d+)", schema) if isinstance(schema, str) else None
+    found = re.fullmatch(r"strati\.([a-z-]+)/(\d+)", schema) if isinstance(schema, str) else None
     if found is None:
-        raise BadInputError(what, "has no schema of strati; give a file written with --json")
+        raise BadInputError(what, "has no schema of strati; give a JSON result that strati wrote")
     verb, version = found.groups()
     if verb not in ROWS or version != "1":
         known = ", ".join(f"strati.{name}/1" for name in ROWS)
         raise BadInputError(what, f"holds {schema}, which this version cannot draw; it knows {known}")
-    if _NEEDED[verb] not in result:
-        raise BadInputError(what, f"lacks {_NEEDED[verb]!r}; write it again with `strati {verb} --json`")
+    needed = _NEEDED.get(verb, "layers")
+    if needed not in result:
+        raise BadInputError(what, f"lacks {needed!r}; the file was changed, write the result again")
     for field in ROWS[verb]:
         _check_rows(result.get(field), field, what)
     for path, value in _leaves(result, (), what):

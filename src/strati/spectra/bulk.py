@@ -9,7 +9,7 @@ noise the estimate is good to about ``1/M`` (eigenvalues repel, so their mean ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -112,6 +112,24 @@ def fit_bulk(
         size=kept,
         capped=capped,
     )
+
+
+def without_nulls(eigenvalues: Eigenvalues, bulk: Bulk, nulls: int) -> Bulk:
+    """The bulk fitted anew without ``nulls`` quasi-null directions, which are no part of the noise.
+
+    The edges of the law stay those of the whole shape.
+    """
+    rest = fit_bulk(
+        eigenvalues.values[nulls:],
+        eigenvalues.rows,
+        eigenvalues.columns - round(nulls / eigenvalues.matrices),
+        matrices=eigenvalues.matrices,
+        level=bulk.level,
+    )
+    if rest is None:
+        return bulk
+    low, high = law.edges(eigenvalues.aspect, rest.sigma)
+    return replace(rest, lambda_minus=eigenvalues.rows * low, lambda_plus=eigenvalues.rows * high)
 
 
 def fit_random_part(eigenvalues: Eigenvalues, *, level: float = 0.01) -> Bulk | None:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.spectra import ranks
-from strati.spectra.bulk import Bulk, fit_random_part, noise_limit
+from strati.spectra import flags, ranks
+from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_nulls
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
 from strati.spectra.phases import Phase, Verdict, collapsed, decide, universality_exponent
 from strati.spectra.quasi_null import quasi_null
 from strati.spectra.structure import Neighbours, evened, examine
-from strati.spectra.tail import FEWEST, Tail, fit_tail
+from strati.spectra.tail import Tail, fit_tail
 from strati.text import as_html
 from strati.types import Flag, jsonable
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Callable[[], Iterator[NDArray[Any]]]
 
-_FEW, _SHORT = 50, 20  # eigenvalues, and eigenvalues in the tail, below which a fit is shaky
 _FAR = 0.05  # share of spikes up to which a matrix is mostly noise
+_MANY_NULLS = 0.1  # share of quasi-null directions from which the bulk is no longer fitted around them
 _EQUAL = 1e-3  # singular values within this share of each other are one value
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
@@ -112,7 +112,13 @@ class Spectrum:
 
 
 def spectrum(
-    W: Matrices, dtype: Any = None, *, level: float = 0.01, bootstrap: int = 0, seed: int = 0
+    W: Matrices,
+    dtype: Any = None,
+    *,
+    level: float = 0.01,
+    bootstrap: int = 0,
+    seed: int = 0,
+    device: str | None = None,
 ) -> Spectrum:
     """The spectrum of a matrix and what it says.
 
@@ -123,6 +129,7 @@ def spectrum(
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         seed: Seed of the bootstrap.
+        device: Solve on this torch device (``"cuda"``), in float64; by default with LAPACK.
 
     Returns:
         The spectrum. Weights that are not finite, constant, or too few give ``None`` and a warning.
@@ -143,9 +150,11 @@ def spectrum(
         sizes.add(matrix)
         neighbours.add(matrix)
 
-    found = _eigenvalues(source(), dtype, look=look)
+    found = _eigenvalues(source(), dtype, look=look, device=device)
     if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
-        return Spectrum(found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, _warn(found))
+        return Spectrum(
+            found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, flags.of_eigenvalues(found)
+        )
     gap = ranks.widest_gap(found)
     live = found.values[
         max(int(np.searchsorted(found.values, _floor(found))), gap.below if gap.collapsed else 0) :
@@ -161,6 +170,8 @@ def spectrum(
     verdict, nulls, structure = None, None, None
     if bulk is not None:
         nulls = _quasi_null(found, bulk.sigma)
+        if 0 < nulls < _MANY_NULLS * found.values.size and not gap.collapsed:
+            bulk = without_nulls(found, bulk, nulls)
         doubt = bulk.spikes or nulls or neighbours.correlated(found)
         doubt = doubt or bulk.ks_distance > noise_limit(bulk.size, found.matrices)
         looked = examine(source, found, bulk, heavy=entries.heavy) if doubt and not gap.collapsed else None
@@ -182,8 +193,8 @@ def spectrum(
         from strati.spectra.alternatives import judge_tail
 
         goodness = judge_tail(live, tail, samples=bootstrap, seed=seed)
-    warnings = _warn(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk)
-    warnings += _warn_noise(found, bulk, verdict, structure, entries, nulls)
+    warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk)
+    warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
     return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
 
 
@@ -249,124 +260,6 @@ def _of_the_noise(
         rest.add(evened(part) if uneven else part)
     tail = rest.tail()
     return entries if tail.heavy else tail
-
-
-def _warn(
-    found: Eigenvalues,
-    live: FloatArray | None = None,
-    *,
-    equal: bool = False,
-    steep: bool = False,
-    tail: Tail | None = None,
-    bulk: Bulk | None = None,
-) -> tuple[Flag, ...]:
-    """The warnings about the eigenvalues and their fits, most serious first."""
-    if found.problem == "not-finite":
-        return (Flag("not-finite", "some weights are NaN or infinite; nothing is computed"),)
-    if found.problem == "out-of-range":
-        return (
-            Flag("out-of-range", "the squares of the weights leave float64's range; rescale the weights"),
-        )
-    if found.values.size == 0:
-        return (Flag("empty", "the matrix has no entries"),)
-    flags = []
-    if found.problem == "constant":
-        flags.append(Flag("constant", "all weights are equal; there is no spectrum to fit"))
-    if equal and live is not None:
-        value = float(np.sqrt(live[-1]))
-        flags.append(
-            Flag(
-                "orthogonal",
-                f"all {live.size} singular values are equal ({value:.4g}): an orthogonal matrix times a constant; "
-                "there is no tail and no bulk to fit",
-            )
-        )
-    elif found.problem == "" and live is not None and live.size < _FEW:
-        what = "no tail is fitted" if live.size < FEWEST else "fits are rough"
-        flags.append(Flag("few-eigenvalues", f"only {live.size} eigenvalues are not null: {what}"))
-    if any(found.empty) and found.values[-1] > 0:
-        sides = [f"{count} zero" for count in found.empty if count]
-        flags.append(
-            Flag(
-                "zero-rows",
-                f"{' and '.join(sides)} rows or columns (dead or pruned neurons): each costs a direction or a sample",
-            )
-        )
-    if steep:
-        flags.append(
-            Flag("no-tail", "the largest eigenvalues are nearly equal: they have no tail, so no exponent")
-        )
-    if tail is not None and tail.size < _SHORT:
-        flags.append(Flag("short-tail", f"only {tail.size} eigenvalues are in the tail: alpha is unreliable"))
-    if bulk is not None and bulk.capped:
-        flags.append(
-            Flag(
-                "spikes-capped",
-                "half of the eigenvalues or more lie beyond the bulk's edge: spikes stops counting at half, and the "
-                "bulk is fitted to the rest",
-            )
-        )
-    if found.rows * found.epsilon > 0.01:
-        flags.append(
-            Flag(
-                "coarse-dtype",
-                f"the weights' dtype resolves singular values down to {found.rows * found.epsilon:.2g} of the "
-                "largest at worst: hard_rank counts only those above",
-            )
-        )
-    return tuple(flags)
-
-
-def _warn_noise(
-    found: Eigenvalues,
-    bulk: Bulk | None,
-    verdict: Verdict | None,
-    structure: Structure | None,
-    entries: EntryTail,
-    nulls: int | None,
-) -> tuple[Flag, ...]:
-    """The warnings about the random part."""
-    flags = []
-    if verdict is not None and verdict.noise:
-        flags.append(
-            Flag(
-                "noise-like",
-                "the Marchenko-Pastur law of random entries explains the spectrum: alpha means nothing",
-            )
-        )
-    elif verdict is not None and verdict.phase == Phase.RANDOM_LIKE and nulls and bulk is not None:
-        flags.append(
-            Flag(
-                "null-in-noise",
-                f"noise but for {nulls} quasi-null direction{'s' if nulls > 1 else ''}: alpha means nothing, the null "
-                "directions do",
-            )
-        )
-    if entries.heavy and bulk is not None and bulk.spikes:
-        flags.append(
-            Flag(
-                "heavy-entries",
-                f"the entries have a power-law tail (mu = {entries.mu:.2f}): the level of the spikes does not hold, a "
-                "few large entries may be among them",
-            )
-        )
-    if structure is not None and structure.broken:
-        flags.append(
-            Flag(
-                "structured-noise",
-                f"{'; '.join(structure.broken)}: the noise law assumes independent entries of one variance. Spikes are "
-                f"counted beyond the edge of noise with this structure, {structure.widening:.2f} times further out; "
-                "alpha may come from it too",
-            )
-        )
-    if bulk is not None and bulk.ks_distance > 3 * noise_limit(bulk.size, found.matrices):
-        flags.append(
-            Flag(
-                "no-bulk",
-                f"no Marchenko-Pastur bulk (KS {bulk.ks_distance:.2f}): mp_sigma and the edges are rough",
-            )
-        )
-    return tuple(flags)
 
 
 def _measure(sp: Spectrum) -> dict[str, Any]:

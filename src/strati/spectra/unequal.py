@@ -131,10 +131,11 @@ def widening(noise: Population, *, level: float, matrices: int = 1) -> float:
 def narrowing(noise: Population) -> float:
     """How much lower the spectrum begins than that of equal rows and columns with the same total.
 
-    Nearly square matrices have no lower edge; there the smallest eigenvalues scale with the harmonic means.
+    Nearly square matrices have no lower edge; there the smallest eigenvalues scale with the harmonic means. There must
+    be as many rows as columns, or more.
     """
     n, m = float(noise.row_counts.sum()), float(noise.column_counts.sum())
-    if min(n, m) < 0.8 * max(n, m):
+    if m < 0.8 * n:
         return min(lower_edge(noise) / lower_edge(noise.equal()), 1.0)
     if noise.rows.min() <= 0 or noise.columns.min() <= 0:
         return 0.0
@@ -143,6 +144,18 @@ def narrowing(noise: Population) -> float:
         total = counts.sum()
         harmonic *= total / float(np.sum(counts / values)) / (float(np.sum(values * counts)) / total)
     return harmonic
+
+
+def second_moment(noise: Population) -> float:
+    """The expected sum of the squared eigenvalues of ``W.T @ W``, for Gaussian ``Z``.
+
+    Examples:
+        >>> round(second_moment(population(np.full(40, 10.0), np.ones(10))))  # N M (N + M + 1)
+        20400
+    """
+    a, a_squares = (float(np.sum(noise.row_counts * noise.rows**k)) for k in (1, 2))
+    b, b_squares = (float(np.sum(noise.column_counts * noise.columns**k)) for k in (1, 2))
+    return a**2 * b_squares + a_squares * b**2 + a_squares * b_squares
 
 
 def _above(s: FloatArray, noise: Population) -> FloatArray:

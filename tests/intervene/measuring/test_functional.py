@@ -11,7 +11,13 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr, softmax
 from torch import Tensor, nn
 
-from strati.intervene.measuring.functional import ChainProbe, Recording, measure_module, whole_performance
+from strati.intervene.measuring.functional import (
+    ChainProbe,
+    Recording,
+    Tapes,
+    measure_module,
+    whole_performance,
+)
 from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
 from strati.intervene.measuring.metrics import Disagreement, as_rows
 from strati.intervene.planning.initialisers import scheme_of
@@ -106,9 +112,10 @@ def test_replaying_equals_full_passes_in_every_layer(name: str) -> None:
     before = {key: value.clone() for key, value in model.state_dict().items()}
     targets = find_targets(model)
     assert len(targets) >= 3
-    for target in targets:
+    tapes = Tapes()  # carried from layer to layer, and back again at the end
+    for target in (*targets, targets[0]):
         changes = changes_of(model, target)
-        found = measure_module(model, task, target, changes)
+        found = measure_module(model, task, target, changes, tapes=tapes)
         for change, one in zip(changes, found, strict=True):
             with changed(model, target, change):
                 assert one.performance == full(model, task), target.name
@@ -131,6 +138,19 @@ def test_replaying_skips_what_came_before() -> None:
         task.output(model, task.batches[0][0])
     # hooks of replayed modules still run, their inner ones do not
     assert not any(name.startswith("blocks.0.") for name in calls)
+
+
+def test_the_next_layers_recording_starts_where_the_last_one_ended() -> None:
+    model, task = own("transformer")
+    targets = {t.name: t for t in find_targets(model)}
+    tapes = Tapes()
+    calls: list[str] = []
+    measure_module(model, task, targets["blocks.1.q_proj"], [], tapes=tapes)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _m, _i, _o, name=name: calls.append(name))
+    measure_module(model, task, targets["blocks.1.up_proj"], [], tapes=tapes)
+    assert calls and not any(name.startswith("blocks.0.") for name in calls)
 
 
 class InPlace(nn.Module):

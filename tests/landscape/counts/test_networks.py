@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import strati
-from strati.landscape.counts.symmetries import Found
+from strati.landscape.counts.symmetries import Symmetries
 
 
 class Residual(nn.Module):
@@ -160,6 +160,6 @@ def test_convolutions_are_linear_layers_on_patches() -> None:
 
 
 def test_nothing_found_is_nothing_claimed() -> None:
-    assert Found() == Found({}, 0, ())
+    assert Symmetries() == Symmetries({}, 0, ())
     result = strati.degeneracy(Residual(nn.Tanh), torch.randn(60, 4), exact=False)
     assert "neuron scales" not in result.warnings[0].text

@@ -13,7 +13,6 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.interactions.sites import Reading
 
 KINDS = ("interaction", "local")
 
@@ -247,11 +246,9 @@ def test_mixing_the_channels_of_a_feature_map_changes_nothing(kind):
     reader.bias.data = net[2].bias.data
     other = nn.Sequential(*list(net)[:2], mix, reader, *list(net)[3:])
     f = net[:2](x).detach().movedim(1, -1).reshape(-1, 3).numpy()
-    reading = Reading(
-        probes=64
-    )  # the local basis of three channels needs its next layer's 16 directions only
-    one = strati.interaction_basis(net, x, kind, reading=reading)
-    two = strati.interaction_basis(other, x, kind, reading=reading)
+    # the local basis of three channels needs its next layer's 16 directions only
+    one = strati.interaction_basis(net, x, kind, probes=64)
+    two = strati.interaction_basis(other, x, kind, probes=64)
     assert same_up_to_signs(one.layers[1].forward(f), two.layers[2].forward(f @ R.numpy().T)) < 1e-6
 
 
@@ -419,7 +416,7 @@ def test_bad_calls():
         with pytest.raises(BadInputError):
             strati.interaction_basis(net, x, **options)
     with pytest.raises(BadInputError, match="no module"):
-        strati.interaction_basis(net, x, reading=Reading(["nothing"]))
+        strati.interaction_basis(net, x, sites=["nothing"])
     with pytest.raises(UnsupportedError):
         strati.interaction_basis(nn.Bilinear(5, 5, 2), x)
     with pytest.raises(BadInputError):

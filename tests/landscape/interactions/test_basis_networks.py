@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import strati
-from strati.landscape.interactions.sites import Reading
+from strati.landscape.interactions.sites import find_sites
 
 KINDS = ("interaction", "local")
 
@@ -53,26 +53,26 @@ def test_residual_network_against_exact_jacobians(kind):
 
 def test_probes_agree_with_exact_within_their_error():
     net, x = residual(), normal(600, 5)
-    exact = strati.interaction_basis(net, x, reading=Reading(probes=8))
-    probed = strati.interaction_basis(net, x, reading=Reading(probes=1, batch=20))
+    exact = strati.interaction_basis(net, x, probes=8)
+    probed = strati.interaction_basis(net, x, probes=1, batch=20)
     for a, b in zip(exact.layers[:-1], probed.layers[:-1], strict=True):
         assert a.error == 0 < b.error < 0.2
         assert b.eigenvalues.sum() == pytest.approx(a.eigenvalues.sum(), rel=4 * b.error)
 
 
 def test_the_error_of_probes_is_known_for_few_data():
-    basis = strati.interaction_basis(residual(), normal(6, 5), reading=Reading(probes=1))
+    basis = strati.interaction_basis(residual(), normal(6, 5), probes=1)
     assert all(0 < layer.error < 3 for layer in basis.layers[:-1])
 
 
 def test_mlp_hidden_layers_and_named_sites():
     net, x = residual(), normal(50, 5)
-    hidden = strati.interaction_basis(net, x, reading=Reading("mlp"))
+    hidden = strati.interaction_basis(net, x, sites="mlp")
     assert [layer.name for layer in hidden.layers] == [
         "input", "0.fc2:input", "1.fc2:input", "2.fc2:input", "output",
     ]  # fmt: skip
     assert hidden.layers[1].width == 10
-    named = strati.interaction_basis(net, x, "local", reading=Reading(["0.up", "2"]))
+    named = strati.interaction_basis(net, x, "local", sites=["0.up", "2"])
     assert [layer.name for layer in named.layers] == ["input", "0.up", "2", "output"]
 
 
@@ -91,9 +91,7 @@ def tiny_transformer():
 def test_transformer(tiny_transformer, where):
     tokens = torch.randint(0, 40, (60, 6), generator=torch.Generator().manual_seed(0))
     for kind in KINDS:
-        basis = strati.interaction_basis(
-            tiny_transformer, tokens, kind, reading=Reading(where, probes=8, batch=10)
-        )
+        basis = strati.interaction_basis(tiny_transformer, tokens, kind, sites=where, probes=8, batch=10)
         widths = [layer.width for layer in basis.layers]
         assert widths == ([16, 16, 16, 40] if where == "residual" else [16, 64, 64, 40])
         assert all(layer.round_trip < 1e-6 for layer in basis.layers)
@@ -104,7 +102,7 @@ def test_transformer(tiny_transformer, where):
 
 def test_transformer_moments_against_exact_jacobians(tiny_transformer):
     tokens = torch.randint(0, 40, (40, 4), generator=torch.Generator().manual_seed(1))
-    basis = strati.interaction_basis(tiny_transformer, tokens, reading=Reading(probes=64, batch=10))
+    basis = strati.interaction_basis(tiny_transformer, tokens, probes=64, batch=10)
     model = __import__("copy").deepcopy(tiny_transformer).double()
     stream = model(tokens, output_hidden_states=True).hidden_states[1].detach()
 
@@ -126,9 +124,9 @@ def test_wide_output_is_read_in_the_range_of_the_head(monkeypatch):
 
     net, x = residual(), normal(200, 5)
     wide = nn.Sequential(*list(net)[:-1], nn.Linear(5, 50)).double()
-    exact = strati.interaction_basis(wide, x, reading=Reading(probes=64))
+    exact = strati.interaction_basis(wide, x, probes=64)
     monkeypatch.setattr(basis_probes, "WIDEST_OUTPUT", 20)
-    framed = strati.interaction_basis(wide, x, reading=Reading(probes=64))
+    framed = strati.interaction_basis(wide, x, probes=64)
     for a, b in zip(exact.layers, framed.layers, strict=True):
         assert np.allclose(a.eigenvalues, b.eigenvalues, rtol=1e-8)
         assert a.matrix.shape == b.matrix.shape
@@ -147,3 +145,50 @@ def test_the_model_is_left_alone():
     assert net.training
     assert all(torch.equal(v, before[k]) and v.dtype == torch.float32 for k, v in net.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in net.parameters())
+
+
+class ConvBlock(nn.Module):
+    def __init__(self, inside, outside):
+        super().__init__()
+        self.one = nn.Conv2d(inside, outside, 3, padding=1)
+        self.two = nn.Conv2d(outside, outside, 3, padding=1)
+        self.shortcut = nn.Sequential(nn.Conv2d(inside, outside, 1)) if inside != outside else nn.Identity()
+
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.one(x))) + self.shortcut(x))
+
+
+class Stages(nn.Module):
+    """A residual network in stages of different width and length, as the usual ResNets are written."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.layer1 = nn.Sequential(ConvBlock(4, 4), ConvBlock(4, 4), ConvBlock(4, 4))
+        self.layer2 = nn.Sequential(ConvBlock(4, 6))
+        self.layer3 = nn.Sequential(ConvBlock(6, 5), ConvBlock(5, 5))
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = self.layer3(self.layer2(self.layer1(torch.relu(self.stem(x)))))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_all_stages_of_a_residual_network_are_read():
+    torch.manual_seed(0)
+    basis = strati.interaction_basis(Stages(), torch.randn(12, 3, 5, 5))
+    wanted = ["input", *(f"layer1.{k}" for k in range(3)), "layer2.0", "layer3.0", "layer3.1", "output"]
+    assert [layer.name for layer in basis.layers] == wanted
+
+
+def test_stages_that_only_hold_blocks_are_looked_into():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=4, hidden_sizes=[4, 6], depths=[2, 1], num_labels=3, layer_type="basic"
+    )
+    names = [
+        site.name
+        for site in find_sites(transformers.ResNetForImageClassification(config), None, tokens=False)
+    ]
+    stem = "resnet.encoder.stages"
+    assert names == ["input", f"{stem}.0.layers.0", f"{stem}.0.layers.1", f"{stem}.1.layers.0", "output"]

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from halves import SHAPES, dense, mixed, true_halves, two_halves
+from halves import SHAPES, agreement, as_graph, dense, mixed, planted, true_halves, two_halves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 import strati
 from strati.errors import BadInputError
 from strati.landscape.interactions.partition import LayeredGraph, partition, quality
-from strati.landscape.interactions.separation import among_degrees, anywhere, separate
+from strati.landscape.interactions.separation import among_degrees, anywhere, components, excess, separate
 
 
 @pytest.mark.parametrize("kind", ["interaction", "local"])
@@ -188,9 +188,10 @@ def test_shuffles_keep_what_they_promise(seed, rows, columns):
 
 
 def test_splits_of_random_graphs_are_rarely_believed():
-    """Five deviations of ten shuffles and a margin of 1.4: none of 30 random graphs."""
-    found = [separate(random_graph(np.random.default_rng(seed), (8, 10, 7))) for seed in range(30)]
-    assert sum(labels.max() > 0 for labels in found) == 0
+    """Five deviations of ten shuffles and a margin of 1.4: none of 20 random graphs."""
+    found = [separate(random_graph(np.random.default_rng(seed), (8, 10, 7))) for seed in range(20)]
+    assert sum(each.labels.max() > 0 for each in found) == 0
+    assert all(each.seen_below < 0.5 for each in found)
     graph = random_graph(np.random.default_rng(0))
     assert quality(graph, np.zeros(graph.nodes, dtype=np.int64)) == pytest.approx(0, abs=1e-12)
 
@@ -258,3 +259,67 @@ def test_a_star_gives_as_many_modules_as_are_asked_for():
     """Its weights are what chance gives, so that an eigenvector puts all nodes on one side."""
     found = partition(LayeredGraph([np.array([[3.7], [4.0]])]), number=2)
     assert np.unique(found).size == 2
+
+
+def found_in(edges, **options):
+    found = strati.modules(as_graph(edges), **options)
+    return found, np.concatenate([np.array(row) for row in found.labels])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cross", "least"), [([4] * 4, 0.2, 0.9), ([3, 7], 0.05, 0.8), ([3, 9], 0.05, 0.8)]
+)
+def test_modules_with_edges_between_them_are_found(sizes, cross, least):
+    """Equal and unequal modules, three seeds each: all found, nearly every direction in its place."""
+    for seed in range(3):
+        edges, truth = planted(seed, sizes, cross)
+        found, labels = found_in(edges)
+        assert len(found.modules) == len(sizes), seed
+        assert agreement(labels, truth) >= least
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_heavy_tailed_strengths_alone_are_no_modules(sigma):
+    """Lognormal strengths on all edges: cut at 1e-3 of the strongest, pieces fall off, as from any such graph."""
+    fell_apart = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        edges = [rng.lognormal(0, sigma, (6, 6)) for _ in range(3)]
+        found, _ = found_in(edges)
+        assert len(found.modules) == 1, seed
+        strong = LayeredGraph([np.where(e > found.epsilon, 1.0, 0.0) for e in edges])
+        fell_apart += np.unique(components(strong)[strong.attached]).size > 1
+    assert (fell_apart > 0) == (sigma == 3.0)
+
+
+def test_one_module_says_what_would_have_been_seen():
+    """Halves with a smaller share between them than stated are found, with a much larger one they are not."""
+    rng = np.random.default_rng(0)
+    whole, _ = found_in([rng.lognormal(0, 1, (16, 16)) for _ in range(3)])
+    assert len(whole.modules) == 1 and 0.3 < whole.seen_below < 0.5
+    assert whole.payload()["modularity"]["seen_below"] == whole.seen_below
+    halves = np.repeat([0, 1], 8)
+    inside = halves[:, None] == halves[None, :]
+    seen = []
+    for share in (whole.seen_below - 0.08, 0.495):  # of the interaction, as the cost counts it
+        weights = [
+            np.where(inside, 2 * (1 - share), 2 * share) * rng.uniform(0.5, 1.5, (16, 16)) for _ in range(3)
+        ]
+        seen.append(np.unique(separate(LayeredGraph(weights)).labels).size)
+    assert seen == [2, 1]
+    tiny, _ = found_in([rng.lognormal(0, 1, (2, 2))])
+    assert tiny.seen_below == 0 and "too small to show any split" in tiny._power()
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_excess_is_that_of_a_permutation_test(seed):
+    """Mean zero and variance one over random relabellings of one pair of layers, as far as 200 of them tell."""
+    rng = np.random.default_rng(seed)
+    graph = LayeredGraph([rng.random((9, 8))])
+    labels = np.concatenate([np.arange(8) % 2, np.arange(9) % 2])
+    drawn = [
+        excess(graph, np.concatenate([rng.permutation(labels[:8]), rng.permutation(labels[8:])]))
+        for _ in range(200)
+    ]
+    assert abs(np.mean(drawn)) < 0.35 and 0.6 < np.std(drawn) < 1.6

@@ -63,6 +63,45 @@ def test_quadratic_network_beyond_exchange_uses_temperatures():
     assert row.gauss_newton == pytest.approx(36, rel=0.01)
 
 
+@pytest.mark.parametrize("sampler", ["auto", "hmc"])
+def test_effective_parameters_fall_with_the_scale(sampler):
+    """A linear network whose inputs span three decades: the closed form is exact, and falls from 20.9 to 5.8."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(20, 1), torch.randn(500, 20) * torch.logspace(0, -3, 20)
+    curve = strati.effective_parameters(
+        model, x, scales=[0.3, 1e-6, 1e-3], sampler=sampler, chains=16, draws=100
+    )
+    assert [r.epsilon for r in curve.rows] == [1e-6, 1e-3, 0.3]
+    for row in curve.rows:
+        assert row.coefficient == pytest.approx(row.gauss_newton, abs=5 * row.stderr + 0.05)
+    values = [r.effective for r in curve.rows]
+    assert values == sorted(values, reverse=True) and values[0] > 20.5 and values[-1] < 6.5
+
+
+def test_deep_linear_networks_use_fewer_parameters_at_larger_scales():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 3, bias=False))
+    x = torch.randn(200, 6) * torch.logspace(0, -2, 6)
+    curve = strati.effective_parameters(model, x, scales=[1e-6, 1e-3, 1e-1], chains=16, draws=80)
+    values = [r.effective for r in curve.rows]
+    assert None not in values and values == sorted(values, reverse=True)
+
+
+def test_the_error_of_the_density_path_holds_its_scatter():
+    """Quadratics of 3 parameters: lambda = 3/2 at every scale. Errors from 8 groups have rms z 1.18 at best.
+
+    24 values, 12 of them about independent: above 1.9 in fewer than one of a thousand right estimators.
+    """
+    model, x = nn.Linear(3, 1, bias=False).double(), torch.randn(30, 3, dtype=torch.float64)
+    z = []
+    for seed in range(6):
+        curve = strati.effective_parameters(
+            model, x, scales=np.geomspace(1e-5, 1e-2, 4), seed=seed, chains=16, draws=100
+        )
+        z += [(r.coefficient - r.gauss_newton) / r.stderr for r in curve.rows]
+    assert 0.4 < np.sqrt(np.mean(np.square(z))) < 1.9
+
+
 def test_closed_form_limits_and_matching_scale():
     h = np.array([0.0, 1e-6, 1.0, 1e3])
     assert closed_form(h, 1e12, 1.0) == pytest.approx(1.5, rel=1e-4)

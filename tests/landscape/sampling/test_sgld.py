@@ -60,3 +60,45 @@ def test_same_seed_same_draws_and_one_chain_equals_its_group(line):
     settings = LLCConfig(sampler="sgld", batch=64, chains=2, draws=30)
     first, second = (sample_sgld(behavioural_loss(model, x), settings, 20.0) for _ in range(2))
     assert np.array_equal(first.excess, second.excess)
+
+
+def test_the_length_follows_from_the_mixing():
+    """A step sixty times shorter than the stable one needs more than the first 500 draws, and gets them."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 2, dtype=torch.float64)
+    model = nn.Linear(2, 1, bias=False).double()
+    h = 2 * torch.linalg.eigvalsh(x.T @ x / 64)
+    exact = 0.5 * float((50 * h / (50 * h + 1)).sum())
+    slow = {"sampler": "sgld", "nbeta": 50.0, "step": 4 / (50 * float(h.max())) / 60}
+    result = strati.llc(model, "behavioural-mse", x, **slow)
+    assert result.draws > 500 and result.rhat < 1.05
+    assert result.estimate == pytest.approx(exact, abs=4 * result.stderr + 0.03)
+    assert strati.llc(model, "behavioural-mse", x, **slow, draws=40).draws == 40
+
+
+@pytest.mark.slow
+def test_a_digits_network_gets_an_estimate():
+    """1,810 parameters at gamma 1: plain SGLD of any affordable length has R-hat above 1.1."""
+    from strati import embedded
+
+    with np.load(embedded.path("digits.npz")) as arrays:
+        x, y = torch.from_numpy(arrays["x"]).float(), torch.from_numpy(arrays["y"]).long()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimiser.step()
+    first, second = (strati.llc(model, "behavioural-mse", x, sampler="sgld", seed=s) for s in (0, 1))
+    assert first.rhat < 1.1 and second.rhat < 1.1
+    assert abs(first.estimate - second.estimate) < 3 * np.hypot(first.stderr, second.stderr)
+
+
+def test_beside_the_minimum_is_said():
+    torch.manual_seed(0)
+    x = torch.randn(256, 3, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + torch.randn(256, 1, dtype=torch.float64)
+    model = nn.Linear(3, 1).double()
+    result = strati.llc(model, "mse", (x, y), sampler="sgld", chains=4, draws=600)
+    assert result.estimate is None and "not at a minimum" in result.reason

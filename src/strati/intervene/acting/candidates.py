@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.intervene.acting.budget import Budget, target_size
 from strati.intervene.acting.choose import Choice, choose
-from strati.intervene.acting.predict import Combination, added, random_choices
+from strati.intervene.acting.predict import Combination, added, difference, random_choices
 
 if TYPE_CHECKING:
     from strati.intervene.acting.curves import Curve, Scale
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
 _ROUNDS = 8
+_SURE = 0.95
 _POWERS = (1.0, 0.75, 0.5)
 """Exponents on the costs: below one the plan avoids many small harms less than few large ones, which add up worse."""
 
@@ -33,7 +34,7 @@ class Candidates:
         self, curves: Sequence[Curve], scale: Scale, budget: Budget, kind: str, rng: np.random.Generator
     ) -> None:
         self.curves, self.scale, self.kind, self.rng = curves, scale, kind, rng
-        self.costs = [np.array([o.cost for o in c.options]) for c in curves]
+        self.costs = [np.array([o.careful for o in c.options]) for c in curves]
         self.sizes = [np.array([o.size for o in c.options]) for c in curves]
         self.loss = budget.kind == "loss"
         self._named = f"{budget.kind}={budget.value:g}"  # the setting that says just what the budget says
@@ -114,15 +115,28 @@ class Candidates:
         return list(dict.fromkeys(self._mixed(lower, used) for _ in range(draws)))
 
     def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> Combination:
-        """The plan: what cost least where it was measured, among choices within the budget; else the best by adding."""
-        within = [*tried, *(e for e in even if self._fits(e.options))]
-        known = [c for c in within if c.measured is not None]
+        """The plan: of the choices measured the one that cost least; without measurements the best by adding.
+
+        Where there is one even spread and nothing beats it beyond the error, it is the even spread.
+        """
+        known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
         if not known or self.loss:
             return tried[0]
-        return min(known, key=lambda c: c.measured if c.measured is not None else math.inf)
+        best = min(known, key=lambda c: c.measured if c.measured is not None else math.inf)
+        if len(even) == 1 and self._fits(even[0].options):
+            gain = difference(best, even, _SURE)
+            unsure = gain["low"] if gain["low"] is not None else gain["gain"]
+            if unsure is not None and unsure <= 0:
+                return even[0]
+        return best
 
-    def frontier(self, points: int = 9) -> Iterator[dict[str, Any]]:
-        """Added cost of plan and even spread over budgets, for the page."""
+    def frontier(
+        self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 9
+    ) -> Iterator[dict[str, Any]]:
+        """Added cost over budgets, for the page: plan, even spread, and spread by metrics of the layers.
+
+        By alpha, layers of small alpha keep more; by stable rank, layers of large stable rank do.
+        """
         full = sum(float(s[-1]) for s in self.sizes)
         least = sum(float(s.min()) for s in self.sizes)
         for size in np.linspace(least, full, points):
@@ -131,9 +145,27 @@ class Candidates:
             even = [_largest(s, share * float(s[-1])) for s in self.sizes]
             yield {
                 "size": float(size),
-                "plan": self.scale.performance(found.cost),
+                "plan": self.scale.performance(added(self.curves, found.options)),
                 "uniform": self.scale.performance(added(self.curves, even)),
+                **{n: self._spread(n, values, float(size)) for n, values in (metrics or {}).items()},
             }
+
+    def _spread(self, name: str, values: Mapping[str, float], size: float) -> float:
+        """Performance, by adding, of shares between 0.7 and 1.3 of one level, linear in a metric."""
+        raw = np.array([values[c.layer] for c in self.curves])
+        span = float(raw.max() - raw.min()) or 1.0
+        weight = (raw - raw.min()) / span
+        weight = 0.7 + 0.6 * (1 - weight if name == "alpha" else weight)
+        low, high, best = 0.0, 2.0, [0] * len(self.sizes)
+        for _ in range(40):
+            level = 0.5 * (low + high)
+            picked = [
+                _largest(s, min(level * w, 1.0) * float(s[-1]))
+                for s, w in zip(self.sizes, weight, strict=True)
+            ]
+            fits = sum(float(s[o]) for s, o in zip(self.sizes, picked, strict=True)) <= size * (1 + 1e-9)
+            low, high, best = (level, high, picked) if fits else (low, level, best)
+        return self.scale.performance(added(self.curves, best))
 
     def _allowance(self, layer: int, share: float) -> float:
         if self.kind == "rank":  # the same rank everywhere

@@ -40,6 +40,11 @@ class Option:
     groups: FloatArray | None = None
     measured: float = 0.0  # before monotone regression
 
+    @property
+    def careful(self) -> float:
+        """The cost plus its standard error: choosing the least of many noisy costs would pick the luckiest."""
+        return self.cost + self.error
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -207,7 +212,10 @@ def _option(
 
 def _monotone(options: list[Option]) -> tuple[Option, ...]:
     """Ordered by size, costs not rising with it beyond what noise explains."""
-    ordered = sorted(options, key=lambda o: (o.size, -o.cost))
+    best: dict[float, Option] = {}
+    for option in sorted(options, key=lambda o: (o.choice != KEEP, o.cost)):
+        best.setdefault(option.size, option)  # of one size only the cheapest is ever chosen
+    ordered = sorted(best.values(), key=lambda o: o.size)
     costs = np.array([o.cost for o in ordered])
     smooth = monotone(costs, np.array([o.error for o in ordered]))
     smooth = smooth - (smooth[-1] if ordered[-1].choice == KEEP else 0.0)  # keeping a layer costs nothing

@@ -41,11 +41,15 @@ class Combination:
     predicted: float
     measured: float | None = None
     groups: FloatArray | None = None  # costs by groups of examples
+    error: float = 0.0  # of the sum
 
 
 @dataclass(frozen=True)
 class Additivity:
-    """How measured costs relate to summed ones: ``measured = ratio * summed``, and the scatter around it."""
+    """How measured costs relate to summed ones: ``ratio * summed``, and the scatter of its logarithm around that.
+
+    Where sums are too close to zero to have a ratio (not ``relative``): ``summed + ratio``, and the scatter of that.
+    """
 
     ratio: float
     scatter: float
@@ -77,8 +81,10 @@ class Bench:
 
     def _measured(self, options: tuple[int, ...]) -> Combination:
         summed = added(self.curves, options)
+        picked = [c.options[o] for c, o in zip(self.curves, options, strict=True)]
+        error = _sampling(picked, 1.0, self.scale, None)
         if not self.workshops:
-            return Combination(options, summed)
+            return Combination(options, summed, error=error)
         costs, groups = [], []
         for workshop, intact in zip(self.workshops, self.intact, strict=True):
             found = workshop.measure(self.action, self.choices(options))
@@ -87,7 +93,7 @@ class Bench:
             if found.groups is not None and intact.groups is not None:
                 groups.append(self.scale.sign() * (found.groups - intact.groups))
         paired = np.mean(groups, axis=0) if len(groups) == len(costs) else None
-        return Combination(options, summed, float(np.mean(costs)), paired)
+        return Combination(options, summed, float(np.mean(costs)), paired, error)
 
     def intact_groups(self) -> FloatArray | None:
         """The intact networks' scores by groups of examples."""
@@ -107,7 +113,7 @@ def random_choices(
     sizes = [np.array([o.size for o in c.options]) for c in curves]
     found: dict[tuple[int, ...], None] = {}
     for _ in range(4 * count):
-        costs = [np.array([o.cost for o in c.options]) * math.exp(rng.standard_normal()) for c in curves]
+        costs = [np.array([o.careful for o in c.options]) * math.exp(rng.standard_normal()) for c in curves]
         found[choose(costs, sizes, budget).options] = None
         if len(found) == count:
             break
@@ -122,38 +128,43 @@ def additivity(combinations: Sequence[Combination]) -> Additivity:
         >>> additivity(pairs).ratio, additivity(pairs).scatter
         (2.0, 0.0)
     """
-    pairs = [(c.predicted, c.measured) for c in combinations if c.measured is not None]
-    pairs = [(p, m) for p, m in pairs if math.isfinite(m)]
-    if not pairs:
+    known = [c for c in combinations if c.measured is not None and math.isfinite(c.measured)]
+    if not known:
         return Additivity(1.0, 0.0, True, 0)
-    p, m = (np.array(v, dtype=float) for v in zip(*pairs, strict=True))
-    n = len(pairs)
-    if (p > 0).all() and (m > 0).all():
+    p = np.array([c.predicted for c in known])
+    m = np.array([float(c.measured or 0.0) for c in known])
+    n = len(known)
+    clear = p > 2.0 * np.array([c.error for c in known])  # sums that noise may have made have no ratio
+    if (p > 0).all() and (m > 0).all() and clear.all():
         ratios = np.log(m / p)
         ratio, scatter = math.exp(float(ratios.mean())), float(ratios.std(ddof=1)) if n > 1 else 0.0
         return Additivity(ratio, scatter, True, n)
-    off = m - p  # costs around zero have no ratio
-    return Additivity(1.0, float(np.sqrt((off**2).mean())), False, n)
+    off = m - p
+    return Additivity(float(off.mean()), float(off.std(ddof=1)) if n > 1 else abs(float(off[0])), False, n)
 
 
 def predict(
     chosen: Sequence[Option], scale: Scale, found: Additivity, intact: FloatArray | None, level: float
 ) -> Estimate:
     """Performance of a choice with its interval, from summed costs."""
-    cost = found.ratio * sum(o.cost for o in chosen)
-    sampling = _sampling(chosen, found.ratio, scale, intact)
-    z = float(stats.norm.ppf(0.5 + level / 2))
-    spread = 0.0
+    summed = sum(o.cost for o in chosen)
+    cost = found.ratio * summed if found.relative else summed + (found.ratio if found.n else 0.0)
+    half = float(stats.norm.ppf(0.5 + level / 2)) * _sampling(
+        chosen, found.ratio if found.relative else 1.0, scale, intact
+    )
+    low = high = 0.0
     if found.n > 1:
-        wide = float(stats.t.ppf(0.5 + level / 2, found.n - 1)) * math.sqrt(1 + 1 / found.n)
-        spread = wide * found.scatter * (abs(cost) if found.relative else 1.0)
-    half = math.hypot(z * sampling, spread)
-    return interval(scale, cost, half)
+        wide = float(stats.t.ppf(0.5 + level / 2, found.n - 1)) * math.sqrt(1 + 1 / found.n) * found.scatter
+        if found.relative:
+            low, high = cost * (1 - math.exp(-wide)), cost * (math.exp(min(wide, 50.0)) - 1)
+        else:
+            low = high = wide
+    return interval(scale, cost, math.hypot(half, low), math.hypot(half, high))
 
 
-def interval(scale: Scale, cost: float, half: float) -> Estimate:
-    """A cost with its error as performances."""
-    ends = sorted((scale.performance(cost - half), scale.performance(cost + half)))
+def interval(scale: Scale, cost: float, low: float, high: float) -> Estimate:
+    """A cost with its errors to either side as performances."""
+    ends = sorted((scale.performance(cost - low), scale.performance(cost + high)))
     return Estimate(scale.performance(cost), ends[0], ends[1])
 
 
@@ -165,14 +176,17 @@ def observed(combination: Combination, scale: Scale, intact: FloatArray | None, 
     error = None
     if combination.groups is not None and intact is not None:
         error = standard_error(scale.sign() * intact + combination.groups)
-    return interval(scale, combination.measured, z * (error or 0.0))
+    half = z * (error or 0.0)
+    return interval(scale, combination.measured, half, half)
 
 
 def _sampling(chosen: Sequence[Option], ratio: float, scale: Scale, intact: FloatArray | None) -> float:
     """Standard error of the summed costs and of the intact performance, over groups of examples."""
     groups = [o.groups for o in chosen if o.groups is not None]
-    if intact is not None and len(groups) == len(chosen) and all(len(g) == len(intact) for g in groups):
-        return standard_error(scale.sign() * intact + ratio * np.sum(groups, axis=0)) or 0.0
+    same = len(groups) == len(chosen) and len({len(g) for g in groups}) == 1
+    if same and (intact is None or len(intact) == len(groups[0])):
+        base = 0.0 if intact is None else scale.sign() * intact
+        return standard_error(base + ratio * np.sum(groups, axis=0)) or 0.0
     return ratio * math.sqrt(sum(o.error**2 for o in chosen))
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strati.intervene.measuring.interventions import Change, Target, changed, replaced_forward
 from strati.intervene.measuring.metrics import Disagreement, as_rows
@@ -23,6 +24,9 @@ from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import Chain
 
 Number = float | None
+
+_MOST_BYTES = 400_000_000
+"""Recordings kept from one layer to the next."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +146,20 @@ def measure_module(
     *,
     activations: bool = True,
     watch: Callable[[Tensor, Tensor], None] | None = None,
+    tapes: Tapes | None = None,
 ) -> list[Measured]:
     """Performance of any module under the changes of one layer, replaying what ran before the layer.
 
-    ``watch`` is given the intact layer's first input and output, batch by batch.
+    ``watch`` is given the intact layer's first input and output, batch by batch. ``tapes`` of an earlier layer of the
+    same network shorten the recorded pass.
     """
+    tapes = tapes or Tapes()
     both = Disagreement(len(changes))
     tallies = [Tally(task) for _ in changes]
     with torch.inference_mode():
-        for inputs, targets in task.batches:
-            with Recording(model, target.name) as tape:
-                tape.run(lambda inputs=inputs: task.output(model, inputs))  # type: ignore[misc]
+        for number, (inputs, targets) in enumerate(task.batches):
+            run = partial(task.output, model, inputs)
+            tape = tapes.record(model, target.name, number, run)
             if watch is not None and tape.output is not None and tape.input is not None:
                 watch(tape.input, tape.output)
             for i, change in enumerate(changes):
@@ -235,6 +242,48 @@ class Recording:
         if not self._reached:
             # A copy: what follows may add to the tensor in place.
             self._tape.setdefault(module, []).append(_copy(output))
+
+    @property
+    def reached(self) -> bool:
+        """Whether the pass got to the layer."""
+        return self._reached
+
+    @property
+    def size(self) -> int:
+        """Bytes on the tape."""
+        tensors = tree_leaves(list(self._tape.values()))
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+class Tapes:
+    """The recordings of the layer measured last, batch by batch: the next layer's recorded pass starts where they end.
+
+    Layers are measured in the network's order, so that without these every layer would run all that is before it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Recording] = {}
+        self._sizes: dict[int, int] = {}
+
+    def record(self, model: nn.Module, layer: str, batch: int, run: Callable[[], object]) -> Recording:
+        """Record one batch up to a layer, with the help of the recording before it."""
+        before = self._kept.pop(batch, None)
+        self._sizes.pop(batch, None)
+        tape = _recorded(model, layer, run, before)
+        if not tape.reached and before is not None:  # the layer lies before the one recorded last
+            tape = _recorded(model, layer, run, None)
+        if sum(self._sizes.values()) + tape.size <= _MOST_BYTES:
+            self._kept[batch], self._sizes[batch] = tape, tape.size
+        return tape
+
+
+def _recorded(model: nn.Module, layer: str, run: Callable[[], object], before: Recording | None) -> Recording:
+    with ExitStack() as stack:
+        if before is not None:
+            stack.enter_context(before.replayed())
+        tape = stack.enter_context(Recording(model, layer))
+        tape.run(run)
+    return tape
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.intervene.measuring.baselines import BlockInfluence, LayerBaselines
 from strati.intervene.measuring.changes import LayerEdits, Others, Values, make_change
-from strati.intervene.measuring.functional import ChainProbe, Measured, measure_module, whole_scores
+from strati.intervene.measuring.functional import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.intervene.measuring.interventions import (
     Change,
     Target,
@@ -66,6 +66,7 @@ class Subject:
     _plain: bool = field(default=False, repr=False)
     _intact: Measured | None = field(default=None, repr=False)
     _scores: Scores | None = field(default=None, repr=False)
+    tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
@@ -265,7 +266,13 @@ def _outcomes(
     if probe is None or target.name not in probe.names:
         return list(
             measure_module(
-                subject.model, subject.task, target, changes, activations=plan.activations, watch=watch
+                subject.model,
+                subject.task,
+                target,
+                changes,
+                activations=plan.activations,
+                watch=watch,
+                tapes=subject.tapes,
             )
         )
     if watch is not None:

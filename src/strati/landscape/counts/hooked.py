@@ -18,16 +18,25 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.count import Degeneracy, Size, assemble, probed, undecided, wanted
 from strati.landscape.counts.gram import pairs_above
 from strati.landscape.counts.heads import Attention, find_attention, value_used
 from strati.landscape.counts.jacobians import MOST_OUTPUTS
 from strati.landscape.counts.ranks import EPS, TWIN, nudged
+from strati.landscape.counts.result import (
+    Degeneracy,
+    DegeneracyConfig,
+    ProblemSize,
+    assemble,
+    probed,
+    undecided,
+    wanted,
+)
 from strati.landscape.counts.structure import AtEpsilon, LayerCount
-from strati.landscape.counts.symmetries import Found, find_symmetries
+from strati.landscape.counts.symmetries import Symmetries, find_symmetries
 from strati.landscape.counts.watched import Convolution, Watched, watch
 from strati.landscape.probes import Probes, pulled_back
-from strati.landscape.recorder import Place, Precision, listening, recording
+from strati.landscape.recorder import Precision, Site, listening, recording
+from strati.network.select import select_names
 from strati.types import Flag, Tick, silent
 
 PROBES = 8
@@ -42,10 +51,8 @@ def count_module(
     model: nn.Module,
     x: Tensor,
     refusal: UnsupportedError,
+    config: DegeneracyConfig,
     *,
-    epsilon: float | None = None,
-    exact: bool | None = None,
-    seed: int = 0,
     tick: Tick = silent,
 ) -> Degeneracy:
     """Count the free directions of a network that is not a plain chain.
@@ -54,15 +61,14 @@ def count_module(
         model: The network.
         x: Data, rows first; integers are token ids.
         refusal: Why it is not a chain.
-        epsilon: Also count at this loss scale.
-        exact: See :func:`strati.landscape.counts.count.degeneracy`.
-        seed: Of the probes.
+        config: Options of :func:`strati.degeneracy`.
         tick: Called after each batch.
 
     Raises:
         UnsupportedError: It holds trained layers that are not understood.
         BadInputError: There is no linear layer, or the data do not fit.
     """
+    epsilon = config.epsilon
     if not any(True for _ in model.parameters()):
         raise BadInputError("model", "has no linear layer; there is nothing to count")
     flat = FlatModel(model, dtype=torch.float64)
@@ -76,16 +82,19 @@ def count_module(
         values = run(flat, flat.theta, inputs[:1])[0].numel()
     rounding = float(torch.finfo(met.coarsest).eps)
     step = TWIN * rounding / EPS
-    probes = Probes(PROBES, MOST_OUTPUTS, seed, law="normal")
+    probes = Probes(PROBES, MOST_OUTPUTS, config.seed, law="normal")
     _measure_noise(flat, inputs[:NOISE_ROWS], layers, probes, step)
     _stream(flat, inputs, layers, attention, values, probes, tick)
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
     uncertain = [w.name for w in layers if not w.settle()]
-    found = find_symmetries(flat, inputs, layers, rounding)
+    chosen = set(select_names([w.name for w in layers], config.layers))
+    some = len(chosen) < len(layers)  # freedom between layers needs them all to vary
+    layers = [w for w in layers if w.name in chosen]
+    found = Symmetries() if some else find_symmetries(flat, inputs, layers, rounding)
     rows = [_count(w, attention, found, int(inputs.shape[0]), epsilon) for w in layers]
     own = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
-    parameters = sum(p.numel() for p in own.values())
+    parameters = sum(w.inputs * w.outputs for w in layers) if some else sum(p.numel() for p in own.values())
     warnings = [_bound(refusal, found)]
     if values > MOST_OUTPUTS:
         warnings.append(probed(uncertain))
@@ -93,15 +102,15 @@ def count_module(
         warnings.append(undecided(open_ones))
     ranks = None
     total = values * int(inputs.shape[0])
-    if flat.size == parameters and wanted(exact, parameters, total):
-        ranks = _exact(flat, inputs, layers, warnings, step, required=exact is True)
-    size = Size(parameters, 0, int(inputs.shape[0]), total)
+    if (some or flat.size == parameters) and wanted(config.exact, parameters, total):
+        ranks = _exact(flat, inputs, layers, warnings, step, required=config.exact is True, rest=not some)
+    size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
     return assemble(
         rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=found.elsewhere
     )
 
 
-def _bound(refusal: UnsupportedError, found: Found) -> Flag:
+def _bound(refusal: UnsupportedError, found: Symmetries) -> Flag:
     """What kind of bound this is, and how loose it may be."""
     seen = f"; symmetries counted: {', '.join(found.kinds)}" if found.kinds else ""
     text = (
@@ -151,7 +160,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
     by_name = {w.name: w for w in layers}
     outputs: list[tuple[Watched, Tensor]] = []
 
-    def visit(place: Place, tensor: Tensor) -> Tensor:
+    def visit(place: Site, tensor: Tensor) -> Tensor:
         watched = by_name[place.module]
         if place.side == "input":
             take(watched, tensor)
@@ -160,7 +169,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
         outputs.append((watched, tracked))
         return tracked.clone()  # what follows may write into it in place
 
-    places = [Place(w.name, side) for w in layers for side in ("input", "output")]  # type: ignore[arg-type]
+    places = [Site(w.name, side) for w in layers for side in ("input", "output")]
     with recording(model, places, visit):
         yield outputs
 
@@ -227,7 +236,7 @@ def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Pr
 
 
 def _count(
-    watched: Watched, attention: list[Attention], found: Found, data: int, epsilon: float | None
+    watched: Watched, attention: list[Attention], found: Symmetries, data: int, epsilon: float | None
 ) -> LayerCount:
     ranks = watched.ranks()
     each = watched.outputs // watched.groups
@@ -281,14 +290,21 @@ def _at(watched: Watched, used: int, data: int, epsilon: float) -> AtEpsilon:
 
 
 def _exact(
-    flat: FlatModel, x: Tensor, layers: list[Watched], warnings: list[Flag], step: float, *, required: bool
+    flat: FlatModel,
+    x: Tensor,
+    layers: list[Watched],
+    warnings: list[Flag],
+    step: float,
+    *,
+    required: bool,
+    rest: bool,
 ) -> exactly.ExactRanks | None:
-    """Exact ranks, the parameters of no watched layer taken as one last layer."""
+    """Exact ranks, the parameters of no watched layer taken as one last layer (with ``rest``)."""
     inside = {id(p): w.name for w in layers for p in w.module.parameters(recurse=False)}
     parts: dict[str | None, list[str]] = {name: [] for name in [*(w.name for w in layers), None]}
     for name, p in flat.module.named_parameters():
         parts[inside.get(id(p))].append(name)
-    if not parts[None]:
+    if not parts[None] or not rest:
         del parts[None]
     named = dict(flat.module.named_parameters())
     sizes = [sum(named[n].numel() for n in part) for part in parts.values()]

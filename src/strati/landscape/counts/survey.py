@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from strati.errors import BadInputError
-from strati.landscape.chain import Chain, Stage
+from strati.landscape.chain import Chain, ChainStage
 from strati.landscape.counts.gram import fold
 from strati.landscape.counts.jacobians import MOST_OUTPUTS, backward, output_directions
 from strati.landscape.counts.ranks import Factor, certified, nudged
@@ -43,7 +43,7 @@ class LayerSurvey:
         least_slope: The smallest slope of a smooth nonlinearity met; 1 for others.
     """
 
-    stage: Stage
+    stage: ChainStage
     activations: Factor
     jacobians: Factor
     slopes: Tensor

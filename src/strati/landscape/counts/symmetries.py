@@ -22,7 +22,7 @@ from strati.landscape.counts.attention_bases import attention_families
 from strati.landscape.counts.carriers import Weights
 from strati.landscape.counts.families import Family, is_norm, layer_families
 from strati.landscape.counts.watched import Watched
-from strati.landscape.recorder import Place, recording
+from strati.landscape.recorder import Site, recording
 
 SAME, SLACK = 1e-2, 1e5
 """Outputs count as unchanged if they move by less than this share of what the carrier's change alone does to them, and
@@ -32,7 +32,7 @@ ROWS_TIMES_PARAMETERS = 3e8
 
 
 @dataclass(frozen=True)
-class Found:
+class Symmetries:
     """What is free between layers: per carrier among the watched layers, elsewhere in total, and by what."""
 
     between: dict[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Found:
     kinds: tuple[str, ...] = ()
 
 
-def find_symmetries(flat: FlatModel, x: Tensor, layers: list[Watched], rounding: float) -> Found:
+def find_symmetries(flat: FlatModel, x: Tensor, layers: list[Watched], rounding: float) -> Symmetries:
     """The families that hold for a network on its data, and what they add.
 
     Args:
@@ -57,7 +57,7 @@ def find_symmetries(flat: FlatModel, x: Tensor, layers: list[Watched], rounding:
         if size > best.get(family.carrier, (0, ""))[0] and trial.holds(family):
             best[family.carrier] = (size, family.kind)
     watched = {w.name for w in layers}
-    return Found(
+    return Symmetries(
         {name: size for name, (size, _) in best.items() if name in watched},
         sum(size for name, (size, _) in best.items() if name not in watched),
         tuple(dict.fromkeys(kind for _, kind in best.values())),
@@ -101,7 +101,7 @@ def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str]
     kept: list[Tensor] = []
     reads: dict[str, list[str]] = {name: [] for name in norms}
 
-    def visit(place: Place, tensor: Tensor) -> Tensor:
+    def visit(place: Site, tensor: Tensor) -> Tensor:
         kept.append(tensor)  # so that no other tensor takes its address
         if place.side == "output":
             order.append(place.module)
@@ -111,9 +111,7 @@ def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str]
             reads[source[id(tensor)]].append(place.module)
         return tensor
 
-    places = [Place(w.name, "input") for w in layers] + [
-        Place(n) for n in [*(w.name for w in layers), *norms]
-    ]
+    places = [Site(w.name, "input") for w in layers] + [Site(n) for n in [*(w.name for w in layers), *norms]]
     with torch.no_grad(), recording(flat.module, places, visit):
         flat(flat.theta, x)
     return order, reads

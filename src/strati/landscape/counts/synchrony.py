@@ -36,6 +36,7 @@ class FiringHash:
 
     def add(self, firing: Tensor) -> None:
         """Take in a batch, ``(data, neurons)`` of truth values."""
+        firing = firing.cpu()
         pattern = firing.numpy()
         words = self._words.integers(0, 2**64, size=(pattern.shape[0], 2), dtype=np.uint64)
         self._sums += (
@@ -79,7 +80,7 @@ class Asynchrony:
 
     def add(self, preactivations: Tensor) -> None:
         """Take in a batch of preactivations."""
-        p = preactivations.double()
+        p = preactivations.double().cpu()
         r = (p > 0).double()
         square = p.square()
         # (r_i - r_j)^2 = r_i (1 - 2 r_j) + r_j for 0/1 patterns; summed over data against p_j^2

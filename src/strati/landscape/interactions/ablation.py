@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.landscape.interactions.basis import interaction_basis
+from strati.landscape.interactions.basis import BasisConfig, interaction_basis
 from strati.landscape.interactions.basis_result import InteractionBasis, Kind
 from strati.landscape.interactions.graph import InteractionGraph, interaction_graph
 from strati.landscape.interactions.sites import Reading
@@ -44,7 +44,7 @@ class AblationPoint:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BasisComparison:
     """The same network in several bases: their graphs and their ablation curves at one layer."""
 
     graphs: tuple[InteractionGraph, ...]
@@ -151,7 +151,7 @@ def compare_bases(
     layer: int | None = None,
     kinds: Sequence[Kind] = get_args(Kind),
     reading: Reading | None = None,
-) -> Comparison:
+) -> BasisComparison:
     """Graphs and ablation curves of one network in several bases.
 
     Args:
@@ -160,15 +160,16 @@ def compare_bases(
         labels: Class numbers, for accuracies.
         layer: The layer to ablate; by default the one with most directions between input and output.
         kinds: The bases.
-        reading: As for :func:`strati.interaction_basis`.
+        reading: Where to read a network that is not a chain, how many probes and data per pass.
     """
-    bases = [interaction_basis(model, x, kind, reading=reading) for kind in kinds]
+    chosen = BasisConfig() if reading is None else BasisConfig(**vars(reading))
+    bases = [interaction_basis(model, x, kind, config=chosen) for kind in kinds]
     if layer is None:
         inner = bases[0].layers[1:-1] or bases[0].layers[:1]
         widest = int(np.argmax([place.width for place in inner]))
         layer = widest + (1 if len(bases[0].layers) > 2 else 0)
     curves = [ablation_curve(basis, layer, labels=labels) for basis in bases]
-    return Comparison(tuple(interaction_graph(b) for b in bases), tuple(p for c in curves for p in c))
+    return BasisComparison(tuple(interaction_graph(b) for b in bases), tuple(p for c in curves for p in c))
 
 
 def _labels(labels: ArrayLike | None, count: int) -> Any:

@@ -6,9 +6,10 @@ in docs/basis.md. Interaction strengths between the directions are ``graph``, mo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import as_chain
-from strati.landscape.interactions.basis_chain import ChainMachine, Estimate
-from strati.landscape.interactions.basis_probes import ProbeMachine
-from strati.landscape.interactions.basis_result import BasisLayer, InteractionBasis, Kind, Machine
+from strati.landscape.interactions.basis_chain import ChainBackend
+from strati.landscape.interactions.basis_probes import ProbeBackend
+from strati.landscape.interactions.basis_result import BasisBackend, BasisLayer, InteractionBasis, Kind
 from strati.landscape.interactions.sites import Reading, as_data, takes_tokens
 from strati.landscape.interactions.whitening import (
     Moments,
@@ -28,7 +29,9 @@ from strati.landscape.interactions.whitening import (
     repeated,
     whitening,
 )
-from strati.types import Flag
+from strati.landscape.probes import MatrixEstimate
+from strati.options import resolve
+from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -41,16 +44,54 @@ LOSES_OUTPUT = 1e-6
 """A layer whose there-and-back changes the outputs by more than this share is flagged."""
 
 
+@dataclass(frozen=True)
+class BasisConfig:
+    """Options of :func:`interaction_basis`.
+
+    Attributes:
+        centre: Subtract the mean activation first.
+        tolerance: Eigenvalues below this share of the largest count as zero; by default
+            :data:`TOLERANCE` of the precision the network runs in.
+        epsilon: Also drop directions whose eigenvalue is below this loss: what they do to the output is,
+            in mean square and to first order, less.
+        sites: Where to read a network that is not a chain: ``"residual"`` (the stream between blocks), ``"mlp"``
+            (each block's MLP hidden layer), or names of modules, ``"NAME"`` for what comes out and ``"NAME:input"``
+            for what goes in. ``None`` takes the children of a sequential network, else the residual stream.
+        probes: Random probes per datum where the exact Jacobian would take more backward passes.
+        batch: Data per forward pass.
+        layers: Read only some of these places: patterns as ``--layers`` takes them; input and output stay.
+        seed: Seed of the random probes.
+        device: Where to compute; where the model is by default.
+    """
+
+    centre: bool = True
+    tolerance: float | None = None
+    epsilon: float = 0.0
+    sites: str | Sequence[str] | None = None
+    probes: int = 32
+    batch: int = 64
+    layers: str | Sequence[str] | None = None
+    seed: int = 0
+    device: str | torch.device | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense."""
+        if not 0 <= self.epsilon < np.inf:
+            raise BadInputError("epsilon", "must be a loss, zero or positive")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise BadInputError("tolerance", "must be between 0 and 1")
+        if self.probes < 1 or self.batch < 1:
+            raise BadInputError("probes" if self.probes < 1 else "batch", "must be at least 1")
+
+
 def interaction_basis(
     model: nn.Module | str | Path,
     x: ArrayLike | torch.Tensor,
     kind: Kind = "interaction",
     *,
-    centre: bool = True,
-    tolerance: float | None = None,
-    epsilon: float = 0.0,
-    reading: Reading | None = None,
-    seed: int = 0,
+    config: BasisConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> InteractionBasis:
     r"""The basis of every layer in which activations and Jacobians are diagonal together.
 
@@ -65,16 +106,12 @@ def interaction_basis(
             the path of a checkpoint.
         x: Inputs, one row each; token numbers for a transformer.
         kind: ``"interaction"``, ``"local"``, ``"pca"`` or ``"neuron"``.
-        centre: Subtract the mean activation first.
-        tolerance: Eigenvalues below this share of the largest count as zero; by default
-            :data:`TOLERANCE` of the precision the network runs in.
-        epsilon: Also drop directions whose eigenvalue is below this loss: what they do to the output is,
-            in mean square and to first order, less.
-        reading: Where to read a network that is not a chain, and how many probes.
-        seed: Seed of the random probes.
+        config: Options; keywords of the same names win.
+        tick: Called after each layer.
+        options: Fields of :class:`BasisConfig`.
 
     Raises:
-        BadInputError: The data do not fit the network, or are not finite.
+        BadInputError: The data do not fit the network, or are not finite, or no such option.
         UnsupportedError: The network is neither a chain nor made of blocks.
 
     Examples:
@@ -86,28 +123,28 @@ def interaction_basis(
     """
     if kind not in get_args(Kind):
         raise BadInputError(kind, f"no such basis; there are: {', '.join(get_args(Kind))}")
-    if not 0 <= epsilon < np.inf:
-        raise BadInputError("epsilon", "must be a loss, zero or positive")
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise BadInputError("tolerance", "must be between 0 and 1")
-    machine = build_machine(model, x, reading or Reading(), seed=seed)
-    cut = tolerance if tolerance is not None else TOLERANCE[getattr(machine, "dtype", torch.float64)]
-    moments = machine.moments(centre=centre)
+    chosen = resolve(BasisConfig, config, options, of="interaction_basis")
+    machine = build_backend(model, x, chosen)
+    cut = chosen.tolerance
+    if cut is None:
+        cut = TOLERANCE[getattr(machine, "dtype", torch.float64)]
+    moments = machine.moments(centre=chosen.centre)
     whites = [whitening(moment, cut) for moment in moments]
-    layers = _layers(kind, machine, moments, whites, (cut, epsilon))
+    layers = _layers(kind, machine, moments, whites, (cut, chosen.epsilon), tick)
     layers = [
         layer if layer.round_trip is not None else _with_round_trip(machine, number, layer)
         for number, layer in enumerate(layers)
     ]
     layers[-1] = _in_frame(layers[-1], machine.frame)
+    flags = (*machine.notes, *_warnings(layers))
     return InteractionBasis(
-        kind, tuple(layers), centre, cut, epsilon, machine.count, seed, _warnings(layers), machine
+        kind, tuple(layers), chosen.centre, cut, chosen.epsilon, machine.count, chosen.seed, flags, machine
     )
 
 
-def build_machine(
-    model: nn.Module | str | Path, x: ArrayLike | torch.Tensor, reading: Reading, *, seed: int
-) -> Machine:
+def build_backend(
+    model: nn.Module | str | Path, x: ArrayLike | torch.Tensor, config: BasisConfig
+) -> BasisBackend:
     """A network with its data, by closed forms where it is a chain and by backward passes where not."""
     if isinstance(model, str | Path):
         from strati.network.module import as_module
@@ -118,23 +155,27 @@ def build_machine(
             "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
     data = as_data(x, tokens=takes_tokens(model))
-    if reading.sites is None and data.is_floating_point() and not hasattr(model, "config"):
+    reading = Reading(config.sites, config.probes, config.batch, config.layers)
+    device = None if config.device is None else torch.device(config.device)
+    anywhere = config.sites is None and config.layers is None
+    if anywhere and data.is_floating_point() and not hasattr(model, "config"):
         try:
             chain = as_chain(model)
         except UnsupportedError:
-            return ProbeMachine(model, data, reading, seed=seed)
+            return ProbeBackend(model, data, reading, seed=config.seed, device=device)
         if not all(torch.isfinite(stage.weight).all() for stage in chain.stages):
             raise BadInputError("model", "holds weights that are not finite; repair the checkpoint first")
-        return ChainMachine(chain, data, seed=seed)
-    return ProbeMachine(model, data, reading, seed=seed)
+        return ChainBackend(chain, data, seed=config.seed, device=device)
+    return ProbeBackend(model, data, reading, seed=config.seed, device=device)
 
 
 def _layers(
     kind: Kind,
-    machine: Machine,
+    machine: BasisBackend,
     moments: tuple[Moments, ...],
     whites: list[Whitening],
     cuts: tuple[float, float],
+    tick: Tick,
 ) -> list[BasisLayer]:
     last = len(machine.widths) - 1
     if kind == "neuron":
@@ -148,11 +189,17 @@ def _layers(
     for site in range(last - 1, -1, -1):
         gram = grams[site] if grams else machine.to_next(site, whites[site].colour, layers[0].matrix)
         layers.insert(0, _joint(machine, site, moments[site], whites[site], gram, cuts))
+        tick(machine.names[site])
     return layers
 
 
 def _joint(
-    machine: Machine, site: int, moment: Moments, white: Whitening, gram: Estimate, cuts: tuple[float, float]
+    machine: BasisBackend,
+    site: int,
+    moment: Moments,
+    white: Whitening,
+    gram: MatrixEstimate,
+    cuts: tuple[float, float],
 ) -> BasisLayer:
     """``C = Lambda^(1/2) V D^(-1/2) U`` and its inverse."""
     values, rows, null = diagonalise(gram.value, cuts[0])
@@ -225,7 +272,7 @@ def _means(moment: Moments, matrix: FloatArray, inverse: FloatArray) -> tuple[Fl
     return np.zeros_like(moment.mean), moment.mean - inverse @ (matrix @ moment.mean)
 
 
-def _with_round_trip(machine: Machine, site: int, layer: BasisLayer) -> BasisLayer:
+def _with_round_trip(machine: BasisBackend, site: int, layer: BasisLayer) -> BasisLayer:
     """Measure what going there and back at this layer does to the outputs."""
     if site == len(machine.widths) - 1:
         changed = total = 0.0
@@ -239,7 +286,7 @@ def _with_round_trip(machine: Machine, site: int, layer: BasisLayer) -> BasisLay
     return replace(layer, round_trip=share)
 
 
-def _output_change(machine: Machine, site: int, layer: BasisLayer) -> tuple[float, float]:
+def _output_change(machine: BasisBackend, site: int, layer: BasisLayer) -> tuple[float, float]:
     changed, start = 0.0, 0
     outputs = []
     for rows in machine.activations(site):

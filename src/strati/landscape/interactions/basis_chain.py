@@ -9,16 +9,17 @@ Other networks are in ``basis_probes``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from strati.landscape.chain import IDENTITY, Chain, Stage
+from strati.landscape.chain import IDENTITY, Chain, ChainStage
 from strati.landscape.interactions.edges import masked_edges
 from strati.landscape.interactions.whitening import Moments, MomentStream, triangular
+from strati.landscape.probes import Halves, MatrixEstimate
 from strati.rng import stream
+from strati.types import Flag
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -32,15 +33,7 @@ MOST_WORK = 2e12
 _ELEMENTS = 8_000_000
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A matrix and its relative standard error (Frobenius norm); 0 where it is exact up to rounding."""
-
-    value: FloatArray
-    error: float = 0.0
-
-
-class ChainMachine:
+class ChainBackend:
     """A chain with its data, ready to give moments, Jacobian moments and edges.
 
     Sites are the input, each hidden layer after its nonlinearity, and the output.
@@ -50,16 +43,28 @@ class ChainMachine:
         x: Data, one row each.
         seed: Seed of the random probes.
         probes: Probes per datum where the output is wider than :data:`EXACT_OUTPUTS`.
+        device: Where the network runs; where its weights are by default.
     """
 
-    def __init__(self, chain: Chain, x: torch.Tensor, *, seed: int = 0, probes: int = 256) -> None:
-        self.chain = chain.to(torch.float64)
+    notes: tuple[Flag, ...] = ()
+
+    def __init__(
+        self,
+        chain: Chain,
+        x: torch.Tensor,
+        *,
+        seed: int = 0,
+        probes: int = 256,
+        device: torch.device | None = None,
+    ) -> None:
+        self.chain = chain.to(torch.float64, device)
         self.stages = self.chain.stages
         self.names = ("input", *(stage.name for stage in self.stages[:-1]), "output")
         self.widths = self.chain.widths
         self.frame: FloatArray | None = None
         self.count = len(x)
-        self._x = self.chain.rows(x)
+        self._device = self.stages[0].weight.device
+        self._x = self.chain.rows(x.to(self._device))
         self._seed, self._probes = seed, probes
         self._gates: list[FloatArray] | None = None
 
@@ -69,14 +74,14 @@ class ChainMachine:
         gates = [np.zeros((width, width)) for width in self.widths[1:]]
         for activations, slopes in self._sweep():
             for each, rows in zip(streams, activations, strict=True):
-                each.add(rows.numpy())
+                each.add(rows.cpu().numpy())
             for gate, slope in zip(gates, slopes, strict=True):
                 if slope is not None:
-                    gate += (slope.T @ slope).numpy()
+                    gate += (slope.T @ slope).cpu().numpy()
         self._gates = [gate / self.count for gate in gates]
         return tuple(each.finish() for each in streams)
 
-    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> Estimate:
+    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> MatrixEstimate:
         """``mean_x J^T J`` in white coordinates, ``J`` from this site to the next one's basis.
 
         ``M_l = W^T [(C^T C) o B] W`` (o elementwise, ``C`` of the next site), exact for any elementwise
@@ -87,7 +92,7 @@ class ChainMachine:
             gram = gram * self._gate(site)
         return self._pull_back(site, colour, gram)
 
-    def to_output(self, colours: Sequence[FloatArray]) -> tuple[Estimate, ...]:
+    def to_output(self, colours: Sequence[FloatArray]) -> tuple[MatrixEstimate, ...]:
         """``mean_x J^T J`` in white coordinates, ``J`` from each site (but the last) to the output."""
         grams = self._output_grams()
         return tuple(
@@ -95,13 +100,13 @@ class ChainMachine:
             for site, (colour, gram) in enumerate(zip(colours, grams, strict=True))
         )
 
-    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> Estimate:
+    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> MatrixEstimate:
         """``E_ji = mean_x (d fhat_j / d fhat_i)^2`` from this site's directions to the next one's."""
         into = self._weight(site) @ inverse
         if _linear(self.stages[site]):
-            return Estimate((following @ into) ** 2)
+            return MatrixEstimate((following @ into) ** 2)
         value, error = masked_edges(following, into, self._gate(site))
-        return Estimate(value, error)
+        return MatrixEstimate(value, error)
 
     def silent(self, site: int) -> FloatArray:
         """Weights of the next layer's neurons that never fire on the data."""
@@ -111,17 +116,20 @@ class ChainMachine:
     def activations(self, site: int) -> Iterator[FloatArray]:
         """The activations of a site, chunk by chunk."""
         for rows in torch.split(self._x, ROWS):
-            yield self._from(0, site, rows).numpy()
+            yield self._from(0, site, rows).cpu().numpy()
 
     def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """The network's outputs when the activations of a site are ``rows`` (``start`` plays no part here)."""
-        result: FloatArray = self._from(site, len(self.stages), torch.from_numpy(rows)).numpy()
+        result: FloatArray = self._from(site, len(self.stages), self._tensor(rows)).cpu().numpy()
         return result
 
     def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """The next site's activations when those of a site are ``rows`` (``start`` plays no part here)."""
-        result: FloatArray = self._from(site, site + 1, torch.from_numpy(rows)).numpy()
+        result: FloatArray = self._from(site, site + 1, self._tensor(rows)).cpu().numpy()
         return result
+
+    def _tensor(self, array: FloatArray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
     def _from(self, site: int, end: int, rows: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -138,7 +146,7 @@ class ChainMachine:
             yield activations, slopes
 
     def _weight(self, site: int) -> FloatArray:
-        weight: FloatArray = self.stages[site].weight.numpy()
+        weight: FloatArray = self.stages[site].weight.cpu().numpy()
         return weight
 
     def _gate(self, site: int) -> FloatArray:
@@ -147,36 +155,38 @@ class ChainMachine:
         assert self._gates is not None
         return self._gates[site]
 
-    def _pull_back(self, site: int, colour: FloatArray, gram: FloatArray, error: float = 0.0) -> Estimate:
+    def _pull_back(
+        self, site: int, colour: FloatArray, gram: FloatArray, error: float = 0.0
+    ) -> MatrixEstimate:
         white = self._weight(site) @ colour
-        return Estimate(white.T @ gram @ white, error)
+        return MatrixEstimate(white.T @ gram @ white, error)
 
-    def _output_grams(self) -> list[Estimate]:
+    def _output_grams(self) -> list[MatrixEstimate]:
         """``K_l = mean_x (dO/dp_l)^T (dO/dp_l)`` for every linear map."""
         top = len(self.stages) - 1
         jacobian = np.eye(self.widths[-1])
-        grams: dict[int, Estimate] = {}
+        grams: dict[int, MatrixEstimate] = {}
         while top >= 0 and _linear(self.stages[top]):
-            grams[top] = Estimate(jacobian.T @ jacobian)
+            grams[top] = MatrixEstimate(jacobian.T @ jacobian)
             jacobian = jacobian @ self._weight(top)
             top -= 1
         if top >= 0:  # the first nonlinear layer from above: closed form
-            grams[top] = Estimate((jacobian.T @ jacobian) * self._gate(top))
+            grams[top] = MatrixEstimate((jacobian.T @ jacobian) * self._gate(top))
         if top >= 1:
             if len(jacobian) > jacobian.shape[1]:  # the same J^T J from fewer rows
                 jacobian = triangular(jacobian)
             grams |= self._masked_products(jacobian, top)
         return [grams[site] for site in range(len(self.stages))]
 
-    def _masked_products(self, jacobian: FloatArray, top: int) -> dict[int, Estimate]:
+    def _masked_products(self, jacobian: FloatArray, top: int) -> dict[int, MatrixEstimate]:
         work = 4.0 * self.count * sum(self.widths[k + 1] * self.widths[k + 2] for k in range(top))
         exact = len(jacobian) <= EXACT_OUTPUTS and len(jacobian) * work <= MOST_WORK
         rows = len(jacobian) if exact else int(np.clip(MOST_WORK / work, 1, self._probes))
         batch = max(1, _ELEMENTS // (rows * max(self.widths)))
         if not exact:  # two halves at least, so that the error can be told
             batch = min(batch, -(-self.count // 4))
-        halves = [[np.zeros((self.widths[k + 1],) * 2) for k in range(top)] for _ in range(2)]
-        seeds, turn = torch.from_numpy(jacobian)[None], 0
+        sums = [Halves() for _ in range(top)]
+        seeds, turn = self._tensor(jacobian)[None], 0
         for _, slopes in self._sweep():
             for start in range(0, ROWS, batch):
                 part = [None if s is None else s[start : start + batch] for s in slopes]
@@ -189,28 +199,16 @@ class ChainMachine:
                     if (slope := part[site]) is not None:
                         product = product * slope[:, None, :]
                     flat = product.reshape(-1, product.shape[-1])
-                    halves[turn % 2][site] += (flat.T @ flat).numpy()
+                    sums[site].add(turn, (flat.T @ flat).cpu().numpy())
                 turn += 1
-        return {site: _halves(halves[0][site], halves[1][site], self.count, exact) for site in range(top)}
+        return {site: sums[site].result(self.count, exact=exact) for site in range(top)}
 
     def _probe(self, data: int, rows: int, outputs: int, turn: int) -> torch.Tensor:
         """Random signs over the outputs, fresh for every datum."""
         rng = stream(self._seed, "output probes", turn)
         signs = rng.integers(0, 2, (data, rows, outputs)) * 2.0 - 1.0
-        return torch.from_numpy(signs / np.sqrt(rows))
+        return self._tensor(signs / np.sqrt(rows))
 
 
-def _halves(first: FloatArray, second: FloatArray, count: int, exact: bool) -> Estimate:
-    """The mean, and for probes its error from two independent halves of the data and probes."""
-    total = first + second
-    if exact:
-        return Estimate(total / count)
-    shares = np.trace(first), np.trace(second)
-    if min(shares) <= 0:
-        return Estimate(total / count, float("nan"))
-    spread = first / shares[0] - second / shares[1]
-    return Estimate(total / count, float(np.linalg.norm(spread) * total.trace() / np.linalg.norm(total) / 2))
-
-
-def _linear(stage: Stage) -> bool:
+def _linear(stage: ChainStage) -> bool:
     return stage.activation is IDENTITY or stage.activation.name == "identity"

@@ -1,27 +1,28 @@
 """Jacobian moments of any differentiable network by backward passes from random probes.
 
-Positions of a sequence (and pixels of a feature map) count as data. A probe ``v`` of random signs gives
-``E[(v^T J)^T (v^T J)] = J^T J``; where the target has few coordinates and one position the probes are its unit
-vectors and the result is exact. Plain chains of linear layers have closed forms in ``basis_chain``.
+Positions of a sequence (and pixels of a feature map) count as data. Hooks are those of ``recorder``, probes those of
+``probes``: unit vectors, and exact results, where the target has few values. Plain chains of linear layers have closed
+forms in ``basis_chain``.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.interactions.basis_chain import Estimate
-from strati.landscape.interactions.sites import Reading, Site, find_sites, first_tensor
+from strati.landscape.interactions.sites import Reading, find_sites
 from strati.landscape.interactions.whitening import Moments, MomentStream
-from strati.rng import derive
+from strati.landscape.probes import Halves, MatrixEstimate, Probes, pulled_back
+from strati.landscape.recorder import Site, first_tensor, recording
+from strati.types import Flag
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -32,7 +33,7 @@ WIDEST_OUTPUT = 2048
 """A wider output is read in an orthonormal frame of the last linear map's range."""
 
 
-class ProbeMachine:
+class ProbeBackend:
     """A network with its data, read at sites through hooks.
 
     Args:
@@ -40,17 +41,29 @@ class ProbeMachine:
         x: Inputs, floats or token numbers.
         reading: Where and how to read.
         seed: Seed of the random probes.
+        device: Where to compute; where the model is by default.
     """
 
-    def __init__(self, model: nn.Module, x: torch.Tensor, reading: Reading, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        x: torch.Tensor,
+        reading: Reading,
+        *,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
         double = sum(p.numel() for p in model.parameters()) <= DOUBLE_PARAMETERS
         self.dtype = torch.float64 if double else torch.float32
-        self._model = copy.deepcopy(model).to(self.dtype).eval().requires_grad_(False)
+        own = next(model.parameters(), x).device
+        self.device = own if device is None else device
+        self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
         tokens = not x.is_floating_point()
-        self._x = x if tokens else x.to(self.dtype)
-        self._sites = find_sites(self._model, reading.sites, tokens=tokens)
+        self._x = x.to(self.device) if tokens else x.to(self.device, self.dtype)
+        self._sites = reading.choose(find_sites(self._model, reading.sites, tokens=tokens))
         halves = -(-len(x) // 2)  # two batches at least: their difference tells the error of the probes
-        self._reading, self._seed = replace(reading, batch=min(reading.batch, halves)), seed
+        self._reading = replace(reading, batch=min(reading.batch, halves))
+        self._probes = Probes(reading.probes, reading.probes, seed)
         self.frame: FloatArray | None = None
         trial = self._try()
         if not tokens and len(self._sites) > 2 and trial[-2].data_ptr() == trial[-1].data_ptr():
@@ -62,60 +75,79 @@ class ProbeMachine:
         outputs = trial[-1].shape[-1] if self.frame is None else self.frame.shape[1]
         self.widths = (*(t.shape[-1] for t in trial[:-1]), outputs)
         self.count = len(x)
+        inside = [name for name in self.names if name not in ("input", "output")]
+        if inside:
+            text = (
+                f"read at {len(inside)} places, {inside[0]} to {inside[-1]}; other modules lie between them"
+            )
+            self.notes: tuple[Flag, ...] = (Flag("read-at", text),)
+        else:
+            self.notes = ()
 
     def moments(self, *, centre: bool) -> tuple[Moments, ...]:
         """Mean and second moment of the activations at every site."""
         streams = [MomentStream(centre=centre) for _ in self._sites]
         for start in self._starts():
             for each, tensor in zip(streams, self._run(start, gradients=False), strict=True):
-                each.add(tensor.reshape(-1, tensor.shape[-1]).double().numpy())
+                each.add(_array(tensor.reshape(-1, tensor.shape[-1])))
         return tuple(each.finish() for each in streams)
 
-    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> Estimate:
+    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> MatrixEstimate:
         """``mean_x J^T J`` in white coordinates, ``J`` from this site to the next one's basis."""
-        sums = _Halves()
         c = self._tensor(following)
-        for start in self._starts():
-            tensors = self._run(start)
-            target = tensors[site + 1] @ c.T
-            for probe in self._probes(target, "next", site, start):
-                (gradient,) = torch.autograd.grad(target, tensors[site], probe, retain_graph=True)
-                sums.add(start // self._reading.batch, 0, self._white(gradient, colour))
-        return sums.result(0, exact=self._exact(target))
+        (found,) = self._pulled(("next", site), [site], [colour], lambda tensors: tensors[site + 1] @ c.T)
+        return found
 
-    def to_output(self, colours: Sequence[FloatArray]) -> tuple[Estimate, ...]:
+    def to_output(self, colours: Sequence[FloatArray]) -> tuple[MatrixEstimate, ...]:
         """``mean_x J^T J`` in white coordinates, ``J`` from each site (but the last) to the output."""
-        sums = _Halves()
+        return self._pulled(("output",), range(len(colours)), colours, lambda tensors: tensors[-1])
+
+    def _pulled(
+        self,
+        names: tuple[object, ...],
+        sites: Sequence[int],
+        colours: Sequence[FloatArray],
+        target_of: Callable[[list[torch.Tensor]], torch.Tensor],
+    ) -> tuple[MatrixEstimate, ...]:
+        """``mean_x J^T J`` in white coordinates for some sites and one target, with its error."""
+        sums = [Halves() for _ in sites]
+        rows = [0] * len(sums)
+        exact = False
         for start in self._starts():
             tensors = self._run(start)
-            target = tensors[-1]
-            for probe in self._probes(target, "output", start):
-                gradients = torch.autograd.grad(target, tensors[:-1], probe, retain_graph=True)
-                for site, (gradient, colour) in enumerate(zip(gradients, colours, strict=True)):
-                    sums.add(start // self._reading.batch, site, self._white(gradient, colour))
-        return tuple(sums.result(site, exact=self._exact(target)) for site in range(len(colours)))
+            target = target_of(tensors)
+            exact = self._probes.exact(target)
+            read = [tensors[site] for site in sites]
+            for gradients in pulled_back(target, read, self._probes.of(target, *names, start)):
+                for k, (gradient, colour) in enumerate(zip(gradients, colours, strict=True)):
+                    if gradient is None:
+                        gradient = torch.zeros_like(read[k])
+                    white = self._white(gradient, colour)
+                    sums[k].add(start // self._reading.batch, _array(white.T @ white))
+            for k, tensor in enumerate(read):
+                rows[k] += tensor[..., 0].numel()
+        return tuple(each.result(count, exact=exact) for each, count in zip(sums, rows, strict=True))
 
-    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> Estimate:
+    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> MatrixEstimate:
         """``E_ji = mean_x (d fhat_j / d fhat_i)^2``, summed over positions, by one backward pass per ``j``.
 
         With several positions the sum over target positions is taken by random signs, unbiased.
         """
         c, into = self._tensor(following), self._tensor(inverse)
-        halves = np.zeros((2, len(following), inverse.shape[1]))
+        sums = Halves()
+        alone = True
         for start in self._starts():
             tensors = self._run(start)
             target = tensors[site + 1] @ c.T
-            signs = self._signs((*target.shape[:-1],), "edges", site, start)
+            alone = target[0, ..., 0].numel() == 1
+            signs = self._probes.random(tuple(target.shape[:-1]), target, "edges", site, start)
+            rows = []
             for j in range(len(following)):
                 (gradient,) = torch.autograd.grad(target[..., j], tensors[site], signs, retain_graph=True)
-                rows = (gradient @ into).double().square()
-                halves[(start // self._reading.batch) % 2, j] += rows.sum(
-                    dim=tuple(range(rows.ndim - 1))
-                ).numpy()
-        total = halves.sum(axis=0)
-        if np.prod(target.shape[1:-1], dtype=int) == 1:
-            return Estimate(total / self.count)
-        return Estimate(total / self.count, _spread(halves[0], halves[1], total))
+                rows.append((gradient @ into).double().square().flatten(0, -2).sum(0))
+            share = torch.stack(rows) if rows else torch.zeros(0, inverse.shape[1])
+            sums.add(start // self._reading.batch, _array(share))
+        return sums.result(self.count, exact=alone or not len(following))
 
     def silent(self, site: int) -> FloatArray:
         """No neurons are known to be silent in a network of any kind."""
@@ -124,18 +156,18 @@ class ProbeMachine:
     def activations(self, site: int) -> Iterator[FloatArray]:
         """The activations of a site, batch by batch, as they lie (data, positions, width)."""
         for start in self._starts():
-            yield self._run(start, gradients=False)[site].double().numpy()
+            yield _array(self._run(start, gradients=False)[site])
 
     def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """The outputs of the data from ``start`` on when the activations of a site are ``rows``."""
-        return self._replaced(site, rows, start)[-1].double().numpy()
+        return _array(self._replaced(site, rows, start)[-1])
 
     def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
         """The next site's activations of the data from ``start`` on when those of a site are ``rows``."""
-        return self._replaced(site, rows, start)[site + 1].double().numpy()
+        return _array(self._replaced(site, rows, start)[site + 1])
 
     def _replaced(self, site: int, rows: FloatArray, start: int) -> list[torch.Tensor]:
-        value = torch.from_numpy(rows).to(self.dtype)
+        value = self._tensor(rows)
         x = self._x[start : start + len(rows)]
         return self._forward(x, gradients=False, replace=(site, value))
 
@@ -150,27 +182,29 @@ class ProbeMachine:
     ) -> list[torch.Tensor]:
         """Activations at every site, width last; gradients flow from site 0 on."""
         seen: dict[int, torch.Tensor] = {}
+        numbers = {site: number for number, site in enumerate(self._sites[:-1])}
 
-        def read(site: int, tensor: torch.Tensor) -> torch.Tensor:
-            rows = _rows(tensor)
-            if replace is not None and replace[0] == site:
+        def read(site: Site, tensor: torch.Tensor) -> torch.Tensor:
+            number, rows = numbers[site], _rows(tensor)
+            if replace is not None and replace[0] == number:
                 rows = replace[1].reshape(rows.shape)
-            elif gradients and site == 0:
+            elif gradients and number == 0:
                 rows = rows.detach().requires_grad_()
-            seen[site] = rows
+            seen[number] = rows
             return _unrows(rows, tensor)
 
-        with ExitStack() as stack, torch.set_grad_enabled(gradients):
-            for number, site in enumerate(self._sites[:-1]):
-                if site.module == "":
-                    x = read(number, x)
-                    continue
-                handle = _hook(self._model.get_submodule(site.module), site, number, read)
-                stack.callback(handle.remove)
+        inside = [site for site in numbers if site.module]
+        with (
+            recording(self._model, inside, read) if inside else nullcontext(),
+            torch.set_grad_enabled(gradients),
+        ):
+            for site in numbers:
+                if not site.module:
+                    x = read(site, x)
             output = first_tensor(self._model(x))
         missing = [site.name for k, site in enumerate(self._sites[:-1]) if k not in seen]
         if missing:
-            raise BadInputError(missing[0], "is not used when the network runs; name another site")
+            raise BadInputError(missing[0], "is not used when the network runs; name another site to read")
         return [*(seen[k] for k in range(len(self._sites) - 1)), output]
 
     def _try(self) -> list[torch.Tensor]:
@@ -205,7 +239,9 @@ class ProbeMachine:
         if head.bias is not None:
             matrix = torch.cat([matrix, head.bias.detach().double()[:, None]], dim=1)
         frame, upper = torch.linalg.qr(matrix)
-        small = nn.Linear(head.in_features, len(upper), bias=head.bias is not None, dtype=self.dtype)
+        small = nn.Linear(
+            head.in_features, len(upper), bias=head.bias is not None, dtype=self.dtype, device=self.device
+        )
         with torch.no_grad():
             small.weight.copy_(upper[:, : head.in_features])
             if head.bias is not None:
@@ -214,82 +250,18 @@ class ProbeMachine:
         found = self._forward(self._x[:1], gradients=False)[-1].double() @ frame.T
         if not torch.allclose(found, output.double(), rtol=1e-3, atol=1e-4 * float(output.abs().max())):
             raise UnsupportedError("output", f"is {width} wide and more than a linear map of {name}'s input")
-        result: FloatArray = frame.numpy()
-        return result
-
-    def _exact(self, target: torch.Tensor) -> bool:
-        positions = int(np.prod(target.shape[1:-1], dtype=int))
-        return positions == 1 and target.shape[-1] <= self._reading.probes
-
-    def _probes(self, target: torch.Tensor, *names: object) -> Iterator[torch.Tensor]:
-        if self._exact(target):
-            for k in range(target.shape[-1]):
-                probe = torch.zeros_like(target)
-                probe[..., k] = 1.0
-                yield probe
-            return
-        scale = self._reading.probes**-0.5
-        for number in range(self._reading.probes):
-            yield self._signs(tuple(target.shape), *names, number) * scale
-
-    def _signs(self, shape: tuple[int, ...], *names: object) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(derive(self._seed, *names))
-        return torch.randint(0, 2, shape, generator=generator).to(self.dtype) * 2 - 1
+        return _array(frame)
 
     def _tensor(self, array: FloatArray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.dtype)
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, self.dtype)
 
     def _white(self, gradient: torch.Tensor, colour: FloatArray) -> torch.Tensor:
         return (gradient.reshape(-1, gradient.shape[-1]) @ self._tensor(colour)).double()
 
 
-class _Halves:
-    """Sums of ``g^T g`` over even and odd batches: their difference tells the error."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[int, int], FloatArray] = {}
-        self._rows: dict[tuple[int, int], int] = {}
-
-    def add(self, batch: int, key: int, rows: torch.Tensor) -> None:
-        gram = (rows.T @ rows).numpy()
-        half = (key, batch % 2)
-        self._sums[half] = self._sums[half] + gram if half in self._sums else gram
-        self._rows[key, batch] = len(rows)  # the same for every probe of a batch
-
-    def result(self, key: int, *, exact: bool) -> Estimate:
-        first = self._sums[key, 0]
-        second = self._sums.get((key, 1))
-        total = first if second is None else first + second
-        error = 0.0 if exact else float("nan") if second is None else _spread(first, second, total)
-        rows = sum(count for (site, _), count in self._rows.items() if site == key)
-        return Estimate(total / rows, error)
-
-
-def _spread(first: FloatArray, second: FloatArray, total: FloatArray) -> float:
-    """Relative standard error of a sum from its two halves, each brought to its own total."""
-    shares = (np.abs(first).sum(), np.abs(second).sum())
-    if min(shares) <= 0:
-        return float("nan")
-    difference = first / shares[0] - second / shares[1]
-    return float(np.linalg.norm(difference) * sum(shares) / np.linalg.norm(total) / 2)
-
-
-def _hook(module: nn.Module, site: Site, number: int, read: Any) -> torch.utils.hooks.RemovableHandle:
-    if site.side == "output":
-
-        def after(_: nn.Module, __: Any, output: Any) -> Any:
-            changed = read(number, first_tensor(output))
-            return changed if isinstance(output, torch.Tensor) else type(output)((changed, *output[1:]))
-
-        return module.register_forward_hook(after)
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args:
-            return (read(number, args[0]), *args[1:]), kwargs
-        key = next(k for k, v in kwargs.items() if isinstance(v, torch.Tensor) and v.is_floating_point())
-        return args, kwargs | {key: read(number, kwargs[key])}
-
-    return module.register_forward_pre_hook(before, with_kwargs=True)
+def _array(tensor: torch.Tensor) -> FloatArray:
+    result: FloatArray = tensor.detach().double().cpu().numpy()
+    return result
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:

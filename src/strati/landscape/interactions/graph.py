@@ -13,7 +13,8 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.landscape.interactions.basis_result import InteractionBasis, as_table, needed
-from strati.types import Flag, Result
+from strati.options import resolve
+from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +125,14 @@ class InteractionGraph(Result):
         return found
 
 
-def interaction_graph(basis: InteractionBasis) -> InteractionGraph:
+@dataclass(frozen=True)
+class GraphConfig:
+    """Options of :func:`interaction_graph`: there are none, the basis says all."""
+
+
+def interaction_graph(
+    basis: InteractionBasis, *, config: GraphConfig | None = None, tick: Tick = silent, **options: Any
+) -> InteractionGraph:
     """Interaction strengths between the directions of adjacent layers.
 
     ``E_ji = mean_x (d fhat^{l+1}_j / d fhat^l_i)^2``, positions of a sequence summed. For chains of linear layers
@@ -133,9 +141,12 @@ def interaction_graph(basis: InteractionBasis) -> InteractionGraph:
 
     Args:
         basis: From :func:`strati.interaction_basis`.
+        config: Options; there are none.
+        tick: Called after each pair of layers.
+        options: Fields of :class:`GraphConfig`.
 
     Raises:
-        BadInputError: The basis was loaded or built without its network.
+        BadInputError: The basis was loaded or built without its network, or no such option.
 
     Examples:
         >>> import torch
@@ -146,6 +157,7 @@ def interaction_graph(basis: InteractionBasis) -> InteractionGraph:
         >>> graph.edges[0].round(6).tolist()       # a linear network is diagonal in its interaction basis
         [[1.0, 0.0], [0.0, 1.0]]
     """
+    resolve(GraphConfig, config, options, of="interaction_graph")
     machine = getattr(basis, "machine", None)
     if machine is None:
         raise BadInputError(
@@ -159,4 +171,5 @@ def interaction_graph(basis: InteractionBasis) -> InteractionGraph:
         found = machine.edges(site, following, basis.layers[site].inverse)
         edges.append(found.value)
         errors.append(found.error)
+        tick(basis.layers[site].name)
     return InteractionGraph(basis, tuple(edges), tuple(errors))

@@ -15,22 +15,27 @@ from strati.errors import BadInputError
 from strati.landscape.interactions.basis_result import as_table
 from strati.landscape.interactions.graph import InteractionGraph
 from strati.landscape.interactions.partition import LayeredGraph, partition, quality
-from strati.landscape.interactions.separation import MARGIN, by_chance, separate
+from strati.landscape.interactions.separation import by_chance, components, separate
+from strati.options import resolve
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.landscape.interactions.ablation import Comparison
+    from strati.landscape.interactions.ablation import BasisComparison
     from strati.types import FloatArray
 
 RELATIVE_EPSILON = 1e-3
 """The default cutoff is this share of the strongest edge."""
+NOTHING = 1e-3
+"""Parts are apart without further evidence if no edge between them exceeds this share of the cutoff."""
+LIKE_CHANCE = 1.4
+"""A partition that was asked for is called chance if its quality is below this many times that of shuffled edges."""
 
 
 @dataclass(frozen=True)
-class Module:
+class FoundModule:
     """A set of directions, each ``(layer index, direction)``."""
 
     id: int
@@ -53,13 +58,16 @@ class Modules(Result):
         how: ``"evidence"``, ``"number"`` or ``"balance"``: what decided how many modules there are.
         quality: 1 - cost / cost of one single module; 0 means nothing comes apart.
         shuffled: The same for as many modules of the same weights put on edges at random: what chance gives.
+        seen_below: The power of the search: two equal halves of the largest module would have been told apart if
+            less than this share of its interaction lay between them; 0: not even without any; ``None``: not known
+            (a number or balance was asked for, or the module is too large to test).
         comparison: Other bases of the same network, if they were asked for.
     """
 
     verb: ClassVar[str] = "basis"
 
     graph: InteractionGraph
-    modules: tuple[Module, ...]
+    modules: tuple[FoundModule, ...]
     unattached: tuple[tuple[int, int], ...]
     epsilon: float
     between: float
@@ -70,7 +78,8 @@ class Modules(Result):
     shuffled: float | None
     seed: int = 0
     how: str = "evidence"
-    comparison: Comparison | None = None
+    seen_below: float | None = None
+    comparison: BasisComparison | None = None
 
     @property
     def labels(self) -> tuple[tuple[int, ...], ...]:
@@ -85,7 +94,7 @@ class Modules(Result):
     def objective(self) -> str:
         """The cost that was minimised, in words."""
         number = {
-            "evidence": "the connected components, split in two as long as that beats shuffled edges",
+            "evidence": "parts that nothing joins, each split as long as that beats shuffled edges",
             "number": f"{self.number} modules asked for",
             "balance": "as many modules as make the cost least",
         }
@@ -107,6 +116,7 @@ class Modules(Result):
             "total": self.total,
             "quality": self.quality,
             "shuffled": self.shuffled,
+            "seen_below": self.seen_below,
         }
         fields["warnings"] = (*fields["warnings"], *self._warnings())
         if self.comparison is not None:
@@ -135,10 +145,21 @@ class Modules(Result):
         chance = "" if self.shuffled is None else f" (shuffled edges {self.shuffled:.3f})"
         title = (
             f"modules: {len(self.modules)}, at epsilon {self.epsilon:.3g}; {share:.1%} of the interaction lies between "
-            f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached"
+            f"them, quality {self.quality:.3f}{chance}, {len(self.unattached)} directions unattached{self._power()}"
         )
         parts = [self.graph.summary(), as_table(title, self.frame().head(20), self._warnings())]
         return Group(*parts, *self._compared())
+
+    def _power(self) -> str:
+        """What could have been seen, in words."""
+        if self.seen_below is None or not self.modules:
+            return ""
+        if self.seen_below <= 0:
+            return "; the largest is too small to show any split, so one module is no evidence that it is one piece"
+        return (
+            f"; two equal halves of the largest would have been seen with up to {self.seen_below:.0%} "
+            "of its interaction between them"
+        )
 
     def plot(self, **options: Any) -> Any:
         """The layered graph with modules coloured."""
@@ -167,43 +188,69 @@ class Modules(Result):
         if not self.modules:
             return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
         apart = self.between == 0  # nothing above the cutoff joins them: no question of chance
-        if len(self.modules) > 1 and not apart and self._like_chance():
+        asked = self.how != "evidence"  # otherwise the search itself has compared them with chance
+        if asked and len(self.modules) > 1 and not apart and self._like_chance():
             text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
             return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
         return ()
 
     def _like_chance(self) -> bool:
-        return self.shuffled is not None and self.quality <= MARGIN * self.shuffled
+        return self.shuffled is not None and self.quality <= LIKE_CHANCE * self.shuffled
+
+
+@dataclass(frozen=True)
+class ModulesConfig:
+    """Options of :func:`modules`.
+
+    Attributes:
+        epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the strongest.
+        number: Force exactly this many modules.
+        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
+            modules that gives; larger gives more and smaller ones.
+        seed: Seed of Leiden and of the shuffles.
+    """
+
+    epsilon: float | None = None
+    number: int | None = None
+    balance: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense."""
+        if self.epsilon is not None and not 0 < self.epsilon < np.inf:
+            raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
+        if self.balance is not None and not 0 < self.balance < np.inf:
+            raise BadInputError("balance", "must be positive; without balance one single module always wins")
+        if self.number is not None and self.number < 1:
+            raise BadInputError("number", "ask for at least one module")
 
 
 def modules(
     graph: InteractionGraph,
     epsilon: float | None = None,
     *,
-    number: int | None = None,
-    balance: float | None = None,
-    seed: int = 0,
+    config: ModulesConfig | None = None,
+    **options: Any,
 ) -> Modules:
     """The modules of a network: the partition with the least interaction between its parts.
 
     Minimises ``sum_between max(0, log(E/eps)) + balance * sum_l sum_a out_a,l in_a,l / m_l`` over partitions of
     the directions: section 5.2.3 of degeneracy-in-the-loss-landscape plus the balance term without which one
-    single module would win. How many modules there are is decided by evidence: directions that nothing above the
-    cutoff joins are apart; what is joined is split in two by this cost as long as the split is clearly better than
-    the best split of shuffled edges. Leiden and the leading eigenvector give starts, moves of single directions and
+    single module would win. How many modules there are is decided by evidence: directions that nothing joins (no edge
+    above :data:`NOTHING` of the cutoff) are apart; what is joined is split by this cost, into two to six parts, as
+    long as the split stands out from the best splits of shuffled edges. ``seen_below`` of the result says what
+    separation would have been seen. Leiden and the leading eigenvector give starts, moves of single directions and
     joins of modules refine them on this very cost.
 
     Args:
         graph: From :func:`strati.interaction_graph`.
         epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
             strongest.
-        number: Ask for so many modules.
-        balance: Ask for the partition that makes the cost least with this weight of the balance term, however many
-            modules that gives; larger gives more and smaller ones.
-        seed: Seed of Leiden and of the shuffles.
+        config: Options; keywords of the same names win.
+        options: Fields of :class:`ModulesConfig`.
 
     Raises:
-        BadInputError: A cutoff, balance or number that makes no sense.
+        BadInputError: A cutoff, balance or number that makes no sense, or no such option.
 
     Examples:
         >>> import torch
@@ -218,25 +265,27 @@ def modules(
         raise BadInputError(
             "graph", f"is a {type(graph).__name__}; compute it with strati.interaction_graph first"
         )
-    if epsilon is not None and not 0 < epsilon < np.inf:
-        raise BadInputError("epsilon", "must be a positive cutoff on squared edges")
-    if balance is not None and not 0 < balance < np.inf:
-        raise BadInputError("balance", "must be positive; without balance one single module always wins")
-    if number is not None and number < 1:
-        raise BadInputError("number", "ask for at least one module")
+    if epsilon is not None:
+        options = {**options, "epsilon": epsilon}
+    chosen = resolve(ModulesConfig, config, options, of="modules")
+    epsilon, number, balance, seed = chosen.epsilon, chosen.number, chosen.balance, chosen.seed
     strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
     cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest
     weight = 1.0 if balance is None else balance
     layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
     free = number is None and balance is None
     asked = number is not None
-    labels = (
-        separate(layered, seed=seed) if free else partition(layered, number=number, seed=seed, thorough=asked)
-    )
+    power = None
+    if free:
+        apart = components(LayeredGraph([_log_weights(e, NOTHING * cutoff) for e in graph.edges]))
+        found = separate(layered, apart=apart, seed=seed)
+        labels, power = found.labels, found.seen_below
+    else:
+        labels = partition(layered, number=number, seed=seed, thorough=asked)
     count = int(labels.max(initial=-1)) + 1
     return Modules(
         graph,
-        tuple(Module(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
+        tuple(FoundModule(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
         _places(layered, np.flatnonzero(labels < 0)),
         cutoff,
         layered.between(labels),
@@ -247,6 +296,7 @@ def modules(
         by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None,
         seed,
         "evidence" if free else "balance" if number is None else "number",
+        power,
     )
 
 

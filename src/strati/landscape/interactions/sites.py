@@ -15,6 +15,8 @@ from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import LARGEST
+from strati.landscape.recorder import Site
+from strati.network.select import select_names
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -27,21 +29,6 @@ _ELEMENTWISE = (
 
 
 @dataclass(frozen=True)
-class Site:
-    """A module, and whether what goes in or what comes out of it is read; ``module=""`` is the network."""
-
-    module: str
-    side: str = "output"
-
-    @property
-    def name(self) -> str:
-        """The name shown."""
-        if self.module == "":
-            return self.side
-        return self.module if self.side == "output" else f"{self.module}:input"
-
-
-@dataclass(frozen=True)
 class Reading:
     """How a network that is not a plain chain is read.
 
@@ -51,11 +38,21 @@ class Reading:
             the children of a sequential network, else the residual stream.
         probes: Random probes per datum where the exact Jacobian would take more backward passes.
         batch: Data per forward pass.
+        layers: Patterns that choose among the places found; the input and the output are always read.
     """
 
     sites: str | Sequence[str] | None = None
     probes: int = 32
     batch: int = 64
+    layers: str | Sequence[str] | None = None
+
+    def choose(self, places: tuple[Site, ...]) -> tuple[Site, ...]:
+        """The places that the patterns choose, in their order."""
+        if self.layers is None:
+            return places
+        inner = [site for site in places[:-1] if site.module]
+        names = set(select_names([site.name for site in inner], self.layers))
+        return tuple(site for site in places if site not in inner or site.name in names)
 
 
 def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: bool) -> tuple[Site, ...]:
@@ -88,7 +85,10 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
             return (*start, *(_hidden(model, block) for block in blocks), last)
         return (*start, *(Site(block) for block in blocks), last)
     known = dict(model.named_modules())
-    named = [Site(*name.split(":", 1)) if name.endswith(":input") else Site(name) for name in sites]
+    named = [
+        Site(name.removesuffix(":input"), "input") if name.endswith(":input") else Site(name)
+        for name in sites
+    ]
     for site in named:
         if site.module not in known or site.module == "":
             raise BadInputError(
@@ -129,20 +129,6 @@ def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tenso
     return data
 
 
-def first_tensor(value: object) -> torch.Tensor:
-    """The tensor in what a module takes or gives: itself, the logits, or the first of several."""
-    if isinstance(value, torch.Tensor):
-        return value
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(value, name, None), torch.Tensor):
-            return found
-    if isinstance(value, tuple | list) and value:
-        return first_tensor(value[0])
-    raise UnsupportedError(
-        "network", f"gives a {type(value).__name__}, not a tensor; wrap it in a module that does"
-    )
-
-
 def _children(model: nn.Sequential) -> list[Site]:
     """The children of a sequential network, an elementwise one counted to the module before it."""
     flat: list[tuple[str, nn.Module]] = []
@@ -164,22 +150,55 @@ def _children(model: nn.Sequential) -> list[Site]:
 
 
 def _blocks(model: nn.Module) -> list[str]:
-    """The longest run of composite modules of one class: the blocks of a residual network or transformer."""
-    best: list[str] = []
+    """The blocks of a residual network or transformer, of all its stages, in the order of the network.
+
+    A stage is a list whose children are composite modules of one class. The class with the most parameters in such
+    lists is that of the blocks (not that with the most modules: a stage may hold one block only), and every list that
+    holds nothing else is a stage.
+    """
+    stages: dict[type[nn.Module], list[list[str]]] = {}
+    weight: dict[type[nn.Module], int] = {}
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        kinds: dict[type[nn.Module], list[str]] = {}
-        for child, block in module.named_children():
-            if next(block.children(), None) is not None and next(block.parameters(), None) is not None:
-                kinds.setdefault(type(block), []).append(f"{name}.{child}" if name else child)
-        best = max([best, *kinds.values()], key=len)
-    if not best:
+        children = [
+            (f"{name}.{child}" if name else child, block)
+            for child, block in module.named_children()
+            if next(block.children(), None) is not None and next(block.parameters(), None) is not None
+        ]
+        for kind in {type(block) for _, block in children} - {nn.Sequential, nn.ModuleList}:
+            own = [child for child, block in children if type(block) is kind]
+            stages.setdefault(kind, []).append(own)
+            size = sum(
+                p.numel() for child, block in children if type(block) is kind for p in block.parameters()
+            )
+            weight[kind] = weight.get(kind, 0) + size
+    if not stages:
         raise UnsupportedError(
             type(model).__name__,
-            "neither a chain of linear layers nor a list of blocks; name the modules to read with sites=[...]",
+            "neither a chain of linear layers nor a list of blocks; name the modules to read with sites",
         )
-    return best
+    shells = {
+        kind for kind in stages if all(_is_shell(model, name) for stage in stages[kind] for name in stage)
+    }
+    blocks = {kind: found for kind, found in stages.items() if kind not in shells} or stages
+    outer = [
+        kind for kind in blocks if not any(_inside(blocks[kind], blocks[k]) for k in blocks if k is not kind)
+    ]
+    best = max(outer or blocks, key=lambda kind: weight[kind])
+    return [block for stage in blocks[best] for block in stage]
+
+
+def _is_shell(model: nn.Module, name: str) -> bool:
+    """Whether a module does nothing but hold one list of others, as a stage holds its blocks."""
+    children = list(model.get_submodule(name).children())
+    return len(children) == 1 and isinstance(children[0], nn.ModuleList | nn.Sequential)
+
+
+def _inside(inner: list[list[str]], outer: list[list[str]]) -> bool:
+    """Whether all modules of some lists lie inside modules of others, as layers lie in blocks."""
+    others = tuple(f"{name}." for stage in outer for name in stage)
+    return all(name.startswith(others) for stage in inner for name in stage)
 
 
 def _hidden(model: nn.Module, block: str) -> Site:
@@ -193,6 +212,4 @@ def _hidden(model: nn.Module, block: str) -> Site:
     linears = [n for n in candidates if isinstance(model.get_submodule(f"{block}.{n}"), nn.Linear)]
     if len(linears) >= 2:
         return Site(f"{block}.{linears[-1]}", "input")
-    raise UnsupportedError(
-        block, "has no MLP that is recognised; name its projection with sites=['NAME:input']"
-    )
+    raise UnsupportedError(block, "has no MLP that is recognised; name its projection as a site, NAME:input")

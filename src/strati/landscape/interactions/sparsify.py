@@ -21,9 +21,10 @@ import scipy.linalg
 import torch
 from torch import nn
 
-from strati.errors import UnsupportedError
-from strati.landscape.chain import Chain, Stage, as_chain
+from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.chain import Chain, ChainStage, as_chain
 from strati.landscape.interactions.sites import as_data
+from strati.options import resolve
 from strati.types import Flag, Result
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Sparsified(Result):
         data: Number of data.
     """
 
-    verb: ClassVar[str] = "basis"
+    verb: ClassVar[str] = "sparsify"
 
     layers: tuple[SparsifiedLayer, ...]
     tensors: dict[str, NDArray[Any]]
@@ -136,17 +137,32 @@ class Sparsified(Result):
         return as_table(title, self.frame(), self.warnings)
 
 
-def sparsify(model: nn.Module | str | Path, x: ArrayLike, *, tolerance: float = TOLERANCE) -> Sparsified:
+@dataclass(frozen=True)
+class SparsifyConfig:
+    """Options of :func:`sparsify`: second moments below ``tolerance`` of the largest count as zero."""
+
+    tolerance: float = TOLERANCE
+
+    def __post_init__(self) -> None:
+        """Refuse a tolerance that is none."""
+        if not 0 < self.tolerance < 1:
+            raise BadInputError("tolerance", "must be between 0 and 1")
+
+
+def sparsify(
+    model: nn.Module | str | Path, x: ArrayLike, *, config: SparsifyConfig | None = None, **options: Any
+) -> Sparsified:
     """Set weights to zero by the freedom that dependent activations and synchronised neurons leave.
 
     Args:
         model: A chain of linear layers and activations, or the path of such a checkpoint.
         x: Data, one row each; only on these the outputs are kept.
-        tolerance: Second moments below this share of the largest count as zero.
+        config: Options; keywords of the same names win.
+        options: Fields of :class:`SparsifyConfig`.
 
     Raises:
         UnsupportedError: The network is not a chain.
-        BadInputError: The data do not fit, or are not finite.
+        BadInputError: The data do not fit, or are not finite, or no such option.
 
     Examples:
         >>> _ = torch.manual_seed(0)
@@ -156,6 +172,7 @@ def sparsify(model: nn.Module | str | Path, x: ArrayLike, *, tolerance: float = 
         >>> result.zeros_after >= 3 * 5, result.change < 1e-12
         (True, True)
     """
+    tolerance = resolve(SparsifyConfig, config, options, of="sparsify").tolerance
     if isinstance(model, str | Path):
         from strati.network.module import as_module
 
@@ -187,7 +204,7 @@ def sparsify(model: nn.Module | str | Path, x: ArrayLike, *, tolerance: float = 
 class _Work:
     """One stage being rewritten, in double precision."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ChainStage) -> None:
         self.name, self.activation = stage.name, stage.activation
         self.weight: FloatArray = stage.weight.numpy().copy()
         self.bias: FloatArray | None = None if stage.bias is None else stage.bias.numpy().copy()
@@ -335,7 +352,7 @@ def _finish(chain: Chain, work: list[_Work], data: torch.Tensor) -> tuple[dict[s
         if new.bias is not None and old.bias is not None:
             bias = torch.from_numpy(new.bias).to(old.bias.dtype)
             tensors[_key(old.name, "bias")] = _as_numpy(bias)
-        stages.append(Stage(old.name, weight, bias, old.activation))
+        stages.append(ChainStage(old.name, weight, bias, old.activation))
     if any(not np.isfinite(value).all() for value in tensors.values()):
         raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
     with torch.no_grad():

@@ -197,11 +197,11 @@ def _trained() -> Iterator[Entry]:
         with torch.no_grad():
             y = model(x) + 0.1 * _normal(derive(0, name), len(x), 1)
         size = sum(p.numel() for p in model.parameters())
-        yield name, Fraction(size, 2), _on_training(_minimised(model, x, y), x, y)
+        yield name, Fraction(size, 2), _on_training(model, x, y)
 
 
 def _on_training(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[LLCConfig], LearningCoefficient]:
-    return lambda config: llc(model, "mse", (x, y), config=config)
+    return lambda config: llc(_minimised(model, x, y), "mse", (x, y), config=config)
 
 
 def _minimised(model: nn.Module, x: Tensor, y: Tensor) -> nn.Module:

@@ -52,5 +52,17 @@ def controlled_mean(traces: Traces, index: int) -> tuple[float, float]:
 
 
 def honest_error(traces: Traces, index: int, error: float) -> float:
-    """A standard error that controls have not made smaller than the draws allow."""
-    return max(error, (standard_error(traces.lambda_trace(index)) or 0.0) / _MOST_GAIN)
+    """A standard error that controls have not made smaller than the draws allow, and that holds what still drifts.
+
+    Chains that start at the minimum approach their mean slowly. What the halves of the draws differ by, beyond chance,
+    is about what the average has still to go, or less.
+    """
+    trace = traces.lambda_trace(index)
+    plain = standard_error(trace) or 0.0
+    error = max(error, plain / _MOST_GAIN)
+    if traces.global_start or not np.isfinite(trace).all():
+        return error
+    half = trace.shape[1] // 2
+    change = trace[:, half:].mean(1) - trace[:, :half].mean(1)
+    beyond = float(change.mean()) ** 2 - (2 * plain) ** 2
+    return math.sqrt(error**2 + max(0.0, beyond))

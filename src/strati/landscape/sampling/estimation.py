@@ -17,6 +17,7 @@ from strati.landscape.sampling.config import LLCConfig, Sampler
 from strati.landscape.sampling.controlled import controlled_mean, honest_error
 from strati.landscape.sampling.diagnostics import ess, rhat, standard_error
 from strati.landscape.sampling.extrapolate import Limit, extrapolate
+from strati.landscape.sampling.reweighting import agreeing
 from strati.landscape.sampling.traces import Traces
 from strati.types import Flag, Result
 
@@ -29,9 +30,9 @@ _ABOVE_HALF = (
     1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
 )
 _TRACE_POINTS = 500
-_HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 _OFF = 0.02  # of one, in nbeta (L* - L_min): below, the given parameters are the minimum for all that matters
 _HELD_BACK = 0.02  # share of the value that the localisation may add where it is centred beside the minimum
+_SMALL_SHARE = 0.05  # of the value, by which it is corrected where the minimum itself was not looked for
 _UNCERTAIN = 0.3  # a limit with a larger relative error is none
 
 
@@ -196,7 +197,7 @@ def _limit(
         return None, refusal
     if traces.main == len(ladder) - 1:
         return None, "no colder temperatures were sampled: no limit for large nbeta"
-    usable = [row for row in ladder if row[0] >= _hottest(traces)]
+    usable = ladder[: agreeing(traces)]
     hottest = float(traces.nbeta[0]) if traces.global_start else None
     limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
     if not isinstance(limit, Limit):
@@ -235,6 +236,13 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
         )
         return Flag("off-minimum", text), lowest
     found = max(lowest, seen)
+    searched = around is not None and around.rank is not None
+    if not searched and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
+        text = (
+            f"the parameters are not at the minimum: a loss lower by {found:.3g} lies nearby "
+            f"(nbeta times that is {nbeta * found:.3g}); the values are corrected by that much, which may not be all"
+        )
+        return Flag("off-minimum", text), found
     text = (
         f"the parameters are not at a minimum: a loss lower by {found:.3g} lies nearby "
         f"(nbeta times that is {nbeta * found:.3g}); train further, or use a behavioural loss"
@@ -326,7 +334,7 @@ def drifting(traces: Traces, index: int) -> bool:
     half = traces.draws // 2
     if not np.isfinite(traces.excess[index]).all():
         return True
-    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.2)):
+    for trace, share in ((traces.excess[index], 0.05), (traces.spread[index], 0.1)):
         first, second = trace[:, :half].mean(1), trace[:, half:].mean(1)
         change, size = second - first, abs(float(trace.mean()))
         error = float(change.std(ddof=1)) / math.sqrt(len(change))
@@ -337,11 +345,6 @@ def drifting(traces: Traces, index: int) -> bool:
         if abs(float(change.mean())) > 4 * error + share * size:
             return True
     return False
-
-
-def _hottest(traces: Traces) -> float:
-    """The hottest temperature that may enter the extrapolation."""
-    return float(min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1]))
 
 
 def _with_error(value: float | None, error: float | None) -> str:

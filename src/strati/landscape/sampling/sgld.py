@@ -6,8 +6,10 @@ P F>`` with ``F`` the noisy force, and ``(step/8) <F . P nbeta grad L_b>`` is ta
 direction of curvature ``k`` this undoes the factor ``1/(1 - step k/4)``, and the minibatches' noise with it). The
 baseline is the loss of each fixed minibatch at the given parameters, computed once.
 
-``P`` is 1 (``sgld``) or the inverse root-mean-square gradient (``rmsprop-sgld``, Li et al. 2016) found in the
-warm-up and then held fixed, which makes its drift term zero.
+``P`` is held fixed, so it has no drift term. For ``sgld`` it is the inverse of the posterior's curvature, each linear
+layer's taken for a Kronecker product (``preconditioner``), so that flat directions mix as fast as stiff ones; it is 1
+where the step is set, beyond 50,000 parameters, and for networks of other layers. For ``rmsprop-sgld`` it is the
+inverse root-mean-square gradient (Li et al. 2016).
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
-from strati.landscape.sampling.config import LLCConfig, Sampler
+from strati.landscape.sampling.budget import gradient_cost
+from strati.landscape.sampling.config import BUDGET, LLCConfig, Sampler
+from strati.landscape.sampling.diagnostics import ess, rhat
 from strati.landscape.sampling.noise import Noise
 from strati.landscape.sampling.posterior import localised
+from strati.landscape.sampling.preconditioner import Rotation, kronecker
 from strati.landscape.sampling.traces import Traces
 from strati.rng import derive
 from strati.types import Tick, silent
@@ -38,6 +43,13 @@ _SHARE_OF_STABLE = (
 )
 _PIECE = 1 << 16  # parameters moved at a time: what a step reads and writes of them stays in the cache
 _TOGETHER = 50_000  # parameters up to which chains share one batched pass
+_RUNAWAY = 10.0  # times the squared distance of the localisation alone: the chains diverge
+_RESTARTS = 8  # of chains that diverge in the warm-up, each with a quarter of the step
+_DAMPING = 0.1  # of the mean curvature, in the preconditioner
+_FIRST = 500  # draws per chain to begin with
+_POSITIONS = 100  # whose mean is kept
+_BUDGET = 4 * BUDGET  # seconds of the cost model, as for other networks whose curvature is not known
+_AGREE, _NEARLY, _ENOUGH = 1.02, 1.1, 200.0  # R-hat of loss and distance, effective sample size: long enough
 
 
 def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tick = silent) -> Traces:
@@ -56,18 +68,18 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
         >>> sample_sgld(loss, settings, 20.0).excess.shape
         (1, 2, 20)
     """
-    chains, draws = config.chains or 4, config.draws or 500
+    chains = config.chains or 4
     batches = _batches(objective, config)
     baselines = _baselines(objective, batches)
     steps = Steps(objective, config, nbeta)
     group = chains if objective.flat.size <= _TOGETHER else 1
-    parts = []
-    for start in range(0, chains, group):
-        generator = torch.Generator().manual_seed(derive(config.seed, "sgld", start))
-        noise = Noise(derive(config.seed, "noise", start))
-        parts.append(_chain(steps, batches, baselines, draws, min(group, chains - start), (generator, noise)))
-        tick(f"chains {start + 1} to {min(start + group, chains)}")
-    excess, spread = (np.concatenate([p[i] for p in parts], axis=1) for i in (0, 1))
+    walks = [
+        _Walks(steps, batches, baselines, min(group, chains - start), derive(config.seed, "sgld", start))
+        for start in range(0, chains, group)
+    ]
+    excess, spread, kept = _drawn(walks, config, _affordable(objective, config, chains), tick)
+    total = torch.stack([w.total for w in walks]).sum(0)
+    mean = steps.position(total / (chains * max(1, kept)))
     return Traces(
         nbeta=np.array([nbeta]),
         main=0,
@@ -79,9 +91,68 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
         parameters=objective.flat.size,
         sampler=config.sampler,
         acceptance=np.ones(1),
-        gradients=chains * (draws + config.warmup),
+        gradients=sum(w.chains * w.steps_done for w in walks),
         global_start=False,
+        centre=_centre(objective, batches, baselines, mean),
     )
+
+
+def _drawn(
+    walks: list[_Walks], config: LLCConfig, most: int, tick: Tick
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Excess losses and squared distances ``(1, chains, draws)``, and how many positions the means hold.
+
+    A length that is not set is doubled, and its older half forgotten, until the chains agree and stand still, or the
+    steps that are affordable have been taken.
+    """
+    draws = config.draws or min(_FIRST, max(10, most // 3))
+    for walk in walks:
+        walk.settle(max(config.warmup, draws // 2))
+    excess, spread, taken = _advance(walks, draws)
+    tick(f"{draws} draws per chain")
+    while config.draws is None and walks[0].steps_done + 2 * draws <= most:
+        if not np.isfinite(excess).all() or (config.seconds is None and _mixed(excess, spread)):
+            break
+        draws *= 2
+        more, far, taken = _advance(walks, draws)
+        excess, spread = more, far
+        tick(f"{draws} draws per chain")
+    return excess[None], spread[None], taken
+
+
+def _advance(walks: list[_Walks], draws: int) -> tuple[np.ndarray, np.ndarray, int]:
+    parts = [walk.record(draws) for walk in walks]
+    excess, spread = (np.concatenate([p[i] for p in parts]) for i in (0, 1))
+    return excess, spread, parts[0][2]
+
+
+def _mixed(excess: np.ndarray, spread: np.ndarray) -> bool:
+    """Whether the chains agree, hold enough independent draws, and no longer move away from the minimum."""
+    loss, distance, size = rhat(excess), rhat(spread), ess(excess)
+    if loss is None or distance is None or size is None:
+        return False
+    half = excess.shape[1] // 2
+    early, late = spread[:, :half].mean(), spread[:, half:].mean()
+    return loss <= _AGREE and distance <= _NEARLY and size >= _ENOUGH and abs(late - early) <= 0.1 * late
+
+
+def _affordable(objective: Objective, config: LLCConfig, chains: int) -> int:
+    """Steps per chain within the cost model's budget."""
+    size = min(config.batch, objective.rows)
+    cost = gradient_cost(objective.batch(torch.arange(size)), objective.flat.theta, turning=0)
+    return int((config.seconds or _BUDGET) / (cost.call / chains + cost.replica) / chains)
+
+
+def _centre(
+    objective: Objective, batches: list[tuple[Inputs, Tensor]], baselines: list[float], mean: Tensor
+) -> float | None:
+    """The loss at the mean of the draws, less that at the given parameters, over the same data."""
+    if not bool(torch.isfinite(mean).all()):
+        return None
+    flat = objective.flat
+    with torch.no_grad():
+        there = [float(objective.loss(flat(flat.theta + mean, x), y)) for x, y in batches]
+    return float(np.mean(np.array(there) - np.array(baselines)))
 
 
 class Steps:
@@ -93,10 +164,25 @@ class Steps:
         self.theta = objective.flat.theta
         self.precondition = config.sampler == Sampler.RMSPROP
         self.scale: Tensor | None = None
+        self.rotation: Rotation | None = None
+        if not self.precondition and config.step is None and self.theta.numel() <= _TOGETHER:
+            self._use_curvature()
         self.step = config.step if config.step is not None else 0.0
         self._copy: _FlatCopy | None = None
         ends = np.cumsum([0, *objective.flat.sizes]).tolist()
         self._places = [slice(a, b) for a, b in pairwise(ends)]
+
+    def _use_curvature(self) -> None:
+        """Move in coordinates in which the curvature is about diagonal, by its inverse."""
+        found = kronecker(self.objective) if self.objective.name is not None else None
+        if found is not None:
+            self.rotation, curvature = found
+            # Where the chains go, directions that are flat at the minimum are not: the mean curvature bounds them.
+            self.scale = 1 / (self.nbeta * (curvature + _DAMPING * curvature.mean()) + self.gamma)
+
+    def position(self, coordinates: Tensor) -> Tensor:
+        """Offsets from the given parameters, out of the coordinates that are moved."""
+        return coordinates if self.rotation is None else self.rotation.unrotate(coordinates)
 
     def calibrate(self, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> None:
         """Set the step to a quarter of the largest stable one, from the stiffest curvature of one batch."""
@@ -105,15 +191,25 @@ class Steps:
             root = torch.sqrt(slope[0] ** 2 + (slope[0] ** 2).mean() * 1e-2) + torch.finfo(slope.dtype).tiny
             self.scale = (root.mean() / root).clamp(max=100.0)
         if self.config.step is None:
-            stiffest = self.nbeta * self._stiffest(batch, generator) + self.gamma
-            self.step = 4 * _SHARE_OF_STABLE / stiffest
+            self.step = self._stable(torch.zeros_like(self.theta), batch, generator)
+
+    def recalibrate(self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> None:
+        """Shorten the step where the chains have come to places of larger curvature."""
+        if self.config.step is None:
+            self.step = min(self.step, self._stable(offset, batch, generator))
+
+    def _stable(self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> float:
+        widest = 1.0 if self.scale is None else float(self.scale.max())
+        stiffest = self.nbeta * self._stiffest(offset, batch, generator) + self.gamma * widest
+        return 4 * _SHARE_OF_STABLE / stiffest
 
     def gradient(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
         """Loss ``(C,)`` and its gradient ``(C, d)`` at the chains' offsets; valid until the next call."""
         x, target = batch
+        offset = self.position(offset)
         if offset.shape[0] == 1:
             value, parts = self._one(offset, batch)
-            return value, torch.cat([p.reshape(-1) for p in parts])[None]
+            return value, self._turned(torch.cat([p.reshape(-1) for p in parts])[None])
 
         def loss(theta: Tensor) -> Tensor:
             return self.objective.loss(self.objective.flat(theta, x), target)
@@ -121,7 +217,10 @@ class Steps:
         leaf = (self.theta + offset).detach().requires_grad_(True)
         value = vmap(loss)(leaf)
         (slope,) = torch.autograd.grad(value.sum(), leaf)
-        return value.detach(), slope
+        return value.detach(), self._turned(slope)
+
+    def _turned(self, slope: Tensor) -> Tensor:
+        return slope if self.rotation is None else self.rotation.rotate(slope)
 
     def advance(self, offset: Tensor, batch: tuple[Inputs, Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
@@ -164,21 +263,28 @@ class Steps:
         power: Tensor = torch.linalg.vecdot(scaled, slope)
         return power
 
+    def _normal(self, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(
+            self.theta.device
+        )
+
     def _jolt(self, generator: torch.Generator) -> Tensor:
         scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
-        return max(scale, 1e-6) * torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
+        return max(scale, 1e-6) * self._normal(generator)
 
-    def _stiffest(self, batch: tuple[Inputs, Tensor], generator: torch.Generator, rounds: int = 12) -> float:
+    def _stiffest(
+        self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator, rounds: int = 12
+    ) -> float:
         """Largest curvature of the preconditioned loss by power iteration on differences of gradients."""
         root = 1.0 if self.scale is None else self.scale.sqrt()
-        direction = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
-        centre = self.gradient(torch.zeros_like(self.theta)[None], batch)[1][0].clone()
+        direction = self._normal(generator)
+        centre = self.gradient(offset[None], batch)[1][0].clone()
         precision = torch.finfo(self.theta.dtype).eps
         reach = precision ** (1 / 3) * (1 + float(self.theta.norm()))
         value = 0.0
         for _ in range(rounds):
             direction = direction / direction.norm()
-            ahead = self.gradient((reach * root * direction)[None], batch)[1][0]
+            ahead = self.gradient((offset + reach * root * direction)[None], batch)[1][0]
             direction = root * (ahead - centre) / reach
             value = float(direction.norm())
             if value == 0:
@@ -215,30 +321,66 @@ class _FlatCopy:
         return value.detach()[None], torch.autograd.grad(value, self.parameters, materialize_grads=True)
 
 
-def _chain(
-    steps: Steps,
-    batches: list[tuple[Inputs, Tensor]],
-    baselines: list[float],
-    draws: int,
-    chains: int,
-    chance: tuple[torch.Generator, Noise],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Corrected excess loss and squared distance, each ``(1, chains, draws)``; a diverged chain is infinite."""
-    generator, noise = chance
-    steps.calibrate(batches[0], generator)
-    offset = torch.zeros(chains, steps.theta.numel(), dtype=steps.theta.dtype)
-    order = _order(len(batches), generator)
-    for _ in range(max(steps.config.warmup, draws // 2)):
-        steps.advance(offset, batches[next(order)], noise)
-    excess = torch.empty(draws, chains, dtype=torch.float64)
-    spread = torch.empty(draws, chains, dtype=torch.float64)
-    for i in range(draws):
-        index = next(order)
-        spread[i] = torch.linalg.vecdot(offset, offset)
-        value, heating = steps.advance(offset, batches[index], noise)
-        excess[i] = value - baselines[index] - heating
-    excess = torch.where(torch.isfinite(excess), excess, torch.full_like(excess, math.inf))
-    return excess.T[None].numpy(), spread.T[None].numpy()
+class _Walks:
+    """Chains that share one batched pass: where they are, their random streams, the sum of their positions."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        batches: list[tuple[Inputs, Tensor]],
+        baselines: list[float],
+        chains: int,
+        seed: int,
+    ) -> None:
+        self.generator = generator = torch.Generator().manual_seed(seed)
+        self.steps, self.batches, self.baselines, self.chains = steps, batches, baselines, chains
+        self.noise = Noise(derive(seed, "noise"))
+        steps.calibrate(batches[0], generator)
+        self.offset = steps.theta.new_zeros(chains, steps.theta.numel())
+        self.order = _order(len(batches), generator)
+        self.total = torch.zeros_like(steps.theta)
+        self.steps_done = 0
+
+    def settle(self, count: int) -> None:
+        """Steps of which nothing is kept, and after which the step is fitted to where the chains are.
+
+        A step that was calibrated and lets the chains diverge is shortened, and they start anew.
+        """
+        for _ in range(_RESTARTS):
+            for i in range(count):
+                if i == count // 2 and self._bounded():
+                    self.steps.recalibrate(self.offset[0], self.batches[0], self.generator)
+                self.steps.advance(self.offset, self.batches[next(self.order)], self.noise)
+            self.steps_done += count
+            if self.steps.config.step is not None or self._bounded():
+                break
+            self.steps.step /= 4
+            self.offset.zero_()
+
+    def _bounded(self) -> bool:
+        """Whether the chains are no farther out than the localisation alone would let them be, by a margin."""
+        distance = torch.linalg.vecdot(self.offset, self.offset)
+        return bool((distance * self.steps.gamma <= _RUNAWAY * self.offset.shape[1]).all())
+
+    def record(self, draws: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Corrected excess loss and squared distance ``(chains, draws)``; a diverged chain is infinite.
+
+        The third is how many positions ``total`` now holds the sum of: it starts anew.
+        """
+        excess = torch.empty(draws, self.chains, dtype=torch.float64)
+        spread = torch.empty(draws, self.chains, dtype=torch.float64)
+        every = max(1, draws // _POSITIONS)
+        self.total.zero_()
+        for i in range(draws):
+            index = next(self.order)
+            spread[i] = torch.linalg.vecdot(self.offset, self.offset)
+            if i % every == 0:
+                self.total += self.offset.sum(0)
+            value, heating = self.steps.advance(self.offset, self.batches[index], self.noise)
+            excess[i] = value - self.baselines[index] - heating
+        self.steps_done += draws
+        excess = torch.where(torch.isfinite(excess), excess, torch.full_like(excess, math.inf))
+        return excess.T.numpy(), spread.T.numpy(), -(-draws // every)
 
 
 def _batches(objective: Objective, config: LLCConfig) -> list[tuple[Inputs, Tensor]]:

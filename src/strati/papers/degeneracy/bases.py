@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from strati.landscape.interactions.ablation import Comparison
+    from strati.landscape.interactions.ablation import BasisComparison as Comparison
     from strati.types import FloatArray
 
 _STEPS = 4000

@@ -1,9 +1,9 @@
-// How much is free: parameters used and free per layer, N_eff over scales, and the chains behind the learning coefficient.
+// How much is free: parameters used and free per layer; the learning coefficient and N_eff over scales where they were sampled.
 
 import { empty, h, s, section, stat } from "./dom.js";
 import { count, isNumber, number, percent, sentence, shorten } from "./format.js";
-import { dots, errorBar, figure, frame, legend, line, verticalRule } from "./chart.js";
-import { OKABE, padded } from "./scale.js";
+import { figure, frame, legend } from "./chart.js";
+import { diagnostics, scales, traces } from "./sampling.js";
 import { dataTable } from "./table.js";
 
 const SOURCES = [
@@ -56,57 +56,6 @@ function usedAndFree(layers) {
   }, caption: "Thick bars: used and free, nothing counted twice. Thin bars: where the freedom comes from; these may overlap." });
   picture.insertBefore(legend([["used", "var(--used)"], ["free", "var(--free)"], ...SOURCES.map(([, l, c]) => [l, c])]), picture.lastChild);
   return picture;
-}
-
-function scales(result) {
-  const rows = [...result.scales].filter((r) => isNumber(r.epsilon) && r.epsilon > 0).sort((a, b) => a.epsilon - b.epsilon);
-  const value = (r) => (isNumber(r.effective) ? r.effective : isNumber(r.lambda) ? 2 * r.lambda : null);
-  const newton = (r) => (isNumber(r.gauss_newton) ? 2 * r.gauss_newton : NaN);
-  const error = (r) => (isNumber(r.stderr) ? 2 * r.stderr : 0);
-  const picture = figure({ title: "Effective parameters over scales", wide: true, draw: (width) => {
-    const all = rows.flatMap((r) => [value(r) + error(r), value(r) - error(r), newton(r)]).filter(isNumber);
-    const chart = frame({ width, height: 320, label: "Effective parameter count against epsilon", x: { domain: padded(rows.map((r) => r.epsilon), 0.05, true), log: true, label: "tolerated loss ε" }, y: { domain: [Math.max(0, Math.min(...all, Infinity) * 0.9) || 0, padded(all)[1]], label: "N_eff(ε) = 2 λ(ε)" } });
-    line(chart, rows.map((r) => [r.epsilon, newton(r)]), { class: "line dashed", stroke: OKABE[1] });
-    line(chart, rows.map((r) => [r.epsilon, value(r) ?? NaN]), { stroke: OKABE[0] });
-    for (const r of rows) {
-      if (!isNumber(value(r))) continue;
-      if (error(r)) errorBar(chart, r.epsilon, value(r) - error(r), value(r) + error(r), { stroke: OKABE[0] });
-      dots(chart, [{ x: r.epsilon, y: value(r), colour: OKABE[0], tip: `ε ${number(r.epsilon, 3)}\nN_eff ${number(value(r))} ± ${number(error(r), 2)}\nλ ${number(r.lambda)}` }], 4);
-    }
-    return chart.svg;
-  }, caption: "The coarser the tolerance, the fewer parameters matter. Bars are one standard error of N_eff." });
-  const items = [["sampled", OKABE[0], null, "stroke"]];
-  if (rows.some((r) => isNumber(r.gauss_newton))) items.push(["Gauss-Newton", OKABE[1], "quadratic approximation", "stroke"]);
-  picture.insertBefore(legend(items), picture.lastChild);
-  return picture;
-}
-
-function traces(llc) {
-  const chains = llc.traces.filter((t) => Array.isArray(t) && t.length);
-  const picture = figure({ title: "Chains", wide: true, draw: (width) => {
-    const length = Math.max(...chains.map((t) => t.length), 2);
-    const chart = frame({ width, height: 320, label: "Trace of each chain", x: { domain: [0, length - 1], label: "draw (thinned)" }, y: { domain: padded(chains.flat()), label: "nβ (L − L*)" } });
-    chains.forEach((trace, i) => line(chart, trace.map((v, k) => [k, v ?? NaN]), { class: "line thin", stroke: OKABE[i % OKABE.length], tip: `chain ${i + 1}` }));
-    if (isNumber(llc.estimate)) {
-      chart.over.append(s("line", { class: "rule", x1: chart.left, x2: chart.right, y1: chart.y(llc.estimate), y2: chart.y(llc.estimate) }), s("text", { class: "rule-text", x: chart.right - 4, y: chart.y(llc.estimate) - 6, "text-anchor": "end" }, `λ̂ = ${number(llc.estimate)}`));
-    }
-    verticalRule(chart, 0, null, {});
-    return chart.svg;
-  }, caption: "Chains that mix overlap and show no drift. A chain that goes its own way means: do not trust the estimate." });
-  picture.insertBefore(legend(chains.map((_, i) => [`chain ${i + 1}`, OKABE[i % OKABE.length], null, "stroke"])), picture.lastChild);
-  return picture;
-}
-
-function diagnostics(llc) {
-  const good = { rhat: (v) => v < 1.05, ess: (v) => v > 100 };
-  const rows = [
-    ["estimate", "λ̂ at β = 1/ln n (WBIC)"], ["stderr", "standard error"], ["asymptotic", "slope over temperatures"], ["asymptotic_stderr", "its standard error"],
-    ["rhat", "R̂: chains agree if below about 1.05"], ["ess", "effective sample size: independent draws behind the estimate"], ["chains", "chains"], ["draws", "draws per chain"],
-    ["nbeta", "n β: inverse temperature"], ["gamma", "γ: strength that keeps the chain near the network"], ["reason", "why a value is missing"],
-  ].filter(([k]) => llc[k] !== null && llc[k] !== undefined).map(([key, meaning]) => ({ key, meaning, value: llc[key] }));
-  return dataTable({ title: "Sampling diagnostics", rows, columns: [
-    { label: "quantity", left: true, value: (r) => r.key }, { label: "value", value: (r) => r.value, show: (r) => [number(r.value), good[r.key] && isNumber(r.value) ? h("span", { class: good[r.key](r.value) ? "mark yes" : "mark no" }, good[r.key](r.value) ? " ● fine" : " ○ poor") : null] },
-    { label: "meaning", left: true, value: (r) => r.meaning }] });
 }
 
 function table(layers) {

@@ -10,14 +10,18 @@ import { auditSection, studySection } from "./audit.js";
 import { degeneracySection } from "./degeneracy.js";
 import { basisSection } from "./basis.js";
 import { reassemblySection } from "./reassembly.js";
-import { inspectSection, reproduceSection, skipped } from "./plain.js";
+import { llcSection, scalesSection } from "./sampling.js";
+import { applySection, checkSection, planSection } from "./acting.js";
+import { trackSection } from "./tracking.js";
+import { inspectSection, madeSection, reproduceSection, skipped, sparsifySection } from "./plain.js";
 
 const DRAW = {
   study: studySection, audit: auditSection, compare: compareSection, degeneracy: degeneracySection, basis: basisSection,
-  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection,
+  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, scales: scalesSection, track: trackSection,
+  plan: planSection, apply: applySection, check: checkSection, sparsify: sparsifySection, "reassemble-make": madeSection,
 };
-const ORDER = ["scan", "compare", "roles", "audit", "study", "degeneracy", "basis", "reassemble", "inspect", "reproduce"];
-const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z]+)\/\d+$/, "$1");
+const ORDER = ["check", "scan", "compare", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "scales", "basis", "sparsify", "reassemble", "reassemble-make", "inspect", "reproduce"];
+const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
 
 function scanSection(scan, id, verdicts) {
   const network = scan.network || {};

@@ -1,4 +1,5 @@
-// Results that are tables: what a file holds (inspect), what was skipped, a paper's numbers beside ours (reproduce).
+// Results that are tables: what a file holds (inspect), what was skipped, a paper's numbers beside ours (reproduce), a
+// sparser network (sparsify), a puzzle that was made (reassemble --make).
 
 import { h, section } from "./dom.js";
 import { basename, count, number, plural } from "./format.js";
@@ -21,9 +22,30 @@ export function skipped(list) {
 
 export function reproduceSection(result, id) {
   const off = (r) => (typeof r.paper === "number" && typeof r.ours === "number" && r.paper !== 0 ? (r.ours - r.paper) / Math.abs(r.paper) : null);
-  return section(id, result.title || "Paper and ours", "The paper's number beside ours, computed here.",
+  return section(id, result.title || "Paper and ours", "The paper's number beside ours, computed here.", pictures(result),
     dataTable({ title: result.title || "Reproduction", rows: result.rows || [], cards: true, columns: [
       { label: "what", left: true, value: (r) => r.what }, { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
       { label: "difference", value: off, show: (r) => (off(r) === null ? "–" : `${off(r) > 0 ? "+" : ""}${number(100 * off(r), 2)} %`) },
       { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }));
+}
+
+// Pictures travel in the page; a figure whose file was not found is named.
+function pictures(result) {
+  const held = (result.pictures || []).filter((p) => typeof p.data === "string" && /^[A-Za-z0-9+/=]+$/.test(p.data) && ["png", "svg+xml"].includes(p.kind));
+  const shown = held.map((p) => h("div", { class: "card" }, h("h3", {}, p.name), h("img", { class: "picture", alt: p.name, src: `data:image/${p.kind};base64,${p.data}` })));
+  const rest = (result.figures || []).length - held.length;
+  return [shown.length ? h("div", { class: "grid2" }, shown) : null, rest > 0 ? h("p", { class: "caption" }, `${plural(rest, "figure")} not on this page: ${(result.figures || []).filter((f) => !held.some((p) => basename(f) === p.name)).map(basename).join(", ")}`) : null];
+}
+
+export function sparsifySection(result, id) {
+  const layers = result.layers || [];
+  return section(id, "Sparser weights", `${count(result.zeros_after)} of ${count(result.weights)} weights are zero, ${count(result.zeros_before)} before; the outputs change by ${number(result.output_change, 2)}.`,
+    dataTable({ title: "Zeros by layer", rows: layers, columns: [{ label: "layer", left: true, value: (l) => l.name, show: (l) => l.name }, { label: "weights", value: (l) => l.weights }, { label: "zeros before", value: (l) => l.zeros_before }, { label: "zeros after", value: (l) => l.zeros_after }] }));
+}
+
+export function madeSection(result, id) {
+  const recipe = Object.entries(result.recipe || {}).map(([key, value]) => ({ key, value }));
+  return section(id, "A dropped network", `${basename(result.folder)}: ${plural((result.permutation || []).length, "piece")}, training error ${number(result.loss, 3)}.`,
+    dataTable({ title: "How it was made", rows: recipe, columns: [{ label: "setting", left: true, value: (r) => r.key, show: (r) => r.key }, { label: "value", value: (r) => r.value, show: (r) => (typeof r.value === "number" ? number(r.value) : String(r.value)) }] }),
+    h("p", { class: "caption" }, `Right order: ${(result.permutation || []).join(", ")}`));
 }

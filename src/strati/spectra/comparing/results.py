@@ -31,6 +31,21 @@ class ComparedNetwork:
 
 
 @dataclass(frozen=True)
+class RoundingError:
+    """What quantisation did to a layer, against what its step predicts.
+
+    Attributes:
+        error: Root mean square of the entries of ``B - A``.
+        predicted: What rounding to the nearest code of the stored step leaves.
+        ratio: Of the two; above 1 the layer is rounded worse than its step allows.
+    """
+
+    error: float
+    predicted: float
+    ratio: float
+
+
+@dataclass(frozen=True)
 class ComparedLayer:
     """One layer in every network.
 
@@ -53,6 +68,7 @@ class ComparedLayer:
         overlap_by_chance: What two random subspaces would give.
         subspace_directions: How many directions were compared.
         aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
+        rounding: The error of quantisation against what its step predicts, where one of the two is quantised.
         mixture: Weights of the parents, where a merge was asked for.
         warnings: What a reader must know, of any of the networks.
         update_eigenvalues: Of ``(B - A)^T (B - A)``.
@@ -74,6 +90,7 @@ class ComparedLayer:
     overlap_by_chance: float | None = None
     subspace_directions: int | None = None
     aligned: str | None = None
+    rounding: RoundingError | None = None
     mixture: Mixture | None = None
     warnings: tuple[Flag, ...] = ()
     update_eigenvalues: FloatArray | None = None
@@ -143,8 +160,8 @@ class Comparison(Result):
         """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
         import pandas as pd
 
-        keep = ("name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank")
-        keep += ("update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned")
+        keep = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
+        keep += ["update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned"]
         rows = []
         for layer in self.layers:
             row = {key: getattr(layer, key) for key in keep}

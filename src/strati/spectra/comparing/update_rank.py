@@ -2,13 +2,10 @@ r"""How many directions of a difference of weights lie beyond rounding, and what
 
 Between ``A`` and ``B`` that hold the same real weights, each rounded to its own dtype, the difference is rounding
 noise: entry ``ij`` has variance :math:`(u^A_{ij})^2/12 + (u^B_{ij})^2/12` with the dtypes' spacings ``u`` at that
-weight. The largest singular value of such noise is simulated; singular values of ``B - A`` above it are counted. What
-is left after those are removed bounds the noise from above, so where it is weaker than two roundings would leave (a
-merge rounds once, and a small step of a coarse dtype leaves most weights alone) the test is repeated against the rest
-itself with random signs.
-
-A merged LoRA of rank r is ``B = round(A + L)``: r directions beyond rounding and nothing else. A full fine-tune leaves
-directions at all sizes.
+weight. The largest singular value of such noise is simulated; singular values of ``B - A`` above it are counted. A
+merged LoRA of rank r is ``B = round(A + L)``: r directions and one rounding. Where less is left over than two
+roundings would leave, it is asked exactly which rank's rounding gives ``B`` (``rounded_sum.py``). A full fine-tune
+leaves directions at all sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
+from strati.spectra.comparing.rounded_sum import smallest_rank
 from strati.spectra.tracy_widom import MEAN, VARIANCE, cdf, quantile
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ LEVEL = 1e-3
 """Chance that rounding alone counts as a direction, per layer."""
 
 _DRAWS = 8
+_UNSURE = 1.4
 _EXCESS = 1.25  # what is left may carry this much of rounding's energy before it counts as more than rounding
 _COARSE = ("float16", "bfloat16")
 
@@ -64,7 +63,12 @@ class RankTest:
 
 
 def rank_test(
-    before: Matrix, after: Matrix, singular: FloatArray, *, rng: np.random.Generator, variance: float = 0.0
+    before: Matrix,
+    after: Matrix,
+    singular: FloatArray,
+    *,
+    rng: np.random.Generator,
+    variance: FloatArray | float = 0.0,
 ) -> RankTest:
     """Count the directions of ``after - before`` beyond rounding and name the kind of the update.
 
@@ -90,6 +94,10 @@ def rank_test(
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     noise = rounding_variance(before) + rounding_variance(after) + variance + arithmetic
     found = _count(step, singular, noise, rng)
+    if _tail_energy(singular, found.rank) < 0.9 * _left(step.shape, found.rank) * noise.sum() and not np.any(
+        variance
+    ):
+        return _exact(before, after, step, found, rng)
     if found.kind is not UpdateKind.DENSE:
         return found
     for (
@@ -101,6 +109,34 @@ def rank_test(
             if again.kind is UpdateKind.LOW_RANK:
                 return again
     return found
+
+
+def _exact(
+    before: Matrix, after: Matrix, step: FloatArray, found: RankTest, rng: np.random.Generator
+) -> RankTest:
+    """Ask which rank's rounding gives the difference, where the update is not far above the rounding."""
+    sides = [_spacing(np.asarray(m, np.float64), effective_dtype(m)) / 2 for m in (before, after)]
+    # One rounding: that of the sum, or, where the first network is the coarser one, that of its own weights.
+    half = (
+        max(sides, key=lambda h: float(np.square(h).sum()))
+        if sides[0].sum() > 2 * sides[1].sum()
+        else sides[1]
+    )
+    half = half + _spacing(step, effective_dtype(after)) / 2  # the update was rounded before it was added
+    if float(np.square(step).mean()) > 900 * float(np.square(half).mean()):
+        return found
+    smallest = smallest_rank(step, half, found.rank)
+    if smallest is None:
+        return found
+    if smallest.rank == 0:
+        return RankTest(0, found.pvalue, UpdateKind.ROUNDING)
+    rest = np.abs(smallest.missed)
+    null = _largest(lambda: rest * rng.choice((-1.0, 1.0), rest.shape), rest**2, rng)
+    pvalue = null.pvalue(_top(smallest.missed, rng))
+    if smallest.rank <= found.rank:
+        return RankTest(smallest.rank, min(pvalue, found.pvalue or 0.0), UpdateKind.LOW_RANK)
+    # What one direction less leaves over must itself have a direction: else noise of a second rounding was fitted.
+    return RankTest(smallest.rank, pvalue, UpdateKind.LOW_RANK) if pvalue < LEVEL else found
 
 
 def _count(step: FloatArray, singular: FloatArray, noise: FloatArray, rng: np.random.Generator) -> RankTest:
@@ -127,6 +163,27 @@ def rounding_variance(matrix: Matrix) -> FloatArray:
         True
     """
     return np.asarray(_spacing(np.asarray(matrix, np.float64), effective_dtype(matrix)) ** 2 / 12, np.float64)
+
+
+def quantised_variance(matrix: Matrix, error: float, group: int | None) -> FloatArray:
+    """Variance of the rounding error of each entry of a quantised matrix: larger where its group's values are larger.
+
+    Args:
+        matrix: The decoded weights, outputs by inputs.
+        error: Mean square error over the whole matrix.
+        group: Entries of a row that share a step; ``None`` for whole rows.
+
+    Examples:
+        >>> quantised_variance(np.array([[1.0, -1.0], [3.0, 0.0]]), 0.5, None).tolist()
+        [[0.1, 0.1], [0.9, 0.9]]
+    """
+    sizes = np.abs(np.asarray(matrix, np.float64))
+    rows, columns = sizes.shape
+    width = group if group and columns % group == 0 else columns
+    tops = sizes.reshape(rows, columns // width, width).max(axis=2, keepdims=True) ** 2
+    profile = np.broadcast_to(tops, (rows, columns // width, width)).reshape(rows, columns)
+    mean = float(profile.mean())
+    return profile * (error / mean) if mean > 0 else np.full(sizes.shape, error)
 
 
 def within_rounding(before: Matrix, after: Matrix) -> bool:
@@ -168,7 +225,7 @@ def _spacing(values: FloatArray, dtype: str) -> FloatArray:
 
     limits = ml_dtypes.finfo(dtype)
     _, exponent = np.frexp(values)
-    spacing = np.ldexp(float(limits.eps), exponent - 1)
+    spacing = np.where(values == 0, 0.0, np.ldexp(float(limits.eps), exponent - 1))
     return np.asarray(np.maximum(spacing, float(limits.smallest_subnormal)), np.float64)
 
 
@@ -193,7 +250,8 @@ def _largest(draw: Callable[[], FloatArray], variance: FloatArray, rng: np.rando
     even = (
         float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
     )
-    scale = max(even, float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
+    # A few draws may show too little spread; rows of very unequal size have more than the law of equal ones says.
+    scale = max(even, _UNSURE * float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
     return _Null(float(tops.mean()) - MEAN * scale, scale)
 
 

@@ -75,9 +75,10 @@ def mixture_text(result: Comparison) -> str:
     known = [x.mixture for x in result.layers if x.mixture is not None and x.mixture.weights[0] is not None]
     if not known:
         return "No layer tells how the merge was made: the parents do not differ, or their shapes do."
-    weights = np.median([m.weights for m in known], axis=0)
-    spread = np.ptp([m.weights for m in known], axis=0).max()
+    table = np.array([m.weights for m in known], np.float64)
+    weights, spread = np.median(table, axis=0), float(np.ptp(table, axis=0).max())
     residual = max(m.residual or 0.0 for m in known)
-    told = " + ".join(f"{w:.3f} x network {n}" for n, w in enumerate(weights))
+    terms = [f"{'-' if w < 0 else '+'} {abs(w):.3f} x network {n}" for n, w in enumerate(weights)]
+    told = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
     return f"The merge is {told} {same}; at most {residual:.2%} of a layer is left unexplained."

@@ -1,0 +1,1 @@
+"""Acting on measurements, held to account: plans against the even spread, and what others claim, on real networks."""

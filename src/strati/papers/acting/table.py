@@ -1,0 +1,141 @@
+"""Plans against the even spread on data they did not see: four networks, three budgets of parameters, three of bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from strati.errors import BadInputError, StratiError, require
+from strati.intervene.acting.curves import scale_of
+from strati.intervene.acting.workshop import Workshop
+from strati.intervene.measuring.points import Subject
+from strati.intervene.measuring.tally import standard_error
+from strati.intervene.plan import Plan, plan
+from strati.intervene.planning.settings import quantise, truncate
+from strati.intervene.planning.tasks import make_task
+from strati.intervene.study import Study, study
+from strati.papers.acting.subjects import CASES, Case
+from strati.papers.registry import Reproduction, Row
+from strati.types import Flag, Tick
+
+SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+BITS = (2, 3, 4, 6)
+CELLS = (
+    *(("truncate", f"parameters={share}") for share in (0.9, 0.8, 0.6)),
+    *(("quantise", f"bits={bits}") for bits in (4.0, 3.0, 2.5)),
+)
+QUICK = ("fcn-mnist", "resnet20")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One budget of one network: losses on unseen data, and how much better the plan is."""
+
+    plan: float
+    uniform: float
+    gain: float
+    error: float
+
+    @property
+    def verdict(self) -> str:
+        """Whether the plan is better or worse than the even spread beyond the 95 % interval of their difference."""
+        half = float(stats.norm.ppf(0.975)) * self.error
+        return "better" if self.gain > half else "worse" if self.gain < -half else "no difference"
+
+
+def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Study four networks (quick: the two of images, with fewer), plan six budgets each, judge on unseen data."""
+    require("torch", "torch", "acting on networks")
+    rows: list[Row] = []
+    warnings: list[Flag] = []
+    verdicts: list[str] = []
+    for name in QUICK if quick else CASES:
+        try:
+            case, found = studied(name, folder, quick, seed, tick)
+        except StratiError as error:
+            warnings.append(Flag("left-out", f"{name}: {error}"))
+            continue
+        for action, budget in CELLS:
+            made = plan(found, budget=budget, action=action, seed=seed, layers=case.layers, combinations=4)
+            cell = judge(case, made, found, seed)
+            verdicts.append(cell.verdict)
+            ours = f"{cell.plan:.4f} against {cell.uniform:.4f}"
+            note = f"gain {cell.gain:.4f} +- {1.96 * cell.error:.4f}: {cell.verdict}"
+            inside = made.predicted["low"] <= cell.plan <= made.predicted["high"]
+            note += f"; predicted {made.predicted['performance']:.4f} ({'inside' if inside else 'outside'})"
+            rows.append(Row(f"{case.name}, {action} to {budget}", None, ours, note))
+            tick(f"{case.name} {action} {budget}")
+        rows.append(Row(f"{case.name}: intact loss", None, round(whole(case, found), 4), case.size))
+    if not verdicts:
+        raise BadInputError("acting", "none of the networks can be had here")
+    better, worse = verdicts.count("better"), verdicts.count("worse")
+    rows.append(
+        Row("cells in which the plan is better beyond its interval", None, f"{better} of {len(verdicts)}")
+    )
+    rows.append(
+        Row("cells in which the plan is worse beyond its interval", None, f"{worse} of {len(verdicts)}")
+    )
+    title = "Plan against even spread: loss on data that the plan did not see"
+    return Reproduction("acting", title, tuple(rows), (), tuple(warnings))
+
+
+def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tuple[Case, Study]:
+    """A network and the study of its layers, truncated and rounded; resumable."""
+    home = folder / f"{'quick' if quick else 'full'}-seed-{seed}"
+    home.mkdir(parents=True, exist_ok=True)
+    case = CASES[name](home, quick, seed)
+    kinds: list[Any] = [truncate(parameters=SHARES), quantise(bits=BITS, group=32)]
+    found = study(
+        case.model,
+        data=case.plan,
+        performance="loss",
+        batch=case.batch,
+        interventions=kinds,
+        layers=case.layers,
+        seed=seed,
+        activations=False,
+        spectral=False,
+        out=home / name,
+        tick=tick,
+        resume="the same command",
+    )
+    return case, found
+
+
+def bench(case: Case, found: Study) -> Workshop:
+    """The network with the data that no plan has seen."""
+    task = make_task(case.test, "loss", case.batch)
+    return Workshop(Subject(case.name, case.model, None, task), found.origin["layers"], {})
+
+
+def whole(case: Case, found: Study) -> float:
+    """The intact network's loss on the unseen data."""
+    return bench(case, found).now().performance
+
+
+def judge(case: Case, made: Plan, found: Study, seed: int) -> Cell:
+    """Plan and even spread on the unseen data, compared example by example."""
+    from strati.intervene.acting.budget import read_budget
+    from strati.intervene.acting.candidates import Candidates
+    from strati.intervene.acting.curves import read_curves
+
+    shop = bench(case, found)
+    unit = made.size["unit"]
+    curves = read_curves(found, made.action, unit, layers=case.layers)
+    rng = np.random.default_rng(seed)
+    candidates = Candidates(curves, scale_of(found), read_budget(made.budget, made.action), unit, rng)
+    spreads = [
+        {c.layer: c.options[o].choice for c, o in zip(curves, options, strict=True)}
+        for options in candidates.uniform(5)
+    ]
+    planned = shop.measure(made.action, {layer.name: layer.choice for layer in made.layers})
+    even = [shop.measure(made.action, choices) for choices in spreads]
+    assert planned.groups is not None
+    groups = np.mean([e.groups for e in even if e.groups is not None], axis=0)
+    error = standard_error(groups - planned.groups) or 0.0
+    uniform = float(np.mean([e.performance for e in even]))
+    return Cell(planned.performance, uniform, uniform - planned.performance, error)

@@ -1,0 +1,54 @@
+"""Above 2,500 parameters: values against the closed form, warnings, and what still drifts is part of the error."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import strati
+from strati.landscape.sampling.config import LLCConfig
+from strati.landscape.sampling.estimation import estimate
+from strati.landscape.sampling.gauss_newton import closed_form
+from strati.landscape.sampling.llc import draw
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_many_parameters_against_the_closed_form(seed):
+    """A linear map of 60 inputs over two decades to 50 outputs: exactly quadratic, 3,000 parameters."""
+    torch.manual_seed(0)
+    model = nn.Linear(60, 50, bias=False)
+    x = torch.randn(200, 60) * torch.logspace(0, -2, 60)
+    result = strati.llc(model, "behavioural-mse", x, sampler="hmc", seed=seed)
+    h = np.linalg.eigvalsh(2 * (x.T @ x / 200).double().numpy())
+    exact = 50 * closed_form(h, result.nbeta, result.gamma)
+    assert result.estimate is not None
+    assert abs(result.estimate - exact) < 3 * result.stderr < 0.03 * exact
+    assert [flag.code for flag in result.warnings] == ["gamma-from-weights"]
+    size = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
+    assert result.gamma == pytest.approx(3000 / size, rel=1e-5)
+
+
+def test_a_gamma_that_is_set_is_not_warned_of():
+    torch.manual_seed(0)
+    model = nn.Linear(60, 50, bias=False)
+    x = torch.randn(20, 60)
+    result = strati.llc(model, "behavioural-mse", x, gamma=40.0, chains=2, draws=10, warmup=10, sampler="hmc")
+    assert result.gamma == 40.0 and result.warnings == ()
+
+
+def test_what_drifts_is_part_of_the_error():
+    """A trend that is too small to refuse, 4 % between the halves, and too large for the error of the mean."""
+    settings = LLCConfig(sampler="hmc", chains=16, draws=400, ladder=False, leapfrog=8)
+    scales = torch.logspace(-1, 1, 12, dtype=torch.float64)
+    traces = draw(
+        lambda w: (scales * w**2).sum() + (w**4).sum(), torch.zeros(12, dtype=torch.float64), settings
+    )
+    steady = estimate(traces)
+    trend = np.linspace(1.04, 0.96, traces.draws)
+    moving = estimate(dataclasses.replace(traces, excess=traces.excess * trend))
+    assert moving.estimate is not None
+    assert moving.stderr > 1.5 * steady.stderr and moving.stderr > 0.02 * moving.estimate

@@ -1,0 +1,196 @@
+"""What derivatives decide: regular points, certain ranges, kinks, and parameters beside a minimum."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import strati
+from strati.landscape.behaviour import objective
+from strati.landscape.sampling.battery import battery
+from strati.landscape.sampling.config import LLCConfig
+from strati.landscape.sampling.numerical_rank import NumericalRank, jacobian_rank
+from strati.landscape.sampling.surroundings import surroundings
+
+
+def zeros(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.float64)
+
+
+def looked(model: nn.Module, loss: str, data):
+    whole = objective(model, loss, data, dtype=torch.float64)
+    return surroundings(whole, whole.flat.theta)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 4), st.floats(-6, 6))
+@settings(max_examples=25, deadline=None)
+def test_quadratics_are_counted_whatever_their_scales(seed, rank, free, decades):
+    """r squares of any scale, rotated, in N directions: exactly r/2."""
+    generator = torch.Generator().manual_seed(seed)
+    size = rank + free
+    basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
+    scale = 10.0 ** (decades * torch.rand(rank, generator=generator, dtype=torch.float64) / 2)
+    found = surroundings(lambda w: (scale * (basis[:rank] @ w) ** 2).sum(), zeros(size))
+    assert found.rank == NumericalRank(rank, rank)
+    assert found.exact == rank / 2 and found.range == (rank / 2, rank / 2)
+
+
+@pytest.mark.parametrize(
+    ("potential", "size", "range_"),
+    [
+        (lambda w: (w**4).sum(), 2, (0.0, 0.5)),
+        (lambda w: w[0] ** 2 + w[1] ** 4, 2, (0.5, 0.75)),
+        (lambda w: w[0] ** 2 * w[1] ** 4 * w[2] ** 6, 3, (0.0, 0.75)),
+        (lambda w: (w[0] ** 2 - w[1] ** 3) ** 2, 2, (0.0, 0.5)),
+        (lambda w: (w[0] - w[1] ** 2) ** 2 + (w[0] * w[1]) ** 2, 2, (0.5, 0.75)),
+    ],
+)
+def test_singular_points_have_a_range_and_no_exact_value(potential, size, range_):
+    found = surroundings(potential, zeros(size))
+    assert found.exact is None and found.range == range_
+
+
+def test_curved_valleys_of_minima_are_exact():
+    """(exp(w1 w2) - 2)^2 vanishes along a curve: one square, nothing else."""
+    found = surroundings(
+        lambda w: (torch.exp(w[0] * w[1]) - 2) ** 2, torch.tensor([1.0, np.log(2.0)]).double()
+    )
+    assert found.exact == 0.5
+
+
+@pytest.mark.parametrize("power", [1.0, 2.5, 3.0])
+def test_kinks_are_seen(power):
+    found = surroundings(lambda w: (w.abs() ** power).sum(), zeros(2))
+    assert not found.smooth and found.exact is None and found.range == (None, None)
+
+
+def test_half_a_square_is_not_smooth():
+    assert not surroundings(lambda w: (torch.relu(w) ** 2).sum(), zeros(2)).smooth
+
+
+@given(st.integers(0, 10**6), st.sampled_from([(2, 3, 1), (1, 2, 1), (3, 4, 1), (2, 4, 2)]))
+@settings(max_examples=15, deadline=None)
+def test_tanh_networks_are_regular_and_never_more_free_than_that(seed, widths):
+    """Random tanh networks on enough data: full rank, so N/2; where rounding hides it, a range that holds N/2."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(*widths[:2]), nn.Tanh(), nn.Linear(*widths[1:]))
+    size = sum(p.numel() for p in model.parameters())
+    found = looked(model, "behavioural-mse", torch.randn(200, widths[0]))
+    assert found.exact in (None, size / 2)
+    assert found.range[0] <= size / 2 <= found.range[1]
+
+
+def test_ranks_that_rounding_hides_are_left_open():
+    """1-4-1 tanh on 40 data has full rank in 60-digit arithmetic; double precision sees 11 to 13."""
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+        whole = objective(model, "behavioural-mse", torch.randn(40, 1), dtype=torch.float64)
+        assert jacobian_rank(whole, whole.flat.theta).high == 13
+
+
+@pytest.mark.parametrize("gamma", [1.0, 100.0])
+def test_symmetries_of_relu_networks_are_taken_off(gamma):
+    """3-4-2 ReLU: 26 parameters, four scalings: 11, whatever the localisation hides from the ladder."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    result = strati.llc(model, "behavioural-mse", torch.randn(100, 3), gamma=gamma, chains=4, draws=20)
+    assert (result.asymptotic, result.asymptotic_stderr) == (11.0, 0.0)
+
+
+def test_training_loss_at_its_minimum():
+    torch.manual_seed(0)
+    x, labels = torch.randn(200, 4).double(), torch.randint(0, 3, (200,))
+    model = nn.Linear(4, 3).double()
+    optimiser = torch.optim.LBFGS(
+        model.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0.0
+    )
+
+    def closure() -> torch.Tensor:
+        optimiser.zero_grad()
+        value = nn.functional.cross_entropy(model(x), labels)
+        value.backward()
+        return value
+
+    optimiser.step(closure)
+    found = looked(model, "cross_entropy", (x, labels))
+    assert found.minimum and found.exact == 5.0  # 5 weights per class, less the logits' common shift
+
+
+def regression(offset: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Eleven parameters beside the least-squares fit, by ``nbeta (L - L_min) = offset``."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(200, k, generator=generator, dtype=torch.float64) for k in (10, 1))
+    design = torch.cat([x, torch.ones(200, 1)], 1)
+    solution = torch.linalg.lstsq(design, y).solution[:, 0]
+    step = torch.randn(11, generator=generator, dtype=torch.float64)
+    lift = float(((design @ step) ** 2).mean()) * 200 / np.log(200)
+    theta = solution + step * (offset / lift) ** 0.5
+    model = nn.Linear(10, 1).double()
+    model.weight.data, model.bias.data = theta[None, :10].clone(), theta[10:].clone()
+    return model, x, y
+
+
+@pytest.mark.parametrize("sampler", ["auto", "hmc"])
+@pytest.mark.parametrize("offset", [0.5, 2.0, 4.0])
+def test_beside_the_minimum_values_are_corrected_and_say_so(sampler, offset):
+    """Without correction the value is low by exactly the offset (3.4 for 5.4 at offset 2)."""
+    model, x, y = regression(offset)
+    result = strati.llc(model, "mse", (x, y), sampler=sampler, chains=16, draws=100)
+    assert abs(result.estimate - 5.42) < 4 * result.stderr + 0.03
+    assert "not at the minimum" in result.reason and result.warnings[0].code == "off-minimum"
+    assert (result.asymptotic, result.asymptotic_stderr) == (5.5, 0.0)
+
+
+def test_far_from_the_minimum_there_is_no_value():
+    model, x, y = regression(300.0)
+    result = strati.llc(model, "mse", (x, y), chains=8, draws=50)
+    assert result.estimate is None and result.asymptotic is None and "not at a minimum" in result.reason
+    assert result.asymptotic_low is None
+
+
+def test_at_a_saddle_there_is_no_value():
+    result = strati.learning_coefficient(
+        lambda w: w[0] ** 2 - w[1] ** 2 + w[1] ** 4, zeros(2), chains=8, draws=50
+    )
+    assert result.estimate is None and "not at a minimum" in result.reason
+
+
+def test_absolute_values_have_their_coefficient_and_the_true_reason():
+    result = strati.learning_coefficient(lambda w: w.abs().sum(), zeros(1), chains=16, draws=100)
+    assert abs(result.estimate - 1) < 4 * result.stderr + 0.01
+    assert result.asymptotic is None or abs(result.asymptotic - 1) < 3 * result.asymptotic_stderr + 0.01
+    assert result.asymptotic_low is None and result.asymptotic_high is None
+    assert "differentiable" in result.reason
+
+
+QUICK = (
+    "w^4",
+    "w1^2 w2^2",
+    "2-3-1 tanh",
+    "2-3-1 ReLU",
+    "softmax regression, 3 inputs, 3 classes",
+)
+
+
+@pytest.mark.parametrize("case", [c for c in battery() if c.name in QUICK], ids=lambda c: c.name)
+def test_known_coefficients_quickly(case):
+    """The quick part of tools/calibrate_llc_limit.py: within two errors and the certain range."""
+    result = case.run(LLCConfig(chains=16, draws=100))
+    value = float(case.value)
+    assert result.asymptotic_low - 1e-9 <= value <= result.asymptotic_high + 1e-9
+    if result.asymptotic is None:
+        assert result.reason
+    else:
+        assert abs(result.asymptotic - value) <= 2 * result.asymptotic_stderr + 1e-9
+
+
+def test_the_battery_holds_every_kind_in_both_halves():
+    kinds = {c.kind for c in battery()}
+    assert len(battery()) >= 40 and len(kinds) >= 8
+    for held in (False, True):
+        assert {c.kind for c in battery() if c.held_out is held} == kinds

@@ -1,0 +1,76 @@
+"""Every result has a JSON Schema, and real results keep to it."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import strati
+from strati.report.runs import read_run
+from strati.schemas import names, schema
+from strati.types import Result
+
+
+def problems(result: Any) -> list[str]:
+    validator = jsonschema.Draft202012Validator(schema(result["schema"]))
+    return [
+        f"{'/'.join(map(str, e.absolute_path))}: {e.message[:200]}" for e in validator.iter_errors(result)
+    ]
+
+
+def kinds(of: type = Result) -> set[type]:
+    for module in pkgutil.walk_packages(strati.__path__, "strati."):
+        if not module.name.endswith("__main__") and ".integrations." not in module.name:
+            importlib.import_module(module.name)
+    found, new = set(), {of}
+    while new:
+        new = {kind for parent in new for kind in parent.__subclasses__()}
+        found |= new
+    return {kind for kind in found if kind.__module__.startswith("strati.")}
+
+
+@pytest.mark.parametrize("name", names())
+def test_schemas_are_schemas(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema(name))
+    assert schema(name)["$id"] == name
+
+
+def test_every_result_has_one() -> None:
+    assert {f"strati.{kind.verb}/1" for kind in kinds()} <= set(names())
+
+
+def test_real_results_keep_to_theirs(real: dict[str, Path]) -> None:
+    seen = set()
+    for path in real.values():
+        result = json.loads(path.read_text()) if path.is_file() else read_run(path)
+        assert problems(result) == []
+        seen.add(result["schema"])
+    rest = {"strati.demo/1", "strati.track/1", "strati.check/1"}  # tested with their verbs
+    assert seen >= set(names()) - rest
+
+
+def test_a_schema_notices(real: dict[str, Path]) -> None:
+    """Every required field of every real result, taken away; and a number where text belongs."""
+    for path in real.values():
+        result = json.loads(path.read_text()) if path.is_file() else read_run(path)
+        for field in schema(result["schema"])["required"]:
+            lacking = copy.deepcopy(result)
+            del lacking[field]
+            assert jsonschema.Draft202012Validator(schema(result["schema"])).is_valid(lacking) is False
+        assert problems(result | {"strati": 3})
+    scan = json.loads(real["scan"].read_text())
+    scan["layers"][0]["role"] = "attention"
+    scan["layers"][0]["alpha"] = "two"
+    assert len(problems(scan)) == 2
+
+
+def test_what_is_not_there_is_named() -> None:
+    with pytest.raises(strati.StratiError, match=r"no such schema; there are: .*strati\.scan/1"):
+        schema("strati.sing/1")
