@@ -117,6 +117,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _run(words, debug)
     except KeyboardInterrupt:  # after the verb, while its last words were written
         code = _stopped()
+    if code == interrupts.CODE:
+        interrupts.leave()
     interrupts.ignore()
     sys.exit(code)
 
