@@ -5,6 +5,8 @@ No GPU is needed: torch's fake tensors carry a device and shapes, but no numbers
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,7 +56,7 @@ def test_jacobians_of_a_chain_stay_on_its_device() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         stages = tuple(
             ChainStage(str(k), cuda(mode, b, a), cuda(mode, b), relu)
-            for k, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True))
+            for k, (a, b) in enumerate(pairwise(widths))
         )
         chain = Chain(stages)
         activations, preactivations = chain.forward(cuda(mode, 7, 5))
