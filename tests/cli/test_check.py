@@ -100,7 +100,7 @@ def test_what_cannot_be_asked() -> None:
     assert done.returncode == 2
     assert "did you mean 'dense'" in done.stderr
     assert "\n" not in done.stderr.strip()
-    with pytest.raises(BadInputError, match="--base"):
+    with pytest.raises(BadInputError, match="against a base"):
         strati.check(TRAINED, fail_on="dense")
     with pytest.raises(BadInputError, match="names no code"):
         strati.check(TRAINED, fail_on=",")

@@ -334,3 +334,23 @@ def test_workers_and_processes_change_nothing(tmp_path: Path) -> None:
     one = strati.compare(INITIAL, TRAINED, workers=1).to_json()
     assert strati.compare(INITIAL, TRAINED, workers=3).to_json() == one
     assert strati.compare(INITIAL, TRAINED, workers=2, out=tmp_path / "run").to_json() == one
+
+
+def test_several_networks_are_never_in_memory_at_once(tmp_path: Path) -> None:
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    paths = []
+    for n in range(4):
+        paths.append(tmp_path / f"step-{n}.safetensors")
+        layers = {
+            f"layers.{i}.fc.weight": rng.standard_normal((160, 160)).astype(np.float32) for i in range(40)
+        }
+        save_file(layers, paths[-1])
+    strati.compare(*paths[:2], layers="block:0")  # imports are no part of it
+    tracemalloc.start()
+    strati.compare(*paths, workers=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    one = 40 * 160 * 160 * 4
+    assert peak < 1.5 * one, f"{peak / one:.2f} networks"

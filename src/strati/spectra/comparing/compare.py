@@ -117,9 +117,7 @@ def compare(
         what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
         raise BadInputError("compare", what)
     if out is None and (engine != "local" or address is not None):
-        raise BadInputError(
-            "engine", "other machines need a folder to keep results in; give out= (--out DIR)"
-        )
+        raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     opened = _with_adapters([open_network(n) for n in networks])
     plain = sides_of(opened)
     matching = match([side.layers for side in plain], [side.labels for side in plain])
@@ -224,6 +222,7 @@ def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> C
         subspace_directions=step.directions,
         aligned=", ".join(how) or None,
         rounding=step.rounding,
+        interference=step.interference,
         mixture=step.mixture,
         warnings=(*flags, *step.warnings),
         update_eigenvalues=np.array(step.eigenvalues) if step.eigenvalues is not None else None,

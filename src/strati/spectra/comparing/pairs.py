@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,10 @@ from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Load, Outcome, Unit
 from strati.run.store import Finished, unit_key
 from strati.spectra.comparing.mixture import Mixture, mixture
-from strati.spectra.comparing.results import RoundingError
+from strati.spectra.comparing.results import Interference, RoundingError
 from strati.spectra.comparing.update import update_between
 from strati.spectra.comparing.update_rank import quantised_variance
-from strati.spectra.layerwise import LayerReader, weights_identity
-from strati.spectra.stored import matrices_of
+from strati.spectra.layerwise import weights_identity
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 1
+LAYOUT = 2
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
@@ -62,6 +61,7 @@ class PairUpdate:
     directions: int | None = None
     aligned: str | None = None
     rounding: RoundingError | None = None
+    interference: Interference | None = None
     mixture: Mixture | None = None
     warnings: tuple[Flag, ...] = ()
     eigenvalues: tuple[float, ...] | None = None
@@ -114,7 +114,7 @@ def updates(
 
 
 def _of_row(row: Row, *, seed: int, merge: bool) -> PairUpdate:
-    versions = [list(matrices_of(layer)) for layer in row.versions]
+    versions = [list(layer.matrices()) for layer in row.versions]
     return pair_update(versions, _facts(row, seed, merge))
 
 
@@ -126,7 +126,7 @@ def _stored(rows: Sequence[Row], seed: int, merge: bool, folder: Path, run: Run)
         weights = [weights_identity(layer, files) for layer in row.versions]
         views = [layer.view for layer in row.versions]
         key = unit_key({"facts": facts, "weights": weights, "views": views, "layout": LAYOUT})
-        readers = {str(n): LayerReader(layer) for n, layer in enumerate(row.versions)}
+        readers = {str(n): WholeReader(layer) for n, layer in enumerate(row.versions)}
         units.append(Unit(key, row.name, "", facts, readers))
     with (
         shared_folder(folder) as alone,
@@ -149,6 +149,30 @@ def _stored(rows: Sequence[Row], seed: int, merge: bool, folder: Path, run: Run)
         return found
 
 
+@dataclass(frozen=True)
+class WholeReader:
+    """Reads the matrices of a layer wherever it is called, of an adapter the whole update; values in memory travel."""
+
+    layer: Layer = field(repr=False)
+
+    def __call__(self) -> list[Matrix]:
+        """The matrices: views of the file where it stores them plainly."""
+        return list(self.layer.matrices())
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.layer.network.in_memory:
+            return _Given, ([np.ascontiguousarray(matrix) for matrix in self()],)
+        return WholeReader, (self.layer,)
+
+
+@dataclass(frozen=True)
+class _Given:
+    matrices: list[Matrix]
+
+    def __call__(self) -> list[Matrix]:
+        return self.matrices
+
+
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
     with threadpool_limits(limits=1):
         versions = [load(str(n)) for n in range(len(unit.files))]
@@ -161,14 +185,19 @@ def _keep(outcome: Outcome) -> Finished:
 
 def _from_record(record: dict[str, Any]) -> PairUpdate:
     fields = dict(record)
-    rounding, mixed = fields.pop("rounding"), fields.pop("mixture")
+    rounding, mixed, between = (fields.pop(name) for name in ("rounding", "mixture", "interference"))
     fields["warnings"] = tuple(Flag(**flag) for flag in fields["warnings"])
     if fields["eigenvalues"] is not None:
         fields["eigenvalues"] = tuple(fields["eigenvalues"])
     parts = None
     if mixed is not None:
         parts = Mixture(tuple(mixed["weights"]), tuple(mixed["stderr"]), mixed["residual"])
-    return PairUpdate(**fields, rounding=RoundingError(**rounding) if rounding else None, mixture=parts)
+    return PairUpdate(
+        **fields,
+        rounding=RoundingError(**rounding) if rounding else None,
+        interference=Interference(**between) if between else None,
+        mixture=parts,
+    )
 
 
 def _facts(row: Row, seed: int, merge: bool) -> dict[str, Any]:
@@ -181,6 +210,7 @@ def _facts(row: Row, seed: int, merge: bool) -> dict[str, Any]:
         "seed": seed,
         "merge": merge,
         "errors": [rounding_error(layer) for layer in row.versions],
+        "ranks": [None if x.adapter is None else x.adapter.rank for x in row.versions],
         "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
     }
 
@@ -229,6 +259,7 @@ def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
         directions=update.directions,
         aligned=aligned.how,
         rounding=rounding,
+        interference=_interference(aligned, facts["ranks"]),
         mixture=mixed,
         warnings=tuple(flags),
         eigenvalues=tuple(update.eigenvalues.tolist()),
@@ -253,6 +284,19 @@ def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
     step = aligned.second.astype(np.float64) - aligned.first.astype(np.float64)
     error, predicted = float(np.sqrt(np.square(step).mean())), float(np.sqrt(variance))
     return RoundingError(error, predicted, error / predicted)
+
+
+def _interference(aligned: Aligned, ranks: Sequence[int | None]) -> Interference | None:
+    """Whether two adapters write the same directions; ``None`` where one is no adapter, or was never trained."""
+    first, last = ranks[0], ranks[-1]
+    a, b = aligned.first.astype(np.float64), aligned.second.astype(np.float64)
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    if first is None or last is None or size == 0:
+        return None
+    left = [np.linalg.svd(m, full_matrices=False)[0][:, :r] for m, r in ((a, first), (b, last))]
+    fewer = min(first, last)
+    overlap = float(np.square(left[0].T @ left[1]).sum()) / fewer
+    return Interference(float((a * b).sum()) / size, min(overlap, 1.0), max(first, last) / a.shape[0])
 
 
 def _rounded_worse(rounding: RoundingError | None) -> list[Flag]:
