@@ -51,7 +51,7 @@ def plan_summary(plan: Plan) -> RenderableType:
         )
     else:
         lines.append(
-            Text("adding up was not checked: the network or its data are not at hand (give --model)")
+            Text("adding up was not checked: the network or its data are not at hand (give the model)")
         )
     if plan.quantity != "measured":
         lines.append(Text(plan.quantity))
