@@ -116,7 +116,7 @@ def arrange(given: Similarity, prior: Coefficients, rng: np.random.Generator) ->
             best = trial if trial.fit > best.fit else best
         if best.fit <= before or given.count > _FEW:
             break
-    for _ in range(16 if given.count <= _FEW else 2):
+    for _ in range(60 if given.count <= 8 else 16 if given.count <= _FEW else 2):
         trial = settle(_kicked(best.places, given.count, rng), 2)
         best = trial if trial.fit > best.fit else best
     return sorted(ended.values(), key=lambda one: -one.fit)

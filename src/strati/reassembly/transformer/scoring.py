@@ -68,7 +68,11 @@ def score(
 def _right(
     found: Sequence[Mapping[str, int]], truth: Sequence[Mapping[str, int]], same: Mapping[int, int]
 ) -> tuple[int, int]:
-    pairs = [(same[mine[role]], same[theirs[role]]) for mine, theirs in zip(found, truth, strict=True) for role in theirs]
+    pairs = [
+        (same[mine[role]], same[theirs[role]])
+        for mine, theirs in zip(found, truth, strict=True)
+        for role in theirs
+    ]
     return sum(a == b for a, b in pairs), len(pairs)
 
 
