@@ -31,6 +31,10 @@ _CORRELATED = (
 _FITS = 0.01  # least probability of the best form's misfit
 _SPAN = 6.0  # least number of e-foldings that the fitted temperatures cover
 _FEWEST = 4
+_MANY, _FEW_FLOOR = (
+    8,
+    0.01,
+)  # fewer temperatures do not tell the laws apart: no better than this share of the limit
 _PER_CUT = 0.3  # logarithm of weight that each temperature left out costs
 _BLOWN = 3.0  # times the usual error: from there on the chains no longer agree where they are
 _WIDEN = 1.25  # calibrated by tools/calibrate_llc_limit.py on the cases that were not held out
@@ -93,6 +97,8 @@ def extrapolate(
             "the values over the ladder follow no known law: the regime of the limit is not reached"
         )
     limit = _average(fits)
+    if len(t) < _MANY:
+        limit = limit._replace(stderr=max(limit.stderr, _FEW_FLOOR * limit.value))
     if abs(limit.value - float(y[-1])) > _FARTHEST * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
         return NoLimit("the values over the ladder do not settle: the limit is far from the coldest of them")
     return limit

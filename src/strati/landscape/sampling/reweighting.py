@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from strati.landscape.sampling.traces import Traces
 
 _STANDARD_ERRORS = 4.0  # it is looked at after every temperature
-_SPREAD_RHAT = 1.1
+_SPREAD_RHAT = 1.03  # as for controls: where the distance is slower than that, so is the bias of the loss
 _SHARE = 0.01  # of the value: smaller differences do not matter
 
 

@@ -28,6 +28,7 @@ _DESCENTS = 40
 _VALLEYS = (0.05, 0.2, 0.5)  # distances along flat directions, in sizes of the parameters
 _NEARBY = 0.01  # the same, at which the Jacobian's rank is that of almost every point
 _TRIALS = 3
+_REACHES = (1e-3, 1e-3 / 64)  # distances at which kinks are looked for, in sizes of the parameters
 _SMALL = 60  # parameters up to which a Hessian per step is cheap
 
 
@@ -223,28 +224,27 @@ class _Look:
         where three derivatives exist; a kink makes the first of order one or ``h``, and ``|w|^3`` the second ``h^2``.
         """
         generator = torch.Generator().manual_seed(derive(0, "kinks", len(self.theta)))
-        precision = torch.finfo(self.theta.dtype).eps
         for _ in range(_TRIALS):
-            line = (
-                torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(self.theta)
-                * self.size
-            )
-            here = self.slope(self.theta)
-            bends, slants, noises = [], [], []
-            for reach in (1e-3, 1e-3 / 8, 1e-3 / 64):
-                ahead, back = self.slope(self.theta + reach * line), self.slope(self.theta - reach * line)
-                size = float(ahead.norm() + back.norm() + here.norm()) + float(self.theta.norm())
-                noises.append(1e3 * precision * size)
-                bends.append(float((ahead - 2 * here + back).norm()))
-                slants.append(((ahead - back) / reach, noises[-1] / reach))
-            # Each factor 8 in the reach takes 64 off a smooth bend; 8 or less off a kink's.
-            if bends[2] > 10 * noises[2] and bends[2] > bends[1] / 24:
-                return False
-            first = float((slants[0][0] - slants[1][0]).norm())
-            second = float((slants[1][0] - slants[2][0]).norm())
-            if second > 10 * slants[2][1] and second > first / 24:
+            line = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(self.theta)
+            # A kink at the point shows at every distance, one beside it only at some.
+            if all(self._kinked(line * self.size, reach) for reach in _REACHES):
                 return False
         return True
+
+    def _kinked(self, line: Tensor, farthest: float) -> bool:
+        here = self.slope(self.theta)
+        bends, slants, noises = [], [], []
+        for reach in (farthest, farthest / 8, farthest / 64):
+            ahead, back = self.slope(self.theta + reach * line), self.slope(self.theta - reach * line)
+            size = float(ahead.norm() + back.norm() + here.norm()) + float(self.theta.norm())
+            noises.append(1e3 * torch.finfo(self.theta.dtype).eps * size)
+            bends.append(float((ahead - 2 * here + back).norm()))
+            slants.append((ahead - back) / reach)
+        # Each factor 8 in the reach takes 64 off a smooth bend; 8 or less off a kink's.
+        if bends[2] > 10 * noises[2] and bends[2] > bends[1] / 24:
+            return True
+        first, second = (float((slants[k] - slants[k + 1]).norm()) for k in (0, 1))
+        return second > 10 * noises[2] / (farthest / 64) and second > first / 24
 
     def descend(self, start: Tensor, known: float = math.inf) -> _Reached:
         """Newton's way to the minimum, damped; it never goes up."""
