@@ -39,6 +39,11 @@ def raise_once() -> None:
         signal.signal(signal.SIGINT, _raise)
 
 
+def pressed() -> bool:
+    """Whether Ctrl-C came while a verb ran: an import that swallowed it leaves half a module and fails elsewhere."""
+    return signal.getsignal(signal.SIGINT) is _leave
+
+
 def ignore() -> None:
     """From now on Ctrl-C does nothing: the process is about to end anyway."""
     if signal.getsignal(signal.SIGINT) in (_leave, _raise):

@@ -133,6 +133,8 @@ def _run(words: list[str], debug: bool) -> int:
         _say(f"strati: {error.what}; {error.why}")
         return 130
     except StratiError as error:
+        if interrupts.pressed():
+            return _stopped()
         if debug:
             raise
         _say(f"strati: error: {error.what}: {error.why}")
@@ -148,6 +150,8 @@ def _run(words: list[str], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if interrupts.pressed():
+            return _stopped()
         if debug:
             raise
         if (
@@ -157,7 +161,9 @@ def _run(words: list[str], debug: bool) -> int:
             _say(f"strati: error: {where}: {error.strerror}; check the path and the free space")
             return 2
         kind = type(error).__name__
-        _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a bug in strati; --debug shows the traceback)")
+        _say(
+            f"strati: fault: {kind}: {printable(str(error), 300)} (a bug in strati; --debug shows the traceback)"
+        )
         return 1
     return 0
 
