@@ -7,7 +7,7 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles screenshots clean
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest screenshots clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/strati demo --out out/demo
@@ -19,6 +19,7 @@ check: $(VENV)/test.stamp docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/fill_docs.py --check
 
 docs: $(VENV)/test.stamp
 	$(BIN)/python -m mkdocs build --strict --quiet
@@ -46,6 +47,18 @@ oracles: .venv-oracles/ready.stamp
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip -q install $(TORCH)
 	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==1.3.2
+	touch $@
+
+# The oldest versions that pyproject.toml allows (torch apart, which is pinned everywhere): the tests that need no browser.
+oldest: .venv-oldest/ready.stamp
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' -W default \
+	  tests/network tests/spectra tests/run tests/cli tests/test_foundation.py tests/test_tables.py
+
+.venv-oldest/ready.stamp: pyproject.toml tools/oldest.py
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip -q install $(TORCH)
+	.venv-oldest/bin/python tools/oldest.py > .venv-oldest/oldest.txt
+	.venv-oldest/bin/python -m pip -q install -c .venv-oldest/oldest.txt -e '.[dev]'
 	touch $@
 
 $(VENV)/bin/python:

@@ -11,13 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
-from strati.intervene.measuring.functional import ChainProbe
-from strati.intervene.measuring.interventions import Change, changed, find_targets, values_of
-from strati.intervene.planning.networks import MLP, initialise
+from strati.intervene.measuring.changes import LayerEdits, make_change
+from strati.intervene.measuring.functional import ChainProbe, Tapes, measure_module
+from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
+from strati.intervene.planning.config import StudyConfig
+from strati.intervene.planning.networks import MLP, Transformer, initialise
+from strati.intervene.planning.settings import prune, quantise, truncate
 from strati.intervene.planning.spec import read_spec
 from strati.intervene.planning.tasks import Data, make_task
 from strati.intervene.planning.training import train
@@ -119,6 +123,105 @@ def evaluation(networks: int, images: int, batch: int) -> None:
     )
 
 
+def settings(images: int, batch: int, repeats: int) -> None:
+    """All settings of each layer against the bare products that remain: the layer's own and all after it."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((images, 784)).astype(np.float32)
+    data = Data("rows", 10, np.empty(0), None, x, rng.integers(0, 10, images))
+    task = make_task(data, "loss", batch)
+    model = MLP(WIDTHS).eval()
+    initialise(model, 0, 0)
+    targets = find_targets(model)
+    kinds = [
+        truncate(parameters=[0.2, 0.4, 0.6, 0.8]),
+        quantise(bits=[2, 3, 4, 6, 8]),
+        prune(share=[0.3, 0.5, 0.7]),
+    ]
+    plan = StudyConfig(interventions=kinds, spectral=False, activations=False)
+    changes = [changes_of(model, target, plan) for target in targets]
+    probe = ChainProbe(as_chain(model), task)
+    count = len(changes[0])
+
+    def shared() -> None:
+        for target, some in zip(targets, changes, strict=True):
+            probe.measure(target, some, activations=False)
+
+    stages = probe.chain.stages
+    kept = [list(probe.inputs(stage.name)) for stage in stages]  # the operands the products really have
+    outs = [torch.empty(count * batch, stage.outputs) for stage in stages]
+    wide = [[x.repeat(count, 1) for x in some[:1]] for some in kept]
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for number in range(images // batch):
+            for i, stage in enumerate(stages):
+                for k in range(count):  # the changed layer: one product for every setting
+                    x = kept[i][number]
+                    torch.addmm(stage.bias, x, stage.weight.T, out=outs[i][k * batch : (k + 1) * batch])
+                for _ in range(i):  # what follows an earlier layer: all settings in one product
+                    torch.addmm(stage.bias, wide[i][0], stage.weight.T, out=outs[i])
+
+    fast, least = medians(shared, bare, repeats=repeats)
+    print(f"{count} settings of each layer of 784-5x512-10 on {images} images:")
+    print(
+        f"  shared {fast:.2f} s, bare products {least:.2f} s, shared / bare = {fast / least:.2f} (target at most 1.25)"
+    )
+    language(count, kinds, repeats)
+
+
+def language(count: int, kinds: list[Any], repeats: int) -> None:
+    """The same for a language model of stories15M's shape; attention counts as a product."""
+    depth, width, heads, length, rows, words = 6, 288, 6, 64, 8, 4000
+    rng = np.random.default_rng(0)
+    data = Data("tokens", words, np.empty(0), None, rng.integers(0, words, (rows, length)), None)
+    task = make_task(data, "loss", rows)
+    model = Transformer(words, width, depth, heads, length).eval()
+    plan = StudyConfig(interventions=kinds, spectral=False, activations=False)
+    targets = [t for t in find_targets(model, ("blocks.*",)) if t.name.endswith(("q_proj", "up_proj"))]
+    changes = [changes_of(model, target, plan) for target in targets]
+
+    def shared() -> None:
+        tapes = Tapes()
+        for target, some in zip(targets, changes, strict=True):
+            measure_module(model, task, target, some, activations=False, tapes=tapes)
+
+    n = rows * length
+    x, wide = torch.randn(n, width), torch.randn(n, 4 * width)
+    q = torch.randn(rows, heads, length, width // heads)
+    scaled = torch.nn.functional.scaled_dot_product_attention
+
+    @torch.inference_mode()
+    def bare() -> None:
+        for target in targets:
+            first = int(target.name.split(".")[1])
+            for _ in range(count):
+                for i in range(first, depth):
+                    block = model.blocks[i]
+                    if i > first or "q_proj" in target.name:
+                        skipped = (block.k_proj, block.v_proj) if i == first else ()
+                        for layer in (block.q_proj, block.k_proj, block.v_proj, block.o_proj):
+                            if layer not in skipped:
+                                torch.nn.functional.linear(x, layer.weight, layer.bias)
+                        scaled(q, q, q, is_causal=True)
+                    torch.nn.functional.linear(x, block.up_proj.weight, block.up_proj.bias)
+                    torch.nn.functional.linear(wide, block.down_proj.weight, block.down_proj.bias)
+                torch.nn.functional.linear(x, model.head.weight)
+
+    fast, least = medians(shared, bare, repeats=repeats)
+    print(f"{count} settings of {len(targets)} layers of a decoder, {depth} blocks of {width}, {n} tokens:")
+    print(
+        f"  shared {fast:.2f} s, bare products {least:.2f} s, shared / bare = {fast / least:.2f} (target at most 1.25)",
+        flush=True,
+    )
+
+
+def changes_of(model: torch.nn.Module, target: Target, plan: StudyConfig) -> list[Change]:
+    layer = LayerEdits(target, values_of(model, target))
+    known = {one.name: one for one in plan.interventions}
+    points = plan.points(target, False)[1:]
+    return [make_change(layer, known[p.intervention], p, np.random.default_rng(0), {}) for p in points]
+
+
 def training(networks: int, images: int, batch: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((images, 784)).astype(np.float32), rng.integers(0, 10, images)
@@ -180,6 +283,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     evaluation(2 if quick else 10, 2000 if quick else 10_000, 1000)
+    settings(2000 if quick else 10_000, 1000, 3)
     for batch in (32, 128):
         training(4 if quick else 10, 1280 if quick else 2560, batch, 2)
 

@@ -30,6 +30,8 @@ RANKS = {
     "landscape": 4,
     "reassembly": 4,
     "intervene": 5,
+    "tracking": 6,
+    "integrations": 7,
     "report": 6,
     "papers": 7,
     "cli": 8,

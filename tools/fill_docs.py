@@ -9,8 +9,9 @@ A block is filled from the command named in the comment before it:
 
     .venv/bin/python tools/fill_docs.py [--check] [FILE...]
 
-``--check`` changes nothing and fails where a block is not what its command prints. A command whose output depends on
-the machine or takes minutes is marked ``output-once:`` and only filled while its block is empty.
+``--check`` changes nothing and fails where a block is not what its command prints. A command that prints times, takes
+minutes or needs large files is marked ``output-once:``: it is filled only while its block is empty, and ``--check``
+only looks whether something stands there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+TOO_LONG = 600
 BLOCK = re.compile(r"<!-- (output|output-once): (?P<command>.+?) -->\n```text\n(?P<body>.*?)```\n", re.DOTALL)
 
 
@@ -30,8 +32,10 @@ def filled(text: str, *, once: bool) -> str:
 
     def fill(found: re.Match[str]) -> str:
         fixed = found.group(1) == "output-once"
-        if fixed and (not once or found["body"].strip()):
+        if fixed and found["body"].strip():
             return found.group(0)
+        if fixed and not once:
+            raise SystemExit(f"the block of `{found['command']}` is empty; run tools/fill_docs.py")
         return found.group(0)[: found.start("body") - found.start()] + run(found["command"]) + "```\n"
 
     return BLOCK.sub(fill, text)
@@ -45,8 +49,9 @@ def run(command: str) -> str:
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=os.environ | place, capture_output=True, text=True, check=False
-    )
+        ["bash", "-c", command], cwd=ROOT, env=os.environ | place, capture_output=True, text=True, check=False,
+        timeout=TOO_LONG,
+    )  # fmt: skip
     if done.returncode not in (0, 2):
         raise SystemExit(f"{command}: exit code {done.returncode}: {done.stderr[-500:]}")
     shown = done.stdout if done.returncode == 0 else done.stdout + done.stderr

@@ -32,6 +32,9 @@ _HOME = {
     "compare": "strati.spectra.comparing.compare",
     "Comparison": "strati.spectra.comparing.results",
     "CompareConfig": "strati.spectra.comparing.compare",
+    "check": "strati.spectra.comparing.check",
+    "Check": "strati.spectra.comparing.check",
+    "CheckConfig": "strati.spectra.comparing.check",
     # interventions (torch)
     "study": "strati.intervene.study",
     "Study": "strati.intervene.study",
@@ -40,7 +43,6 @@ _HOME = {
     "audit": "strati.intervene.judging.audit",
     "Audit": "strati.intervene.judging.audit",
     "AuditConfig": "strati.intervene.judging.audit",
-    # the loss landscape (torch)
     # interventions as settings, and networks changed in memory (torch)
     "truncate": "strati.intervene.planning.settings",
     "signal_only": "strati.intervene.planning.settings",
@@ -93,6 +95,11 @@ _HOME = {
     "Modules": "strati.landscape.interactions.modules",
     "sparsify": "strati.landscape.interactions.sparsify",
     "Sparsified": "strati.landscape.interactions.sparsify",
+    # a run over time
+    "track": "strati.tracking.track",
+    "Track": "strati.tracking.track",
+    "TrackConfig": "strati.tracking.config",
+    "Tracker": "strati.tracking.tracker",
     # reassembly
     "reassemble": "strati.reassembly.reassemble",
     "Reassembly": "strati.reassembly.result",
@@ -218,6 +225,9 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.reassembly.reassemble import reassemble as reassemble
     from strati.reassembly.result import Reassembly as Reassembly
     from strati.report.page import write_report as write_report
+    from strati.spectra.comparing.check import Check as Check
+    from strati.spectra.comparing.check import CheckConfig as CheckConfig
+    from strati.spectra.comparing.check import check as check
     from strati.spectra.comparing.compare import CompareConfig as CompareConfig
     from strati.spectra.comparing.compare import compare as compare
     from strati.spectra.comparing.results import Comparison as Comparison
@@ -226,3 +236,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum
     from strati.spectra.spectrum import spectrum as spectrum
+    from strati.tracking.config import TrackConfig as TrackConfig
+    from strati.tracking.track import Track as Track
+    from strati.tracking.track import track as track
+    from strati.tracking.tracker import Tracker as Tracker

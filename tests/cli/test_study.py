@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from strati import embedded
+
 SPEC = """
 name = "cli"
 [network]
@@ -149,6 +151,67 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     assert alive == []
 
 
+def test_ctrl_c_inside_code_from_a_string_is_130_too(tmp_path: Path) -> None:
+    """Python itself would die of SIGINT at its end, though the exception was caught."""
+    (tmp_path / "probe.py").write_text(
+        "import sys\n"
+        "from strati.cli import interrupts\n"
+        "interrupts.leave_at_once()\n"
+        "interrupts.raise_once()\n"
+        "try:\n"
+        "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('caught')\n"
+        "if sys.argv[1] == 'explained':\n"
+        "    interrupts.leave()\n"
+        "sys.exit(130)\n"
+    )
+    for how, code in (("explained", 130), ("as Python does", -signal.SIGINT)):
+        done = subprocess.run(
+            [sys.executable, "-m", "probe", how],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert (done.returncode, done.stdout) == (code, "caught\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "moment"), [("study", 0.12), ("study", 0.4), ("study", 0.7), ("scan", 0.2), ("scan", 1.0)]
+)
+def test_ctrl_c_at_any_moment_is_130_and_one_line(
+    spec: Path, tmp_path: Path, verb: str, moment: float
+) -> None:
+    """From the first imports on (an interpreter needs about 0.05 s of processor time to begin with them)."""
+    words = {
+        "study": command("study", spec, "--out", tmp_path / "out", "--workers", "2", "--quiet"),
+        "scan": command("scan", embedded.path("digits-mlp.safetensors"), "--bootstrap", "100000", "--quiet"),
+    }[verb]
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    watched = psutil.Process(process.pid)
+    with suppress(psutil.NoSuchProcess):
+        while process.poll() is None and sum(watched.cpu_times()[:2]) < moment:
+            time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        _, told = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:  # it did not heed: the test fails, and leaves nothing behind
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, told
+    assert told.startswith("strati: stopped") and told.count("\n") == 1, told
+
+
 def test_bad_specs_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
     cases = {
         "[train]\nepoks = 3\n[data]\nname = 'digits'": "unknown key 'epoks' in [train]; did you mean 'epochs'?",
@@ -175,7 +238,7 @@ def test_bad_calls_are_one_line(spec: Path, tmp_path: Path) -> None:
         ((spec, "--out", tmp_path / "empty"), "an empty file, not a store"),
         ((spec, "--out", tmp_path / "o", "--export", "rows.txt"), ".csv or .parquet"),
         ((spec, "--out", tmp_path / "o", "--init", "guess"), "no such distribution"),
-        ((spec, "--out", tmp_path / "o", "--address", "h:1"), "add --engine ray"),
+        ((spec, "--out", tmp_path / "o", "--address", "h:1"), "choose the engine ray"),
     ):
         done = run("study", *words, expect=2)
         assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -313,7 +313,7 @@ def test_other_forms(measured: Study, tmp_path: Path) -> None:
     plan.export(tmp_path / "types.sh", format="llama.cpp")
     script = (tmp_path / "types.sh").read_text()
     assert script.count("--tensor-type") == 4 and "measured cost" in script
-    with pytest.raises(BadInputError, match="plan with --action adapt"):
+    with pytest.raises(BadInputError, match="make a plan of the action adapt"):
         plan.export(tmp_path / "x.json", format="peft")
     with pytest.raises(BadInputError, match="no such form"):
         plan.export(tmp_path / "x.json", format="xml")  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def test_flat_view_equals_the_module_and_leaves_it_alone(net):
 def test_layers_restrict_what_varies(net):
     flat = FlatModel(net, layers=["2"])
     assert flat.names == ("2.weight", "2.bias") and flat.size == 10
-    with pytest.raises(BadInputError, match="no such layer"):
+    with pytest.raises(BadInputError, match="matches no layer"):
         FlatModel(net, layers=["3"])
 
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import shlex
+import sys
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option
-from strati.run.progress import progress
+from strati.cli.common import (
+    Output,
+    device_option,
+    emit,
+    layers_option,
+    output_options,
+    seed_option,
+    workers_option,
+)
+from strati.errors import StoppedError
+from strati.options import default
+from strati.run.progress import Sizes, progress
+from strati.spectra.scan import ScanConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from strati.network.layers import Layer
 
 
 @click.command("scan")
@@ -15,33 +33,44 @@ from strati.run.progress import progress
 @click.option(
     "--level",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.01,
+    default=default(ScanConfig, "level"),
     show_default=True,
-    help="Chance that the largest eigenvalue of pure noise passes for a spike (Tracy-Widom).",
+    help="Chance that the largest eigenvalue of pure noise counts as a spike (Tracy-Widom).",
 )
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
-    default=0,
+    default=default(ScanConfig, "bootstrap"),
     metavar="N",
     help="Goodness-of-fit p-value of each tail from N samples, and rival laws.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Put all eigenvalues into the JSON.")
-@click.option("--split-qkv", is_flag=True, help="Fused query-key-value matrices as three layers.")
+@click.option("--split-qkv", is_flag=True, help="Treat fused query-key-value matrices as three layers.")
 @click.option(
     "--conv",
     type=click.Choice(["pool", "flatten"]),
-    default="pool",
+    default=default(ScanConfig, "conv"),
     show_default=True,
-    help="Kernels as their slices, eigenvalues pooled, or as one flattened matrix.",
+    help="Convolutions: pool the k x k slices, or flatten to one matrix.",
+)
+@layers_option
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Keep each finished layer here. Interrupted? Run the same command again to resume.",
 )
 @click.option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Layers worked on at once; 0 for one per processor. The numbers do not depend on it.",
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="With --out: work in processes on this machine, or on a Ray cluster.",
+)
+@click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster.")
+@workers_option
+@device_option
+@click.option(
+    "--estimate", is_flag=True, help="Show what the scan would cost (time, memory), and do nothing else."
 )
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
 @seed_option
@@ -53,7 +82,13 @@ def command(
     eigenvalues: bool,
     split_qkv: bool,
     conv: Literal["pool", "flatten"],
-    jobs: int,
+    layers: tuple[str, ...],
+    out: str | None,
+    engine: str,
+    address: str | None,
+    workers: int,
+    device: str | None,
+    estimate: bool,
     export: str | None,
     seed: int,
     output: Output,
@@ -68,10 +103,13 @@ def command(
       strati scan model.safetensors
       strati scan model.safetensors --json scan.json --html scan.html
       strati scan gpt2/ --split-qkv --bootstrap 100 --export layers.csv
+      strati scan llama-7b/ --estimate
+      strati scan llama-7b/ --out scan-7b --workers 8
     """
     from strati.network.open import open as open_network
+    from strati.network.select import select
     from strati.run.files import check_table, export_table
-    from strati.spectra.scan import ScanConfig, scan
+    from strati.spectra.scan import scan
 
     if export is not None:
         check_table(export)
@@ -82,12 +120,35 @@ def command(
         bootstrap=bootstrap,
         eigenvalues=eigenvalues or output.html is not None,
         seed=seed,
-        jobs=jobs,
+        workers=workers,
+        device=device,
     )
     network = open_network(model)
-    total = len(network.layers(split_qkv=split_qkv, conv=conv))
-    with progress("scan", total, quiet=output.quiet) as tick:
-        result = scan(network, config, tick=tick)
+    wanted = select(network.layers(split_qkv=split_qkv, conv=conv), layers)
+    if estimate:
+        from strati.spectra.estimate import estimate_scan
+
+        emit(estimate_scan(model, wanted, workers=workers, resumable=out is not None), output)
+        return
+    resume = f"strati {shlex.join(sys.argv[1:])}"
+    try:
+        with progress("scan", len(wanted), quiet=output.quiet, sizes=_sizes(wanted), resume=resume) as tick:
+            result = scan(
+                network, config=config, layers=layers, out=out, engine=engine, address=address, tick=tick
+            )
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        raise StoppedError("stopped before the first layer was done", f"resume with {resume}") from None
     if export is not None:
         export_table(result.table, export)
     emit(result, output)
+
+
+def _sizes(layers: Sequence[Layer]) -> Sizes:
+    from strati.spectra.estimate import stored_bytes, work
+
+    return Sizes(
+        work={layer.name: sum(work(layer)) for layer in layers},
+        bytes={layer.name: stored_bytes(layer) for layer in layers},
+    )

@@ -225,7 +225,7 @@ def _measure(
     else:
         shops = open_workshops(study, model=module) if study is not None else []
         if not shops:
-            return nothing | {"reason": "the study's data are not at hand; give --data"}, (None, None)
+            return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
     scale = Scale(str(about["name"]), bool(about["higher_is_better"]), found.performance)

@@ -176,7 +176,7 @@ def load_study(folder: str | Path) -> Study:
     """
     path = Path(folder) / STORE
     if not Path(folder).is_dir():
-        raise BadInputError(folder, "no such folder; give the --out folder of a study")
+        raise BadInputError(folder, "no such folder; give the folder of a study")
     with Store(path) as store:
         about = store.about()
         if about.get("format", 1) > specs.FORMAT:
@@ -209,6 +209,8 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         drive(store, job.body, trainings, _keep_networks(folder), run)
         layers = _unfinished(job, folder, store, run)
         drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
+        for subject in getattr(job.body, "subjects", {}).values():
+            subject.forget()
         place = None if out is None else str(folder / STORE)
         origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
         counts = job.about["performance"], _rows(store), job.about["units"]

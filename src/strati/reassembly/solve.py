@@ -343,13 +343,13 @@ def _check_fit(pieces: PieceSet, x: Floats, y: Floats) -> None:
     if x.shape[1] != pieces.width:
         raise BadInputError(
             "data",
-            f"has {x.shape[1]} input columns, the network takes {pieces.width}; name the right ones with --inputs",
+            f"has {x.shape[1]} input columns, the network takes {pieces.width}; name the right ones in `inputs`",
         )
     if y.shape[1] != len(pieces.last.weight):
         raise BadInputError(
             "data",
             f"has {y.shape[1]} target column(s), the network's last layer {len(pieces.last.weight)}; "
-            "name them with --target",
+            "name them in `target`",
         )
 
 

@@ -64,7 +64,7 @@ class Run:
         if self.engine != "local":
             raise BadInputError(self.engine, "no such engine; there are local and ray")
         if self.address is not None:
-            raise BadInputError("address", "is the address of a Ray cluster; add --engine ray")
+            raise BadInputError("address", "is the address of a Ray cluster; choose the engine ray")
         if self.workers == 1:
             return run_here
         from strati.run.engine_processes import run_processes

@@ -19,8 +19,11 @@ from typing import Any
 from strati.errors import BadInputError, StratiError
 from strati.text import printable
 
-Load = Callable[[str], bytes]
-"""Gives the content of one of the unit's files, wherever the unit runs."""
+Reader = Callable[[], Any]
+"""Reads what a unit needs, where the run was started or on a machine that sees the same files; can be pickled."""
+
+Load = Callable[[str], Any]
+"""Gives the content of one of the unit's files (bytes), or what its reader reads, wherever the unit runs."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,14 @@ class Unit:
     """One unit of work.
 
     ``group``: units of one group share something worth keeping, so an engine gives them to one worker if it can.
-    ``files``: what it reads, name -> path on the machine that started the run.
+    ``files``: what it reads, name -> path on the machine that started the run, or a reader of a part of it.
     """
 
     key: str
     name: str
     group: str
     config: Mapping[str, Any]
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | Reader] = field(default_factory=dict)
 
 
 Body = Callable[[Unit, Load], Any]
@@ -113,12 +116,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read(path: str) -> bytes:
-    """A file's content.
+def read(path: str | Reader) -> Any:
+    """A file's content, or what a reader reads.
 
     Raises:
         BadInputError: It is gone or cannot be read.
     """
+    if callable(path):
+        return path()
     try:
         return Path(path).read_bytes()
     except OSError as error:

@@ -159,7 +159,7 @@ class _Crew:
 
 
 def _packed(body: Body) -> bytes:
-    """The body as bytes; functions defined in a call or a notebook need cloudpickle, which joblib brings."""
+    """The body as bytes; functions defined in a call or a notebook need cloudpickle."""
     try:
         return pickle.dumps(body)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -203,7 +203,7 @@ def _work(pipe: Connection, payload: bytes) -> None:
         pipe.send(attempt(body, unit, partial(_load, unit)))
 
 
-def _load(unit: Unit, name: str) -> bytes:
+def _load(unit: Unit, name: str) -> Any:
     return read(unit.files[name])
 
 

@@ -11,10 +11,11 @@ import socket
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from strati.errors import BadInputError, UnsupportedError, require
-from strati.run.engine import Body, Outcome, Unit, attempt, cores, read
+from strati.run.engine import Body, Outcome, Reader, Unit, attempt, cores, read
 
 
 def run_ray(
@@ -61,22 +62,27 @@ def run_ray(
                 unit = waiting.popleft()
                 names = list(unit.files)
                 files = [shared.put(unit.files[name]) for name in names]
-                running[run_one.remote(body_there, unit, names, *files)] = unit
+                # The files travel by themselves: a reader would look for them on a machine that has none.
+                running[run_one.remote(body_there, replace(unit, files={}), names, *files)] = unit
+                del files
             for reference in ray.wait(list(running), num_returns=1)[0]:
-                yield _outcome(ray, reference, running.pop(reference), tries)
+                unit = running.pop(reference)
+                yield replace(_outcome(ray, reference, unit, tries), unit=unit)
     finally:
         if mine:
             ray.shutdown()
 
 
 class _Shared:
-    """Files put into the cluster's memory once, however many units read them."""
+    """Files put into the cluster's memory once, however many units read them; what a reader reads, for its unit."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._there: dict[str, Any] = {}
 
-    def put(self, path: str) -> Any:
+    def put(self, path: str | Reader) -> Any:
+        if callable(path):
+            return self._ray.put(path())
         if path not in self._there:
             self._there[path] = self._ray.put(read(path))
         return self._there[path]
@@ -95,7 +101,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
             ray.init(**options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         why = f"no Ray cluster answers there ({str(error).splitlines()[0]}); start one with: ray start --head"
-        raise UnsupportedError(f"--address {address}", why) from None
+        raise UnsupportedError(f"address {address}", why) from None
 
 
 def _check_answers(address: str | None) -> None:
@@ -104,15 +110,15 @@ def _check_answers(address: str | None) -> None:
     if not host:
         return
     if not port.isdigit():
-        raise BadInputError(f"--address {address}", "not of the form HOST:PORT")
+        raise BadInputError(f"address {address}", "not of the form HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:
         why = f"no Ray cluster answers there ({error}); start one with: ray start --head"
-        raise UnsupportedError(f"--address {address}", why) from None
+        raise UnsupportedError(f"address {address}", why) from None
 
 
-def _run_one(body: Body, unit: Unit, names: list[str], *files: bytes) -> Outcome:
+def _run_one(body: Body, unit: Unit, names: list[str], *files: Any) -> Outcome:
     there = dict(zip(names, files, strict=True))
     return attempt(body, unit, there.__getitem__)
 

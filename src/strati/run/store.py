@@ -77,7 +77,7 @@ class Store:
         self.path = Path(path)
         if not os.path.lexists(self.path):
             if about is None:
-                raise BadInputError(self.path, "there is no store here; give the --out folder of a study")
+                raise BadInputError(self.path, "there is no store here; give the folder of a study")
             _create(self.path, about)
         _check_file(self.path)
         with _explained(self.path):
@@ -130,6 +130,18 @@ class Store:
         with _explained(self.path):
             return self._db.execute("SELECT 1 FROM units WHERE key = ?", (key,)).fetchone() is not None
 
+    def get(self, key: str) -> Finished | None:
+        """One finished unit, checked against its checksum; ``None`` if it is not there.
+
+        Raises:
+            BadInputError: Its row was damaged.
+        """
+        with _explained(self.path):
+            row = self._db.execute(
+                "SELECT key, name, status, reason, value, checksum FROM units WHERE key = ?", (key,)
+            ).fetchone()
+        return None if row is None else self._checked(row)
+
     def units(self) -> Iterator[Finished]:
         """All finished units in the order of their keys, each checked against its checksum.
 
@@ -140,11 +152,15 @@ class Store:
             found = self._db.execute(
                 "SELECT key, name, status, reason, value, checksum FROM units ORDER BY key"
             )
-            for *row, checksum in found:
-                if checksum != _checksum(*row):
-                    raise _damaged(self.path, f"the row of unit {row[1]!r} has a wrong checksum")
-                key, name, _, reason, value = row
-                yield Finished(key, name, json.loads(value), reason)
+            for row in found:
+                yield self._checked(row)
+
+    def _checked(self, row: tuple[Any, ...]) -> Finished:
+        *fields, checksum = row
+        if checksum != _checksum(*fields):
+            raise _damaged(self.path, f"the row of unit {fields[1]!r} has a wrong checksum")
+        key, name, _, reason, value = fields
+        return Finished(key, name, json.loads(value), reason)
 
     def close(self) -> None:
         """Close the file; the last one to close it folds the write-ahead log into it."""

@@ -1,27 +1,24 @@
 """The survey of a network: the spectrum of every weight matrix, layer by layer.
 
-Layers are independent, so several are worked on at once, each with one BLAS thread; the rows come in the
-network's order and with the same numbers whatever finished first. A matrix is read when its turn comes and
-dropped afterwards; those at hand at one time are together hardly larger than the largest.
+Layers are independent; how they are worked on, and kept where a run is to be resumable, is
+:mod:`strati.spectra.layerwise`. The rows come in the network's order and with the same numbers whatever finished first.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from threading import Condition
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from strati.errors import BadInputError
-from strati.options import nearest
-from strati.rng import derive
-from strati.spectra.spectrum import Spectrum, spectrum
-from strati.spectra.stored import matrices_of, stored_fields, stored_flags
+from strati.options import nearest, resolve
+from strati.run.driver import Run
+from strati.spectra import on_device
+from strati.spectra.layerwise import SpectrumOptions, at_once, spectra, stored_spectra
+from strati.spectra.spectrum import Spectrum
+from strati.spectra.stored import stored_fields, stored_flags
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
     from strati.network.contents import Skipped
     from strati.network.layers import Layer
-    from strati.network.open import Network
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,8 @@ class ScanConfig:
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         eigenvalues: Put the eigenvalues into the JSON form.
         seed: Seed of the bootstrap; every layer has a stream of its own.
-        jobs: Layers worked on at once; 0 for one per processor.
+        workers: Layers worked on at once; 0 for one per processor, as far as memory goes.
+        device: Solve on this torch device, in float64; by default with LAPACK.
     """
 
     split_qkv: bool = False
@@ -53,7 +50,8 @@ class ScanConfig:
     bootstrap: int = 0
     eigenvalues: bool = False
     seed: int = 0
-    jobs: int = 0
+    workers: int = 0
+    device: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense before any work is done."""
@@ -61,10 +59,14 @@ class ScanConfig:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.01 is usual")
         if self.conv not in ("pool", "flatten"):
             raise BadInputError("conv", "is 'pool' or 'flatten'")
-        if self.jobs < 0:
-            raise BadInputError("jobs", "must be 0 (one per processor) or more")
+        if self.workers < 0:
+            raise BadInputError("workers", "must be 0 (one per processor) or more")
         if self.bootstrap < 0:
             raise BadInputError("bootstrap", "must be 0 or more")
+
+    def spectrum(self) -> SpectrumOptions:
+        """What a layer's spectrum depends on."""
+        return SpectrumOptions(self.level, self.bootstrap, self.seed, self.device)
 
 
 @dataclass(frozen=True)
@@ -187,100 +189,73 @@ class Scan(Result):
 
 
 def scan(
-    net: Network | str | Path, config: ScanConfig | None = None, *, tick: Tick = silent, **options: Any
+    network: Any,
+    *,
+    config: ScanConfig | None = None,
+    layers: str | Iterable[str] | None = None,
+    out: str | Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> Scan:
     """The spectral survey of every weight matrix of a network.
 
     Args:
-        net: A network, or the path of one.
-        config: Options; or give them by name.
+        network: Whatever names a network: a path, a cache id, a :class:`Network`, a state dict, a module.
+        config: Options; keywords win over it.
+        layers: Only these layers, as ``--layers``: ``"fc*"``, ``"role:mlp.*"``, ``"block:3-7"``, ``"!head"``.
+        out: A folder that keeps every layer's spectrum as it is finished. Interrupted? The same call resumes; layers
+            that the folder has are never computed again, and several runs may share it.
+        engine: With ``out``, where the work is done: ``local`` (processes) or ``ray``.
+        address: With ``engine="ray"``, an existing cluster.
         tick: Called after each layer with its name.
-        **options: Fields of :class:`ScanConfig`.
+        **options: Fields of :class:`ScanConfig` (``jobs`` is ``workers``).
 
     Returns:
         One :class:`Spectrum` per layer, and what was skipped and why.
 
     Raises:
         StratiError: The file cannot be read, or an option makes no sense.
+        StoppedError: Ctrl-C with ``out``.
 
     Examples:
-        >>> import tempfile, numpy as np, strati
-        >>> file = Path(tempfile.mkdtemp()) / "small.npz"
+        >>> import numpy as np, strati
         >>> W = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32)
-        >>> np.savez(file, **{"fc.weight": W})
-        >>> s = strati.scan(file)
-        >>> s.table["phase"].tolist(), str(s["fc.weight"].phase)
+        >>> s = strati.scan({"fc.weight": W})
+        >>> s.table["phase"].tolist(), str(s["fc"].phase)
         (['random-like'], 'random-like')
     """
-    from strati.network.open import Network
     from strati.network.open import open as open_network
+    from strati.network.select import select
 
-    if config is not None and options:
-        raise BadInputError("scan", "give a config or options by name, not both")
-    chosen = config if config is not None else ScanConfig(**options)
-    network = net if isinstance(net, Network) else open_network(net)
-    layers = network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv)
-    found = _run(layers, chosen, tick)
+    if "jobs" in options:
+        options["workers"] = options.pop("jobs")
+    chosen = resolve(ScanConfig, config, options, of="scan")
+    if out is None and (engine != "local" or address is not None):
+        raise BadInputError(
+            "engine", "other machines need a folder to keep results in; give out="
+        )
+    if chosen.device is not None:
+        on_device.check(chosen.device)
+    opened = open_network(network)
+    wanted = select(opened.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), layers)
+    if out is None:
+        found: Iterable[Spectrum] = spectra(wanted, chosen.spectrum(), workers=chosen.workers, tick=tick)
+    else:
+        expect = getattr(tick, "expect", None)
+        run = Run(engine, at_once(wanted, chosen.workers), address, tick=tick)
+        run = (
+            run if expect is None else replace(run, expect=expect, resume=getattr(tick, "resume", run.resume))
+        )
+        found = stored_spectra(wanted, chosen.spectrum(), out=out, run=run)
     return Scan(
-        path=str(network.path),
-        format=network.format,
-        parameters=network.parameters,
-        tensors=len(network.tensors),
-        layers=tuple(Scanned(layer, item) for layer, item in zip(layers, found, strict=True)),
-        skipped=network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv),
-        warnings=network.warnings,
+        path=str(opened.path),
+        format=opened.format,
+        parameters=opened.parameters,
+        tensors=len(opened.tensors),
+        layers=tuple(Scanned(layer, item) for layer, item in zip(wanted, found, strict=True)),
+        skipped=opened.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv),
+        warnings=opened.warnings,
         config=chosen,
     )
-
-
-def _run(layers: tuple[Layer, ...], config: ScanConfig, tick: Tick) -> list[Spectrum]:
-    from threadpoolctl import threadpool_limits
-
-    room = _Room(max((_bytes(layer) for layer in layers), default=0))
-
-    def one(layer: Layer) -> Spectrum:
-        seed = derive(config.seed, "scan", layer.name) if config.bootstrap else 0
-        dtype = None if layer.quantised else layer.dtype  # a quantised layer comes as what it is decoded to
-        with room.for_bytes(_bytes(layer)):
-            source = partial(matrices_of, layer)
-            found = spectrum(source, dtype, level=config.level, bootstrap=config.bootstrap, seed=seed)
-        tick(layer.name)
-        return found
-
-    workers = min(config.jobs or os.cpu_count() or 1, len(layers))
-    # One BLAS thread per layer whatever the number of jobs: sums are then taken in the same order, and the
-    # numbers are the same to the last bit.
-    with threadpool_limits(limits=1, user_api="blas"):
-        if workers < 2:
-            return [one(layer) for layer in layers]
-        # Threads suffice: LAPACK releases the interpreter's lock, and nothing is copied between processes.
-        pool = ThreadPoolExecutor(workers)
-        try:
-            return list(pool.map(one, layers))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _bytes(layer: Layer) -> int:
-    return 8 * layer.shape[0] * layer.shape[1]
-
-
-class _Room:
-    """Lets layers in while their matrices together are hardly larger than the largest one alone."""
-
-    def __init__(self, largest: int) -> None:
-        self._limit = 1.35 * largest
-        self._taken = 0
-        self._changed = Condition()
-
-    @contextmanager
-    def for_bytes(self, size: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._limit)
-            self._taken += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= size
-                self._changed.notify_all()

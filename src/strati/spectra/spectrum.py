@@ -112,7 +112,13 @@ class Spectrum:
 
 
 def spectrum(
-    W: Matrices, dtype: Any = None, *, level: float = 0.01, bootstrap: int = 0, seed: int = 0
+    W: Matrices,
+    dtype: Any = None,
+    *,
+    level: float = 0.01,
+    bootstrap: int = 0,
+    seed: int = 0,
+    device: str | None = None,
 ) -> Spectrum:
     """The spectrum of a matrix and what it says.
 
@@ -123,6 +129,7 @@ def spectrum(
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         seed: Seed of the bootstrap.
+        device: Solve on this torch device (``"cuda"``), in float64; by default with LAPACK.
 
     Returns:
         The spectrum. Weights that are not finite, constant, or too few give ``None`` and a warning.
@@ -143,7 +150,7 @@ def spectrum(
         sizes.add(matrix)
         neighbours.add(matrix)
 
-    found = _eigenvalues(source(), dtype, look=look)
+    found = _eigenvalues(source(), dtype, look=look, device=device)
     if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
         return Spectrum(
             found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, flags.of_eigenvalues(found)

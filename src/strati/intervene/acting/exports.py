@@ -44,7 +44,9 @@ def peft(plan: Plan) -> dict[str, Any]:
     ``alpha`` is twice the rank, so that every module's update is scaled alike. A module of rank 0 is left out.
     """
     if plan.action not in ("adapt", "truncate"):
-        raise BadInputError("peft", f"has ranks, a plan of {plan.action} does not; plan with --action adapt")
+        raise BadInputError(
+            "peft", f"has ranks, a plan of {plan.action} does not; make a plan of the action adapt"
+        )
     ranks = {layer.name: _rank(layer) for layer in plan.layers}
     used = {name: rank for name, rank in ranks.items() if rank > 0}
     if not used:

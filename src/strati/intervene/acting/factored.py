@@ -98,7 +98,7 @@ def load_factored(path: str | Path, model: nn.Module | None = None) -> nn.Module
     try:
         modules = json.loads((folder / MAP).read_text("utf-8"))["modules"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise BadInputError(folder, f"has no readable {MAP}; was it written with --factored?") from None
+        raise BadInputError(folder, f"has no readable {MAP}; was it written factored?") from None
     tensors = _tensors(folder)
     made = _empty(folder, modules, tensors) if model is None else model
     if model is not None:

@@ -216,7 +216,9 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Works
     layers, others = study.origin.get("layers", {}), _others(spec)
     if network.path is not None:
         if not Path(network.path).exists():
-            raise BadInputError(network.path, "the study's network is no longer there; give it with --model")
+            raise BadInputError(
+                network.path, "the study's network is no longer there; give the model as well"
+            )
         model = open_checkpoint(network.path, network)
         first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
         known = first.get("weights")

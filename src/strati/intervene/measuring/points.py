@@ -110,6 +110,10 @@ class Subject:
         scores = scores_of(values)
         return Measured(scores.performance, {}, scores)
 
+    def forget(self) -> None:
+        """Let go of recorded activations: the study is over, the network may live on for plans."""
+        self.tapes, self._probe = Tapes(), None
+
     def run_once(self) -> None:
         """Run the network once: on one input of the task, or as the user's function does."""
         if self.task is not None:

@@ -83,14 +83,14 @@ def curvature_spectrum(objective: Objective) -> FloatArray | None:
     kind = "mse" if objective.name.squared else "kl"
     if flat.size <= DENSE_LIMIT:
         values = torch.linalg.eigvalsh(gauss_newton_matrix(flat, objective.x, kind=kind))
-        spectrum: FloatArray = np.maximum(values.double().numpy(), 0.0)
+        spectrum: FloatArray = np.maximum(values.double().cpu().numpy(), 0.0)
         return spectrum
     # Many parameters but few data: the same eigenvalues, but for zeros, from products between the data.
     if objective.target.numel() > DENSE_LIMIT or objective.target.numel() * flat.size > _NUMBERS:
         return None
     jacobian, samples = metric_jacobian(flat, flat.theta, objective.x, kind=kind)
     scale = 2.0 / objective.rows if kind == "mse" else 1.0 / samples
-    few = np.maximum(torch.linalg.eigvalsh(scale * (jacobian @ jacobian.T)).double().numpy(), 0.0)
+    few = np.maximum(torch.linalg.eigvalsh(scale * (jacobian @ jacobian.T)).double().cpu().numpy(), 0.0)
     return np.concatenate([np.zeros(max(0, flat.size - len(few))), few])
 
 

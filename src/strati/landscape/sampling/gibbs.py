@@ -33,6 +33,7 @@ _TOLERANCE = 1e-8  # of the spread of values on a line, for its third difference
 _ROUNDINGS = 1e3
 _MISFIT = 1e-2  # of one, in nbeta L: beyond, a conditional is not the quadratic it was taken for
 _PER_CUBE = 2e-10  # seconds per multiply-add of a factorisation
+_MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
 _NUMBERS = 4_000_000  # held at once
 
 
@@ -112,7 +113,7 @@ def sample_gibbs(
     """
     chains, settle, draws = _amount(config, sweep_cost(blocks, target.cost), len(nbetas))
     generator = torch.Generator().manual_seed(derive(config.seed, "gibbs"))
-    nbeta = torch.tensor(list(nbetas), dtype=target.theta.dtype)
+    nbeta = target.theta.new_tensor(list(nbetas))
     offset = _middle(target, nbeta, chains, generator)
     conditionals = [_Conditional(target, block) for block in blocks]
     excess, spread, controls, gradients = [], [], [], 0
@@ -130,13 +131,13 @@ def sample_gibbs(
         if i % 10 == 9:
             tick(f"sweep {i + 1}")
     return Traces(
-        nbeta=nbeta.numpy(),
+        nbeta=nbeta.cpu().numpy(),
         main=0,
         gamma=target.gamma,
         baseline=target.baseline,
-        excess=torch.stack(excess).permute(1, 2, 0).double().numpy(),
-        spread=torch.stack(spread).permute(1, 2, 0).double().numpy(),
-        controls=torch.stack(controls).permute(1, 2, 0, 3).double().numpy(),
+        excess=torch.stack(excess).permute(1, 2, 0).double().cpu().numpy(),
+        spread=torch.stack(spread).permute(1, 2, 0).double().cpu().numpy(),
+        controls=torch.stack(controls).permute(1, 2, 0, 3).double().cpu().numpy(),
         parameters=target.size,
         sampler=Sampler.GIBBS,
         acceptance=np.ones(len(nbetas)),
@@ -189,7 +190,7 @@ class _Probe:
         return bool(third <= _TOLERANCE * max(np.ptp(values), 1e-6 * np.abs(values).max(), 1e-280))
 
     def _normal(self, count: int) -> Tensor:
-        return self.size * torch.randn(count, generator=self.generator, dtype=self.theta.dtype)
+        return self.size * torch.randn(count, generator=self.generator, dtype=self.theta.dtype).to(self.theta)
 
 
 class _Conditional:
@@ -200,7 +201,7 @@ class _Conditional:
         width = block.stop - block.start
         # Slopes at the minimum's own block and one unit beside it in every direction: exact for a quadratic.
         here = target.theta[block]
-        self.points = torch.cat([here[None], here + torch.eye(width, dtype=here.dtype)])
+        self.points = torch.cat([here[None], here + torch.eye(width, dtype=here.dtype, device=here.device)])
         passes = replicas_per_pass(target.potential) // (width + 1)
         self.together = max(1, min(passes, _NUMBERS // ((width + 1) * target.size)))
 
@@ -228,12 +229,14 @@ class _Conditional:
         """The block drawn anew given the rest: offset, excess loss, slope; ``None`` where it is no Gaussian."""
         level, start, hessian = self.quadratic(offset)
         beta = nbeta[:, None, None, None]
-        precision = beta * hessian + self.target.gamma * torch.eye(start.shape[-1], dtype=offset.dtype)
+        precision = beta * hessian + self.target.gamma * torch.eye(
+            start.shape[-1], dtype=offset.dtype, device=offset.device
+        )
         factor, failed = torch.linalg.cholesky_ex(precision)
         if bool((failed != 0).any()) or not bool(torch.isfinite(precision).all()):
             return None
         mean = torch.cholesky_solve(-beta * start[..., None], factor)
-        noise = torch.randn(mean.shape, generator=generator, dtype=offset.dtype)
+        noise = torch.randn(mean.shape, generator=generator, dtype=offset.dtype).to(offset.device)
         drawn = (mean + torch.linalg.solve_triangular(factor.mT, noise, upper=True))[..., 0]
         new = offset.clone()
         new[..., self.block] = drawn
@@ -250,12 +253,14 @@ def _middle(target: LocalPosterior, nbeta: Tensor, chains: int, generator: torch
     At the minimum itself the conditionals would start at the far end of a valley, one layer large and the others
     nothing, and forget it slowly.
     """
-    noise = torch.randn(len(nbeta), chains, target.size, generator=generator, dtype=target.theta.dtype)
+    noise = torch.randn(len(nbeta), chains, target.size, generator=generator, dtype=nbeta.dtype).to(
+        nbeta.device
+    )
     spread = 1 / torch.sqrt(nbeta[:, None] * target.curvature + target.gamma)
     stiff = nbeta[:, None] * target.curvature > target.gamma
     low, high = (
-        torch.zeros(len(nbeta), chains),
-        torch.ones(len(nbeta), chains),
+        nbeta.new_zeros(len(nbeta), chains),
+        nbeta.new_ones(len(nbeta), chains),
     )  # share of the spread, in decades
     allowed = 0.5 * target.size
     for _ in range(12):
@@ -274,9 +279,14 @@ def _amount(config: LLCConfig, sweep: GradientCost, rungs: int) -> Amount:
         for c, s, d in ((64, 100, 100), (32, 80, 100), (16, 60, 80), (16, 30, 60), (8, 20, 60))
     ]
     own = [Amount(config.chains or a.chains, a.settle, config.draws or a.draws) for a in plans]
-    return next(
-        (a for a in own if a.seconds(sweep, rungs) <= BUDGET), own[-1]._replace(draws=config.draws or 30)
+    allowed = config.seconds or BUDGET
+    chosen = next(
+        (a for a in own if a.seconds(sweep, rungs) <= allowed), own[-1]._replace(draws=config.draws or 30)
     )
+    if config.seconds is None or config.draws is not None:
+        return chosen
+    spare = max(1.0, allowed / chosen.seconds(sweep, rungs))
+    return chosen._replace(draws=int(chosen.draws * min(spare, _MOST_DRAWS)))
 
 
 def affordable(config: LLCConfig, blocks: Sequence[slice], cost: GradientCost) -> bool:

@@ -32,10 +32,10 @@ _LOCAL_AIM = (
 )
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
 _LEAST_FACTOR = (
-    1.25  # between neighbouring temperatures: chains in several places would ask for no step at all
+    1.5  # between neighbouring temperatures, or chains in several places would ask for no step at all
 )
 _LOST = (
-    1.5  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
+    1.0  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
 )
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
 _LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange
@@ -116,6 +116,7 @@ class _Walk:
         self.hopeless = False  # whether trajectories are far too short for the valleys
         self.aim = _AIM if plan.exchange else _LOCAL_AIM
         self.generator = torch.Generator().manual_seed(derive(config.seed, "hmc"))
+        self.device = target.theta.device
         self.gradients = 0
 
     def wide(self, i: int) -> bool:
@@ -123,10 +124,10 @@ class _Walk:
         return i % 2 == 1 if self.plan.exchange else i % 8 == 7
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self.generator, dtype=self.target.theta.dtype)
+        return torch.randn(*shape, generator=self.generator, dtype=self.target.theta.dtype).to(self.device)
 
     def uniform(self, *shape: int) -> Tensor:
-        return torch.rand(*shape, generator=self.generator, dtype=self.target.theta.dtype)
+        return torch.rand(*shape, generator=self.generator, dtype=self.target.theta.dtype).to(self.device)
 
     def at(self, offset: Tensor) -> State:
         self.gradients += offset.shape[0] * offset.shape[1]
@@ -176,10 +177,10 @@ class _Walk:
         """Swap neighbouring temperatures (even pairs, then odd ones) where Metropolis allows it."""
         if len(nbeta) < first + 2:
             return state
-        low = torch.arange(first, len(nbeta) - 1, 2)
+        low = torch.arange(first, len(nbeta) - 1, 2, device=self.device)
         log_ratio = (nbeta[low] - nbeta[low + 1])[:, None] * (state.excess[low] - state.excess[low + 1])
         accept = (self.uniform(*log_ratio.shape).log() < log_ratio).long()
-        source = torch.arange(len(nbeta))[:, None].repeat(1, state.excess.shape[1])
+        source = torch.arange(len(nbeta), device=self.device)[:, None].repeat(1, state.excess.shape[1])
         source[low] += accept
         source[low + 1] -= accept
         wide = source[..., None].expand_as(state.offset)
@@ -199,14 +200,12 @@ class _Walk:
             recent: Their recent losses, ``(rounds, C)``.
         """
         means = recent.mean(0)
-        low, centre, high = torch.quantile(
-            recent.reshape(-1), torch.tensor([0.16, 0.5, 0.84], dtype=recent.dtype)
-        )
+        low, centre, high = torch.quantile(recent.reshape(-1), recent.new_tensor([0.16, 0.5, 0.84]))
         behind = ~(means <= centre + _LEFT_BEHIND * (high - low) / 2)
         good = torch.nonzero(~behind).reshape(-1)
         if len(good) in (0, self.chains):
             return state
-        index = torch.arange(self.chains)
+        index = torch.arange(self.chains, device=self.device)
         picks = (self.uniform(int(behind.sum())) * len(good)).long().clamp(max=len(good) - 1)
         index[behind] = good[picks]
         return State(*(part[:, index] for part in state))
@@ -265,7 +264,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     coldest = _coldest(target, config, nbeta) if walk.plan.ladder else nbeta
     state = walk.at(walk.normal(1, walk.chains, target.size) / math.sqrt(target.gamma))
     energies = state.excess
-    tuning = Tuning(torch.zeros(1, dtype=target.theta.dtype), walk.quadratic_scales(torch.zeros(1)))
+    tuning = Tuning(target.theta.new_zeros(1), walk.quadratic_scales(target.theta.new_zeros(1)))
     current = 0.0
     ladder: list[float] = []
     rungs: list[State] = []
@@ -274,7 +273,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
         following = _next_temperature(energies, current, coldest, nbeta)
         state = walk.rescue(state, energies) if ladder else state
         current = following
-        here = torch.tensor([current], dtype=target.theta.dtype)
+        here = target.theta.new_tensor([current])
         tuning = Tuning(tuning.log_step, walk.scales(state.offset[None], here))
         state, tuning, energies = walk.settle(state, here, tuning, _ANNEAL)
         ladder.append(current)
@@ -283,7 +282,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
         tick(f"nbeta {current:.3g}")
         if current > nbeta and current * float(energies.median()) > _LOST * target.size:
             break
-    temperatures = torch.tensor(ladder, dtype=target.theta.dtype)
+    temperatures = target.theta.new_tensor(ladder)
     together = State(*(torch.cat(parts) for parts in zip(*rungs, strict=True)))
     joint = Tuning(*(torch.cat(parts) for parts in zip(*tunings, strict=True)))
     return _record(walk, together, temperatures, joint, ladder.index(nbeta))[0]
@@ -294,9 +293,9 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     target, config = walk.target, walk.config
     parts: list[Traces] = []
     level = rungs[0]
-    current = torch.tensor([level], dtype=target.theta.dtype)
-    tuning = Tuning(torch.full((1,), math.log(0.3), dtype=target.theta.dtype), walk.quadratic_scales(current))
-    state = walk.at(torch.zeros(1, walk.chains, target.size, dtype=target.theta.dtype))
+    current = target.theta.new_tensor([level])
+    tuning = Tuning(target.theta.new_full((1,), math.log(0.3)), walk.quadratic_scales(current))
+    state = walk.at(target.theta.new_zeros(1, walk.chains, target.size))
     # On its way out of the minimum every flat direction looks narrow, and is slower for it where it is so treated:
     # with thousands of them the quadratic is the better guide until they have arrived.
     learn = target.size <= DENSE_LIMIT
@@ -308,7 +307,7 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
     for rung in rungs:
         while level < rung:  # a plain number: a tensor of single precision may never reach the rung
             level = min(rung, 2 * level)
-            following = torch.tensor([level], dtype=target.theta.dtype)
+            following = target.theta.new_tensor([level])
             state = walk.rescue(state, energies)
             shrink = walk.quadratic_scales(following) / walk.quadratic_scales(current)
             # Stiff directions shrink with the temperature; what is not quadratic settles afterwards.
@@ -354,7 +353,7 @@ def _record(
     draws = walk.lengthen(tuning) if count is None else count
     warmup = config.warmup if walk.plan.exchange else 0
     log_step = tuning.log_step
-    excess, spread, controls, accepted = [], [], [], torch.zeros(len(nbeta), dtype=target.theta.dtype)
+    excess, spread, controls, accepted = [], [], [], target.theta.new_zeros(len(nbeta))
     counted = 0
     total = torch.zeros_like(state.offset[main])
     for i in range(warmup + draws):
@@ -417,9 +416,7 @@ def _join(parts: list[Traces]) -> Traces:
 def _next_temperature(energies: Tensor, current: float, coldest: float, wanted: float) -> float:
     """A fixed number of standard deviations of the energy further, never past a temperature that is wanted."""
     finite = energies[torch.isfinite(energies)].double()
-    low, high = (
-        torch.quantile(finite, torch.tensor([0.16, 0.84], dtype=torch.float64)) if len(finite) else (0, 0)
-    )
+    low, high = torch.quantile(finite, finite.new_tensor([0.16, 0.84])) if len(finite) else (0, 0)
     width = max(float(high - low) / 2, 1e-290)
     following = current + _SPACING / width
     if current > 0:
@@ -445,4 +442,4 @@ def _where(accept: Tensor, new: State, old: State) -> State:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().double().numpy()
+    return tensor.detach().double().cpu().numpy()

@@ -11,21 +11,32 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from strati.errors import BadInputError
-from strati.landscape.behaviour import Loss, Objective, Potential, objective
+from strati.landscape.behaviour import FlatModel, Loss, Objective, Potential, collect, objective
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.estimation import LearningCoefficient, estimate
 from strati.landscape.sampling.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
 from strati.landscape.sampling.hmc import sample_hmc
 from strati.landscape.sampling.moment_points import condensed
-from strati.landscape.sampling.posterior import LocalPosterior, local_posterior, localised
+from strati.landscape.sampling.posterior import LocalPosterior, check_point, local_posterior, localised
+from strati.landscape.sampling.refined import (
+    Head,
+    HeadModel,
+    PartCoefficients,
+    data_groups,
+    each,
+    layer_names,
+    number_of_rows,
+    one_localisation,
+    rows_of,
+)
 from strati.landscape.sampling.sgld import sample_sgld
 from strati.landscape.sampling.surroundings import surroundings, with_rank
 from strati.landscape.sampling.traces import Traces
@@ -40,6 +51,7 @@ _FULL_PASS_LIMIT = 60.0
 _LEAST_GRADIENTS = 1200
 
 
+@overload
 def llc(
     model: nn.Module,
     loss: Loss,
@@ -47,9 +59,43 @@ def llc(
     *,
     config: LLCConfig | None = None,
     layers: str | Sequence[str] | None = None,
+    per_layer: Literal[False] = False,
+    heads: None = None,
+    groups: None = None,
     tick: Tick = silent,
     **options: Any,
-) -> LearningCoefficient:
+) -> LearningCoefficient: ...
+
+
+@overload
+def llc(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    config: LLCConfig | None = None,
+    layers: str | Sequence[str] | None = None,
+    per_layer: bool = False,
+    heads: Sequence[Head] | None = None,
+    groups: Any = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> PartCoefficients: ...
+
+
+def llc(
+    model: nn.Module,
+    loss: Loss,
+    data: Any,
+    *,
+    config: LLCConfig | None = None,
+    layers: str | Sequence[str] | None = None,
+    per_layer: bool = False,
+    heads: Sequence[Head] | None = None,
+    groups: Any = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> LearningCoefficient | PartCoefficients:
     """The local learning coefficient of a module's loss at its present parameters.
 
     Args:
@@ -60,11 +106,15 @@ def llc(
         config: All settings.
         layers: Vary only these weights (patterns over parameters' and modules' names, as ``--layers``); the rest stays
             fixed.
+        per_layer: Vary each layer in turn (those of ``layers``, or all): one coefficient per layer.
+        heads: Vary each of these attention heads in turn, given as (block, head), both from 0.
+        groups: One label per row: one coefficient per group of the data.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.
 
     Returns:
-        The estimate at ``nbeta`` (default ``n / ln n``) and its limit.
+        The estimate at ``nbeta`` (default ``n / ln n``) and its limit; with ``per_layer``, ``heads`` or ``groups``
+        those of every part, by name.
 
     Raises:
         BadInputError: The data do not fit the model, or the loss is not finite at its parameters.
@@ -72,16 +122,42 @@ def llc(
     Examples:
         >>> x = torch.linspace(-1, 1, 50)[:, None]
         >>> result = llc(nn.Linear(1, 1), "behavioural-mse", x, chains=8, draws=100)  # two parameters
-        >>> abs(result.asymptotic - 1.0) < 0.02
-        True
+        >>> result.asymptotic, result.asymptotic_stderr
+        (1.0, 0.0)
+        >>> model = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))
+        >>> list(llc(model, "behavioural-mse", x, per_layer=True, chains=4, draws=20).parts)
+        ['0', '2']
     """
     settings = resolve(LLCConfig, config, options, of="llc")
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
-    size = sum(p.numel() for p in model.parameters())
-    dtype = torch.float64 if size <= _DOUBLE_LIMIT else None
-    function = objective(model, loss, data, layers=layers, dtype=dtype)
-    return estimate(sample(function, function.flat.theta, settings, tick), settings)
+    if sum((per_layer, heads is not None, groups is not None)) > 1:
+        raise BadInputError("llc", "give one of per_layer, heads and groups at a time")
+    if not per_layer and heads is None and groups is None:
+        function = _function(model, loss, data, layers)
+        return estimate(sample(function, function.flat.theta, settings, tick), settings)
+    data = collect(data)
+    data = data[0] if data[1] is None else data
+    settings = one_localisation(settings, _function(model, loss, data, None))
+
+    def of(part: nn.Module, rows: Any, chosen: str | Sequence[str] | None) -> LearningCoefficient:
+        function = _function(part, loss, rows, chosen)
+        return estimate(sample(function, function.flat.theta, settings, silent), settings)
+
+    if per_layer:
+        return each(layer_names(model, layers), lambda name: of(model, data, [name]), tick)
+    if heads is not None:
+        named = {f"{block}.{number}": HeadModel(model, (block, number)) for block, number in heads}
+        return each(tuple(named), lambda name: of(named[name], data, None), tick)
+    x = data[0] if isinstance(data, tuple) else data
+    by_label = dict(data_groups(groups, number_of_rows(x)))
+    return each(tuple(by_label), lambda name: of(model, rows_of(data, by_label[name]), layers), tick)
+
+
+def _function(model: nn.Module, loss: Loss, data: Any, layers: str | Sequence[str] | None) -> Objective:
+    """Double precision where the problem is small: the ladder's cold end needs the digits."""
+    size = FlatModel(model, layers=layers).size
+    return objective(model, loss, data, layers=layers, dtype=torch.float64 if size <= _DOUBLE_LIMIT else None)
 
 
 def learning_coefficient(
@@ -130,6 +206,7 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
         (4, 20)
     """
     few = condensed(potential) if isinstance(potential, Objective) else potential
+    check_point(few, theta)
     around = surroundings(few, theta)
     if config.ladder is None and around is not None and around.exact is not None:
         config = dataclasses.replace(config, ladder=False)  # nothing is left to extrapolate

@@ -32,7 +32,7 @@ class Noise:
 
     def add(self, values: Tensor, size: float, scale: Tensor | None = None) -> None:
         """Add increments of standard deviation ``size`` (times ``scale`` per column) to ``(chains, d)`` in place."""
-        ones = self._take(values.numel()).view(values.shape)
+        ones = self._take(values.numel()).view(values.shape).to(values.device)
         if scale is None:
             values.add_(ones, alpha=size / 2)
         else:

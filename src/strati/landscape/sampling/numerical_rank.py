@@ -136,7 +136,7 @@ def _kind(objective: Objective) -> str:
 
 def _triangular(objective: Objective, theta: Tensor) -> Tensor:
     """The triangular factor of the Jacobian, a few rows of data at a time."""
-    factor = torch.zeros(0, objective.flat.size, dtype=theta.dtype)
+    factor = theta.new_zeros(0, objective.flat.size)
     for piece in _pieces(objective):
         jacobian, _ = metric_jacobian(objective.flat, theta, piece.x, kind=_kind(objective))
         stacked = torch.cat([factor, jacobian])

@@ -174,7 +174,7 @@ def _grams(
         )
         rows = output.reshape(-1, output.shape[-1])
         seen = {}
-        total = {n: torch.zeros(p.shape[-1], p.shape[-1], dtype=flat.dtype) for n, p in before.items()}
+        total = {n: p.new_zeros(p.shape[-1], p.shape[-1]) for n, p in before.items()}
         for cotangent in _cotangents(rows.detach(), squared):
             slopes = torch.autograd.grad(rows, list(before.values()), cotangent, retain_graph=True)
             for name, slope in zip(before, slopes, strict=True):
@@ -182,7 +182,7 @@ def _grams(
                 total[name] += flattened.T @ flattened / len(rows)
         for name, value in inputs.items():
             a = value.detach().reshape(-1, value.shape[-1])
-            folded = torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype)], dim=1)
+            folded = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
             seen[name] = (folded.T @ folded / len(a), total[name])
     return seen
 
@@ -192,10 +192,10 @@ def _cotangents(output: Tensor, squared: bool) -> Iterator[Tensor]:
     outputs = output.shape[-1]
     p = None if squared else torch.softmax(output, dim=-1)
     if outputs <= _MOST_OUTPUTS:
-        directions = torch.eye(outputs, dtype=output.dtype)
+        directions = torch.eye(outputs, dtype=output.dtype, device=output.device)
     else:
         generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (_MOST_OUTPUTS, outputs), generator=generator).to(output.dtype)
+        signs = torch.randint(0, 2, (_MOST_OUTPUTS, outputs), generator=generator).to(output)
         directions = (2 * signs - 1) / _MOST_OUTPUTS**0.5
     for direction in directions:
         vector = direction.expand_as(output)

@@ -111,7 +111,7 @@ def _drawn(
     excess, spread, taken = _advance(walks, draws)
     tick(f"{draws} draws per chain")
     while config.draws is None and walks[0].steps_done + 2 * draws <= most:
-        if not np.isfinite(excess).all() or _mixed(excess, spread):
+        if not np.isfinite(excess).all() or (config.seconds is None and _mixed(excess, spread)):
             break
         draws *= 2
         more, far, taken = _advance(walks, draws)
@@ -140,7 +140,7 @@ def _affordable(objective: Objective, config: LLCConfig, chains: int) -> int:
     """Steps per chain within the cost model's budget."""
     size = min(config.batch, objective.rows)
     cost = gradient_cost(objective.batch(torch.arange(size)), objective.flat.theta, turning=0)
-    return int(_BUDGET / (cost.call / chains + cost.replica) / chains)
+    return int((config.seconds or _BUDGET) / (cost.call / chains + cost.replica) / chains)
 
 
 def _centre(
@@ -263,16 +263,21 @@ class Steps:
         power: Tensor = torch.linalg.vecdot(scaled, slope)
         return power
 
+    def _normal(self, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(
+            self.theta.device
+        )
+
     def _jolt(self, generator: torch.Generator) -> Tensor:
         scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
-        return max(scale, 1e-6) * torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
+        return max(scale, 1e-6) * self._normal(generator)
 
     def _stiffest(
         self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator, rounds: int = 12
     ) -> float:
         """Largest curvature of the preconditioned loss by power iteration on differences of gradients."""
         root = 1.0 if self.scale is None else self.scale.sqrt()
-        direction = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype)
+        direction = self._normal(generator)
         centre = self.gradient(offset[None], batch)[1][0].clone()
         precision = torch.finfo(self.theta.dtype).eps
         reach = precision ** (1 / 3) * (1 + float(self.theta.norm()))
@@ -331,7 +336,7 @@ class _Walks:
         self.steps, self.batches, self.baselines, self.chains = steps, batches, baselines, chains
         self.noise = Noise(derive(seed, "noise"))
         steps.calibrate(batches[0], generator)
-        self.offset = torch.zeros(chains, steps.theta.numel(), dtype=steps.theta.dtype)
+        self.offset = steps.theta.new_zeros(chains, steps.theta.numel())
         self.order = _order(len(batches), generator)
         self.total = torch.zeros_like(steps.theta)
         self.steps_done = 0

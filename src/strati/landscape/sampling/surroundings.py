@@ -156,8 +156,8 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
         rank=rank,
         exact=exact,
         lower=look.start - reached.value,
-        curvature=values.clamp(min=0).numpy(),
-        displacement=(((reached.point - theta) @ vectors) ** 2).numpy(),
+        curvature=values.clamp(min=0).cpu().numpy(),
+        displacement=(((reached.point - theta) @ vectors) ** 2).cpu().numpy(),
     )
 
 
@@ -172,7 +172,7 @@ def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
     size = max(float(theta.abs().mean()), 1e-3)
     for trial in range(2):
         generator = torch.Generator().manual_seed(derive(0, "nearby", trial))
-        step = torch.randn(theta.shape, generator=generator, dtype=theta.dtype)
+        step = torch.randn(theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
         if jacobian_rank(objective, theta + _NEARBY * size * step) != NumericalRank(rank, rank):
             return False
     return True
@@ -225,7 +225,10 @@ class _Look:
         generator = torch.Generator().manual_seed(derive(0, "kinks", len(self.theta)))
         precision = torch.finfo(self.theta.dtype).eps
         for _ in range(_TRIALS):
-            line = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype) * self.size
+            line = (
+                torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(self.theta)
+                * self.size
+            )
             here = self.slope(self.theta)
             bends, slants, noises = [], [], []
             for reach in (1e-3, 1e-3 / 8, 1e-3 / 64):
@@ -304,7 +307,7 @@ class _Look:
         generator = torch.Generator().manual_seed(derive(0, "valley", len(point)))
         precision = torch.finfo(point.dtype).eps
         for _ in range(_TRIALS):
-            way = loose @ torch.randn(loose.shape[1], generator=generator, dtype=point.dtype)
+            way = loose @ torch.randn(loose.shape[1], generator=generator, dtype=point.dtype).to(point.device)
             for share in _VALLEYS:
                 place = point + share * self.size * way
                 for _ in range(_DESCENTS):

@@ -60,7 +60,7 @@ def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
             warnings.append(Flag("left-out", f"{name}: {error}"))
             continue
         for action, budget in CELLS:
-            made = plan(found, budget=budget, action=action, seed=seed, layers=case.layers)
+            made = plan(found, budget=budget, action=action, seed=seed, layers=case.layers, combinations=4)
             cell = judge(case, made, found, seed)
             verdicts.append(cell.verdict)
             ours = f"{cell.plan:.4f} against {cell.uniform:.4f}"

@@ -10,6 +10,7 @@ from strati.errors import require
 
 if TYPE_CHECKING:
     from strati.landscape.sampling.llc import LearningCoefficient
+    from strati.landscape.sampling.refined import PartCoefficients
     from strati.landscape.sampling.scales import EffectiveParameters
 
 
@@ -38,6 +39,31 @@ def plot_llc(result: LearningCoefficient, *, chains: int = 8) -> Any:
         right.axhspan(low, high, alpha=0.25, color="tab:orange")
         right.axhline(result.asymptotic, color="tab:orange", lw=1)
     right.set(xscale="log", xlabel="nbeta", ylabel="lambda", title="ladder and limit")
+    return figure
+
+
+def plot_parts(result: PartCoefficients) -> Any:
+    """The coefficient of every part with two standard errors.
+
+    Args:
+        result: What to draw.
+
+    Returns:
+        A matplotlib figure.
+    """
+    figure = _figure(6.0)
+    axes = figure.subplots()
+    known = [
+        (name, f.estimate, 2 * (f.stderr or 0.0))
+        for name, f in result.parts.items()
+        if f.estimate is not None
+    ]
+    if known:
+        names, values, errors = zip(*known, strict=True)
+        axes.errorbar(values, range(len(names)), xerr=errors, fmt="o")
+        axes.set_yticks(range(len(names)), names)
+    axes.set(xlabel="learning coefficient", title="parts, all other weights fixed")
+    axes.invert_yaxis()
     return figure
 
 

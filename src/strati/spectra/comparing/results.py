@@ -31,6 +31,36 @@ class ComparedNetwork:
 
 
 @dataclass(frozen=True)
+class RoundingError:
+    """What quantisation did to a layer, against what its step predicts.
+
+    Attributes:
+        error: Root mean square of the entries of ``B - A``.
+        predicted: What rounding to the nearest code of the stored step leaves.
+        ratio: Of the two; above 1 the layer is rounded worse than its step allows.
+    """
+
+    error: float
+    predicted: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Two adapters of one layer: do they write the same directions?
+
+    Attributes:
+        cosine: Between the two updates as vectors: 1 the same, 0 unrelated, -1 opposite.
+        written_overlap: Mean squared cosine of the principal angles between what the two can write (column spaces).
+        by_chance: What two random subspaces of these dimensions would give.
+    """
+
+    cosine: float
+    written_overlap: float
+    by_chance: float
+
+
+@dataclass(frozen=True)
 class ComparedLayer:
     """One layer in every network.
 
@@ -53,6 +83,8 @@ class ComparedLayer:
         overlap_by_chance: What two random subspaces would give.
         subspace_directions: How many directions were compared.
         aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
+        rounding: The error of quantisation against what its step predicts, where one of the two is quantised.
+        interference: Of two adapters: whether they write the same directions.
         mixture: Weights of the parents, where a merge was asked for.
         warnings: What a reader must know, of any of the networks.
         update_eigenvalues: Of ``(B - A)^T (B - A)``.
@@ -74,6 +106,8 @@ class ComparedLayer:
     overlap_by_chance: float | None = None
     subspace_directions: int | None = None
     aligned: str | None = None
+    rounding: RoundingError | None = None
+    interference: Interference | None = None
     mixture: Mixture | None = None
     warnings: tuple[Flag, ...] = ()
     update_eigenvalues: FloatArray | None = None

@@ -30,7 +30,7 @@ def sentences(result: Comparison) -> str:
         parts.append(verdict)
     if moved:
         parts += [_where_text(moved), _update_text(moved)]
-    parts += [_spectra_text(result), _stand_out_text(result)]
+    parts += [_rounding_text(result), _spectra_text(result), _stand_out_text(result)]
     return " ".join(part for part in parts if part)
 
 
@@ -80,6 +80,8 @@ def _columns(result: Comparison) -> dict[str, Callable[[ComparedLayer], str]]:
     }
     if any(layer.aligned for layer in result.layers):
         columns["aligned"] = lambda x: x.aligned or ""
+    if any(layer.rounding for layer in result.layers):
+        columns["rounding"] = lambda x: _number(x.rounding.ratio if x.rounding else None, "{:.2f}")
     if any(layer.mixture for layer in result.layers):
         columns["mixture"] = _mixture_cell
     if any(layer.warnings for layer in result.layers):
@@ -138,6 +140,28 @@ def _where_text(moved: list[ComparedLayer]) -> str:
         ranked = sorted(((float(np.median(v)), r) for r, v in roles.items()), reverse=True)
         text += f" Median by role: {', '.join(f'{role} {value:.2%}' for value, role in ranked)}."
     return text
+
+
+def _rounding_text(result: Comparison) -> str:
+    """Quantised layers: how their error compares with what the step predicts, and which are worse."""
+    known = [(x.rounding.ratio, x.name) for x in result.layers if x.rounding is not None]
+    if not known:
+        return ""
+    worse = sorted(
+        ((x.rounding.ratio, x.name) for x in result.layers if x.rounding and _flagged(x)), reverse=True
+    )
+    text = (
+        f"Rounding error against what the step predicts: median {np.median([r for r, _ in known]):.2f} times."
+    )
+    if worse:
+        told = ", ".join(f"{printable(name, 60)} ({ratio:.2f})" for ratio, name in worse[:3])
+        more = f" and {len(worse) - 3} more" if len(worse) > 3 else ""
+        text += f" Rounded worse than predicted: {told}{more}."
+    return text
+
+
+def _flagged(layer: ComparedLayer) -> bool:
+    return any(flag.code == "rounded-worse" for flag in layer.warnings)
 
 
 def _stand_out_text(result: Comparison) -> str:

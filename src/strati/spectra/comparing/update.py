@@ -48,7 +48,11 @@ class Update:
 
 
 def update_between(
-    before: Matrix, after: Matrix, *, rng: np.random.Generator | None = None, variance: float = 0.0
+    before: Matrix,
+    after: Matrix,
+    *,
+    rng: np.random.Generator | None = None,
+    variance: FloatArray | float = 0.0,
 ) -> Update:
     """Describe the step from one version of a matrix to another.
 

@@ -32,6 +32,7 @@ LEVEL = 1e-3
 """Chance that rounding alone counts as a direction, per layer."""
 
 _DRAWS = 8
+_UNSURE = 1.4
 _EXCESS = 1.25  # what is left may carry this much of rounding's energy before it counts as more than rounding
 _COARSE = ("float16", "bfloat16")
 
@@ -62,7 +63,12 @@ class RankTest:
 
 
 def rank_test(
-    before: Matrix, after: Matrix, singular: FloatArray, *, rng: np.random.Generator, variance: float = 0.0
+    before: Matrix,
+    after: Matrix,
+    singular: FloatArray,
+    *,
+    rng: np.random.Generator,
+    variance: FloatArray | float = 0.0,
 ) -> RankTest:
     """Count the directions of ``after - before`` beyond rounding and name the kind of the update.
 
@@ -88,9 +94,8 @@ def rank_test(
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     noise = rounding_variance(before) + rounding_variance(after) + variance + arithmetic
     found = _count(step, singular, noise, rng)
-    if (
-        _tail_energy(singular, found.rank) < 0.9 * _left(step.shape, found.rank) * noise.sum()
-        and not variance
+    if _tail_energy(singular, found.rank) < 0.9 * _left(step.shape, found.rank) * noise.sum() and not np.any(
+        variance
     ):
         return _exact(before, after, step, found, rng)
     if found.kind is not UpdateKind.DENSE:
@@ -160,6 +165,27 @@ def rounding_variance(matrix: Matrix) -> FloatArray:
     return np.asarray(_spacing(np.asarray(matrix, np.float64), effective_dtype(matrix)) ** 2 / 12, np.float64)
 
 
+def quantised_variance(matrix: Matrix, error: float, group: int | None) -> FloatArray:
+    """Variance of the rounding error of each entry of a quantised matrix: larger where its group's values are larger.
+
+    Args:
+        matrix: The decoded weights, outputs by inputs.
+        error: Mean square error over the whole matrix.
+        group: Entries of a row that share a step; ``None`` for whole rows.
+
+    Examples:
+        >>> quantised_variance(np.array([[1.0, -1.0], [3.0, 0.0]]), 0.5, None).tolist()
+        [[0.1, 0.1], [0.9, 0.9]]
+    """
+    sizes = np.abs(np.asarray(matrix, np.float64))
+    rows, columns = sizes.shape
+    width = group if group and columns % group == 0 else columns
+    tops = sizes.reshape(rows, columns // width, width).max(axis=2, keepdims=True) ** 2
+    profile = np.broadcast_to(tops, (rows, columns // width, width)).reshape(rows, columns)
+    mean = float(profile.mean())
+    return profile * (error / mean) if mean > 0 else np.full(sizes.shape, error)
+
+
 def within_rounding(before: Matrix, after: Matrix) -> bool:
     """Whether every entry differs by no more than rounding to the two dtypes can make it.
 
@@ -224,7 +250,8 @@ def _largest(draw: Callable[[], FloatArray], variance: FloatArray, rng: np.rando
     even = (
         float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
     )
-    scale = max(even, float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
+    # A few draws may show too little spread; rows of very unequal size have more than the law of equal ones says.
+    scale = max(even, _UNSURE * float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
     return _Null(float(tops.mean()) - MEAN * scale, scale)
 
 

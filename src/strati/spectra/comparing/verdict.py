@@ -34,6 +34,8 @@ def verdict_of(result: Comparison) -> str:
     kinds = Counter(layer.update_kind for layer in judged)
     if not judged or kinds["untouched"] == len(judged):
         return ""
+    if any(layer.interference is not None for layer in result.layers):
+        return interference_text(result)
     if not kinds["dense"] and not kinds["low-rank"]:
         return "The weights are the same up to rounding: one network is the other in another dtype."
     lora = merged_lora(result)
@@ -70,6 +72,21 @@ def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> s
     return text if len(whole) == len(changed) else f"{text} ({len(changed)} of {len(whole)} such layers)"
 
 
+def interference_text(result: Comparison) -> str:
+    """Two adapters: whether they write the same directions."""
+    known = [x.interference for x in result.layers if x.interference is not None]
+    if not known:
+        return ""
+    overlap, chance, cosine = (
+        float(np.median([getattr(x, name) for x in known]))
+        for name in ("written_overlap", "by_chance", "cosine")
+    )
+    return (
+        f"The adapters' updates of {len(known)} layers: median cosine {cosine:.2f}; the directions they write overlap "
+        f"by {overlap:.2f} (median; {chance:.2f} by chance)."
+    )
+
+
 def mixture_text(result: Comparison) -> str:
     """The merge as a mixture: the median weights over the layers, and how well they explain it."""
     known = [x.mixture for x in result.layers if x.mixture is not None and x.mixture.weights[0] is not None]
@@ -78,6 +95,7 @@ def mixture_text(result: Comparison) -> str:
     table = np.array([m.weights for m in known], np.float64)
     weights, spread = np.median(table, axis=0), float(np.ptp(table, axis=0).max())
     residual = max(m.residual or 0.0 for m in known)
-    told = " + ".join(f"{w:.3f} x network {n}" for n, w in enumerate(weights))
+    terms = [f"{'-' if w < 0 else '+'} {abs(w):.3f} x network {n}" for n, w in enumerate(weights)]
+    told = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
     return f"The merge is {told} {same}; at most {residual:.2%} of a layer is left unexplained."

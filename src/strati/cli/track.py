@@ -1,0 +1,84 @@
+"""``strati track``: a training run followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from strati.cli.common import Output, emit, layers_option, output_options, seed_option
+from strati.options import default
+from strati.tracking.config import QUANTITIES, TrackConfig
+
+
+@click.command(name="track")
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
+@click.option("--data", metavar="DATA", help="Data, needed for everything but spectra.")
+@click.option(
+    "--out", metavar="DIR", required=True, help="Folder of the store; the same command resumes there."
+)
+@click.option("--what", default="", help=f"Quantities, separated by commas: {', '.join(QUANTITIES)}.")
+@click.option(
+    "--steps", default="", help="Training steps, separated by commas; default: the last number in each name."
+)
+@layers_option
+@click.option(
+    "--loss",
+    default=default(TrackConfig, "loss"),
+    help="mse, cross_entropy, behavioural-mse or behavioural-kl.",
+)
+@click.option(
+    "--rows", type=click.IntRange(0), default=default(TrackConfig, "rows"), help="Use only the first N rows."
+)
+@click.option(
+    "--nbeta", type=float, default=default(TrackConfig, "nbeta"), help="Inverse temperature [n / ln n]."
+)
+@click.option(
+    "--gamma",
+    type=float,
+    default=default(TrackConfig, "gamma"),
+    help="Localisation of the learning coefficient.",
+)
+@click.option("--chains", type=int, default=default(TrackConfig, "chains"), help="Chains of every estimate.")
+@click.option("--draws", type=int, default=default(TrackConfig, "draws"), help="Draws of every chain.")
+@click.option("--per-layer", is_flag=True, help="Learning coefficients of each layer too.")
+@click.option(
+    "--activation", default=default(TrackConfig, "activation"), show_default=True, help="Of a plain MLP."
+)
+@click.option(
+    "--level", type=float, default=default(TrackConfig, "level"), show_default=True, help="False-alarm rate."
+)
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+@click.option(
+    "--workers", "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, help="Processes."
+)
+@click.option("--address", help="Address of a Ray cluster.")
+@click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@seed_option
+@output_options
+def command(checkpoints: tuple[str, ...], steps: str, what: str, output: Output, **options: Any) -> None:
+    """Follow a training run over its checkpoints: spectra, loss, learning coefficient; where it changes.
+
+    Interrupted? Run the same command again to resume; add later checkpoints or quantities at any time.
+
+    \b
+    Example:
+      strati track run/ckpt-* --out followed
+      strati track run/ --data data.npz --what spectra,loss,llc --out followed
+    """
+    from strati.errors import BadInputError
+    from strati.run.progress import progress
+    from strati.tracking.track import track
+
+    try:
+        numbers = [float(word) for word in steps.split(",") if word.strip()] or None
+    except ValueError:
+        raise BadInputError("--steps", "must be numbers separated by commas") from None
+    data, out = options.pop("data"), options.pop("out")
+    options["layers"] = tuple(options.get("layers") or ())
+    source: Any = checkpoints[0] if len(checkpoints) == 1 else list(checkpoints)
+    with progress("track", None, quiet=output.quiet) as tick:
+        found = track(
+            source, data=data, out=out, steps=numbers, what=what, tick=tick, expect=tick.expect, **options
+        )
+    emit(found, output)

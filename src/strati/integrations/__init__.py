@@ -1,0 +1,1 @@
+"""Callbacks that put a :class:`strati.Tracker` into other libraries' training loops."""

@@ -1,0 +1,268 @@
+"""The spectra of layers one by one: in this process on threads, or through a store on any engine, resumable.
+
+:func:`spectra` computes them in memory; :func:`stored_spectra` keeps each layer's in a store as it is finished, so that
+a run can be stopped anywhere and resumed, shared by several runs, and spread over processes or a Ray cluster. Both give
+the same numbers to the last bit: a layer is always worked on by one BLAS thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.rng import derive
+from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.run.engine import Load, Outcome, Unit, cores
+from strati.run.store import Finished, unit_key
+from strati.spectra.record import LAYOUT, from_record, to_record
+from strati.spectra.spectrum import Spectrum, spectrum
+from strati.spectra.stored import matrices_of
+from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.network.layers import Layer
+
+_WEIGHTS = frozenset(
+    (".safetensors", ".bin", ".pt", ".pth", ".npz", ".onnx", ".gguf", ".h5", ".keras", ".msgpack")
+)
+_PROCESS = 100 << 20  # what a worker needs before it has any matrix
+STORE = "spectra.sqlite"
+"""The store's file in the folder of a resumable run."""
+
+
+@dataclass(frozen=True)
+class SpectrumOptions:
+    """What the spectrum of a layer depends on, besides its weights."""
+
+    level: float = 0.01
+    bootstrap: int = 0
+    seed: int = 0
+    device: str | None = None
+
+
+def spectra(
+    layers: Sequence[Layer], options: SpectrumOptions, *, workers: int = 0, tick: Tick = silent
+) -> list[Spectrum]:
+    """The spectra of layers, in their order.
+
+    Args:
+        layers: The layers.
+        options: What to compute.
+        workers: Layers worked on at once; 0 for one per processor, as far as memory of 2.7 times the largest matrix
+            in float64 goes.
+        tick: Called after each layer with its name.
+    """
+    from threadpoolctl import threadpool_limits
+
+    room = _Room(2.7 * max((8 * shape_size(layer) for layer in layers), default=0) if workers == 0 else None)
+
+    def one(layer: Layer) -> Spectrum:
+        with room.for_bytes(memory(layer)):
+            found = _spectrum(partial(matrices_of, layer), layer.name, _dtype(layer), options)
+        tick(layer.name)
+        return found
+
+    count = min(workers or os.cpu_count() or 1, len(layers))
+    with threadpool_limits(limits=1, user_api="blas"):
+        if count < 2:
+            return [one(layer) for layer in layers]
+        # Threads suffice: LAPACK releases the interpreter's lock, and nothing is copied between processes.
+        pool = ThreadPoolExecutor(count)
+        try:
+            return list(pool.map(one, layers))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def stored_spectra(
+    layers: Sequence[Layer], options: SpectrumOptions, *, out: str | Path, run: Run
+) -> Iterator[Spectrum]:
+    """The spectra of layers, in their order, each computed once and kept in the folder ``out``.
+
+    Layers that the store has are not computed again, whichever run or process put them there; its keys are hashes of
+    the layer's weights' identity and the options, so one folder may serve many networks.
+
+    Args:
+        layers: The layers; of one network or of several.
+        options: What to compute.
+        out: The folder; made if it is not there.
+        run: Where the work is done.
+
+    Raises:
+        BadInputError: The folder holds something else or cannot be written, or a layer cannot be read.
+        StoppedError: Ctrl-C; what was finished is kept.
+    """
+    folder = Path(out)
+    files: dict[int, Any] = {}
+    units = [_unit(layer, options, files) for layer in layers]
+    with (
+        shared_folder(folder) as alone,
+        open_store(
+            folder / STORE, identity="spectra", layout=LAYOUT, about={"holds": "spectra"}, kind="run"
+        ) as store,
+        stoppable(lambda: len(store.keys(failed=False) & {unit.key for unit in units}), run),
+    ):
+        done = store.keys(failed=False)
+        todo = [unit for unit in units if unit.key not in done]
+        run.expect(len(todo))
+        # A second run begins at the other end, so that two meet in the middle.
+        drive(store, partial(_work, options=options), todo if alone else todo[::-1], _keep, run)
+        for unit in units:
+            found = store.get(unit.key)
+            if found is None or found.reason is not None:
+                why = found.reason if found is not None and found.reason else "was not computed; run it again"
+                raise BadInputError(unit.name, why)
+            yield from_record(found.value)
+
+
+def at_once(layers: Sequence[Layer], workers: int) -> int:
+    """How many processes to use: as many as asked for, or one per processor as far as free memory goes."""
+    if workers:
+        return workers
+    most = max((memory(layer) for layer in layers), default=1)
+    free = _free_memory()
+    room = len(layers) if free is None else max(int(0.7 * free / (most + _PROCESS)), 1)
+    return max(min(cores(), room, len(layers)), 1)
+
+
+def _free_memory() -> int | None:
+    """Bytes that new processes may use, where the system tells."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None
+
+
+def memory(layer: Layer) -> int:
+    """Bytes that the spectrum of a layer needs at once: a strip of rows and the Gram matrix, in float64."""
+    rows, columns = max(layer.shape), min(layer.shape)
+    return 8 * columns * (min(rows, max(4096, columns)) + columns)
+
+
+def shape_size(layer: Layer) -> int:
+    """Entries of one matrix of a layer."""
+    return layer.shape[0] * layer.shape[1]
+
+
+@dataclass(frozen=True)
+class LayerReader:
+    """Reads the matrices of a layer wherever it is called; layers in memory travel as their values."""
+
+    layer: Layer = field(repr=False)
+
+    def __call__(self) -> list[NDArray[Any]]:
+        """The matrices: views of the file where it stores them plainly."""
+        return list(matrices_of(self.layer))
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.layer.network.in_memory:
+            return _Values, ([np.ascontiguousarray(matrix) for matrix in self()],)
+        return LayerReader, (self.layer,)
+
+
+@dataclass(frozen=True)
+class _Values:
+    matrices: list[NDArray[Any]]
+
+    def __call__(self) -> list[NDArray[Any]]:
+        return self.matrices
+
+
+def _unit(layer: Layer, options: SpectrumOptions, files: dict[int, Any]) -> Unit:
+    config = {"name": layer.name, "dtype": _dtype(layer)}
+    identity = {
+        "options": options,
+        "layer": config,
+        "view": layer.view,
+        "shape": layer.shape,
+        "weights": weights_identity(layer, files),
+        "layout": LAYOUT,
+    }
+    return Unit(unit_key(identity), layer.name, "", config, {"matrices": LayerReader(layer)})
+
+
+def _work(unit: Unit, load: Load, *, options: SpectrumOptions) -> dict[str, Any]:
+    matrices: list[NDArray[Any]] = load("matrices")
+    config = unit.config
+    return to_record(_spectrum(lambda: iter(matrices), config["name"], config["dtype"], options))
+
+
+def _keep(outcome: Outcome) -> Finished:
+    return Finished(outcome.unit.key, outcome.unit.name, outcome.value, outcome.reason)
+
+
+def _spectrum(source: Any, name: str, dtype: str | None, options: SpectrumOptions) -> Spectrum:
+    seed = derive(options.seed, "scan", name) if options.bootstrap else 0
+    return spectrum(
+        source, dtype, level=options.level, bootstrap=options.bootstrap, seed=seed, device=options.device
+    )
+
+
+def _dtype(layer: Layer) -> str | None:
+    """The dtype that the weights are stored in; a quantised layer comes as what it is decoded to."""
+    return None if layer.quantised else layer.dtype
+
+
+def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
+    """What tells a layer's weights from others without reading them all; of a network in memory their hash.
+
+    Args:
+        layer: The layer.
+        files: What is known of the files of networks, by the network's ``id``; filled here.
+    """
+    network = layer.network
+    if network.in_memory:
+        digest = hashlib.sha256()
+        for matrix in matrices_of(layer):
+            digest.update(np.ascontiguousarray(matrix).tobytes())
+        return digest.hexdigest()
+    if id(network) not in files:
+        files[id(network)] = _files(Path(network.path))
+    return {"tensor": layer.tensor, "files": files[id(network)]}
+
+
+def _files(place: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file of weights that a network was opened from."""
+    try:
+        folder = place if place.is_dir() else place.parent if place.name.endswith(".index.json") else None
+        files = [place] if folder is None else sorted(p for p in folder.rglob("*") if p.suffix in _WEIGHTS)
+        states = [(file, file.stat()) for file in files]
+    except OSError as error:
+        raise BadInputError(place, f"cannot be read ({error.strerror or error})") from None
+    return [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]
+
+
+class _Room:
+    """Lets layers in while what they need together stays within a limit; one alone always fits."""
+
+    def __init__(self, limit: float | None) -> None:
+        self._limit = float("inf") if limit is None else limit
+        self._taken = 0
+        self._changed = Condition()
+
+    @contextmanager
+    def for_bytes(self, size: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._limit)
+            self._taken += size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= size
+                self._changed.notify_all()

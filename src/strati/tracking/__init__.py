@@ -1,0 +1,1 @@
+"""A training run over time: its checkpoints in order, what is measured of each, and where the run changes."""

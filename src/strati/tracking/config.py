@@ -1,0 +1,74 @@
+"""What is followed over a run, and how. No torch here: the command line reads its defaults from this module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strati.errors import BadInputError
+from strati.options import nearest
+
+QUANTITIES = ("spectra", "loss", "llc", "scales", "counts", "interventions")
+METRICS = ("alpha", "stable_rank", "entropy", "spectral_norm", "frobenius_norm", "spikes", "quasi_null")
+"""The numbers of a scan that become series."""
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Options of a followed run.
+
+    Attributes:
+        what: Quantities: ``spectra``, ``loss``, ``llc``, ``scales``, ``counts``, ``interventions``; empty means
+            spectra, and with data the loss and the learning coefficient.
+        layers: Patterns that choose layers; empty takes all.
+        loss: ``mse``, ``cross_entropy``, ``behavioural-mse`` or ``behavioural-kl``; empty means what fits the targets,
+            and ``behavioural-mse`` where there are none.
+        rows: Use only the first so many rows of the data; 0 takes all.
+        nbeta: Inverse temperature of the learning coefficient; 0 means ``n / ln n``.
+        gamma: Its localisation; 0 means the rule of ``llc`` at the checkpoint of the largest weights.
+        chains: Chains of every estimate; 0 means what the calibration finds affordable.
+        draws: Draws of every chain; 0 likewise.
+        scales: Loss scales of ``scales``.
+        per_layer: Learning coefficients of each layer too, the others held fixed.
+        activation: Nonlinearity of a multilayer perceptron that is rebuilt from a file.
+        level: Chance of a false alarm among the changes of all series together.
+        seed: Random seed; the same random numbers are used for every checkpoint.
+        engine: ``local`` or ``ray``.
+        workers: Processes.
+        address: The Ray cluster.
+        retry: Try again what failed in an earlier run.
+    """
+
+    what: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    loss: str = ""
+    rows: int = 0
+    nbeta: float = 0.0
+    gamma: float = 0.0
+    chains: int = 0
+    draws: int = 0
+    scales: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    per_layer: bool = False
+    activation: str = "relu"
+    level: float = 0.05
+    seed: int = 0
+    engine: str = "local"
+    workers: int = 1
+    address: str | None = None
+    retry: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("what", "layers", "scales"):
+            given = getattr(self, name)
+            if isinstance(given, str):
+                object.__setattr__(
+                    self, name, tuple(word.strip() for word in given.split(",") if word.strip())
+                )
+            elif given is None:
+                object.__setattr__(self, name, ())
+            else:
+                object.__setattr__(self, name, tuple(given))
+        for quantity in self.what:
+            if quantity not in QUANTITIES:
+                raise BadInputError("what", f"no quantity {quantity!r}; {nearest(quantity, QUANTITIES)}")
+        if not 0 < self.level < 1:
+            raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")

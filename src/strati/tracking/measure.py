@@ -1,0 +1,228 @@
+"""What is measured of one checkpoint: spectra, loss, learning coefficient, scales, counts, interventions.
+
+Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr)``. A unit depends on the
+checkpoint, the data and the settings alone, so that it can be done anywhere and once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from strati.errors import BadInputError, require
+from strati.tracking.config import METRICS, TrackConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.run.engine import Load, Unit
+    from strati.tracking.steps import Checkpoint
+
+Point = tuple[str, str | None, float | None, float | None]
+
+
+@dataclass(frozen=True)
+class Measurer:
+    """The body of a unit.
+
+    Attributes:
+        checkpoints: All checkpoints of the run.
+        data: Whatever names the data; ``None`` where only spectra are followed.
+        model: A module that a checkpoint's weights are loaded into, where they cannot be rebuilt from a file.
+        config: The options.
+        settings: What was chosen once for all checkpoints.
+    """
+
+    checkpoints: tuple[Checkpoint, ...]
+    data: Any
+    model: nn.Module | None
+    config: TrackConfig
+    settings: Mapping[str, Any]
+
+    def __call__(self, unit: Unit, load: Load) -> list[Point]:
+        """One quantity of one checkpoint."""
+        checkpoint = self.checkpoints[unit.config["place"]]
+        quantity: str = unit.config["quantity"]
+        if quantity == "spectra":
+            return spectra(checkpoint, self.config)
+        module = as_network(checkpoint, self.model, self.config)
+        if quantity == "loss":
+            return loss_of(module, self.data, self.config)
+        if quantity == "llc":
+            return coefficients(module, self.data, self.config, self.settings)
+        if quantity == "scales":
+            return scales_of(module, self.data, self.config)
+        if quantity == "counts":
+            return counts_of(module, self.data, self.config)
+        return interventions_of(module, self.data, self.config)
+
+
+def spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
+    """The metrics of every layer, as ``scan`` has them."""
+    from strati.spectra.scan import scan
+
+    found = scan(checkpoint.source, layers=config.layers or None, workers=1, seed=config.seed)
+    points: list[Point] = []
+    for item in found:
+        row = item.row()
+        for name in METRICS:
+            value = row.get(name)
+            error = row.get("alpha_stderr") if name == "alpha" else None
+            points.append((name, item.layer.name, None if value is None else float(value), error))
+    return points
+
+
+def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackConfig) -> nn.Module:
+    """The checkpoint as a module: rebuilt from its file, or its weights in the module that was given."""
+    import copy
+
+    import torch
+
+    if model is None:
+        from strati.network.module import as_module
+
+        return as_module(checkpoint.source, activation=config.activation)  # type: ignore[arg-type]
+    from strati.network.open import open as open_network
+
+    network = open_network(checkpoint.source)
+    holder = copy.deepcopy(model).eval()
+    state = holder.state_dict()
+    names = {tensor.name for tensor in network.tensors}
+    missing = sorted(set(state) - names)
+    if missing:
+        why = f"lacks {missing[0]}, which the model has; give the model it was saved from"
+        raise BadInputError(checkpoint.name, why)
+    holder.load_state_dict({name: torch.as_tensor(network.read(name).copy()) for name in state})
+    return holder
+
+
+def loss_name(data: Any, model: nn.Module, config: TrackConfig) -> str:
+    """The loss that was asked for, or the one that fits the targets."""
+    if config.loss:
+        return config.loss
+    from strati.landscape.batches import as_batches
+
+    first = as_batches(data, model).first()
+    if first.y is None:
+        return "behavioural-mse"
+    return "mse" if first.y.is_floating_point() else "cross_entropy"
+
+
+def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
+    """The mean loss over the data with its standard error over rows; nothing for a behavioural loss, which is zero."""
+    import torch
+
+    from strati.landscape.batches import as_batches
+
+    name = loss_name(data, model, config)
+    if name.startswith("behavioural"):
+        return []
+    values = []
+    with torch.no_grad():
+        for batch in as_batches(data, model):
+            out = _tensor(model(**batch.x) if isinstance(batch.x, Mapping) else model(batch.x))
+            values.append(_per_row(out, batch.y, name))
+    each = torch.cat(values).double()
+    each = each[: config.rows] if config.rows else each
+    error = float(each.std() / math.sqrt(each.numel())) if each.numel() > 1 else None
+    return [("loss", None, float(each.mean()), error)]
+
+
+def _per_row(out: Any, y: Any, name: str) -> Any:
+    from torch.nn import functional
+
+    if name == "mse":
+        return ((out - y.reshape(out.shape)) ** 2).flatten(1).mean(1)
+    if out.ndim == 3:  # tokens: the mean over a sequence
+        each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
+        return each.mean(1)
+    return functional.cross_entropy(out, y.long(), reduction="none")
+
+
+def _tensor(out: Any) -> Any:
+    from strati.landscape.models import output_tensor
+
+    return output_tensor(out)
+
+
+def coefficients(
+    model: nn.Module, data: Any, config: TrackConfig, settings: Mapping[str, Any]
+) -> list[Point]:
+    """The learning coefficient at the settings shared by all checkpoints; of each layer too, if asked for."""
+    from strati.landscape.sampling.llc import llc
+
+    options = {key: settings[key] for key in ("nbeta", "gamma", "chains", "draws") if settings.get(key)}
+    options |= {"ladder": False, "seed": config.seed, "sampler": settings.get("sampler", "auto")}
+    if settings.get("step"):
+        options["step"] = settings["step"]
+    name = settings["loss"]
+    whole = llc(model, name, _cut(data, model, config), **options)
+    points: list[Point] = [("llc", None, whole.estimate, whole.stderr)]
+    if whole.estimate is None:
+        raise BadInputError("llc", whole.reason or "the chains did not mix")
+    if config.per_layer:
+        for layer in _linear_layers(model):
+            found = llc(model, name, _cut(data, model, config), layers=[layer], **options)
+            points.append(("llc", layer, found.estimate, found.stderr))
+    return points
+
+
+def _linear_layers(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.ndim >= 2]
+
+
+def _cut(data: Any, model: nn.Module, config: TrackConfig) -> Any:
+    if not config.rows:
+        return data
+    from strati.landscape.batches import as_batches
+
+    head = as_batches(data, model).head(config.rows)
+    return head.x if head.y is None else (head.x, head.y)
+
+
+def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
+    """``N_eff`` at every loss scale."""
+    from strati.landscape.sampling.scales import effective_parameters
+
+    cut = _cut(data, model, config)
+    x = cut[0] if isinstance(cut, tuple) else cut
+    found = effective_parameters(model, x, scales=list(config.scales), seed=config.seed)
+    points: list[Point] = []
+    for row in found.to_dict()["scales"]:
+        error = row.get("stderr")
+        points.append(
+            (
+                f"effective_parameters[{row['epsilon']:g}]",
+                None,
+                row["effective"],
+                None if error is None else 2 * error,
+            )
+        )
+    return points
+
+
+def counts_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
+    """Free directions and effective parameters."""
+    from strati.landscape.counts.count import degeneracy
+
+    cut = _cut(data, model, config)
+    found = degeneracy(model, cut[0] if isinstance(cut, tuple) else cut).to_dict()
+    points: list[Point] = [("free", None, found["free"], None), ("effective", None, found["effective"], None)]
+    return points + [("free", layer["name"], layer["free"], None) for layer in found["layers"]]
+
+
+def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
+    """Performance with each layer set to zero in turn, and intact."""
+    require("torch", "torch", "interventions")
+    from strati.intervene.planning.settings import zero
+    from strati.intervene.study import study
+
+    found = study(model, data=data, interventions=[zero()], layers=list(config.layers) or None)
+    points: list[Point] = []
+    for row in found.rows:
+        if row["status"] == "done":
+            points.append(("zeroed", row["layer"], row["performance"], None))
+    intact = next((row["intact_performance"] for row in found.rows if row["status"] == "done"), None)
+    return [("intact", None, intact, None), *points]

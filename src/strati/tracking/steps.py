@@ -1,0 +1,148 @@
+"""The checkpoints of a run in order: what each is, and at which training step it was taken."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strati.errors import BadInputError
+from strati.network.contents import natural
+
+_NUMBER = re.compile(r"[0-9]+")
+ENDINGS = (
+    ".safetensors",
+    ".pt",
+    ".pth",
+    ".bin",
+    ".npz",
+    ".gguf",
+    ".onnx",
+    ".h5",
+    ".keras",
+    ".msgpack",
+    ".ckpt",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint.
+
+    Attributes:
+        step: The training step; repeated where a run was restarted.
+        name: What to call it.
+        source: Whatever names the network: a path, a cache id, a state dict, a module.
+    """
+
+    step: float
+    name: str
+    source: Any
+
+    def identity(self) -> str:
+        """A hash that changes when the checkpoint does: of its files' names, sizes and times, or of its values."""
+        if isinstance(self.source, str | os.PathLike):
+            return _files(Path(self.source))
+        return _values(self.source)
+
+
+def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Checkpoint, ...]:
+    """The checkpoints of a run, by rising step.
+
+    The step of a path is the last number in its name; where no name has one, they are counted from 0.
+
+    Args:
+        checkpoints: Paths, cache ids, state dicts or modules; or one folder that holds the checkpoints.
+        steps: Their steps, where the names do not tell.
+
+    Raises:
+        BadInputError: There is none, or the steps given are not as many.
+
+    Examples:
+        >>> [(c.step, c.name) for c in in_order(["run/ckpt-100", "run/ckpt-20"])]
+        [(20.0, 'ckpt-20'), (100.0, 'ckpt-100')]
+        >>> [c.step for c in in_order([{}, {}])]
+        [0.0, 1.0]
+    """
+    found = _listed(checkpoints)
+    if not found:
+        raise BadInputError("checkpoints", "there are none; give their paths, or the folder that holds them")
+    if steps is not None:
+        if len(steps) != len(found):
+            raise BadInputError("steps", f"there are {len(steps)} for {len(found)} checkpoints")
+        numbers: list[float | None] = [float(step) for step in steps]
+    else:
+        numbers = [_number(source) for source in found]
+        if any(number is None for number in numbers):
+            numbers = [float(place) for place in range(len(found))]
+    pairs = [
+        Checkpoint(float(step or 0.0), _name(source, place), source)
+        for place, (step, source) in enumerate(zip(numbers, found, strict=True))
+    ]
+    return tuple(sorted(pairs, key=lambda checkpoint: checkpoint.step))
+
+
+def _listed(checkpoints: Any) -> list[Any]:
+    if isinstance(checkpoints, str | os.PathLike):
+        folder = Path(checkpoints)
+        if not folder.is_dir():
+            return [checkpoints]
+        inside = [p for p in folder.iterdir() if p.suffix in ENDINGS or _is_model(p)]
+        return sorted(inside, key=lambda p: natural(p.name))
+    if isinstance(checkpoints, Mapping):
+        if checkpoints and all(isinstance(key, int | float) for key in checkpoints):
+            return list(checkpoints.values())
+        return [checkpoints]
+    return list(checkpoints)
+
+
+def _is_model(path: Path) -> bool:
+    return path.is_dir() and any(
+        child.suffix in ENDINGS or child.name in ("config.json", "adapter_config.json")
+        for child in path.iterdir()
+    )
+
+
+def _number(source: Any) -> float | None:
+    if not isinstance(source, str | os.PathLike):
+        return None
+    text = os.fspath(source)
+    name = Path(text).name if "@" not in text else text.rpartition("@")[2]
+    for suffix in ENDINGS:
+        name = name.removesuffix(suffix)
+    digits = _NUMBER.findall(name)
+    return float(digits[-1]) if digits else None
+
+
+def _name(source: Any, place: int) -> str:
+    if isinstance(source, str | os.PathLike):
+        return Path(os.fspath(source)).name
+    return f"{type(source).__name__} {place}"
+
+
+def _files(path: Path) -> str:
+    digest = hashlib.sha256(str(path).encode())
+    places = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for place in places:
+        try:
+            state = place.stat()
+        except OSError:
+            continue
+        if place.is_file():
+            digest.update(f"{place.name} {state.st_size} {state.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _values(source: Any) -> str:
+    from strati.network.open import open as open_network
+
+    network = open_network(source)
+    digest = hashlib.sha256()
+    for tensor in network.tensors:
+        digest.update(f"{tensor.name} {tensor.shape} {tensor.dtype}".encode())
+        digest.update(network.read(tensor.name).tobytes())
+    return digest.hexdigest()

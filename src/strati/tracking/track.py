@@ -1,0 +1,340 @@
+"""``strati.track``: a training run followed checkpoint by checkpoint, and where it changes.
+
+One store holds one row per checkpoint and quantity: stop it, add later checkpoints, add a quantity, and only what is
+missing is computed. Learning coefficients have the same data, temperature, localisation, sampler and random numbers at
+every checkpoint, chosen once and kept in the store, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.errors import BadInputError
+from strati.options import resolve
+from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.run.engine import Outcome, Unit
+from strati.run.store import Finished, Store, unit_key
+from strati.tracking.changes import LEAST, find_changes
+from strati.tracking.config import TrackConfig
+from strati.tracking.measure import Measurer, as_network, loss_name
+from strati.tracking.steps import Checkpoint, in_order
+from strati.types import Flag, Result, Tick, silent
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+    from torch import nn
+
+STORE = "track.sqlite"
+LAYOUT = 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """One number over the run: a metric of a layer, or of the whole network (``layer`` is ``None``)."""
+
+    what: str
+    layer: str | None
+    values: tuple[float | None, ...]
+    stderr: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Track(Result):
+    """A run over time: ``series`` and ``changes`` are data frames."""
+
+    verb: ClassVar[str] = "track"
+
+    steps: tuple[float, ...]
+    curves: tuple[Series, ...]
+    breaks: tuple[dict[str, Any], ...]
+    settings: Mapping[str, Any]
+    failed: tuple[dict[str, Any], ...] = ()
+    store: str | None = None
+    warnings: tuple[Flag, ...] = ()
+
+    @property
+    def series(self) -> pd.DataFrame:
+        """One row per step and series: ``step``, ``what``, ``layer``, ``value``, ``stderr``."""
+        import pandas as pd
+
+        rows = [
+            {"step": step, "what": s.what, "layer": s.layer, "value": value, "stderr": error}
+            for s in self.curves
+            for step, value, error in zip(self.steps, s.values, s.stderr, strict=True)
+        ]
+        return pd.DataFrame(rows, columns=["step", "what", "layer", "value", "stderr"])
+
+    @property
+    def changes(self) -> pd.DataFrame:
+        """One row per change: ``what``, ``layer``, ``step``, ``low``, ``high``, ``pvalue``, slopes before and after."""
+        import pandas as pd
+
+        columns = ["what", "layer", "step", "low", "high", "pvalue", "before", "after"]
+        return pd.DataFrame(list(self.breaks), columns=columns)
+
+    def payload(self) -> dict[str, Any]:
+        """Steps, series, changes, settings; what failed and why."""
+        return {
+            "steps": self.steps,
+            "series": self.curves,
+            "changes": self.breaks,
+            "settings": dict(self.settings),
+            "failed": self.failed,
+            "store": self.store,
+            "warnings": self.warnings,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """The series, one row per step and series."""
+        return self.series
+
+    def summary(self) -> RenderableType:
+        """The whole network's series from first to last, and the changes in order of their steps."""
+        from strati.tracking.show import summarise
+
+        return summarise(self)
+
+    def plot(self, **options: Any) -> Any:
+        """Draw the series over the steps, changes marked with their intervals."""
+        from strati.report.plots.track import plot_track
+
+        return plot_track(self, **options)
+
+
+def track(
+    checkpoints: Any,
+    *,
+    data: Any = None,
+    out: str | Path | None = None,
+    steps: Sequence[float] | None = None,
+    model: nn.Module | None = None,
+    config: TrackConfig | None = None,
+    tick: Tick = silent,
+    expect: Callable[[int], None] | None = None,
+    **options: Any,
+) -> Track:
+    """Follow a training run over its checkpoints.
+
+    Args:
+        checkpoints: Paths, cache ids, state dicts or modules; or the folder that holds them. The step of each is the
+            last number in its name.
+        data: Whatever names data; needed for everything but spectra.
+        out: A folder whose store keeps what is done; the same call goes on from there.
+        steps: The steps, where names do not tell.
+        model: A module to load the weights into, where a file alone does not tell the architecture.
+        config: Options; or give them by name.
+        tick: Called after each unit of work.
+        expect: Told how many units there will be.
+        **options: Fields of :class:`TrackConfig`, on top of ``config``.
+
+    Raises:
+        BadInputError: No checkpoint can be read, an option makes no sense, or the folder holds another run.
+        StoppedError: Ctrl-C.
+
+    Examples:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> run = [{"fc.weight": rng.normal(size=(30, 20)) * (1 + t)} for t in range(3)]
+        >>> followed = track(run, what="spectra")
+        >>> followed.steps, [s.what for s in followed.curves if s.what == "spectral_norm"]
+        ((0.0, 1.0, 2.0), ['spectral_norm'])
+    """
+    chosen = resolve(TrackConfig, config, options, of="track")
+    ordered = in_order(checkpoints, steps)
+    what = chosen.what or (("spectra", "loss", "llc") if data is not None else ("spectra",))
+    if data is None and set(what) - {"spectra"}:
+        raise BadInputError("data", f"is needed for {', '.join(sorted(set(what) - {'spectra'}))}")
+    with ExitStack() as stack:
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(shared_folder(folder))
+        identity = unit_key(_shared(chosen, data))
+        store = stack.enter_context(
+            open_store(folder / STORE, identity=identity, layout=LAYOUT, about={"name": "track"}, kind="run")
+        )
+        run = Run(
+            engine=chosen.engine,
+            workers=chosen.workers,
+            address=chosen.address,
+            retry=chosen.retry,
+            tick=tick,
+        )
+        stack.enter_context(stoppable(lambda: len(store.keys()), run))
+        settings = _settings(store, ordered, data, model, chosen) if "llc" in what else {}
+        body = Measurer(ordered, data, model, chosen, settings)
+        units = _units(ordered, what, chosen, settings)
+        done = store.keys(failed=not chosen.retry)
+        todo = [unit for unit in units if unit.key not in done]
+        if expect is not None:
+            expect(len(todo))
+        drive(store, body, todo, _keep, run)
+        return _result(store, ordered, units, settings, chosen, None if out is None else str(folder / STORE))
+
+
+def _shared(config: TrackConfig, data: Any) -> dict[str, Any]:
+    """What all rows of a store have in common: options that change numbers, and the data."""
+    kept = asdict(config)
+    for name in ("what", "level", "engine", "workers", "address", "retry"):
+        kept.pop(name)
+    return {"work": "track", "options": kept, "data": _digest(data)}
+
+
+def _digest(data: Any) -> str:
+    import hashlib
+    import os
+
+    import numpy as np
+
+    if data is None:
+        return ""
+    if isinstance(data, str | os.PathLike):
+        return Checkpoint(0, "data", data).identity()
+    digest = hashlib.sha256()
+    parts = (
+        list(data.values())
+        if isinstance(data, Mapping)
+        else data
+        if isinstance(data, tuple | list)
+        else [data]
+    )
+    for part in parts:
+        if hasattr(part, "detach") or isinstance(part, np.ndarray):
+            digest.update(np.asarray(part.detach().cpu() if hasattr(part, "detach") else part).tobytes())
+        else:
+            digest.update(type(part).__name__.encode())
+    return digest.hexdigest()
+
+
+def _units(
+    ordered: tuple[Checkpoint, ...], what: Sequence[str], config: TrackConfig, settings: Mapping[str, Any]
+) -> list[Unit]:
+    units = []
+    for place, checkpoint in enumerate(ordered):
+        identity = checkpoint.identity()
+        for quantity in what:
+            chosen = {"checkpoint": identity, "step": checkpoint.step, "quantity": quantity, "layout": LAYOUT}
+            if quantity == "llc":
+                chosen["settings"] = dict(settings)
+            name = f"{checkpoint.name}: {quantity}"
+            units.append(Unit(unit_key(chosen), name, identity, {"place": place, "quantity": quantity}))
+    return units
+
+
+def _keep(outcome: Outcome) -> Finished:
+    unit = outcome.unit
+    value = {"points": [list(point) for point in outcome.value] if outcome.reason is None else []}
+    return Finished(unit.key, unit.name, value, outcome.reason)
+
+
+def _settings(
+    store: Store, ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
+) -> dict[str, Any]:
+    """Temperature, localisation, chains and draws for every checkpoint, chosen once and kept in the store."""
+    key = unit_key({"work": "track settings", "layout": LAYOUT})
+    for unit in store.units():
+        if unit.key == key:
+            return dict(unit.value["settings"])
+    chosen = _calibrated(ordered, data, model, config)
+    store.put(Finished(key, "settings", {"settings": chosen, "points": []}))
+    return chosen
+
+
+def _calibrated(
+    ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
+) -> dict[str, Any]:
+    """One estimate at the checkpoint whose weights are largest, where curvature asks for the smallest steps."""
+    from strati.landscape.sampling.llc import llc
+    from strati.tracking.measure import _cut
+
+    largest, norm, name = None, -1.0, "mse"
+    for checkpoint in ordered:
+        try:
+            network = as_network(checkpoint, model, config)
+        except BadInputError:
+            continue
+        size = float(sum(float(p.detach().double().square().sum()) for p in network.parameters()))
+        if size > norm:
+            largest, norm = network, size
+    if largest is None:
+        raise BadInputError(
+            "checkpoints", "none can be rebuilt as a network; give model=, or follow spectra alone"
+        )
+    name = loss_name(data, largest, config)
+    options: dict[str, Any] = {"ladder": False, "seed": config.seed}
+    options |= {
+        key: getattr(config, key) for key in ("nbeta", "gamma", "chains", "draws") if getattr(config, key)
+    }
+    found = llc(largest, name, _cut(data, largest, config), **options)
+    return {
+        "loss": name,
+        "nbeta": found.nbeta,
+        "gamma": found.gamma,
+        "chains": found.chains,
+        "draws": found.draws,
+        "sampler": "auto",
+        "step": None,
+        "seed": config.seed,
+        "rows": config.rows or None,
+    }
+
+
+def _result(
+    store: Store,
+    ordered: tuple[Checkpoint, ...],
+    units: Sequence[Unit],
+    settings: Mapping[str, Any],
+    config: TrackConfig,
+    path: str | None,
+) -> Track:
+    kept = {unit.key: unit for unit in store.units()}
+    table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
+    failed = []
+    for unit in units:
+        row = kept.get(unit.key)
+        if row is None:
+            continue
+        place = unit.config["place"]
+        if row.reason is not None:
+            failed.append(
+                {"checkpoint": ordered[place].name, "quantity": unit.config["quantity"], "reason": row.reason}
+            )
+        for what, layer, value, error in row.value.get("points", ()):
+            table.setdefault((what, layer), {})[place] = (value, error)
+    if failed and len(failed) == len(units):
+        raise BadInputError(failed[0]["checkpoint"], f"nothing could be measured: {failed[0]['reason']}")
+    curves = tuple(
+        Series(
+            what,
+            layer,
+            tuple(points.get(i, (None, None))[0] for i in range(len(ordered))),
+            tuple(points.get(i, (None, None))[1] for i in range(len(ordered))),
+        )
+        for (what, layer), points in table.items()
+    )
+    steps = tuple(checkpoint.step for checkpoint in ordered)
+    warnings = []
+    if failed:
+        names = sorted({f["checkpoint"] for f in failed})
+        text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
+        warnings.append(Flag("incomplete", text))
+    return Track(
+        steps, curves, _breaks(steps, curves, config), settings, tuple(failed), path, tuple(warnings)
+    )
+
+
+def _breaks(
+    steps: tuple[float, ...], curves: tuple[Series, ...], config: TrackConfig
+) -> tuple[dict[str, Any], ...]:
+    long = [s for s in curves if sum(v is not None for v in s.values) >= LEAST]
+    found = []
+    for series in long:
+        for change in find_changes(
+            steps, series.values, level=config.level, series=len(long), seed=config.seed
+        ):
+            found.append({"what": series.what, "layer": series.layer, **vars(change)})
+    return tuple(sorted(found, key=lambda row: (row["step"], row["what"], row["layer"] or "")))

@@ -1,0 +1,126 @@
+"""``strati check``: one line per finding, exit code 3, and a registry that knows every code there is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import strati
+from strati import embedded
+from strati.errors import BadInputError
+from strati.spectra.comparing.check import CODES
+
+INITIAL, TRAINED = embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors")
+SOURCE = Path(strati.__file__).parent
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "strati.cli.main", "check", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tensors = load_file(TRAINED)
+    tensors["2.weight"] = np.where(np.eye(64, 96) > 0, np.nan, tensors["2.weight"]).astype(np.float32)
+    path = tmp_path_factory.mktemp("check") / "broken.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+def test_a_finding_is_a_line_and_exit_code_3(broken: Path, tmp_path: Path) -> None:
+    done = run(broken, "--json", tmp_path / "c.json")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("2.weight: not-finite: ")
+    result = json.loads((tmp_path / "c.json").read_text())
+    assert result["schema"] == "strati.check/1"
+    assert result["passed"] is False
+    assert [(x["layer"], x["code"]) for x in result["found"]] == [("2.weight", "not-finite")]
+    assert set(result["found"][0]) == {"layer", "code", "text"}
+
+
+def test_nothing_found_is_exit_code_0() -> None:
+    done = run(TRAINED, "--fail-on", "not-finite,constant", "--json", "-")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    assert (result["passed"], result["found"]) == (True, [])
+
+
+def test_kinds_of_update_against_a_base(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tuned = load_file(TRAINED)
+    tuned["0.weight"] = (
+        tuned["0.weight"] + 0.1 * rng.standard_normal((96, 2)) @ rng.standard_normal((2, 64))
+    ).astype(np.float32)
+    save_file(tuned, tmp_path / "tuned.safetensors")
+    path = tmp_path / "tuned.safetensors"
+    assert strati.check(path, TRAINED, fail_on="dense").passed
+    found = strati.check(path, TRAINED, fail_on=["low-rank", "untouched"]).found
+    assert [(x.layer, x.code) for x in found] == [
+        ("0.weight", "low-rank"),
+        ("2.weight", "untouched"),
+        ("4.weight", "untouched"),
+    ]
+    assert "2 directions" in found[0].text
+    assert strati.check(path, TRAINED, fail_on="low-rank", layers="!0").passed
+    page = tmp_path / "page.html"
+    assert run(path, "--base", TRAINED, "--fail-on", "low-rank", "--html", page).returncode == 3
+    assert "<!doctype html>" in page.read_text()[:100].lower()
+
+
+def test_a_base_of_other_shape_and_layers(tmp_path: Path) -> None:
+    tensors = load_file(TRAINED)
+    tensors["4.weight"] = tensors["4.weight"][:7].copy()
+    tensors["6.weight"] = np.ones((3, 7), np.float32)
+    save_file(tensors, tmp_path / "other.safetensors")
+    found = strati.check(
+        tmp_path / "other.safetensors", TRAINED, fail_on="shapes-differ,unmatched-layers"
+    ).found
+    assert {x.code for x in found} == {"shapes-differ", "unmatched-layers"}
+
+
+def test_warnings_of_the_file_count_too(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 3)
+    torch.save({"model": model.state_dict(), "loss": torch.tensor(1.0)}, tmp_path / "a.pt")
+    (finding,) = strati.check(tmp_path / "a.pt", fail_on="left-aside").found
+    assert (finding.layer, finding.code) == (None, "left-aside")
+
+
+def test_what_cannot_be_asked() -> None:
+    done = run(TRAINED, "--fail-on", "denze")
+    assert done.returncode == 2
+    assert "did you mean 'dense'" in done.stderr
+    assert "\n" not in done.stderr.strip()
+    with pytest.raises(BadInputError, match="against a base"):
+        strati.check(TRAINED, fail_on="dense")
+    with pytest.raises(BadInputError, match="names no code"):
+        strati.check(TRAINED, fail_on=",")
+    with pytest.raises(BadInputError, match="did you mean 'fail_on'"):
+        strati.check(TRAINED, fail_one="dense")
+
+
+def test_the_codes_are_listed() -> None:
+    done = run(TRAINED, "--list")
+    assert done.returncode == 0
+    assert all(f"{code}: " in done.stdout for code in CODES)
+
+
+def test_every_code_of_networks_and_spectra_can_be_asked_for() -> None:
+    """The codes are read from the source: a new one must be registered."""
+    missing = set()
+    for path in [*(SOURCE / "network").rglob("*.py"), *(SOURCE / "spectra").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Flag":
+                code = node.args[0] if node.args else None
+                if isinstance(code, ast.Constant) and code.value not in CODES:
+                    missing.add(code.value)
+    assert missing <= {"out-of-order"}  # about the order of a series' checkpoints, not about a network

@@ -1,0 +1,166 @@
+"""Ranks of updates beyond rounding: merges of known rank in every dtype, rates under pure rounding, full fine-tunes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strati.spectra.comparing.rounded_sum import smallest_rank
+from strati.spectra.comparing.update import update_between
+from strati.spectra.comparing.update_rank import LEVEL, effective_dtype, quantised_variance, rounding_variance
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def weights(seed: int, *shape: int) -> np.ndarray:
+    return (0.05 * np.random.default_rng([seed, *shape]).standard_normal(shape)).astype(np.float32)
+
+
+def low_rank(seed: int, rank: int, size: float, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, rank])
+    return (
+        size / np.sqrt(rank) * rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
+    )
+
+
+def judged(before: np.ndarray, after: np.ndarray) -> tuple[int, str]:
+    found = update_between(before, after).rank
+    return found.rank, str(found.kind)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 2, 8, 16])
+@pytest.mark.parametrize("size", [1e-2, 1e-3, 3e-4])
+def test_merges_of_known_rank(dtype: str, rank: int, size: float) -> None:
+    """The sum rounded once; the update rounded first, as PEFT does it; both networks rounded from one master copy."""
+    shape = (192, 160)
+    master, update = weights(0, *shape), low_rank(1, rank, size, *shape)
+    kind = DTYPES[dtype]
+    base = master.astype(kind)
+    exact = base.astype(np.float64)
+    for merged in (exact + update, exact + update.astype(kind).astype(np.float64), master + update):
+        assert judged(base, merged.astype(kind)) == (rank, "low-rank")
+
+
+def test_an_update_computed_coarsely_and_stored_finely() -> None:
+    base = weights(0, 160, 128)
+    update = low_rank(1, 4, 1e-2, 160, 128).astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert judged(base, base + update) == (4, "low-rank")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_fine_base_merged_into_a_coarse_dtype(dtype: str) -> None:
+    base = weights(0, 160, 128)
+    merged = (base + low_rank(1, 4, 1e-2, 160, 128)).astype(DTYPES[dtype])
+    assert judged(base, merged) == (4, "low-rank")
+    assert judged(merged, base) == (4, "low-rank")
+
+
+def test_directions_far_below_the_noise_of_rounding() -> None:
+    """Steps of a fifth of bfloat16's spacing: noise of that size would hide them, exact arithmetic does not."""
+    base = weights(0, 240, 240).astype(ml_dtypes.bfloat16)
+    update = low_rank(1, 8, 5e-5, 240, 240)
+    merged = (base.astype(np.float64) + update).astype(ml_dtypes.bfloat16)
+    assert float(np.mean(merged == base)) > 0.6
+    assert judged(base, merged) == (8, "low-rank")
+
+
+@pytest.mark.parametrize("pair", [("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float16")])
+def test_another_dtype_is_rounding(pair: tuple[str, str]) -> None:
+    base = weights(0, 120, 90)
+    first, second = (base.astype(DTYPES[name]) for name in pair)
+    assert judged(first, second) == (0, "rounding")
+    assert judged(second, first) == (0, "rounding")
+    assert judged(first, first.copy()) == (0, "untouched")
+    assert judged(first, first.astype(np.float32)) == (0, "untouched")
+
+
+def test_rounding_is_called_structure_no_more_often_than_said() -> None:
+    """300 pairs of roundings of the same weights at level 0.001: three or more found has a chance below 0.4 %."""
+    assert LEVEL == 1e-3
+    found = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        rows, columns = rng.integers(20, 60, 2)
+        real = rng.standard_normal((rows, columns)) * rng.lognormal(size=(rows, 1))
+        first, second = real.astype(np.float16 if seed % 2 else np.float32), real.astype(ml_dtypes.bfloat16)
+        found += update_between(first, second, rng=rng).rank.rank > 0
+    assert found < 3
+
+
+def test_quantised_rows_of_different_size_have_errors_of_different_size() -> None:
+    """Rounding to 15 levels in groups of 32: at most one of 60 matrices of unequal rows has more."""
+    found = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        real = rng.standard_normal((64, 64)) * rng.lognormal(sigma=0.7, size=(64, 1))
+        groups = real.reshape(64, 2, 32)
+        scale = np.abs(groups).max(axis=2, keepdims=True) / 7
+        coded = (np.round(groups / scale) * scale).reshape(64, 64)
+        variance = quantised_variance(coded, float(np.mean(scale**2) / 12), 32)
+        found += update_between(real.astype(np.float32), coded, rng=rng, variance=variance).rank.rank > 0
+    assert found <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_dense_updates_are_dense(dtype: str, decay: float) -> None:
+    """Spectra from flat to falling like 1/k, as fine-tunes have them; the update is as large as the dtype can show."""
+    rng = np.random.default_rng(0)
+    base = weights(0, 160, 128).astype(DTYPES[dtype])
+    left, right = (
+        np.linalg.qr(rng.standard_normal((160, 128)))[0],
+        np.linalg.qr(rng.standard_normal((128, 128)))[0],
+    )
+    spectrum = np.arange(1, 129) ** -decay
+    update = (left * spectrum) @ right.T
+    update *= 3e-3 / np.sqrt(np.mean(update**2))
+    rank, kind = judged(base, (base.astype(np.float64) + update).astype(DTYPES[dtype]))
+    assert kind == "dense"
+    assert rank > 32
+
+
+def test_zero_weights_have_no_coarse_grid() -> None:
+    base = weights(0, 100, 80)
+    base[:40] = 0
+    update = low_rank(1, 3, 1e-3, 100, 80)
+    assert judged(base, (base + update).astype(np.float32)) == (3, "low-rank")
+
+
+def test_the_coarsest_dtype_that_holds_the_weights() -> None:
+    base = weights(0, 30, 20)
+    assert effective_dtype(base) == "float32"
+    assert effective_dtype(base.astype(np.float64)) == "float32"
+    assert effective_dtype(base.astype(ml_dtypes.bfloat16).astype(np.float32)) == "bfloat16"
+    assert effective_dtype(base.astype(np.float16).astype(np.float32)) == "float16"
+    assert effective_dtype(np.random.default_rng(0).standard_normal((3, 3))) == "float64"
+
+
+def test_spacings_are_numpys_own() -> None:
+    values = np.random.default_rng(0).standard_normal((40, 30)).astype(np.float32)
+    np.testing.assert_allclose(
+        rounding_variance(values), np.spacing(np.abs(values)).astype(np.float64) ** 2 / 12
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(rank=st.integers(0, 6), seed=st.integers(0, 10**6), step=st.sampled_from([0.05, 0.2, 1.0]))
+def test_the_smallest_rank_is_never_above_the_true_one(rank: int, seed: int, step: float) -> None:
+    """Whatever was added and rounded on a grid, its own rank explains it, so no larger one is named."""
+    rng = np.random.default_rng(seed)
+    base = np.round(rng.standard_normal((72, 60)) / step) * step
+    update = 0.3 * rng.standard_normal((72, rank)) @ rng.standard_normal((rank, 60))
+    merged = np.round((base + update) / step) * step
+    found = smallest_rank(merged - base, np.full(base.shape, step / 2 * (1 + 1e-9)), start=max(rank, 1))
+    assert found is not None
+    assert found.rank <= rank
+
+
+def test_results_do_not_depend_on_chance_beyond_the_seed() -> None:
+    base = weights(0, 60, 50)
+    after = base + np.float32(1e-3) * weights(1, 60, 50)
+    one, two = (update_between(base, after, rng=np.random.default_rng(7)).rank for _ in range(2))
+    assert one == two

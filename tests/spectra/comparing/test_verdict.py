@@ -1,0 +1,296 @@
+"""What the summary says: merged LoRAs made by PEFT, full fine-tunes, merges of parents, layers that stand out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import strati
+from strati.errors import BadInputError
+from strati.spectra.comparing.mixture import mixture
+from strati.spectra.comparing.outliers import stand_out
+
+torch = pytest.importorskip("torch")
+WIDTH = 96
+
+
+def model(seed: int = 0, dtype: str = "float32"):
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        hidden_size=WIDTH,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=120,
+        max_position_embeddings=32,
+        initializer_range=0.05,
+    )
+    return transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
+
+
+def merged(targets: list[str], rank: int, dtype: str, size: float = 0.02):
+    """A LoRA with trained-looking factors, merged by PEFT itself."""
+    import peft
+
+    base = model(dtype=dtype)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data = (size * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype)
+    return before, adapted.merge_and_unload().state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rank", [2, 8, 16])
+def test_a_merged_lora_is_named_with_its_rank_and_place(dtype: str, rank: int) -> None:
+    result = strati.compare(*merged(["q_proj", "v_proj"], rank, dtype))
+    assert f"This fine-tune is a merged LoRA of rank {rank} on q and v." in result.text()
+    for layer in result.layers:
+        adapted = layer.role in ("attention.q", "attention.v")
+        assert layer.update_kind == ("low-rank" if adapted else "untouched")
+        assert layer.update_rank == (rank if adapted else 0)
+        assert (layer.update_rank_pvalue is None) != adapted
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_places_and_some_blocks_only() -> None:
+    every = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    text = strati.compare(*merged(every, 4, "bfloat16")).text()
+    assert (
+        "of rank 4 on q, k, v, the attention output, the MLP input, the MLP gate and the MLP output." in text
+    )
+    text = strati.compare(
+        *merged(["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj"], 4, "float32")
+    ).text()
+    assert "of rank 4 on q and v (2 of 4 such layers)." in text
+
+
+def fine_tuned(dtype: str, rate: float, frozen: tuple[str, ...] = (), sgd: bool = False):
+    """Every weight trained for a few steps on random tokens."""
+    net = model()
+    before = {name: tensor.clone().to(getattr(torch, dtype)) for name, tensor in net.state_dict().items()}
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(not any(word in name for word in frozen))
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=rate) if sgd else torch.optim.AdamW(trained, lr=rate)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        tokens = torch.randint(0, 120, (4, 24), generator=generator)
+        optimizer.zero_grad()
+        net(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    return before, {name: tensor.to(getattr(torch, dtype)) for name, tensor in net.state_dict().items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("rate", [1e-3, 1e-4])
+@pytest.mark.parametrize("frozen", [(), ("embed", "norm", "lm_head")])
+def test_a_full_fine_tune_is_not_called_a_merged_lora(
+    dtype: str, rate: float, frozen: tuple[str, ...]
+) -> None:
+    result = strati.compare(*fine_tuned(dtype, rate, frozen))
+    assert "LoRA" not in result.text()
+    if dtype == "float32":
+        body = [x for x in result.layers if x.role.startswith(("attention", "mlp"))]
+        assert {x.update_kind for x in body} == {"dense"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradient_steps_of_low_rank_that_move_the_norms_are_no_lora() -> None:
+    assert "LoRA" not in strati.compare(*fine_tuned("float32", 0.1, sgd=True)).text()
+
+
+def test_conversions_are_said_to_be_conversions() -> None:
+    net = model().state_dict()
+    text = strati.compare(net, {name: tensor.bfloat16() for name, tensor in net.items()}).text()
+    assert "The weights are the same up to rounding" in text
+    assert "LoRA" not in text
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("shares", [(0.7, 0.3), (0.5, 0.2, 0.3), (1.4, -0.4)])
+def test_mixtures_are_recovered_within_their_errors(dtype, shares: tuple[float, ...], tmp_path: Path) -> None:
+    """Parents that differ by one part in a hundred, as fine-tunes of one base do."""
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    base = {f"fc{i}.weight": rng.standard_normal((40, 30)) for i in range(3)}
+    parents = [{k: w + 0.01 * rng.standard_normal(w.shape) for k, w in base.items()} for _ in shares]
+    mixed = {k: sum(s * p[k] for s, p in zip(shares, parents, strict=True)) for k in base}
+    paths = []
+    for i, tensors in enumerate([*parents, mixed]):
+        paths.append(tmp_path / f"{i}.safetensors")
+        save_file({k: w.astype(dtype) for k, w in tensors.items()}, paths[-1])
+    result = strati.compare(*paths, merge=True)
+    assert len(result.layers) == 3
+    for layer in result.to_dict()["layers"]:
+        found = layer["mixture"]
+        assert set(found) == {"weights", "stderr", "residual"}
+        for weight, error, true in zip(found["weights"], found["stderr"], shares, strict=True):
+            assert abs(weight - true) < max(5 * error, 1e-6)
+            assert error < 0.02
+        assert found["residual"] < 1e-3
+    assert "in every layer" in result.text()
+    if dtype is np.float32:
+        assert f"The merge is {shares[0]:.3f} x network 0" in result.text()
+
+
+def test_errors_of_mixtures_cover_as_often_as_they_say() -> None:
+    """400 merges with noise: two standard errors hold the weight in 95.4 %; below 91 % has a chance of 1 in 10,000."""
+    rng = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        parents = rng.standard_normal((2, 12, 10))
+        noisy = 0.6 * parents[0] + 0.4 * parents[1] + 0.05 * rng.standard_normal((12, 10))
+        found = mixture(list(parents), noisy)
+        inside += sum(
+            abs(w - t) < 2 * e for w, t, e in zip(found.weights, (0.6, 0.4), found.stderr, strict=True)
+        )
+    assert inside > 0.91 * 400
+
+
+def test_a_merge_that_cannot_be_told_says_so() -> None:
+    weight = np.random.default_rng(0).standard_normal((8, 6))
+    assert mixture([weight, weight], weight).weights == (None, None)
+    with pytest.raises(BadInputError, match="parents"):
+        strati.compare({"a.weight": weight}, {"a.weight": weight}, merge=True)
+
+
+def layers_of(changes: np.ndarray, role: str = "mlp.in") -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(name=f"{role}.{i}", role=role, block=i, relative_change=c)
+        for i, c in enumerate(changes)
+    ]
+
+
+def test_layers_that_stand_out_are_found_and_others_are_not() -> None:
+    """500 networks of 24 layers without an outlier, level 5 %: more than 45 false alarms has a chance below 1e-4."""
+    rng = np.random.default_rng(0)
+    alarms = 0
+    for _ in range(500):
+        slope = np.linspace(0, rng.normal(), 12)
+        layers = layers_of(np.exp(-4 + slope + 0.3 * rng.standard_normal(12)))
+        layers += layers_of(np.exp(-3 + 0.3 * rng.standard_normal(12)), "mlp.out")
+        alarms += stand_out(layers)[0].pvalue < 0.05
+    assert alarms <= 45
+    found = 0
+    for _ in range(100):
+        changes = np.exp(-4 + 0.3 * rng.standard_normal(12))
+        changes[5] *= 8
+        first = stand_out(layers_of(changes))[0]
+        found += first.layer == "mlp.in.5" and first.pvalue < 0.05
+    assert found > 85
+
+
+def test_an_outlier_is_in_the_summary_and_the_json() -> None:
+    rng = np.random.default_rng(0)
+    base = {
+        f"layers.{i}.mlp.up_proj.weight": rng.standard_normal((24, 20)).astype(np.float32) for i in range(10)
+    }
+    tuned = {
+        k: (
+            w + (0.3 if ".7." in k else 0.01 * (1 + 0.1 * rng.random())) * rng.standard_normal(w.shape)
+        ).astype(np.float32)
+        for k, w in base.items()
+    }
+    result = strati.compare(base, tuned)
+    first = result.to_dict()["stand_out"][0]
+    assert first["layer"] == "layers.7.mlp.up_proj.weight"
+    assert first["pvalue"] < 0.001
+    assert "moved unlike the others of their role: layers.7.mlp.up_proj.weight" in result.text()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_beside_its_base(tmp_path: Path) -> None:
+    import peft
+
+    base = model()
+    base.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    result = strati.compare(tmp_path / "base", tmp_path / "adapter")
+    assert "merged LoRA of rank 4 on q and v" in result.text()
+
+
+def network_of(name: str) -> Path:
+    from strati import zoo
+
+    try:
+        return zoo.path(name)
+    except BadInputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+def test_the_fine_tuned_minilm_is_no_lora() -> None:
+    base, tuned = network_of("minilm"), network_of("minilm-tuned")
+    result = strati.compare(base, tuned, layers=["role:attention.*", "role:mlp.*", "role:linear"])
+    assert "LoRA" not in result.text()
+    kinds = [layer.update_kind for layer in result.layers]
+    assert kinds.count("untouched") == 1  # the pooler
+    assert kinds.count("dense") == len(kinds) - 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_full_fine_tune_of_stories15m_is_no_lora(dtype: str) -> None:
+    net = strati.as_module(network_of("stories15m"))
+    kind = getattr(torch, dtype)
+    before = {name: tensor.detach().clone().to(kind) for name, tensor in net.state_dict().items()}
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        tokens = torch.randint(3, 2000, (2, 32), generator=generator)
+        optimizer.zero_grad()
+        logits = net(tokens)
+        logits = getattr(logits, "logits", logits)
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    after = {name: tensor.detach().to(kind) for name, tensor in net.state_dict().items()}
+    result = strati.compare(before, after, layers=["block:0", "block:5"])
+    assert "LoRA" not in result.text()
+    if dtype == "float32":
+        assert {layer.update_kind for layer in result.layers} == {"dense"}
+
+
+def adapters(tmp_path: Path, seeds: tuple[int, int]) -> list[Path]:
+    """Two trained-looking LoRA adapters on q; one seed for both gives the same directions."""
+    import peft
+
+    folders = []
+    for n, seed in enumerate(seeds):
+        config = peft.LoraConfig(r=3, lora_alpha=3, target_modules=["q_proj"], init_lora_weights=False)
+        adapted = peft.get_peft_model(model(), config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data = 0.02 * torch.randn(parameter.shape, generator=generator)
+        folders.append(tmp_path / str(n))
+        adapted.save_pretrained(folders[-1])
+    return folders
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_adapters_say_whether_they_write_the_same(tmp_path: Path) -> None:
+    same = strati.compare(*adapters(tmp_path / "same", (1, 1)))
+    apart = strati.compare(*adapters(tmp_path / "apart", (1, 2)))
+    for layer in same.layers:
+        assert layer.interference.cosine == pytest.approx(1.0)
+        assert layer.interference.written_overlap == pytest.approx(1.0)
+    for layer in apart.layers:
+        assert abs(layer.interference.cosine) < 0.1
+        assert layer.interference.by_chance == pytest.approx(3 / WIDTH)
+        assert layer.interference.written_overlap < 0.2
+    assert "the directions they write overlap" in apart.text()

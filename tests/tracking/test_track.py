@@ -1,0 +1,216 @@
+"""A small run followed: series, settings shared by all checkpoints, resuming, odd runs; the tracker, its callbacks."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+from torch import nn
+
+import strati
+from strati.errors import BadInputError
+from strati.tracking.steps import in_order
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 3))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Ten checkpoints of a network learning to tell three classes, and its data."""
+    folder = tmp_path_factory.mktemp("run")
+    model = network()
+    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
+    y = x[:, :3].argmax(1)
+    rate = torch.optim.Adam(model.parameters(), lr=0.02)
+    for step in range(10):
+        save_file(model.state_dict(), folder / f"ckpt-{10 * step}.safetensors")
+        for _ in range(10):
+            rate.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            rate.step()
+    data = tmp_path_factory.mktemp("data") / "data.npz"
+    np.savez(data, x=x.numpy(), y=y.numpy())
+    return folder, data
+
+
+def test_checkpoints_in_order(run):
+    folder, _ = run
+    found = in_order(folder)
+    assert [c.step for c in found] == [10.0 * i for i in range(10)]
+    assert [c.step for c in in_order(["org/model@step3000", "org/model@step20"])] == [20.0, 3000.0]
+    with pytest.raises(BadInputError, match="2 for 1 checkpoints"):
+        in_order([{}], [1, 2])
+
+
+def test_spectra_are_those_of_scan(run):
+    folder, _ = run
+    found = strati.track(folder, what="spectra")
+    scanned = strati.scan(folder / "ckpt-90.safetensors").to_dict()["layers"]
+    series = {(s.what, s.layer): s for s in found.curves}
+    for row in scanned:
+        assert series["stable_rank", row["name"]].values[-1] == row["stable_rank"]
+        assert series["alpha", row["name"]].stderr[-1] == row["alpha_stderr"]
+
+
+def test_loss_and_learning_coefficient_share_their_settings(run):
+    folder, data = run
+    paths = [folder / f"ckpt-{step}.safetensors" for step in (0, 40, 90)]
+    found = strati.track(paths, data=data, what="loss,llc", chains=4, draws=60, gamma=10.0)
+    assert found.settings["loss"] == "cross_entropy"
+    assert found.settings["gamma"] == 10.0
+    assert found.settings["nbeta"] == pytest.approx(120 / np.log(120))
+    loss = next(s for s in found.curves if s.what == "loss")
+    assert loss.values[0] > loss.values[1] > loss.values[2]
+    assert all(e is not None and e > 0 for e in loss.stderr)
+    assert set(found.series.columns) == {"step", "what", "layer", "value", "stderr"}
+
+
+def test_resuming_adding_checkpoints_and_quantities(run, tmp_path):
+    folder, data = run
+    paths = sorted(folder.iterdir(), key=lambda p: int(p.stem.split("-")[1]))
+    done: list[str] = []
+    strati.track(paths[:3], what="spectra", data=data, out=tmp_path, tick=done.append)
+    assert len(done) == 3
+    done.clear()
+    strati.track(paths[:5], what="spectra,loss", data=data, out=tmp_path, tick=done.append)
+    assert sorted(name.split(": ")[1] for name in done) == ["loss"] * 5 + ["spectra"] * 2
+    done.clear()
+    again = strati.track(paths[:5], what="spectra,loss", data=data, out=tmp_path, tick=done.append)
+    assert done == []
+    fresh = strati.track(paths[:5], what="spectra,loss", data=data)
+    assert [vars(s) for s in again.curves] == [vars(s) for s in fresh.curves]
+    with pytest.raises(BadInputError, match="holds another run"):
+        strati.track(paths[:3], what="spectra", data=data, out=tmp_path, seed=7)
+
+
+def test_unreadable_checkpoints_are_named_and_the_rest_goes_on(run, tmp_path):
+    folder, _ = run
+    bad = tmp_path / "ckpt-55.safetensors"
+    bad.write_bytes(b"nonsense")
+    found = strati.track([*folder.iterdir(), bad], what="spectra")
+    assert [f["checkpoint"] for f in found.failed] == ["ckpt-55.safetensors"]
+    assert found.warnings[0].code == "incomplete"
+    assert len(found.steps) == 11
+    with pytest.raises(BadInputError, match="nothing could be measured"):
+        strati.track([bad], what="spectra")
+
+
+def test_layers_that_appear_and_repeated_steps():
+    rng = np.random.default_rng(0)
+    a = {"fc1.weight": rng.normal(size=(20, 10))}
+    b = a | {"fc2.weight": rng.normal(size=(20, 10))}
+    found = strati.track([a, b, b], steps=[0, 10, 10], what="spectra")
+    series = {(s.what, s.layer): s.values for s in found.curves}
+    assert series["entropy", "fc2.weight"][0] is None
+    assert series["entropy", "fc2.weight"][1] is not None
+
+
+def test_a_model_of_ones_own_is_filled_with_the_weights(run):
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
+    y = np.zeros(40, dtype=np.int64)
+    states = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        states.append({k: v.clone() for k, v in Own().state_dict().items()})
+    found = strati.track(states, data=(x, y), model=Own(), what="loss")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(Own()(torch.from_numpy(x)), torch.from_numpy(y))
+    assert found.curves[0].values[1] == pytest.approx(float(expected), rel=1e-6)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)) ** 2)
+
+
+def test_the_command(run, tmp_path):
+    from strati.cli.track import command
+
+    folder, data = run
+    words = [str(folder), "--data", str(data), "--what", "spectra,loss", "--out", str(tmp_path / "o")]
+    result = CliRunner().invoke(command, [*words, "--json", str(tmp_path / "t.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "t.json").read_text())
+    assert found["schema"] == "strati.track/1"
+    assert found["steps"] == [10.0 * i for i in range(10)]
+    assert {"what", "layer", "values", "stderr"} == set(found["series"][0])
+    assert "10 checkpoints, steps 0 to 90" in result.output
+
+
+def test_the_tracker_writes_lines_and_never_raises(tmp_path):
+    model = nn.Linear(30, 40)
+    logged: list[tuple[dict[str, float], int]] = []
+    with strati.Tracker(
+        model, every=5, out=tmp_path, log=lambda v, s: logged.append((dict(v), s)), share=1
+    ) as tracker:
+        for step in range(11):
+            tracker.step(step)
+            tracker.close()
+    lines = [json.loads(line) for line in (tmp_path / "track.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 5, 10] == [step for _, step in logged]
+    scanned = strati.scan(model).to_dict()["layers"][0]
+    assert lines[0]["values"]["weight/stable_rank"] == pytest.approx(scanned["stable_rank"], rel=1e-6)
+
+    def broken(values: Any, step: int) -> None:
+        raise RuntimeError("no connection")
+
+    with pytest.warns(RuntimeWarning, match="no connection") as seen:
+        tracker = strati.Tracker(model, every=1, log=broken, share=1)
+        for step in range(3):
+            tracker.step(step)
+            tracker.close()
+    assert len(seen) == 1
+
+
+def test_a_scan_under_way_is_not_waited_for():
+    import threading
+
+    gate = threading.Event()
+    with strati.Tracker(nn.Linear(20, 20), every=1, log=lambda v, s: gate.wait(10), share=1) as tracker:
+        for step in range(4):
+            tracker.step(step)
+        assert tracker.skipped == 3
+        gate.set()
+
+
+def test_the_callback_in_transformers_trainer(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from strati.integrations.transformers import StratiCallback
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+        )
+        rows = [{"input_ids": torch.arange(8) % 32, "labels": torch.arange(8) % 32} for _ in range(8)]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path / "o"),
+            max_steps=4,
+            per_device_train_batch_size=2,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+        )
+        callback = StratiCallback(every=2, out=tmp_path, share=1)
+        transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback]).train()
+    lines = [json.loads(line)["step"] for line in (tmp_path / "track.jsonl").read_text().splitlines()]
+    assert lines[0] == 0
+    assert set(lines) <= {0, 2, 4}
+    assert len(lines) + callback.tracker.skipped == 3
