@@ -171,7 +171,7 @@ def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
         factor.add(part)
         factor.compare(part, twin)
     upper, noise = factor.matrix, factor.noise
-    ranges = [rank_range(upper[:end, :end], noise[:end]) for end in edges[1:]]
+    ranges = [rank_range(upper[:end, :end], noise[:end], factor.count) for end in edges[1:]]
     return ranges, torch.linalg.svdvals(upper)
 
 
@@ -184,7 +184,7 @@ def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     for start, end in pairwise(edges):
         factor.add(whole[:, start:end].T)
         factor.compare(whole[:, start:end].T, other[:, start:end].T)
-        ranges.append(rank_range(factor.matrix, factor.noise))
+        ranges.append(rank_range(factor.matrix, factor.noise, factor.count))
     return ranges, torch.linalg.svdvals(factor.matrix)
 
 

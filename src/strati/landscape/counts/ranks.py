@@ -43,7 +43,7 @@ class RankRange:
         return self.low == self.high
 
 
-def rank_range(matrix: Tensor, noise: Tensor | None = None) -> RankRange:
+def rank_range(matrix: Tensor, noise: Tensor | None = None, rows: int = 0) -> RankRange:
     """The rank of a matrix, whatever the scale of its columns.
 
     With unit columns and column errors of relative size ``rho``, singular values move by at most
@@ -54,6 +54,7 @@ def rank_range(matrix: Tensor, noise: Tensor | None = None) -> RankRange:
     Args:
         matrix: Rows by columns, float64.
         noise: Relative error of each column; rounding of the columns themselves by default.
+        rows: How many rows went into it, where it is the factor of more.
 
     Examples:
         >>> v = torch.tensor([[1.0, 1e9, 1.0], [2.0, -1e9, 2.0], [3.0, 5e9, 3.0]], dtype=torch.float64)
@@ -65,7 +66,7 @@ def rank_range(matrix: Tensor, noise: Tensor | None = None) -> RankRange:
     scaled, floor = balanced(matrix, noise)
     if scaled.numel() == 0:
         return RankRange(0, 0)
-    return decide(torch.linalg.svdvals(scaled), floor)
+    return decide(torch.linalg.svdvals(scaled), floor, max(rows, len(matrix)))
 
 
 def balanced(matrix: Tensor, noise: Tensor | None = None) -> tuple[Tensor, float]:
@@ -83,13 +84,17 @@ def balanced(matrix: Tensor, noise: Tensor | None = None) -> tuple[Tensor, float
     return scaled, 2 * usual * math.sqrt(max(1, size.numel()))
 
 
-def decide(values: Tensor, floor: float) -> RankRange:
-    """The rank from singular values (descending) and the floor of what can be told from zero."""
+def decide(values: Tensor, floor: float, rows: int) -> RankRange:
+    """The rank from singular values (descending) and the floor of what can be told from zero.
+
+    A factorisation itself leaves some units of rounding, growing with the square root of the number of rows.
+    """
     size = int(values.numel())
     low = int((values > floor).sum())
     if low == size:
         return RankRange(low, low)
-    if low == 0 or float(values[low]) > max(floor / OPEN, 4 * EPS * float(values[0])):
+    left = EPS * float(values[0]) * max(4.0, math.sqrt(rows) / 4)
+    if low == 0 or float(values[low]) > max(floor / OPEN, left):
         return RankRange(low, size)
     last = values[max(0, low - 4) : low]
     steepest = float((last[1:] / last[:-1]).min()) if last.numel() > 1 else 1.0
@@ -204,9 +209,9 @@ class Factor:
             if index.numel() == 1:
                 there = bool((matrix[:, index] != 0).any())
                 return RankRange(int(there and float(noise[index]) < 0.1), int(there))
-            found = rank_range(matrix[:, index], noise[index])
+            found = rank_range(matrix[:, index], noise[index], self.count)
             return RankRange(found.low, found.high)
-        return rank_range(matrix, noise)
+        return rank_range(matrix, noise, self.count)
 
     def _flush(self) -> None:
         if not self._waiting:
