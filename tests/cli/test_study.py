@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from strati import embedded
+
 SPEC = """
 name = "cli"
 [network]
@@ -147,6 +149,39 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     assert told.count("\n") == 1 and "Traceback" not in told
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "moment"), [("study", 0.12), ("study", 0.4), ("study", 0.7), ("scan", 0.2), ("scan", 1.0)]
+)
+def test_ctrl_c_at_any_moment_is_130_and_one_line(
+    spec: Path, tmp_path: Path, verb: str, moment: float
+) -> None:
+    """From the first imports on (an interpreter needs about 0.05 s of processor time to begin with them)."""
+    words = {
+        "study": command("study", spec, "--out", tmp_path / "out", "--workers", "2", "--quiet"),
+        "scan": command("scan", embedded.path("digits-mlp.safetensors"), "--bootstrap", "100000", "--quiet"),
+    }[verb]
+    process = subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    watched = psutil.Process(process.pid)
+    with suppress(psutil.NoSuchProcess):
+        while process.poll() is None and sum(watched.cpu_times()[:2]) < moment:
+            time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        _, told = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:  # it did not heed: the test fails, and leaves nothing behind
+            process.kill()
+            process.communicate()
+    assert process.returncode == 130, told
+    assert told.startswith("strati: stopped") and told.count("\n") == 1, told
 
 
 def test_bad_specs_are_one_line_and_leave_nothing(tmp_path: Path) -> None:

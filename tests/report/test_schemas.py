@@ -27,7 +27,7 @@ def problems(result: Any) -> list[str]:
 
 def kinds(of: type = Result) -> set[type]:
     for module in pkgutil.walk_packages(strati.__path__, "strati."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith("__main__") and ".integrations." not in module.name:
             importlib.import_module(module.name)
     found, new = set(), {of}
     while new:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option, show
 from strati.run.files import check_writable
+from strati.run.progress import progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,9 +40,11 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 )
 @click.option(
     "--sites",
-    help="Where to read a network that is not an MLP: residual, mlp, or module names with commas (NAME:input: what goes in).",
+    help="Where to read a network that is not an MLP: residual, mlp, or module names with commas "
+    "(NAME:input for what goes in).",
 )
 @click.option("--rows", type=click.IntRange(2), metavar="N", help="Use only the first N rows of DATA.")
+@layers_option
 @device_option
 @click.option("--compare", is_flag=True, help="Also the other bases: sparsity of edges, ablation curves.")
 @click.option("--sparsify", metavar="FILE", help="Write a reparametrised checkpoint with more zeros instead.")
@@ -83,7 +86,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     with progress("basis", None, quiet=output.quiet) as tick:
         basis = interaction_basis(
             network, inputs.x, options["kind"], centre=options["centre"], sites=sites, seed=seed,
-            device=options["device"], tick=tick,
+            layers=options["layers"] or None, device=options["device"], tick=tick,
         )  # fmt: skip
         graph = interaction_graph(basis, tick=tick)
     found = modules(graph, options["epsilon"], number=options["number"], seed=seed)

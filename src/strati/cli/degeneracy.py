@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option
+from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option
 from strati.landscape.sampling.config import LLCConfig, Sampler
 from strati.options import default
 from strati.run.progress import progress
@@ -45,6 +45,7 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "Localisation; set it to compare networks.",
             "1; above 2,500 parameters N / |theta*|^2",
         ),
+        option("seconds", positive, "Sampling time to aim at; more seconds, smaller error.", "8 to 32"),
         option("batch", click.IntRange(min=1), "Rows per minibatch of SGLD."),
         option("step", positive, "Step size of SGLD.", "calibrated"),
         option("max_rhat", positive, "Give no value above this R-hat."),
@@ -88,6 +89,8 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     metavar="N",
     help="Use only the first N rows for --llc and --scales.  [default: all]",
 )
+@layers_option
+@device_option
 @seed_option
 @output_options
 def command(
@@ -100,6 +103,8 @@ def command(
     want_scales: bool,
     loss: str | None,
     sample_rows: int | None,
+    layers: tuple[str, ...],
+    device: str | None,
     seed: int,
     output: Output,
     **sampling: Any,
@@ -123,10 +128,11 @@ def command(
     x, y = read.x, read.y
     network = as_module(model, activation=activation)
     x = _fitting(x, tokens=hasattr(network, "get_input_embeddings"))
-    from strati.landscape.counts.count import degeneracy
+    from strati.landscape.counts.count import DegeneracyConfig, degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
-        result = degeneracy(network, x, epsilon=epsilon, exact=exact, seed=seed, tick=tick)
+        options = DegeneracyConfig(epsilon, exact, layers or None, seed, device)
+        result = degeneracy(network, x, config=options, tick=tick)
     loss = loss or ("behavioural-kl" if hasattr(network, "save_pretrained") else "behavioural-mse")
     rows: Any = x[:sample_rows]
     if y is not None and not loss.startswith("behavioural"):

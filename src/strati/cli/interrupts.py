@@ -1,8 +1,10 @@
 """Ctrl-C from the first moment to the last: one line and exit code 130, whatever the process is doing.
 
 While the program is still being imported there is nothing to clean up: it leaves at once. While a verb runs the first
-Ctrl-C is a ``KeyboardInterrupt``, so that it can say what is kept; a second one leaves at once. When the verb is done
-nothing is left to stop. Imports nothing but the standard library's smallest modules: it has to be there first.
+Ctrl-C is a ``KeyboardInterrupt``, so that the verb can say what is kept; a second one leaves at once, and so does the
+first where it was not heeded within seconds: imported code may swallow it, and threads may not stop. What is kept is
+written whole or not at all, so that this loses nothing. When the verb is done nothing is left to stop.
+Imports nothing but small modules of the standard library: it has to be there first.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import threading
 from types import FrameType
 
 CODE = 130
+PATIENCE = 6
+"""Seconds after which a Ctrl-C that was not heeded ends the process."""
+
 _MAIN = threading.main_thread()
 
 
@@ -35,6 +40,8 @@ def ignore() -> None:
     """From now on Ctrl-C does nothing: the process is about to end anyway."""
     if signal.getsignal(signal.SIGINT) in (_leave, _raise):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, "SIGALRM"):
+            signal.alarm(0)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -44,4 +51,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, _leave)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _leave)
+        signal.alarm(PATIENCE)
     raise KeyboardInterrupt

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from strati.errors import require
+from strati.errors import MissingExtraError
 from strati.tracking.tracker import Tracker
 
-_transformers = require("transformers", "transformers", "the callback for transformers' Trainer")
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise MissingExtraError(
+        "the callback for transformers' Trainer",
+        "needs transformers; install it with: pip install 'strati[transformers]'",
+    ) from None
 
 
-class StratiCallback(_transformers.TrainerCallback):  # type: ignore[misc]
+class StratiCallback(TrainerCallback):
     """Follow the spectra of the model that a ``Trainer`` trains.
 
     Args:

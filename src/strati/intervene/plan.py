@@ -99,6 +99,7 @@ class Plan(Result):
     quantity: str
     exact: bool
     frontier: tuple[Mapping[str, Any], ...] = ()
+    curves: tuple[Mapping[str, Any], ...] = ()
     study: Study | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -110,7 +111,7 @@ class Plan(Result):
         """Everything but the study itself, of which the place and the data's hash are kept."""
         names = (
             *("action", "budget", "layers", "predicted", "uniform", "additivity", "performance", "size"),
-            *("networks", "verdict", "quantity", "exact", "frontier"),
+            *("networks", "verdict", "quantity", "exact", "frontier", "curves"),
         )
         origin = self.study.origin if self.study is not None else {}
         store = (
@@ -292,9 +293,30 @@ def _plan(
         verdict=_size_verdict(candidates, best, even) if candidates.loss else _verdict(gain, best, even),
         quantity=quantity,
         exact=candidates.exact,
-        frontier=tuple(candidates.frontier()),
+        frontier=tuple(candidates.frontier(_metrics(study, curves))),
+        curves=tuple(_points(c, o) for c, o in zip(curves, best.options, strict=True)),
         study=study,
     )
+
+
+def _points(curve: Curve, chosen: int) -> dict[str, Any]:
+    """A layer's curve for the page: every setting with its size and cost, and which one was chosen."""
+    points = [{"choice": o.choice, "size": o.size, "cost": o.cost, "stderr": o.error} for o in curve.options]
+    return {"layer": curve.layer, "choice": curve.options[chosen].choice, "points": points}
+
+
+def _metrics(study: Study, curves: Sequence[Curve]) -> dict[str, dict[str, float]]:
+    """The data-free metrics by which others spread a budget, where the study recorded them for every layer."""
+    found: dict[str, dict[str, float]] = {}
+    for name in ("alpha", "stable_rank"):
+        known = {
+            r["layer"]: float(r[name])
+            for r in study.rows
+            if r["intervention"] == "intact" and r.get(name) is not None
+        }
+        if all(c.layer in known for c in curves):
+            found[name] = known
+    return found
 
 
 def _ticked(options: Sequence[tuple[int, ...]], tick: Tick, name: str) -> Any:
@@ -379,7 +401,8 @@ def _size_verdict(candidates: Candidates, best: Combination, even: Sequence[Comb
 
 def _verdict(gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination]) -> str:
     if len(even) == 1 and best.options == even[0].options:
-        return "the even spread is the best choice measured: the plan is the even spread"
+        how = "by added costs" if best.measured is None else "of all choices measured"
+        return f"{how}, nothing is better than the even spread beyond its error: the plan is the even spread"
     if gain["gain"] is None:
         return "not measured against the even spread: the network or its data are not at hand"
     if gain["low"] is None:

@@ -320,7 +320,8 @@ def _silu_slope(p: Tensor) -> Tensor:
 
 
 def _gelu_slope(p: Tensor) -> Tensor:
-    return torch.special.ndtr(p) + p * torch.exp(-p * p / 2) / math.sqrt(2 * math.pi)
+    slope: Tensor = torch.special.ndtr(p) + p * torch.exp(-p * p / 2) / math.sqrt(2 * math.pi)
+    return slope
 
 
 _SLOPES: dict[str, Elementwise] = {

@@ -108,7 +108,7 @@ class Precision(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.coarsest = torch.float64
 
     def __torch_dispatch__(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     Solve = Callable[[FloatArray], FloatArray]
 
-PAYS_FROM = 896
-"""Columns from which the two-stage reduction is the faster one (one thread; about equal at 768)."""
+PAYS_FROM = 768
+"""Columns from which the two-stage reduction is the faster one (one thread)."""
 
 _NAMES = ("scipy_dsyevd_2stage_64_", "dsyevd_2stage_64_", "scipy_dsyevd_2stage_", "dsyevd_2stage_")
 

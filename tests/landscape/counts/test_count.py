@@ -330,7 +330,8 @@ def test_parameters_that_are_never_used_are_free() -> None:
             "Conv3d",
         ),
         (nn.LSTM(4, 4), np.zeros((4, 4)), "LSTM"),
-        ("model.pt", np.zeros((4, 4)), "nn.Module"),
+        (17, np.zeros((4, 4)), "nn.Module"),
+        ("no-such-model.pt", np.zeros((4, 4)), "no-such-model.pt"),
     ],
 )
 def test_bad_input_is_one_clear_line(model: nn.Module, x: np.ndarray, words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,8 +130,13 @@ class Candidates:
                 return even[0]
         return best
 
-    def frontier(self, points: int = 9) -> Iterator[dict[str, Any]]:
-        """Added cost of plan and even spread over budgets, for the page."""
+    def frontier(
+        self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 9
+    ) -> Iterator[dict[str, Any]]:
+        """Added cost over budgets, for the page: plan, even spread, and spread by metrics of the layers.
+
+        By alpha, layers of small alpha keep more; by stable rank, layers of large stable rank do.
+        """
         full = sum(float(s[-1]) for s in self.sizes)
         least = sum(float(s.min()) for s in self.sizes)
         for size in np.linspace(least, full, points):
@@ -142,7 +147,25 @@ class Candidates:
                 "size": float(size),
                 "plan": self.scale.performance(added(self.curves, found.options)),
                 "uniform": self.scale.performance(added(self.curves, even)),
+                **{n: self._spread(n, values, float(size)) for n, values in (metrics or {}).items()},
             }
+
+    def _spread(self, name: str, values: Mapping[str, float], size: float) -> float:
+        """Performance, by adding, of shares between 0.7 and 1.3 of one level, linear in a metric."""
+        raw = np.array([values[c.layer] for c in self.curves])
+        span = float(raw.max() - raw.min()) or 1.0
+        weight = (raw - raw.min()) / span
+        weight = 0.7 + 0.6 * (1 - weight if name == "alpha" else weight)
+        low, high, best = 0.0, 2.0, [0] * len(self.sizes)
+        for _ in range(40):
+            level = 0.5 * (low + high)
+            picked = [
+                _largest(s, min(level * w, 1.0) * float(s[-1]))
+                for s, w in zip(self.sizes, weight, strict=True)
+            ]
+            fits = sum(float(s[o]) for s, o in zip(self.sizes, picked, strict=True)) <= size * (1 + 1e-9)
+            low, high, best = (level, high, picked) if fits else (low, level, best)
+        return self.scale.performance(added(self.curves, best))
 
     def _allowance(self, layer: int, share: float) -> float:
         if self.kind == "rank":  # the same rank everywhere

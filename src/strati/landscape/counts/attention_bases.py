@@ -6,6 +6,7 @@ A wrong guess (rotations between keys and scores, norms of queries) does no harm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from strati.landscape.counts.carriers import (
     parameters_of,
     rotary_size,
     rows_mixed,
+    weight_device,
     weight_of,
 )
 from strati.landscape.counts.families import Change, Family
@@ -85,7 +87,7 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
 
     def with_basis(draw: Callable[[torch.Generator], Tensor]) -> Change:
         def change(weights: Weights, generator: torch.Generator) -> Weights:
-            there = torch.stack([draw(generator) for _ in range(heads)]).to(keys.module.weight.device)  # type: ignore[arg-type,union-attr]
+            there = torch.stack([draw(generator) for _ in range(heads)]).to(weight_device(keys))
             back = torch.linalg.inv(there).transpose(1, 2).repeat_interleave(shared, dim=0)
             return rows_mixed(keys, weights, torch.block_diag(*there)) | rows_mixed(
                 queries, weights, torch.block_diag(*back)
@@ -95,7 +97,8 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
 
     def offset(weights: Weights, generator: torch.Generator) -> Weights:
         key = key_of(keys, "bias")
-        return {key: weights[key] + torch.randn(keys.outputs, generator=generator, dtype=torch.float64)}
+        step = torch.randn(keys.outputs, generator=generator, dtype=torch.float64)
+        return {key: weights[key] + step.to(weights[key])}
 
     if keys.bias:
         yield Family("key offsets", keys.name, (key_of(keys, "bias"),), offset, lambda: offset_size(keys))
@@ -111,14 +114,9 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
         )  # fmt: skip
     yield Family("query and key bases", keys.name, own, full, lambda: head_size(keys, heads))
     for pairs in (_halves(width), _neighbours(width)) if width % 2 == 0 else ():
-        turned = with_basis(lambda g, pairs=pairs: _rotations(width, pairs, g))
-        yield Family(
-            "query and key bases (rotary)",
-            keys.name,
-            own,
-            turned,
-            lambda p=pairs: rotary_size(keys, heads, p),
-        )
+        turned = with_basis(partial(_rotations, width, pairs))
+        size = partial(rotary_size, keys, heads, pairs)
+        yield Family("query and key bases (rotary)", keys.name, own, turned, size)
 
 
 def _fused(layer: Watched, heads: int) -> Family:
@@ -170,7 +168,7 @@ def _values_outputs(values: Watched, outputs: Watched, heads: int) -> Iterator[F
 
 def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[Family]:
     """Torch's own attention, whose projections are no layers: counted on the projections' rows themselves."""
-    if module.in_proj_weight is None:
+    if not module._qkv_same_embed_dim:
         return
     size, heads = module.embed_dim, module.num_heads
     stem = f"{name}." if name else ""

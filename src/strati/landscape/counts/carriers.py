@@ -5,6 +5,8 @@ The arithmetic behind ``symmetries``: a family of changes is counted on one laye
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -39,7 +41,7 @@ def as_stored(layer: Watched, matrix: Tensor) -> Tensor:
     """A matrix in the form the layer keeps it in."""
     if type(layer.module).__name__ == "Conv1D":
         return matrix.T
-    return matrix.reshape(layer.module.weight.shape)  # type: ignore[union-attr,arg-type]
+    return matrix.reshape(next(layer.module.parameters(recurse=False)).shape)
 
 
 def rows_times(layer: Watched, weights: Weights, factor: Tensor) -> Weights:
@@ -74,17 +76,23 @@ def columns_of(width: int, reader: Watched) -> int | None:
     return columns // width if width and columns % width == 0 else None
 
 
+def weight_device(layer: Watched) -> torch.device:
+    """Where a layer's weights are."""
+    return next(layer.module.parameters(recurse=False)).device
+
+
 def scales(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
     """Random positive factors around one."""
     drawn = torch.randn(size, generator=generator, dtype=torch.float64)
-    return (STEP * drawn).exp().to(layer.module.weight.device)  # type: ignore[arg-type,union-attr]
+    return (STEP * drawn).exp().to(weight_device(layer))
 
 
 def mixing(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
     """A random invertible matrix near the identity."""
     drawn = torch.randn(size, size, generator=generator, dtype=torch.float64)
     step = STEP * drawn / max(1.0, size**0.5)
-    return torch.linalg.matrix_exp(step).to(layer.module.weight.device)  # type: ignore[arg-type,union-attr]
+    found: Tensor = torch.linalg.matrix_exp(step).to(weight_device(layer))
+    return found
 
 
 def scale_size(layer: Watched, *, shift: bool = False) -> int:
@@ -139,6 +147,13 @@ def offset_size(layer: Watched) -> int:
     return layer.jacobians[0].range().low
 
 
+def _added(terms: Iterable[Tensor]) -> Tensor:
+    first, *rest = terms
+    for term in rest:
+        first = first + term
+    return first
+
+
 def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int:
     """Scalings and turns of pairs of coordinates: two directions a pair, counted by their own inner products."""
     width = layer.outputs // heads
@@ -155,7 +170,7 @@ def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int
             [
                 torch.cat(
                     [
-                        sum(c * d * k[i][:, i2] * m[j][:, j2] for i, j, c in one for i2, j2, d in two)
+                        _added(c * d * k[i][:, i2] * m[j][:, j2] for i, j, c in one for i2, j2, d in two)
                         for two in terms
                     ],
                     dim=1,

@@ -1,18 +1,18 @@
 """How many parameters a network really uses on given data: ``strati.degeneracy``.
 
-The verb's result and the choice of method live here. Chains (``chain``) are surveyed in one pass
-(``survey``) and counted by their structure (``structure``); other modules are watched at their linear
-layers (``hooked``); networks small enough are also counted exactly (``exact``).
+The choice of method lives here. Chains (``chain``) are surveyed in one pass (``survey``) and counted by their structure
+(``structure``); other modules are watched at their layers (``hooked``); networks small enough are also counted exactly
+(``exact``). The result is in ``result``.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,152 +21,18 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import as_tensor
 from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.structure import LayerCount, count_layers, undecided_layers
+from strati.landscape.counts.hooked import count_module
+from strati.landscape.counts.result import Degeneracy as Degeneracy
+from strati.landscape.counts.result import DegeneracyConfig as DegeneracyConfig
+from strati.landscape.counts.result import ProblemSize, assemble, probed, undecided, wanted
+from strati.landscape.counts.structure import count_layers, undecided_layers
 from strati.landscape.counts.survey import SATURATED, survey
+from strati.network.select import select_names
 from strati.options import resolve
-from strati.types import Flag, Result, Tick, silent
+from strati.types import Tick, silent
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
-
-Method = Literal["exact", "structural"]
-MOST_EXACT = 20_000
 NARROW = 160
-
-
-@dataclass(frozen=True)
-class DegeneracyConfig:
-    """Options of :func:`degeneracy`.
-
-    Attributes:
-        epsilon: Also count at this loss scale: activations and Jacobians whose mean square is below it, and
-            directions whose unit change costs less.
-        exact: Also compute ``N - rank(H)``. ``None``: where it takes seconds. ``True``: up to 20,000 parameters
-            or values, minutes and gigabytes. ``False``: never.
-        seed: Seed of random probes, which networks with many outputs need.
-        device: Where to compute; where the model is by default.
-    """
-
-    epsilon: float | None = None
-    exact: bool | None = None
-    seed: int = 0
-    device: str | torch.device | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a loss scale that is none."""
-        if self.epsilon is not None and not (0 < self.epsilon < float("inf")):
-            raise BadInputError("epsilon", f"is {self.epsilon}; a loss scale is a positive number")
-
-
-@dataclass(frozen=True)
-class Degeneracy(Result):
-    """Ranks, synchrony and free directions of every layer, and what they leave of the parameters.
-
-    Attributes:
-        layers: One count per linear layer, in the network's order.
-        parameters: Number of parameters of the network.
-        free: Directions in which the behaviour on the data does not change to first order, each counted once.
-        method: ``exact``: ``free`` is ``N - rank(H)``, ``H`` the Hessian of the behavioural loss.
-            ``structural``: it is what activations, Jacobians, firing and synchrony account for, a lower bound.
-        structural_free: The structural count, also where the exact one is known.
-        free_elsewhere: Free directions of parameters outside the listed layers (unused parameters, normalisations).
-        free_from_few_data: What is free beyond that because there are fewer output values on the data than
-            parameters; 0 where the count is exact. Layers, ``free_elsewhere`` and this add up to ``free``.
-        free_at_most: No more can be free; ``None`` where no upper bound is known. Where the rank was computed but
-            rounding leaves it open, ``free`` is the structural lower bound and this the other end.
-        weakly_used: Directions that are used but move the outputs by less than 1e-6 of the strongest, which float32
-            rounding would hide; ``None`` where the rank was not computed.
-        data: Number of data.
-        epsilon: The loss scale asked for, if any.
-        effective_at_epsilon: Parameters used at that loss scale.
-        skipped: Parameters that belong to no linear layer, with the reason they are not analysed.
-        warnings: What a reader must know.
-        llc: Local learning coefficient, if asked for.
-        scales: The effective number of parameters over loss scales, if asked for.
-    """
-
-    verb: ClassVar[str] = "degeneracy"
-
-    layers: tuple[LayerCount, ...]
-    parameters: int
-    free: int
-    method: Method
-    structural_free: int
-    free_from_few_data: int
-    data: int
-    free_elsewhere: int = 0
-    free_at_most: int | None = None
-    weakly_used: int | None = None
-    epsilon: float | None = None
-    effective_at_epsilon: int | None = None
-    skipped: tuple[tuple[str, str], ...] = ()
-    warnings: tuple[Flag, ...] = ()
-    llc: Any = None
-    scales: Any = None
-
-    @property
-    def effective(self) -> int:
-        """Parameters that are used: all less the free ones."""
-        return self.parameters - self.free
-
-    @property
-    def sentence(self) -> str:
-        """The answer in plain words."""
-        words = f"of {self.parameters:,} parameters at most {self.effective:,} are used on these data"
-        if self.effective_at_epsilon is not None:
-            words += f"; at a loss scale of {self.epsilon:g} about {self.effective_at_epsilon:,}"
-        return words
-
-    def payload(self) -> dict[str, Any]:
-        """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
-        payload: dict[str, Any] = {
-            "layers": [asdict(layer) | {"parameters": layer.parameters} for layer in self.layers],
-            "parameters": self.parameters,
-            "free": self.free,
-            "effective": self.effective,
-            "sentence": self.sentence,
-            "method": self.method,
-            "structural_free": self.structural_free,
-            "free_elsewhere": self.free_elsewhere,
-            "free_from_few_data": self.free_from_few_data,
-            "free_at_most": self.free_at_most,
-            "weakly_used": self.weakly_used,
-            "data": self.data,
-            "epsilon": self.epsilon,
-            "effective_at_epsilon": self.effective_at_epsilon,
-            "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
-            "warnings": self.warnings,
-        }
-        if self.llc is not None:
-            payload["llc"] = self.llc.payload()
-        if self.scales is not None:
-            payload["scales"] = self.scales.payload()["scales"]
-        return payload
-
-    def frame(self) -> pd.DataFrame:
-        """One row per layer."""
-        import pandas as pd
-
-        rows = [
-            {k: v for k, v in asdict(c).items() if k not in ("blocks", "at_epsilon")} for c in self.layers
-        ]
-        for row, layer in zip(rows, self.layers, strict=True):
-            if layer.at_epsilon is not None:
-                row |= {f"{k}_at_epsilon": v for k, v in asdict(layer.at_epsilon).items()}
-        return pd.DataFrame(rows)
-
-    def summary(self) -> RenderableType:
-        """The table per layer, totals, and the sentence."""
-        from strati.landscape.counts.show import degeneracy_summary
-
-        return degeneracy_summary(self)
-
-    def plot(self, **options: Any) -> Any:
-        """Bars per layer: what is used, and what each kind of degeneracy leaves free."""
-        from strati.report.plots.degeneracy import plot_degeneracy
-
-        return plot_degeneracy(self, **options)
+"""Up to this width one thread is as fast as two."""
 
 
 def degeneracy(
@@ -219,8 +85,6 @@ def degeneracy(
     try:
         chain = as_chain(model).to(torch.float64, device)
     except UnsupportedError as refusal:
-        from strati.landscape.counts.hooked import count_module
-
         return count_module(_on(model, device), data, refusal, chosen, tick=tick)
     chain.rows(data[:1])  # refuse a wrong width before any work; the rest is cast batch by batch
     with _threads_for(chain):
@@ -249,9 +113,13 @@ def _threads_for(chain: Chain) -> Iterator[None]:
 def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig, tick: Tick) -> Degeneracy:
     epsilon = config.epsilon
     values = x.shape[0] * chain.widths[-1]
-    exactly_too = wanted(config.exact, chain.parameters, values)
+    chosen = set(select_names([s.name for s in chain.stages], config.layers))
+    places = [k for k, stage in enumerate(chain.stages) if stage.name in chosen]
+    if len(places) < len(chain.stages):
+        unused = 0
+    exactly_too = wanted(config.exact, sum(chain.stages[k].parameters for k in places), values)
     found = survey(chain, x, seed=config.seed, epsilon=epsilon is not None, tick=tick)
-    layers = count_layers(chain, x, found, epsilon=epsilon)
+    layers = count_layers(chain, x, found, places, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
     warnings = []
     if not found.exact_jacobians:
@@ -260,141 +128,8 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
         warnings.append(undecided(open_ones))
     ranks = None
     if exactly_too:
-        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x), sizes, values, found.data)
+        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x, places), sizes, values, found.data)
         ranks = replace(ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in found.layers))
     size = ProblemSize(sum(sizes) + unused, unused, found.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)
-
-
-def probed(uncertain: Sequence[str]) -> Flag:
-    """What a reader must know where random probes stood for many outputs."""
-    text = "Jacobian ranks are from random probes of the many outputs"
-    if uncertain:
-        return Flag(
-            "probes", f"{text}; they do not settle those of {len(uncertain)} layers, taken as full there"
-        )
-    return Flag("probes", f"{text}; one probe more added nothing, so they are exact")
-
-
-def undecided(layers: Sequence[str]) -> Flag:
-    """What a reader must know where ranks of single layers cannot be told."""
-    text = "ranks cannot be told from rounding in double precision in"
-    return Flag("ambiguous-rank", f"{text} {', '.join(layers)}; the larger one was taken")
-
-
-def wanted(exact: bool | None, parameters: int, values: int) -> bool:
-    """Whether to compute the exact rank.
-
-    Raises:
-        BadInputError: It is asked for and cannot be had.
-    """
-    if exact is None:
-        return exactly.affordable(parameters, values)
-    if exact and min(parameters, values) > MOST_EXACT:
-        raise BadInputError(
-            "exact",
-            f"{min(parameters, values):,} dimensions are too many for the exact rank (limit {MOST_EXACT:,})",
-        )
-    return exact
-
-
-@dataclass(frozen=True)
-class ProblemSize:
-    """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs)."""
-
-    parameters: int
-    unused: int
-    data: int
-    values: int
-
-
-def assemble(
-    layers: Sequence[LayerCount],
-    size: ProblemSize,
-    ranks: exactly.ExactRanks | None,
-    *,
-    epsilon: float | None,
-    warnings: Sequence[Flag] = (),
-    skipped: Sequence[tuple[str, str]] = (),
-    elsewhere: int = 0,
-) -> Degeneracy:
-    """The result from structural counts and, where known, exact ranks (with one entry more for other parameters).
-
-    Args:
-        layers: One count per layer.
-        size: How large the problem is.
-        ranks: Of the Hessian, layer by layer.
-        epsilon: The loss scale asked for.
-        warnings: What a reader must know.
-        skipped: What was not analysed.
-        elsewhere: Free directions of parameters outside the layers, by structure.
-    """
-    by_layers = sum(layer.free for layer in layers) + size.unused + elsewhere
-    structural = max(by_layers, size.parameters - size.values)
-    if ranks is not None:  # never above what the rank leaves
-        structural = min(structural, size.parameters - ranks.total.low)
-    few = size.parameters - size.unused > size.values
-    text = f"{size.data:,} data give {size.values:,} values for {size.parameters:,} parameters: more may use more"
-    effective = None
-    if epsilon is not None:
-        there = sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None) + size.unused
-        effective = size.parameters - max(there, structural)
-    result = Degeneracy(
-        layers=tuple(layers),
-        parameters=size.parameters,
-        free=structural,
-        method="structural",
-        structural_free=structural,
-        free_from_few_data=structural - by_layers,
-        free_elsewhere=size.unused + elsewhere,
-        data=size.data,
-        epsilon=epsilon,
-        effective_at_epsilon=effective,
-        skipped=tuple(skipped),
-        warnings=(*warnings, Flag("few-data", text)) if few else tuple(warnings),
-    )
-    return result if ranks is None else _with_ranks(result, size, ranks)
-
-
-def _with_ranks(result: Degeneracy, size: ProblemSize, ranks: exactly.ExactRanks) -> Degeneracy:
-    """The exact count in place of the structural one, or both ends where rounding leaves the rank open."""
-    low, most = ranks.total.low, size.parameters - ranks.total.low
-    high = min(ranks.total.high, size.parameters - result.structural_free)
-    flags = list(result.warnings)
-    if ranks.spread > exactly.SPREAD:
-        flags.append(
-            Flag(
-                "wide-scales",
-                f"some parameters act {ranks.spread:.0e} times more weakly than others; they count as used",
-            )
-        )
-    result = replace(
-        result,
-        free_at_most=most,
-        weakly_used=ranks.weak,
-        effective_at_epsilon=None
-        if result.epsilon is None
-        else int((ranks.eigenvalues > result.epsilon).sum()),
-    )
-    if low < high:
-        text = (
-            f"between {result.structural_free:,} and {most:,} directions are free: "
-            f"{high - low:,} singular values of the Jacobian are too small to be told from zero in double precision"
-        )
-        return replace(result, warnings=(*flags, Flag("undecided-rank", text)))
-    if ranks.weak:
-        text = f"{ranks.weak:,} used directions move the outputs by less than 1e-6 of the strongest one"
-        flags.append(Flag("weak-directions", f"{text}; rounding the weights to float32 can hide them"))
-    sizes = [layer.parameters for layer in result.layers]
-    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranges) > len(sizes) else []
-    free = ranks.free(sizes + rest)
-    return replace(
-        result,
-        layers=tuple(replace(c, free=f) for c, f in zip(result.layers, free, strict=False)),
-        free=sum(free) + size.unused,
-        method="exact",
-        free_from_few_data=0,
-        free_elsewhere=size.unused + sum(free[len(sizes) :]),
-        warnings=tuple(flags),
-    )

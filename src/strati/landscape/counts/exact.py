@@ -123,6 +123,7 @@ def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, T
         if power is None:
             power, error = part.new_zeros(number), part.new_zeros(number)
             gram = part.new_zeros(number, number) if number <= values else None
+        assert error is not None
         power += part.square().sum(0)
         error += (part - twin).square().sum(0)
         if gram is not None:
@@ -187,8 +188,15 @@ def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     return ranges, torch.linalg.svdvals(factor.matrix)
 
 
-def chain_rows(chain: Chain, x: Tensor, seed: int = 0) -> Rows:
-    """The Jacobian of a chain from its layers' activations and Jacobians (eq. 11)."""
+def chain_rows(chain: Chain, x: Tensor, places: list[int] | None = None, seed: int = 0) -> Rows:
+    """The Jacobian of a chain from its layers' activations and Jacobians (eq. 11).
+
+    Args:
+        chain: The network.
+        x: Data.
+        places: Which layers vary; all by default.
+        seed: Of the twin.
+    """
     chain = chain.to(torch.float64)
     other = twin_of(chain, seed)
 
@@ -201,7 +209,10 @@ def chain_rows(chain: Chain, x: Tensor, seed: int = 0) -> Rows:
                     activations, preactivations = chain.forward(small)
                     slopes = chain.slopes(preactivations)
                     near, inclines = gated_forward(other, nudged(small, generator), slopes)
-                    yield _chain_jacobian(chain, activations, slopes), _chain_jacobian(other, near, inclines)
+                    yield (
+                        _chain_jacobian(chain, activations, slopes, places),
+                        _chain_jacobian(other, near, inclines, places),
+                    )
 
     return rows
 
@@ -214,14 +225,14 @@ def module_rows(
     Args:
         model: The network.
         x: Data, rows first.
-        parts: Names of the parameters of each layer, first layer first; every parameter in one of them.
+        parts: Names of the parameters of each layer that varies, first layer first.
         step: Relative distance of the twin.
         seed: Of the twin.
 
     Returns:
         Its batches, the number of values (data times outputs) and the number of data.
     """
-    flat = FlatModel(model, dtype=torch.float64)
+    flat = FlatModel(model, layers=[name for part in parts for name in part], dtype=torch.float64)
     inputs = flat.inputs(x)
     if not isinstance(inputs, Tensor):
         raise TypeError("one tensor of data is needed")
@@ -245,9 +256,13 @@ def module_rows(
     return rows, outputs * int(inputs.shape[0]), int(inputs.shape[0])
 
 
-def _chain_jacobian(chain: Chain, activations: list[Tensor], slopes: list[Tensor]) -> Tensor:
+def _chain_jacobian(
+    chain: Chain, activations: list[Tensor], slopes: list[Tensor], places: list[int] | None
+) -> Tensor:
     blocks = []
     for index, jacobian in backward(chain, slopes, torch.diag_embed(slopes[-1])):
+        if places is not None and index not in places:
+            continue
         stage = chain.stages[index]
         f = fold(activations[index], stage.bias is not None)
         product = jacobian[:, :, :, None] * f[:, None, None, :]

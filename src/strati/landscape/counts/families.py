@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strati.landscape.counts.carriers import (
     STEP,
@@ -148,7 +149,7 @@ def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
     def scale(weights: Weights, generator: torch.Generator) -> Weights:
         factor = scales(first.outputs, generator, first)
         gain, offset = weights[f"{name}.weight"], weights[f"{name}.bias"]
-        deviation = (variance.double() + float(norm.eps)).sqrt()  # type: ignore[arg-type]
+        deviation = (variance.double() + float(cast(float, norm.eps))).sqrt()
         new = gain / factor
         moved = offset + (new - gain) * mean.double() / deviation
         return rows_times(first, weights, factor) | {f"{name}.weight": new, f"{name}.bias": moved}
@@ -159,13 +160,15 @@ def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
 
 def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator[Family]:
     """Gains (and offsets) of a norm against the columns (and biases) of the layers that read it."""
-    width = norm.weight.numel()  # type: ignore[union-attr,operator]
+    gain: Tensor = norm.weight  # type: ignore[assignment]
+    width = gain.numel()
     parts = [columns_of(width, reader) for reader in readers]
     if not readers or any(p is None for p in parts):
         return
     has_offset = getattr(norm, "bias", None) is not None
-    own = (f"{name}.weight", f"{name}.bias") if has_offset else (f"{name}.weight",)
-    live = int((norm.weight != 0).sum())  # type: ignore[union-attr,operator,arg-type]
+    offset = f"{name}.bias"
+    own = (f"{name}.weight", offset) if has_offset else (f"{name}.weight",)
+    live = int((gain != 0).sum())
 
     def change(shift: bool) -> Change:
         def draw(weights: Weights, generator: torch.Generator) -> Weights:
@@ -173,7 +176,7 @@ def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator
             changed = {key: weights[key] * factor for key in own}
             step = STEP * torch.randn(width, generator=generator, dtype=torch.float64).to(factor.device)
             if shift:
-                changed[own[1]] = changed[own[1]] + step
+                changed[offset] = changed[offset] + step
             for reader, per in zip(readers, parts, strict=True):
                 assert per is not None
                 columns = columns_times(reader, weights, 1 / factor, per)

@@ -18,7 +18,11 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.count import (
+from strati.landscape.counts.gram import pairs_above
+from strati.landscape.counts.heads import Attention, find_attention, value_used
+from strati.landscape.counts.jacobians import MOST_OUTPUTS
+from strati.landscape.counts.ranks import EPS, TWIN, nudged
+from strati.landscape.counts.result import (
     Degeneracy,
     DegeneracyConfig,
     ProblemSize,
@@ -27,15 +31,12 @@ from strati.landscape.counts.count import (
     undecided,
     wanted,
 )
-from strati.landscape.counts.gram import pairs_above
-from strati.landscape.counts.heads import Attention, find_attention, value_used
-from strati.landscape.counts.jacobians import MOST_OUTPUTS
-from strati.landscape.counts.ranks import EPS, TWIN, nudged
 from strati.landscape.counts.structure import AtEpsilon, LayerCount
 from strati.landscape.counts.symmetries import Symmetries, find_symmetries
 from strati.landscape.counts.watched import Convolution, Watched, watch
 from strati.landscape.probes import Probes, pulled_back
-from strati.landscape.recorder import Site, Precision, listening, recording
+from strati.landscape.recorder import Precision, Site, listening, recording
+from strati.network.select import select_names
 from strati.types import Flag, Tick, silent
 
 PROBES = 8
@@ -87,10 +88,13 @@ def count_module(
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
     uncertain = [w.name for w in layers if not w.settle()]
-    found = find_symmetries(flat, inputs, layers, rounding)
+    chosen = set(select_names([w.name for w in layers], config.layers))
+    some = len(chosen) < len(layers)  # freedom between layers needs them all to vary
+    layers = [w for w in layers if w.name in chosen]
+    found = Symmetries() if some else find_symmetries(flat, inputs, layers, rounding)
     rows = [_count(w, attention, found, int(inputs.shape[0]), epsilon) for w in layers]
     own = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
-    parameters = sum(p.numel() for p in own.values())
+    parameters = sum(w.inputs * w.outputs for w in layers) if some else sum(p.numel() for p in own.values())
     warnings = [_bound(refusal, found)]
     if values > MOST_OUTPUTS:
         warnings.append(probed(uncertain))
@@ -98,8 +102,8 @@ def count_module(
         warnings.append(undecided(open_ones))
     ranks = None
     total = values * int(inputs.shape[0])
-    if flat.size == parameters and wanted(config.exact, parameters, total):
-        ranks = _exact(flat, inputs, layers, warnings, step, required=config.exact is True)
+    if (some or flat.size == parameters) and wanted(config.exact, parameters, total):
+        ranks = _exact(flat, inputs, layers, warnings, step, required=config.exact is True, rest=not some)
     size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
     return assemble(
         rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=found.elsewhere
@@ -165,7 +169,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
         outputs.append((watched, tracked))
         return tracked.clone()  # what follows may write into it in place
 
-    places = [Site(w.name, side) for w in layers for side in ("input", "output")]  # type: ignore[arg-type]
+    places = [Site(w.name, side) for w in layers for side in ("input", "output")]
     with recording(model, places, visit):
         yield outputs
 
@@ -286,14 +290,21 @@ def _at(watched: Watched, used: int, data: int, epsilon: float) -> AtEpsilon:
 
 
 def _exact(
-    flat: FlatModel, x: Tensor, layers: list[Watched], warnings: list[Flag], step: float, *, required: bool
+    flat: FlatModel,
+    x: Tensor,
+    layers: list[Watched],
+    warnings: list[Flag],
+    step: float,
+    *,
+    required: bool,
+    rest: bool,
 ) -> exactly.ExactRanks | None:
-    """Exact ranks, the parameters of no watched layer taken as one last layer."""
+    """Exact ranks, the parameters of no watched layer taken as one last layer (with ``rest``)."""
     inside = {id(p): w.name for w in layers for p in w.module.parameters(recurse=False)}
     parts: dict[str | None, list[str]] = {name: [] for name in [*(w.name for w in layers), None]}
     for name, p in flat.module.named_parameters():
         parts[inside.get(id(p))].append(name)
-    if not parts[None]:
+    if not parts[None] or not rest:
         del parts[None]
     named = dict(flat.module.named_parameters())
     sizes = [sum(named[n].numel() for n in part) for part in parts.values()]

@@ -202,8 +202,8 @@ class Factor:
         if members is not None:
             index = torch.as_tensor(members, device=matrix.device)
             if index.numel() == 1:
-                alive = bool((matrix[:, index] != 0).any())
-                return RankRange(int(alive and float(noise[index]) < 0.1), int(alive))
+                there = bool((matrix[:, index] != 0).any())
+                return RankRange(int(there and float(noise[index]) < 0.1), int(there))
             found = rank_range(matrix[:, index], noise[index])
             return RankRange(found.low, found.high)
         return rank_range(matrix, noise)

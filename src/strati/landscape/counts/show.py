@@ -9,7 +9,7 @@ from strati.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from strati.landscape.counts.count import Degeneracy
+    from strati.landscape.counts.result import Degeneracy
 
 
 TOTAL = "free\n(total)"

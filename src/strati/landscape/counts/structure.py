@@ -99,19 +99,23 @@ class LayerCount:
         return (self.inputs + self.bias) * self.outputs
 
 
-def count_layers(chain: Chain, x: Tensor, found: Survey, *, epsilon: float | None = None) -> list[LayerCount]:
+def count_layers(
+    chain: Chain, x: Tensor, found: Survey, places: list[int], *, epsilon: float | None = None
+) -> list[LayerCount]:
     """Count the free directions of every layer from a survey.
 
     Args:
         chain: The network.
         x: The data, for the functions that single neurons produce.
         found: One pass over the data.
+        places: Which layers vary; freedom between two needs both.
         epsilon: Also count at this loss scale.
     """
     budget = Budget()
     counts = []
-    for index in range(len(found.layers) - 1, -1, -1):
-        counts.append(_count(chain, x, found, index, budget, epsilon))
+    for index in reversed(places):
+        alone = index + 1 not in places
+        counts.append(_count(chain, x, found, index, None if alone else budget, epsilon))
     return counts[::-1]
 
 
@@ -125,7 +129,7 @@ def undecided_layers(found: Survey) -> list[str]:
 
 
 def _count(
-    chain: Chain, x: Tensor, found: Survey, index: int, budget: Budget, epsilon: float | None
+    chain: Chain, x: Tensor, found: Survey, index: int, budget: Budget | None, epsilon: float | None
 ) -> LayerCount:
     layer = found.layers[index]
     last = index + 1 == len(found.layers)
@@ -137,7 +141,7 @@ def _count(
     dead = [b for b in blocks if float(layer.slopes[b[0], b[0]]) == 0.0 and layer.stage.activation.vanishes]
     alive = [b for b in blocks if b not in dead]
     used, firing, synchrony = seen * heard, 0, 0
-    if not last and not hidden:
+    if budget is not None and not hidden:
         used, firing, synchrony = _between(chain, x, found, index, alive, seen, heard, budget)
     together = tuple(tuple(b) for b in alive if len(b) > 1)
     return LayerCount(

@@ -165,5 +165,5 @@ def patches(module: Convolution, value: Tensor) -> list[Tensor]:
         value = value[:, :, None]
         kernel, stride, dilation = (1, *kernel), (1, *stride), (1, *dilation)
     parts = value.chunk(module.groups, dim=1)
-    unfolded = [functional.unfold(p, kernel, dilation=dilation, stride=stride) for p in parts]  # type: ignore[arg-type]
+    unfolded = [functional.unfold(p, kernel, dilation=dilation, stride=stride) for p in parts]
     return [u.movedim(1, -1).reshape(-1, u.shape[1]) for u in unfolded]

@@ -19,7 +19,7 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import as_chain
 from strati.landscape.interactions.basis_chain import ChainBackend
 from strati.landscape.interactions.basis_probes import ProbeBackend
-from strati.landscape.interactions.basis_result import BasisLayer, InteractionBasis, Kind, BasisBackend
+from strati.landscape.interactions.basis_result import BasisBackend, BasisLayer, InteractionBasis, Kind
 from strati.landscape.interactions.sites import Reading, as_data, takes_tokens
 from strati.landscape.interactions.whitening import (
     Moments,
@@ -59,6 +59,7 @@ class BasisConfig:
             for what goes in. ``None`` takes the children of a sequential network, else the residual stream.
         probes: Random probes per datum where the exact Jacobian would take more backward passes.
         batch: Data per forward pass.
+        layers: Read only some of these places: patterns as ``--layers`` takes them; input and output stay.
         seed: Seed of the random probes.
         device: Where to compute; where the model is by default.
     """
@@ -69,6 +70,7 @@ class BasisConfig:
     sites: str | Sequence[str] | None = None
     probes: int = 32
     batch: int = 64
+    layers: str | Sequence[str] | None = None
     seed: int = 0
     device: str | torch.device | None = None
 
@@ -153,9 +155,10 @@ def build_backend(
             "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
     data = as_data(x, tokens=takes_tokens(model))
-    reading = Reading(config.sites, config.probes, config.batch)
+    reading = Reading(config.sites, config.probes, config.batch, config.layers)
     device = None if config.device is None else torch.device(config.device)
-    if config.sites is None and data.is_floating_point() and not hasattr(model, "config"):
+    anywhere = config.sites is None and config.layers is None
+    if anywhere and data.is_floating_point() and not hasattr(model, "config"):
         try:
             chain = as_chain(model)
         except UnsupportedError:

@@ -60,7 +60,7 @@ class ProbeBackend:
         self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
         tokens = not x.is_floating_point()
         self._x = x.to(self.device) if tokens else x.to(self.device, self.dtype)
-        self._sites = find_sites(self._model, reading.sites, tokens=tokens)
+        self._sites = reading.choose(find_sites(self._model, reading.sites, tokens=tokens))
         halves = -(-len(x) // 2)  # two batches at least: their difference tells the error of the probes
         self._reading = replace(reading, batch=min(reading.batch, halves))
         self._probes = Probes(reading.probes, reading.probes, seed)

@@ -16,6 +16,7 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import LARGEST
 from strati.landscape.recorder import Site
+from strati.network.select import select_names
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -37,11 +38,21 @@ class Reading:
             the children of a sequential network, else the residual stream.
         probes: Random probes per datum where the exact Jacobian would take more backward passes.
         batch: Data per forward pass.
+        layers: Patterns that choose among the places found; the input and the output are always read.
     """
 
     sites: str | Sequence[str] | None = None
     probes: int = 32
     batch: int = 64
+    layers: str | Sequence[str] | None = None
+
+    def choose(self, places: tuple[Site, ...]) -> tuple[Site, ...]:
+        """The places that the patterns choose, in their order."""
+        if self.layers is None:
+            return places
+        inner = [site for site in places[:-1] if site.module]
+        names = set(select_names([site.name for site in inner], self.layers))
+        return tuple(site for site in places if site not in inner or site.name in names)
 
 
 def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: bool) -> tuple[Site, ...]:

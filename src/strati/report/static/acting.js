@@ -2,6 +2,7 @@
 
 import { empty, h, section, stat } from "./dom.js";
 import { basename, isNumber, number, percent, plural } from "./format.js";
+import { planFigures } from "./plan.js";
 import { dataTable } from "./table.js";
 
 const range = (v) => (v && isNumber(v.low) && isNumber(v.high) ? `${number(v.low)} to ${number(v.high)}` : "");
@@ -17,7 +18,8 @@ export function planSection(result, id) {
       result.additivity && isNumber(result.additivity.measured) ? stat("combinations measured", number(result.additivity.measured), `predicted ${number(result.additivity.predicted)}`) : null),
     dataTable({ title: "Choice for every layer", rows: layers, filter: true, columns: [
       { label: "layer", left: true, value: (l) => l.name, show: (l) => l.name }, { label: "choice", left: true, value: (l) => text(l.choice), show: (l) => text(l.choice) },
-      { label: "saves", value: (l) => l.saves }, { label: "cost", value: (l) => l.cost, show: cost }] }));
+      { label: "saves", value: (l) => l.saves }, { label: "cost", value: (l) => l.cost, show: cost }] }),
+    result.verdict ? h("p", { class: "note" }, String(result.verdict)) : null, ...planFigures(result));
 }
 
 export function applySection(result, id) {
