@@ -203,7 +203,7 @@ def check(
     wanted = chosen.codes()
     needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]
     if base is None and needs_base:
-        raise BadInputError("check", f"{needs_base[0]} is told against a base; give one")
+        raise BadInputError("check", f"{needs_base[0]} is told against a base; give `base` as well")
     network = open_network(model)
     result: Comparison | None = None
     found: list[Finding] = []
