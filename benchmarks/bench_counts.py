@@ -17,8 +17,10 @@ from torch import nn
 
 import strati
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "landscape"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "landscape" / "counts"))
 from degenerate_nets import exact_free, random_network
+from test_networks import CASES
 
 
 def network(width: int, depth: int = 5, inputs: int = 784, outputs: int = 10) -> nn.Module:
@@ -55,12 +57,42 @@ def accuracy(networks: int) -> None:
           f"free directions found {100 * (1 - missing / total):.2f} %")  # fmt: skip
 
 
+def other_networks(seeds: int) -> None:
+    """Skips, convolutions, norms and attention: what structure finds of what is free."""
+    print(f"networks that are no chains, {seeds} seeds each: share of the free directions found by structure")
+    for name, (make, shape, _) in CASES.items():
+        shares, over, open_ = [], 0, 0
+        for seed in range(seeds):
+            torch.manual_seed(seed)
+            model = make().double().eval()
+            x = torch.randn(120, *shape, dtype=torch.float64)
+            result = strati.degeneracy(model, x)
+            shares.append(result.structural_free / max(1, result.free_at_most))
+            over += result.structural_free > result.free_at_most
+            open_ += result.method != "exact"
+        print(
+            f"  {name:14s} {100 * min(shares):.0f} to {100 * max(shares):.0f} %, above {over}, rank open {open_}"
+        )
+
+
+def deep(data: int = 1_000) -> None:
+    torch.manual_seed(0)
+    model, x = network(200, depth=7), torch.randn(data, 784)
+    cpu, wall = time.process_time(), time.perf_counter()
+    strati.degeneracy(model, x)
+    print(
+        f"7 x 200 on {data:,} data: {time.process_time() - cpu:.1f} CPU s, {time.perf_counter() - wall:.1f} s wall"
+    )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true")
     quick = options.parse_args().quick
     repeats = 1 if quick else 2
     accuracy(100 if quick else 300)
+    other_networks(3 if quick else 10)
+    deep()
     print("FCN 784-5x width-10, structural counts; CPU s / wall s")
     widths = (64, 128, 256) if quick else (64, 128, 256, 512)
     data = 2_000 if quick else 10_000

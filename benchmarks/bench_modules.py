@@ -2,7 +2,8 @@
 
 Run: ``python benchmarks/bench_modules.py`` (some minutes; ``--quick`` fewer seeds). Two disjoint halves, hidden by
 mixing every layer's activations: how often exactly two modules are found and how often one holds directions of both
-halves. And networks of one piece: how often they are left whole.
+halves. Networks of one piece: how often they are left whole. And graphs of known modules with edges between them, and
+of none: how often the number is right (``--graphs``: these only).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 import strati
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "landscape"))
-from halves import SHAPES, dense, mixed, true_halves, two_halves
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
+from halves import SHAPES, agreement, as_graph, dense, mixed, planted, true_halves, two_halves
 
 CUTOFFS = (None, 1e-2, 1e-4, 1e-8)
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU)
@@ -67,12 +69,55 @@ def whole(seeds: range) -> None:
     print(f"random networks of one piece: left whole in {left} of {total}")
 
 
+def graphs(seeds: int) -> None:
+    """Planted modules with edges between them (found, and how well), and lognormal strengths without any."""
+    cases = {
+        "4 modules of 4, 20 % of the edges between them": ([4] * 4, 0.2),
+        "4 modules of 6, 20 %": ([6] * 4, 0.2),
+        "modules of 3 and 7, 5 %": ([3, 7], 0.05),
+        "modules of 4 and 12, 5 %": ([4, 12], 0.05),
+        "modules of 2 and 8, 5 %": ([2, 8], 0.05),
+    }
+    for name, (sizes, cross) in cases.items():
+        right, agreements = 0, []
+        for seed in range(seeds):
+            edges, truth = planted(seed, sizes, cross)
+            labels = np.concatenate([np.array(row) for row in strati.modules(as_graph(edges)).labels])
+            right += labels.max() + 1 == len(sizes)
+            agreements.append(agreement(np.maximum(labels, 0), truth))
+        print(
+            f"{name}: found in {right} of {seeds}, adjusted Rand index {min(agreements):.2f} to {max(agreements):.2f}",
+            flush=True,
+        )
+    for sigma in (1.0, 3.0):
+        false = [
+            seed
+            for seed in range(2 * seeds)
+            if len(strati.modules(as_graph(lognormal(seed, sigma))).modules) > 1
+        ]
+        print(
+            f"lognormal strengths (sigma {sigma:g}), no modules: {len(false)} of {2 * seeds} with more than one"
+        )
+
+
+def lognormal(seed: int, sigma: float) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    size = (6, 10, 16)[seed % 3]
+    return [rng.lognormal(0, sigma, (size, size)) for _ in range(3)]
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true")
-    count = 2 if options.parse_args().quick else 8
+    options.add_argument("--graphs", action="store_true")
+    chosen = options.parse_args()
+    count = 2 if chosen.quick else 8
     torch.set_num_threads(1)
     start = time.process_time()
+    graphs(5 if chosen.quick else 20)
+    if chosen.graphs:
+        print(f"{time.process_time() - start:.0f} CPU s")
+        return
     halves(range(9000, 9000 + count), product=True)
     whole(range(9000, 9000 + count))
     halves(range(9000, 9000 + count // 2), product=False)

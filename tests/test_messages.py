@@ -60,7 +60,7 @@ def keywords() -> set[str]:
             found |= set(inspect.signature(thing).parameters)
     for path in SOURCE.rglob("*.py"):
         module = ".".join(["strati", *path.relative_to(SOURCE).with_suffix("").parts])
-        if module.endswith("__main__"):
+        if module.endswith("__main__") or ".integrations." in module:  # these need what they integrate with
             continue
         for thing in vars(importlib.import_module(module.removesuffix(".__init__"))).values():
             if isinstance(thing, type) and dataclasses.is_dataclass(thing):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -228,3 +229,54 @@ def test_pictures(model: Path, tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
     with pytest.raises(strati.StratiError, match="nothing to draw"):
         s["broken.weight"].plot()
+
+
+def test_estimate_reads_nothing_and_says_what_it_costs(model: Path, tmp_path: Path) -> None:
+    done = run(model, "--estimate", "--json", tmp_path / "e.json")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "floating-point operations" in done.stdout and "of memory at most" in done.stdout
+    found = strict((tmp_path / "e.json").read_text())
+    assert found["schema"] == "strati.estimate/1" and found["matrices"] == 6 + 9
+    from strati.schemas import schema
+
+    jsonschema.Draft202012Validator(schema("strati.estimate/1")).validate(found)
+    assert found["flops"] > 0 and found["seconds"] > 0 and found["memory"] > 0
+    assert "alpha" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--workers", "--jobs", "-j"])
+def test_workers_and_its_aliases(model: Path, option: str) -> None:
+    assert run(model, option, 1, "--layers", "conv", "--quiet").returncode == 0
+
+
+def test_layers_are_selected(model: Path) -> None:
+    found = strict(run(model, "--layers", "conv", "--layers", "h.*", "--json", "-").stdout)
+    names = {layer["name"] for layer in found["layers"]}
+    assert names == {"h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "conv.weight"}
+    done = run(model, "--layers", "conf")
+    assert done.returncode == 2 and "conv" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_progress_shows_layers_bytes_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: layers done of all, gigabytes done of all, time left by the work of the layers."""
+    import io
+
+    from strati.run.progress import Sizes, _Count, progress
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    sizes = Sizes(work={"a": 1e9, "b": 9e9}, bytes={"a": 10**9, "b": 3 * 10**9})
+    with progress("scan", 2, sizes=sizes, resume="strati scan again") as tick:
+        tick.expect(2)
+        tick("a")
+        tick("b")
+        assert tick.resume == "strati scan again"
+    assert "layers" in terminal.getvalue() and "GB" in terminal.getvalue()
+    count = _Count(2, sizes)
+    count.add("b")
+    assert count.text() == "1/2 layers, 3.00/4.00 GB" and count.work_done / count.work_total == 0.9

@@ -151,6 +151,34 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     assert alive == []
 
 
+def test_ctrl_c_inside_code_from_a_string_is_130_too(tmp_path: Path) -> None:
+    """Python itself would die of SIGINT at its end, though the exception was caught."""
+    (tmp_path / "probe.py").write_text(
+        "import sys\n"
+        "from strati.cli import interrupts\n"
+        "interrupts.leave_at_once()\n"
+        "interrupts.raise_once()\n"
+        "try:\n"
+        "    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)')\n"
+        "except KeyboardInterrupt:\n"
+        "    print('caught')\n"
+        "if sys.argv[1] == 'explained':\n"
+        "    interrupts.leave()\n"
+        "sys.exit(130)\n"
+    )
+    for how, code in (("explained", 130), ("as Python does", -signal.SIGINT)):
+        done = subprocess.run(
+            [sys.executable, "-m", "probe", how],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        assert (done.returncode, done.stdout) == (code, "caught\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("verb", "moment"), [("study", 0.12), ("study", 0.4), ("study", 0.7), ("scan", 0.2), ("scan", 1.0)]
 )

@@ -175,8 +175,8 @@ def test_archives_that_break_a_rule(tmp_path, case):
     ("lie", "why"),
     [
         ({"crc": 7}, "checksum"),
-        ({"size": 100}, "damaged|larger|lying"),
-        ({"size": 5000}, "damaged|smaller|lying"),
+        ({"size": 100}, "damaged|larger|corrupt"),
+        ({"size": 5000}, "damaged|smaller|corrupt"),
     ],
 )
 def test_entries_that_lie_are_found_when_read(tmp_path, lie, why):

@@ -46,13 +46,13 @@ def test_unreadable(tmp_path):
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
         (b"<!DOCTYPE html><html>", "web page"),
-        (b"hello, world, this is a text file", "no network"),
-        (bytes(1000), "no network"),
-        (b"\x00", "no network"),
+        (b"hello, world, this is a text file", "unsupported format"),
+        (bytes(1000), "unsupported format"),
+        (b"\x00", "unsupported format"),
         (b"PK\x03\x04" + bytes(100), "zip"),
         (b"cos\nsystem\n(S'ls'\ntR.", "os.system"),
-        (b"\x7fELF" + bytes(100), "no network"),
-        (b"\x08\x07\x12", "no network"),
+        (b"\x7fELF" + bytes(100), "unsupported format"),
+        (b"\x08\x07\x12", "unsupported format"),
     ],
 )
 @pytest.mark.parametrize("ending", [".bin", "", ".h5"])

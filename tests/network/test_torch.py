@@ -156,7 +156,7 @@ def test_programs_and_tars_are_refused_with_the_way_to_convert(tmp_path):
         info = tarfile.TarInfo("storages")
         info.size = 4
         tar.addfile(info, io.BytesIO(b"abcd"))
-    with pytest.raises(strati.StratiError, match=r"tar archive.*anew"):
+    with pytest.raises(strati.StratiError, match=r"tar archive.*again"):
         strati.open(tmp_path / "old.pt")
 
 

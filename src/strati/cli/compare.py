@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+
 import click
 
 from strati.cli.common import Output, emit, layers_option, output_options, seed_option, workers_option
@@ -16,6 +19,19 @@ from strati.run.progress import progress
 )
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @layers_option
+@click.option(
+    "--out",
+    metavar="DIR",
+    help="Keep each finished layer here. Interrupted? Run the same command again to resume.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="With --out: work in processes on this machine, or on a Ray cluster.",
+)
+@click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster.")
 @workers_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
 @seed_option
@@ -26,6 +42,9 @@ def command(
     merge: bool,
     eigenvalues: bool,
     layers: tuple[str, ...],
+    out: str | None,
+    engine: str,
+    address: str | None,
     workers: int,
     export: str | None,
     seed: int,
@@ -37,6 +56,7 @@ def command(
     Example:
       strati compare base.safetensors tuned.safetensors
       strati compare --merge parent-a/ parent-b/ merged/
+      strati compare base-7b/ tuned-7b/ --out compare-7b
       strati compare --series step-*.safetensors --html run.html
     """
     from strati.network.open import open as open_network
@@ -59,8 +79,9 @@ def command(
     )
     networks = [open_network(m) for m in models]
     total = sum(len(n.layers()) for n in networks)
-    with progress("compare", total, quiet=output.quiet) as tick:
-        result = compare(*networks, config=config, tick=tick)
+    resume = f"strati {shlex.join(sys.argv[1:])}"
+    with progress("compare", total, quiet=output.quiet, resume=resume) as tick:
+        result = compare(*networks, config=config, out=out, engine=engine, address=address, tick=tick)
     if export is not None:
         export_table(result.frame(), export)
     emit(result, output)

@@ -45,6 +45,7 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "Localisation; set it to compare networks.",
             "1; above 2,500 parameters N / |theta*|^2",
         ),
+        option("seconds", positive, "Sampling time to aim at; more seconds, smaller error.", "8 to 32"),
         option("batch", click.IntRange(min=1), "Rows per minibatch of SGLD."),
         option("step", positive, "Step size of SGLD.", "calibrated"),
         option("max_rhat", positive, "Give no value above this R-hat."),

@@ -9,9 +9,12 @@ Imports nothing but small modules of the standard library: it has to be there fi
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
+from contextlib import suppress
 from types import FrameType
 
 CODE = 130
@@ -42,6 +45,23 @@ def ignore() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(signal, "SIGALRM"):
             signal.alarm(0)
+
+
+def leave() -> None:
+    """End the process with the code of a Ctrl-C that was explained; returns where the process is not the program's own.
+
+    ``sys.exit`` is not enough. CPython remembers a ``KeyboardInterrupt`` that passed through code run from a string
+    (dataclasses and named tuples are made so, hence every import is such a moment); a program started with ``-m`` then
+    kills itself by SIGINT at its end, even though the exception was caught long ago.
+    """
+    if signal.getsignal(signal.SIGINT) not in (_leave, _raise):
+        return
+    ignore()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody listens
+            stream.flush()
+    os._exit(CODE)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -27,21 +27,21 @@ from strati.errors import StoppedError, StratiError
 from strati.text import printable
 
 VERBS = {
-    "inspect": "The layers of a network, their roles and shapes; no maths.",
-    "scan": "The spectral survey of every weight matrix.",
-    "compare": "The same layers of two or more networks side by side.",
-    "check": "For CI: exit with 3 when a layer shows one of the codes.",
-    "study": "An intervention study: re-initialise and re-randomise every layer.",
-    "audit": "What the metrics of a study are worth.",
-    "plan": "What to cut, round, drop or adapt, layer by layer, from measured interventions.",
-    "apply": "The network that a plan makes, written and measured.",
-    "degeneracy": "How many parameters a network really uses on given data.",
-    "basis": "Interaction basis, interaction graph and modules.",
-    "track": "A training run followed over its checkpoints; where it changes.",
-    "reassemble": "The order of the unlabelled layers of a residual network.",
-    "report": "One self-contained interactive page from JSON results.",
-    "reproduce": "A paper's table or figure, the paper's number beside ours.",
-    "demo": "The whole tour on an embedded network, ending in a report.",
+    "inspect": "List the layers of a network: roles, shapes, dtypes. No maths.",
+    "scan": "Survey the spectrum of every weight matrix.",
+    "compare": "Compare the layers of two or more networks.",
+    "check": "For CI: exit with code 3 when a layer shows one of the given codes.",
+    "study": "Change every layer and measure what the network loses.",
+    "audit": "Find out which metrics of a study to trust.",
+    "plan": "Choose what to cut, round, drop or adapt, layer by layer, from a study.",
+    "apply": "Write the network that a plan makes, and measure it.",
+    "degeneracy": "Count the parameters that a network really uses on given data.",
+    "basis": "Find the interaction basis, the interaction graph and modules.",
+    "track": "Follow a training run over its checkpoints, and find where it changes.",
+    "reassemble": "Put the unlabelled layers of a network back in order.",
+    "report": "Draw JSON results as one self-contained interactive page.",
+    "reproduce": "Redo a paper's table or figure, the paper's number beside ours.",
+    "demo": "Take the whole tour on an embedded network, ending in a report.",
 }
 
 
@@ -94,7 +94,7 @@ def strati() -> None:
     """Stratigraphy for neural networks.
 
     What each layer is (spectra), whether the network needs it (interventions), how much of it is
-    degenerate (loss landscape), where it belongs (reassembly), and how far each number may be trusted.
+    degenerate (loss landscape), where it belongs (reassembly), and how far you can trust each number.
 
     \b
     Example:
@@ -117,6 +117,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _run(words, debug)
     except KeyboardInterrupt:  # after the verb, while its last words were written
         code = _stopped()
+    if code == interrupts.CODE:
+        interrupts.leave()
     interrupts.ignore()
     sys.exit(code)
 
@@ -151,12 +153,11 @@ def _run(words: list[str], debug: bool) -> int:
         if (
             isinstance(error, OSError) and error.strerror
         ):  # the system's no: a full disk, a name too long, a lost mount
-            _say(
-                f"strati: error: {printable(str(error.filename or 'system'))}: {error.strerror}; check place and space"
-            )
+            where = printable(str(error.filename or "system"))
+            _say(f"strati: error: {where}: {error.strerror}; check the path and the free space")
             return 2
         kind = type(error).__name__
-        _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a fault of strati; --debug shows where)")
+        _say(f"strati: fault: {kind}: {printable(str(error), 300)} (a bug in strati; --debug shows the traceback)")
         return 1
     return 0
 

@@ -43,12 +43,10 @@ class Catalogue(Result):
 
     def summary(self) -> RenderableType:
         """Names, papers, and what each redoes."""
-        from rich.table import Table
+        from strati.tables import Column, table
 
-        table = Table("name", "paper", "what")
-        for name, entry in self.entries.items():
-            table.add_row(name, entry.paper, entry.summary)
-        return table
+        rows = ((name, entry.paper, entry.summary) for name, entry in self.entries.items())
+        return table([Column("name", keep=True), "paper", Column("what", keep=True)], rows)
 
 
 @click.command("reproduce")

@@ -186,7 +186,7 @@ def as_batches(
     """
     if isinstance(data, Batches):
         return data
-    tokens = model is not None and takes_tokens(model)
+    tokens = takes_tokens(model) if model is not None else None
     place = device_of(model, device) if model is not None or device is not None else None
     if isinstance(data, str | os.PathLike):
         data = _read(Path(data), model)
@@ -206,6 +206,26 @@ def as_batches(
             yield _batch(*found, tokens=tokens, context=context)
 
     return Batches(make, count, streamed=True, device=place, dtype=dtype)
+
+
+def whole_inputs(data: Any, model: nn.Module | None = None, *, of: str = "this method") -> Tensor:
+    """All inputs as one tensor, for methods that need them at once and take one tensor only.
+
+    Of a dict of tensors the token numbers (``input_ids``) are taken, or the only tensor there is.
+
+    Raises:
+        BadInputError: They are not data, do not fit into memory, or are several tensors.
+
+    Examples:
+        >>> whole_inputs({"input_ids": torch.ones(2, 3).long(), "attention_mask": torch.ones(2, 3)}).shape
+        torch.Size([2, 3])
+    """
+    x = as_batches(data, model).whole(of).x
+    if not isinstance(x, Mapping):
+        return x
+    if "input_ids" in x or len(x) == 1:
+        return x["input_ids"] if "input_ids" in x else next(iter(x.values()))
+    raise BadInputError("data", f"has the inputs {', '.join(x)}; {of} takes one tensor")
 
 
 # -- what data are --------------------------------------------------------------------------------------
@@ -300,7 +320,7 @@ def _stack(values: list[Any]) -> Tensor:
         ) from None
 
 
-def _batch(x: Any, y: Any, *, tokens: bool, context: int) -> Batch:
+def _batch(x: Any, y: Any, *, tokens: bool | None, context: int) -> Batch:
     if isinstance(x, Mapping):
         inputs: Inputs = {
             str(k): as_tensor(v, str(k))
@@ -325,8 +345,10 @@ def _batch(x: Any, y: Any, *, tokens: bool, context: int) -> Batch:
     return batch
 
 
-def _whole_numbers(x: Tensor, *, tokens: bool, context: int) -> Tensor:
-    """Tokens in windows; pixels and counts as real numbers."""
+def _whole_numbers(x: Tensor, *, tokens: bool | None, context: int) -> Tensor:
+    """Tokens in windows; pixels and counts as real numbers; as they are where the model is not known."""
+    if tokens is None:
+        return x
     if not tokens:
         return x.to(torch.get_default_dtype())
     return torch.as_tensor(as_windows(x.numpy(force=True), context)) if x.ndim == 1 else x.long()

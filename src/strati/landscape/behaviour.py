@@ -9,25 +9,25 @@ and ``sgld``, what follows from the second derivatives in closed form is in ``ga
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.landscape.batches import as_batches
+from strati.landscape.batches import as_tensor as as_tensor
+from strati.landscape.models import Inputs as Inputs
+from strati.landscape.models import output_tensor as as_output
 from strati.network.select import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
 """A differentiable function of a flat tensor with a scalar value."""
-
-Inputs = Tensor | Mapping[str, Tensor]
-"""What a model is called with: one tensor, or keyword arguments by name."""
 
 
 class LossName(StrEnum):
@@ -51,9 +51,6 @@ class LossName(StrEnum):
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 """A :class:`LossName`, or a function of (output, target) giving the mean over the data."""
-
-LARGEST = 1e100
-"""Values beyond are refused: Gram matrices hold sums of their squares, and products of those."""
 
 
 class FlatModel:
@@ -219,7 +216,7 @@ def objective(
     """
     name = _loss_name(loss)
     flat = FlatModel(model, layers=layers, dtype=dtype)
-    x, y = collect(data)
+    x, y = collect(data, model)
     x = flat.inputs(x)
     with torch.no_grad():
         output = run(flat, flat.theta, x)
@@ -343,52 +340,14 @@ def gauss_newton_matrix(flat: FlatModel, x: Any, *, kind: str = "mse", theta: Te
     return scale * (total + total.T) / 2
 
 
-def collect(data: Any) -> tuple[Any, Any]:
-    """Inputs and targets out of ``(x, y)``, ``x`` alone, or an iterable of batches (read whole).
+def collect(data: Any, model: nn.Module | None = None) -> tuple[Any, Any]:
+    """Inputs and targets out of whatever names data (:func:`strati.landscape.batches.as_batches`), read whole.
 
     Raises:
-        BadInputError: There are no data.
+        BadInputError: There are no data, or they do not fit into memory.
     """
-    if isinstance(data, tuple | list) and len(data) == 2 and not isinstance(data[0], tuple | list):
-        return data[0], data[1]
-    if isinstance(data, Tensor | np.ndarray | Mapping):
-        return data, None
-    if isinstance(data, tuple) and len(data) == 1:
-        return data[0], None
-    if not isinstance(data, Iterable):
-        raise BadInputError("data", "give (x, y), x, or an iterable of batches")
-    batches = [collect(tuple(b) if isinstance(b, list) else b) for b in data]
-    if not batches:
-        raise BadInputError("data", "is empty; give at least one batch")
-    xs = [b[0] for b in batches]
-    joined = (
-        {k: torch.cat([torch.as_tensor(x[k]) for x in xs]) for k in xs[0]}
-        if isinstance(xs[0], Mapping)
-        else None
-    )
-    x = joined if joined is not None else torch.cat([torch.as_tensor(v) for v in xs])
-    return x, None if batches[0][1] is None else torch.cat([torch.as_tensor(b[1]) for b in batches])
-
-
-def as_tensor(value: Any, what: str) -> Tensor:
-    """An array as a tensor.
-
-    Raises:
-        BadInputError: It is empty, has no rows, or holds values that are not finite or whose squares are not.
-    """
-    try:
-        tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise BadInputError(what, f"is not an array of numbers ({error})") from error
-    if tensor.ndim == 0 or tensor.numel() == 0:
-        raise BadInputError(what, f"has shape {tuple(tensor.shape)}; give at least one row of data")
-    if not bool(torch.isfinite(tensor).all()):
-        raise BadInputError(what, "holds values that are not finite; remove those rows first")
-    if tensor.is_floating_point() and float(tensor.abs().max()) > LARGEST:
-        raise BadInputError(
-            what, f"holds values beyond {LARGEST:g}, whose squares overflow; rescale them first"
-        )
-    return tensor
+    batch = as_batches(data, model).whole("the loss as one function of the parameters")
+    return batch.x, batch.y
 
 
 def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "mse") -> tuple[Tensor, int]:
@@ -434,20 +393,6 @@ def _choose(own: dict[str, nn.Parameter], layers: str | Sequence[str] | None) ->
     if not chosen:
         raise BadInputError("model", "has no parameters to vary")
     return chosen
-
-
-def as_output(output: Any) -> Tensor:
-    """The tensor in a module's output: itself, ``.logits``, ``.last_hidden_state``, or the first of a tuple."""
-    if isinstance(output, Tensor):
-        return output
-    inner = getattr(output, "logits", getattr(output, "last_hidden_state", None))
-    if inner is None and isinstance(output, tuple | list) and output:
-        inner = output[0]
-    if isinstance(inner, Tensor):
-        return inner
-    raise UnsupportedError(
-        "model", f"its output is a {type(output).__name__}; wrap it so that it returns a tensor"
-    )
 
 
 def _terms(name: LossName | None, output: Tensor, x: Inputs) -> int:

@@ -7,6 +7,7 @@ such an estimate may be off is told from two halves of the data. Counts and base
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -45,15 +46,14 @@ class Probes:
 
     def exact(self, target: Tensor) -> bool:
         """Whether all output values of a datum are taken, one by one."""
-        return target[:1].numel() <= self.most
+        return math.prod(target.shape[1:]) <= self.most
 
     def of(self, target: Tensor, *names: object) -> Iterator[Tensor]:
         """The vectors for a target ``(data, ...)``; random ones from a stream of the given names."""
         if self.exact(target):
-            for k in range(target[:1].numel()):
-                unit = torch.zeros_like(target).reshape(target.shape[0], -1)
-                unit[:, k] = 1.0
-                yield unit.reshape(target.shape)
+            for unit in torch.eye(math.prod(target.shape[1:]), dtype=target.dtype):
+                row = unit.to(target.device).reshape(1, *target.shape[1:])
+                yield row.expand(target.shape)
             return
         for number in range(self.number):
             yield self.random(tuple(target.shape), target, *names, number) / self.number**0.5

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from strati.errors import UnsupportedError
+from strati.landscape.models import output_tensor
 
 Side = Literal["input", "output"]
 
@@ -79,24 +79,6 @@ def listening(model: nn.Module, modules: Iterable[str], hear: Callable[[str, Any
         yield
 
 
-def first_tensor(value: object) -> Tensor:
-    """The tensor in what a module takes or gives: itself, the logits, or the first of several.
-
-    Raises:
-        UnsupportedError: There is none.
-    """
-    if isinstance(value, Tensor):
-        return value
-    for name in ("logits", "last_hidden_state"):
-        if isinstance(found := getattr(value, name, None), Tensor):
-            return found
-    if isinstance(value, tuple | list) and value:
-        return first_tensor(value[0])
-    raise UnsupportedError(
-        "network", f"gives a {type(value).__name__}, not a tensor; wrap it in a module that does"
-    )
-
-
 class Precision(TorchDispatchMode):
     """The coarsest floating type met while a network runs: some round inside, whatever the type of their weights.
 
@@ -126,7 +108,7 @@ def _hook(module: nn.Module, place: Site, visit: Visit) -> torch.utils.hooks.Rem
     if place.side == "output":
 
         def after(_: nn.Module, __: Any, output: Any) -> Any:
-            changed = visit(place, first_tensor(output))
+            changed = visit(place, output_tensor(output))
             return changed if isinstance(output, Tensor) else type(output)((changed, *output[1:]))
 
         return module.register_forward_hook(after)

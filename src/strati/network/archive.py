@@ -54,7 +54,7 @@ class Archive:
         self.entries: dict[str, Entry] = {}
         for entry in _directory(source):
             if entry.name in self.entries:
-                raise source.bad(f"the zip entry {entry.name} is there twice; write the file anew")
+                raise source.bad(f"the zip entry {entry.name} is there twice; re-save the file")
             self.entries[entry.name] = entry
         # torch.serialization.set_crc32_options(False) writes zeros everywhere: nothing to compare with then.
         self._checksums = any(entry.crc for entry in self.entries.values())
@@ -72,7 +72,7 @@ class Archive:
             raise self.source.bad(f"the zip entry {name} is missing; the file is damaged")
         if self.entries[name].size > limit:
             raise self.source.bad(
-                f"the zip entry {name} claims {self.entries[name].size:,} bytes; not believed"
+                f"the zip entry {name} claims {self.entries[name].size:,} bytes, more than the limit; the file is probably corrupt"
             )
         return self.data(name).tobytes()
 
@@ -160,7 +160,7 @@ class Archive:
 def _directory(source: Source) -> list[Entry]:
     offset, length = _end_record(source)
     if length > MAX_DIRECTORY:
-        raise source.bad(f"its zip directory claims {length:,} bytes; not believed")
+        raise source.bad(f"its zip directory claims {length:,} bytes, more than the limit; the file is probably corrupt")
     raw = source.read(offset, length)
     entries: list[Entry] = []
     position = 0

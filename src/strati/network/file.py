@@ -19,11 +19,11 @@ def file_contents(path: Path) -> Contents:
     found: Contents = read(source)
     if len(found.tensors) > MAX_TENSORS:
         raise BadInputError(
-            path, f"lists {len(found.tensors):,} tensors; more than {MAX_TENSORS:,} is not believed"
+            path, f"lists {len(found.tensors):,} tensors, more than the limit of {MAX_TENSORS:,}; the header is probably corrupt"
         )
     for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
         if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:
             # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
-            raise BadInputError(path, f"the name {name} is not Unicode text; write the file anew")
+            raise BadInputError(path, f"the name {name} is not Unicode text; re-save the file")
     warnings = found.warnings + wrong_ending(source, kind)
     return Contents(**(vars(found) | {"warnings": warnings}))

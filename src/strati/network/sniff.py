@@ -1,4 +1,4 @@
-"""Which format a file is, told by its content. A wrong ending is said, and not believed."""
+"""Which format a file is, told by its content. A wrong ending is reported, and ignored."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sniff(source: Source) -> str:
     if head[257:262] == b"ustar":
         raise UnsupportedError(
             source.path,
-            "is a tar archive, as torch wrote before 2017; load it with an old torch and save its state dict anew",
+            "is a tar archive, as torch wrote before 2017; load it with an old torch and save its state dict again",
         )
     if len(head) > 8 and head[8:9] == b"{" and head[:1] != b"{":
         return "safetensors"
@@ -79,8 +79,8 @@ def sniff(source: Source) -> str:
         return by_ending  # a pickle of the first protocols, which have no signature: the reader names what it asks for
     if by_ending in ("safetensors", "onnx"):
         return by_ending  # these have no signature: let the reader say what is wrong
-    claim = f", and not the {by_ending} file its ending says" if by_ending else ""
-    raise UnsupportedError(source.path, f"is no network that strati knows{claim}; it reads {READABLE}")
+    claim = f", although its ending says {by_ending}" if by_ending else ""
+    raise UnsupportedError(source.path, f"unsupported format{claim}: expected {READABLE}")
 
 
 def wrong_ending(source: Source, found: str) -> tuple[Flag, ...]:

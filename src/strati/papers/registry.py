@@ -176,17 +176,16 @@ class Reproduction(Result):
 
     def summary(self) -> RenderableType:
         """A table, the paper's number beside ours."""
-        from rich.table import Table
-        from rich.text import Text
+        from strati.tables import Column, table
 
-        table = Table(title=self.title, title_justify="left")
-        for column in ("what", "paper", "ours", "note"):
-            table.add_column(
-                column, justify="right" if column in ("paper", "ours") else "left", overflow="fold"
-            )
-        for row in self.rows:
-            table.add_row(*(Text(_cell(value)) for value in (row.what, row.paper, row.ours, row.note)))
-        return table
+        columns = (
+            Column("what", keep=True),
+            Column("paper", right=True, keep=True),
+            Column("ours", right=True, keep=True),
+            Column("note"),
+        )
+        rows = ((row.what, _cell(row.paper), _cell(row.ours), row.note) for row in self.rows)
+        return table(columns, rows, title=self.title)
 
 
 def reproduce(

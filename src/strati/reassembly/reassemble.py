@@ -20,6 +20,7 @@ from strati.types import Tick, silent
 
 if TYPE_CHECKING:
     from strati.reassembly.result import Reassembly
+    from strati.reassembly.transformer.result import TransformerReassembly
 
 _TARGETS = ("pred", "y", "target", "output")
 
@@ -32,12 +33,14 @@ def reassemble(
     config: ReassembleConfig | None = None,
     tick: Tick = silent,
     **options: Any,
-) -> Reassembly:
+) -> Reassembly | TransformerReassembly:
     """Put the pieces of a residual network, or of a transformer, back in order.
 
     Args:
-        pieces: A folder; or, of a residual network, a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled.
-        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``).
+        pieces: A folder; of a residual network also a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled; of a
+            transformer also what :func:`strati.reassembly.transformer.drop.drop` keeps in memory.
+        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none: token ids, a text file or
+            images let it verify and repair what the weights say.
         y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
         config: How; single options may be given as keywords instead, which win (``activation="gelu"``).
         tick: Called as the work goes on.
@@ -66,7 +69,36 @@ def reassemble(
         (True, (4, 5, 1, 0, 6, 3, 2))
     """
     chosen = resolve(ReassembleConfig, config, options, of="reassemble")
+    if _of_transformer(pieces):
+        return _transformer(pieces, x, y, chosen, tick)
     return _residual(pieces, x, y, chosen, tick)
+
+
+def _of_transformer(pieces: object) -> bool:
+    from strati.reassembly.transformer.drop import Dropped
+    from strati.reassembly.transformer.pieces import TransformerPieces, is_transformer
+
+    if isinstance(pieces, str | Path):
+        return is_transformer(Path(pieces))
+    return isinstance(pieces, Dropped | TransformerPieces)
+
+
+def _transformer(pieces: Any, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> TransformerReassembly:
+    from strati.reassembly.transformer.drop import Dropped
+    from strati.reassembly.transformer.pieces import TransformerPieces, check, read_transformer
+    from strati.reassembly.transformer.solve import check_data, solve_transformer
+
+    check_data(x)
+    began = time.perf_counter()
+    if isinstance(pieces, Dropped):
+        pieces = pieces.folder if pieces.pieces is None else pieces.pieces
+    if isinstance(pieces, TransformerPieces):
+        check(pieces)
+        found = pieces
+    else:
+        found = read_transformer(pieces)
+    loaded = time.perf_counter() - began
+    return solve_transformer(found, x, y, config, load_seconds=loaded, tick=tick)
 
 
 def _residual(pieces: object, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> Reassembly:

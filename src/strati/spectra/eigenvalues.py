@@ -127,7 +127,7 @@ def eigenvalues(
         if matrix.size:
             first = matrix.flat[0] if first is None else first
             constant = constant and _is_constant(matrix, first)
-        one = _of_one(matrix, epsilon < 1e-12, device)
+        one = _of_one(matrix, epsilon, device)
         extent, empty = max(extent, one.extent), (min(empty[0], one.empty[0]), min(empty[1], one.empty[1]))
         problem = problem or one.problem
         pool.append(one.values)
@@ -171,13 +171,13 @@ def spacing(dtype: Any) -> float:
 
 def gram(matrix: NDArray[Any]) -> FloatArray:
     """``W.T @ W`` of the smaller side in float64, converted strip by strip."""
-    lower = _gram(matrix)[0]
+    lower = _gram(matrix)
     whole: FloatArray = lower + np.tril(lower, -1).T
     return whole
 
 
-def _gram(matrix: NDArray[Any], device: str | None = None) -> tuple[Any, FloatArray]:
-    """The lower half of the Gram matrix, and the squared norms of the rows of the longer side.
+def _gram(matrix: NDArray[Any], device: str | None = None) -> Any:
+    """The lower half of the Gram matrix.
 
     By BLAS' ``syrk``, added up in place: half the work of a general product, and no second matrix. On a torch device
     the whole Gram matrix, as a tensor there.
@@ -188,17 +188,15 @@ def _gram(matrix: NDArray[Any], device: str | None = None) -> tuple[Any, FloatAr
     rows, columns = tall.shape
     strip = max(_STRIP, columns)
     upper: Any = np.zeros((columns, columns), order="F") if device is None else None
-    norms = np.empty(rows)
     for start in range(0, rows, strip):
         part = _double(tall[start : start + strip])
-        norms[start : start + strip] = np.einsum("ij,ij->i", part, part)
         if device is not None:
             upper = on_device.add_gram(upper, part, device)
         elif part.flags.c_contiguous:
             upper = dsyrk(1.0, part.T, beta=1.0, c=upper, overwrite_c=1)
         else:
             upper = dsyrk(1.0, np.asfortranarray(part), beta=1.0, c=upper, trans=1, overwrite_c=1)
-    return (upper.T if device is None else upper), norms
+    return upper.T if device is None else upper
 
 
 @dataclass(frozen=True)
@@ -211,11 +209,11 @@ class _One:
     empty: tuple[int, int] = (0, 0)
 
 
-def _of_one(matrix: NDArray[Any], exact: bool, device: str | None) -> _One:
+def _of_one(matrix: NDArray[Any], epsilon: float, device: str | None) -> _One:
     if matrix.size == 0:
         return _One(np.empty(0))
     with np.errstate(over="ignore", invalid="ignore"):
-        square, rows = _gram(matrix, device)
+        square = _gram(matrix, device)
         trace = float(square.trace())
     if not np.isfinite(trace) or trace < 1e-280:
         if not np.isfinite(_double(matrix)).all():
@@ -223,21 +221,46 @@ def _of_one(matrix: NDArray[Any], exact: bool, device: str | None) -> _One:
         # Finite weights whose squares leave float64's range (only float64 weights can do that).
         if not np.isfinite(trace) or np.any(matrix):
             return _One(np.empty(0), "out-of-range")
-    columns = np.asarray(square.diagonal() if device is None else square.diagonal().cpu())
-    extent = float(np.sqrt(rows.max()) + np.sqrt(columns.max()))
-    empty = (int(np.count_nonzero(rows == 0)), int(np.count_nonzero(columns == 0)))
     try:
         values = symmetric_eigenvalues(square) if device is None else on_device.eigenvalues(square)
     except np.linalg.LinAlgError:  # the two-stage reduction did not converge, and has used the matrix up
-        values = np.asarray(np.linalg.eigvalsh(_gram(matrix)[0]), dtype=np.float64)
+        values = np.asarray(np.linalg.eigvalsh(_gram(matrix)), dtype=np.float64)
     del square
-    if exact and values[0] < _GRAM_FLOOR * values[-1]:
+    if epsilon < 1e-12 and values[0] < _GRAM_FLOOR * values[-1]:
         whole = _double(matrix)
         if device is None:
             values = np.asarray(np.linalg.svd(whole, compute_uv=False)[::-1] ** 2, dtype=np.float64)
         else:
             values = on_device.singular_values(whole, device)[::-1] ** 2
-    return _One(np.maximum(values, 0.0), "", extent, empty)
+    values = np.maximum(values, 0.0)
+    low, high = float(np.sqrt(values[0])), float(np.sqrt(values[-1]))
+    # No row is longer than the largest singular value. Only where rounding of that size might matter, for directions
+    # that are null or for values that are all equal, does it take another look at the matrix to know better.
+    extent, rounding = 2 * high, 6 * epsilon * high
+    if low <= rounding or high - low <= 2 * rounding:
+        extent = _extent(matrix)
+    sides = (_empty(matrix), _empty(matrix.T))
+    return _One(values, "", extent, sides if matrix.shape[0] >= matrix.shape[1] else sides[::-1])
+
+
+def _extent(matrix: NDArray[Any]) -> float:
+    """Largest row norm plus largest column norm."""
+    step = max((1 << 21) // matrix.shape[1], 1)
+    longest, columns = 0.0, np.zeros(matrix.shape[1])
+    for start in range(0, matrix.shape[0], step):
+        squares = _double(matrix[start : start + step]) ** 2
+        longest = max(longest, float(squares.sum(axis=1).max()))
+        columns += squares.sum(axis=0)
+    return float(np.sqrt(longest) + np.sqrt(columns.max()))
+
+
+def _empty(matrix: NDArray[Any]) -> int:
+    """Number of rows that are zero; only those that begin with a zero are looked at."""
+    rows = np.flatnonzero(np.asarray(matrix[:, 0]) == 0)
+    found = 0
+    for start in range(0, rows.size, 1024):
+        found += int(np.count_nonzero(~matrix[rows[start : start + 1024]].astype(bool).any(axis=1)))
+    return found
 
 
 def _as_matrix(given: Any) -> NDArray[Any]:

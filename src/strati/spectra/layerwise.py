@@ -190,7 +190,7 @@ def _unit(layer: Layer, options: SpectrumOptions, files: dict[int, Any]) -> Unit
         "layer": config,
         "view": layer.view,
         "shape": layer.shape,
-        "weights": _identity(layer, files),
+        "weights": weights_identity(layer, files),
         "layout": LAYOUT,
     }
     return Unit(unit_key(identity), layer.name, "", config, {"matrices": LayerReader(layer)})
@@ -218,7 +218,7 @@ def _dtype(layer: Layer) -> str | None:
     return None if layer.quantised else layer.dtype
 
 
-def _identity(layer: Layer, files: dict[int, Any]) -> Any:
+def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
     """What tells a layer's weights from others without reading them all; of a network in memory their hash.
 
     Args:

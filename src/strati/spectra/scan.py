@@ -234,7 +234,7 @@ def scan(
     chosen = resolve(ScanConfig, config, options, of="scan")
     if out is None and (engine != "local" or address is not None):
         raise BadInputError(
-            "engine", "other machines need a folder to keep results in; give out= (--out DIR)"
+            "engine", "other machines need a folder to keep results in; give out="
         )
     if chosen.device is not None:
         on_device.check(chosen.device)

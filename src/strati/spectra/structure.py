@@ -136,6 +136,13 @@ class Neighbours:
         """Look at one matrix of finite weights."""
         if min(matrix.shape) < 3:
             return
+        if matrix.flags.f_contiguous and not matrix.flags.c_contiguous:
+            shape, rows, columns = self._of(matrix.T)
+            self._products.append((shape[::-1], columns, rows))
+        else:
+            self._products.append(self._of(matrix))
+
+    def _of(self, matrix: NDArray[Any]) -> tuple[tuple[int, int], float, float]:
         rows = columns = 0.0
         width = matrix.shape[1]
         step = max(_STRIP // width, 2)
@@ -148,7 +155,7 @@ class Neighbours:
             columns += float(
                 np.dot(own[1:], own[:-1]) - np.dot(own[width::width], own[width - 1 : -1 : width])
             )
-        self._products.append(((matrix.shape[0], width), rows, columns))
+        return (matrix.shape[0], width), rows, columns
 
     def correlated(self, found: Eigenvalues) -> bool:
         """Whether any side's neighbours are correlated beyond what a random order gives."""

@@ -196,7 +196,7 @@ def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> float:
     raw = float(left[1:] @ left[:-1]) / total
     fitted = (design.shape[1] + len(places)) / x.size
     likely = min(max(raw + fitted * (1 + raw), 0.0), 0.95)
-    return min(likely + math.sqrt((1 - likely**2) / x.size), 0.95)
+    return float(min(likely + math.sqrt((1 - likely**2) / x.size), 0.95))
 
 
 def _pvalue(
@@ -214,7 +214,7 @@ def _pvalue(
     if count >= 20:
         return (count + 1) / (SIMULATIONS + 1)
     scale = float(np.mean(top - top[0]))
-    return min(1.0, _TAIL * math.exp(-max(0.0, gain - float(top[0])) / max(scale, 1e-12)))
+    return float(min(1.0, _TAIL * math.exp(-max(0.0, gain - float(top[0])) / max(scale, 1e-12))))
 
 
 def _described(
@@ -255,4 +255,4 @@ def _described(
 
 
 def _step(x: float, first: float) -> float:
-    return round(math.exp(x) - first, 6)
+    return float(round(math.exp(x) - first, 6))

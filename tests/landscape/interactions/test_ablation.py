@@ -10,6 +10,7 @@ from torch import nn
 import strati
 from strati.errors import BadInputError
 from strati.landscape.interactions.ablation import ablation_curve, compare_bases, edge_ablation_curve
+from strati.landscape.interactions.sparsify import Sparsified
 
 
 @pytest.fixture(scope="module")
@@ -128,4 +129,5 @@ def test_results_show_themselves(network):
     graph = strati.interaction_graph(strati.interaction_basis(net, x))
     for result in (graph.basis, graph, strati.modules(graph), strati.sparsify(net, x)):
         assert "<table" in result._repr_html_()
-        assert result.to_dict()["schema"] == "strati.basis/1"
+        verb = "sparsify" if isinstance(result, Sparsified) else "basis"
+        assert result.to_dict()["schema"] == f"strati.{verb}/1"

@@ -262,7 +262,7 @@ def test_extrapolation_of_exact_curves(multiplicity):
     limit = extrapolate(np.exp(t), y, np.full(20, 0.001), hottest=1.0)
     assert isinstance(limit, Limit)
     assert abs(limit.value - 0.5) < 2 * limit.stderr < 0.08
-    assert limit.stderr < 0.003 or multiplicity > 1
+    assert limit.stderr < 0.005 or multiplicity > 1
     assert isinstance(extrapolate(np.exp(t[:2]), y[:2], np.full(2, 0.001)), NoLimit)
 
 

@@ -63,13 +63,13 @@ def test_same_seed_same_draws_and_one_chain_equals_its_group(line):
 
 
 def test_the_length_follows_from_the_mixing():
-    """A step a hundred times shorter than the stable one needs more than the first 500 draws, and gets them."""
+    """A step sixty times shorter than the stable one needs more than the first 500 draws, and gets them."""
     torch.manual_seed(0)
     x = torch.randn(64, 2, dtype=torch.float64)
     model = nn.Linear(2, 1, bias=False).double()
     h = 2 * torch.linalg.eigvalsh(x.T @ x / 64)
     exact = 0.5 * float((50 * h / (50 * h + 1)).sum())
-    slow = {"sampler": "sgld", "nbeta": 50.0, "step": 4 / (50 * float(h.max())) / 100}
+    slow = {"sampler": "sgld", "nbeta": 50.0, "step": 4 / (50 * float(h.max())) / 60}
     result = strati.llc(model, "behavioural-mse", x, **slow)
     assert result.draws > 500 and result.rhat < 1.05
     assert result.estimate == pytest.approx(exact, abs=4 * result.stderr + 0.03)

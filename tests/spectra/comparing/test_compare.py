@@ -284,3 +284,73 @@ def test_options_follow_the_one_rule() -> None:
         strati.compare(INITIAL, TRAINED, serie=True)
     with pytest.raises(BadInputError, match="merge"):
         strati.compare(INITIAL, TRAINED, INITIAL, series=True, merge=True)
+
+
+def test_a_folder_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from strati.spectra.comparing import pairs
+
+    plain = strati.compare(INITIAL, TRAINED).to_json()
+    assert strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1).to_json() == plain
+    assert {p.name for p in (tmp_path / "run").glob("*.sqlite")} == {"spectra.sqlite", "updates.sqlite"}
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(pairs, "update_between", refuse)
+    assert strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1).to_json() == plain
+    with pytest.raises(BadInputError, match="out="):
+        strati.compare(INITIAL, TRAINED, engine="ray")
+
+
+def test_a_stopped_comparison_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second update never comes the first time; the first one is not computed again."""
+    from strati.spectra.comparing import pairs
+
+    real = pairs.update_between
+    done: list[tuple[int, ...]] = []
+
+    def once(a: np.ndarray, b: np.ndarray, **options: object) -> object:
+        if done:
+            raise KeyboardInterrupt
+        done.append(a.shape)
+        return real(a, b, **options)
+
+    monkeypatch.setattr(pairs, "update_between", once)
+    with pytest.raises((KeyboardInterrupt, strati.StratiError)):
+        strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1)
+    counted: list[tuple[int, ...]] = []
+
+    def count(a: np.ndarray, b: np.ndarray, **options: object) -> object:
+        counted.append(a.shape)
+        return real(a, b, **options)
+
+    monkeypatch.setattr(pairs, "update_between", count)
+    result = strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1)
+    assert len(counted) == 2
+    assert result.to_json() == strati.compare(INITIAL, TRAINED).to_json()
+
+
+def test_workers_and_processes_change_nothing(tmp_path: Path) -> None:
+    one = strati.compare(INITIAL, TRAINED, workers=1).to_json()
+    assert strati.compare(INITIAL, TRAINED, workers=3).to_json() == one
+    assert strati.compare(INITIAL, TRAINED, workers=2, out=tmp_path / "run").to_json() == one
+
+
+def test_several_networks_are_never_in_memory_at_once(tmp_path: Path) -> None:
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    paths = []
+    for n in range(4):
+        paths.append(tmp_path / f"step-{n}.safetensors")
+        layers = {
+            f"layers.{i}.fc.weight": rng.standard_normal((160, 160)).astype(np.float32) for i in range(40)
+        }
+        save_file(layers, paths[-1])
+    strati.compare(*paths[:2], layers="block:0")  # imports are no part of it
+    tracemalloc.start()
+    strati.compare(*paths, workers=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    one = 40 * 160 * 160 * 4
+    assert peak < 1.5 * one, f"{peak / one:.2f} networks"

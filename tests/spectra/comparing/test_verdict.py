@@ -263,3 +263,34 @@ def test_a_full_fine_tune_of_stories15m_is_no_lora(dtype: str) -> None:
     assert "LoRA" not in result.text()
     if dtype == "float32":
         assert {layer.update_kind for layer in result.layers} == {"dense"}
+
+
+def adapters(tmp_path: Path, seeds: tuple[int, int]) -> list[Path]:
+    """Two trained-looking LoRA adapters on q; one seed for both gives the same directions."""
+    import peft
+
+    folders = []
+    for n, seed in enumerate(seeds):
+        config = peft.LoraConfig(r=3, lora_alpha=3, target_modules=["q_proj"], init_lora_weights=False)
+        adapted = peft.get_peft_model(model(), config)
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.data = 0.02 * torch.randn(parameter.shape, generator=generator)
+        folders.append(tmp_path / str(n))
+        adapted.save_pretrained(folders[-1])
+    return folders
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_two_adapters_say_whether_they_write_the_same(tmp_path: Path) -> None:
+    same = strati.compare(*adapters(tmp_path / "same", (1, 1)))
+    apart = strati.compare(*adapters(tmp_path / "apart", (1, 2)))
+    for layer in same.layers:
+        assert layer.interference.cosine == pytest.approx(1.0)
+        assert layer.interference.written_overlap == pytest.approx(1.0)
+    for layer in apart.layers:
+        assert abs(layer.interference.cosine) < 0.1
+        assert layer.interference.by_chance == pytest.approx(3 / WIDTH)
+        assert layer.interference.written_overlap < 0.2
+    assert "the directions they write overlap" in apart.text()

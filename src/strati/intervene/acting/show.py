@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from strati.intervene.acting.curves import KEEP
+from strati.tables import Column, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,27 +17,31 @@ if TYPE_CHECKING:
 def plan_summary(plan: Plan) -> RenderableType:
     """A table of the layers that are changed, and the prediction beside the even spread."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     unit = plan.size["unit"]
-    table = Table(
-        "layer",
-        "choice",
-        f"saves ({unit})",
-        "cost",
-        "95 %",
-        title=f"plan: {plan.action}, {plan.budget}",
-        title_justify="left",
+    columns = (
+        Column("layer", keep=True),
+        Column("choice", keep=True),
+        Column(f"saves ({unit})", right=True),
+        Column("cost", right=True),
+        Column("95 %", right=True, gives=1),
     )
-    for layer in plan.layers:
-        ends = f"{layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g}"
-        table.add_row(Text(layer.name), layer.choice, f"{layer.saves:,.0f}", f"{layer.cost:.3g}", ends)
+    rows = [
+        (
+            layer.name,
+            layer.choice,
+            f"{layer.saves:,.0f}",
+            f"{layer.cost:.3g}",
+            f"{layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g}",
+        )
+        for layer in plan.layers
+    ]
     kept = sum(layer.choice == KEEP for layer in plan.layers)
     name = plan.performance["name"]
     size = plan.size
     lines: list[Any] = [
-        table,
+        table(columns, rows, title=f"plan: {plan.action}, {plan.budget}"),
         Text(f"{len(plan.layers) - kept} of {len(plan.layers)} layers changed; {unit}: {_size(size)}"),
         Text(f"{name}: intact {plan.performance['intact']:.4g}, predicted {estimate(plan.predicted)}"),
         Text(f"the same budget spread evenly: {name} {estimate(plan.uniform)}"),

@@ -51,6 +51,7 @@ class Evidence:
 
     ``within`` is the rank correlation within layers, ``slope`` the slope of the metric's overall ranks on those of
     performance within layers (1 for a metric that moves as much with performance inside a layer as the ranks do),
+    ``apart`` the rank correlation within each intervention of each layer,
     ``*_counts`` whether the statistic exceeds what shuffled studies reach with any metric.
     """
 
@@ -60,6 +61,7 @@ class Evidence:
     within_ci: Interval = None
     slope: float | None = None
     slope_ci: Interval = None
+    apart: float | None = None
     counts: bool = False
     robust_auc: float | None = None
     robust_auc_ci: Interval = None
@@ -100,6 +102,7 @@ def evidence_of(
             names[i],
             found[names[i]].n,
             **performance.numbers(row, config.level),
+            apart=performance.of_one_intervention(row),
             counts=bool(enough and performance.statistic[row] > level),
             **(robust.areas(row, config.level, "robust_auc") if robust is not None else {}),
             robust_auc_within=robust.within(row) if robust is not None else None,
@@ -143,8 +146,12 @@ class _Performance:
     within_null: FloatArray
     slope_value: FloatArray
     slope_null: FloatArray
+    apart: FloatArray
     statistic: FloatArray
     null: FloatArray
+
+    def of_one_intervention(self, row: int) -> float | None:
+        return float(self.apart[row]) if np.isfinite(self.apart[row]) else None
 
     def numbers(self, row: int, level: float) -> dict[str, Any]:
         possible = bool(np.ptp(self.within_null[row]) > 0)
@@ -195,6 +202,7 @@ class _Judge:
         self.labels = np.where(share >= config.robust, 1.0, np.where(share <= config.critical, -1.0, 0.0))
         kind = points["intervention"].map({"reinitialise": -1.0, "rerandomise": 1.0})
         self.interventions: FloatArray = np.asarray(kind.fillna(0.0), np.float64)
+        self.kind_codes = np.unique([str(k) for k in points["intervention"]], return_inverse=True)[1]
         self.global_ranks = _ranks(values)
         self.inner_ranks = self._inner(values)
 
@@ -210,7 +218,21 @@ class _Judge:
         slope = np.where(np.isfinite(by_layer), by_layer, 0.0).T @ of_y
         scale = 1.0 / size if size > 0 else 0.0
         statistic, null = self._combine(within, within_null, _ranks(self.y[:, None])[:, 0])
-        return _Performance(within, within_null, slope * scale, slope_null * scale, statistic, null)
+        return _Performance(
+            within, within_null, slope * scale, slope_null * scale, self._apart(), statistic, null
+        )
+
+    def _apart(self) -> FloatArray:
+        """The correlation within each intervention of each layer; NaN where there is one intervention only."""
+        kinds = self.kind_codes
+        if len(np.unique(kinds)) < 2:
+            return np.full(self.values.shape[1], np.nan)
+        x, y = np.full(self.values.shape, np.nan), np.zeros(len(self.y))
+        for part in self._layers():
+            for kind in np.unique(kinds[part]):
+                own = part[kinds[part] == kind]
+                x[own], y[own] = _ranks(self.values[own]), _ranks(self.y[own, None])[:, 0]
+        return _correlations(x, y)
 
     def robust(self) -> _Areas | None:
         """Does the metric tell robust from critical points?"""

@@ -239,6 +239,11 @@ def _facts(case: Case, invariant: bool | None) -> list[str]:
         facts.append(f"rho {pooled.spearman:.2f}{_ends(pooled.spearman_ci)}, n = {pooled.n}")
     if found.within is not None:
         facts.append(f"within layers {found.within:.2f}{_ends(found.within_ci)}")
+    if found.apart is not None and found.within is not None and abs(found.within) >= case.config.strong:
+        mostly = (
+            ", so mostly the interventions' difference" if abs(found.apart) < abs(found.within) / 2 else ""
+        )
+        facts.append(f"within one intervention {found.apart:.2f}{mostly}")
     if case.within_types is not None:
         rho = pooled.spearman or 0.0
         made = abs(rho) >= 0.3 and abs(case.within_types) < abs(rho) / 2

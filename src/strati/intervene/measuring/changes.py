@@ -154,7 +154,7 @@ def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
 def _plain(value: Any) -> NDArray[Any]:
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        return np.asarray(value.float().numpy() if value.is_floating_point() else value.numpy())
+        return np.asarray(value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy())
     return np.asarray(value)
 
 
@@ -170,7 +170,7 @@ def _own(one: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDAr
     shape = layer.target.shape
     try:
         given = one.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
-        found = np.asarray(given.detach().numpy() if hasattr(given, "detach") else given, dtype=np.float32)
+        found = np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given, dtype=np.float32)
     except Exception as error:  # the user's function: whatever it raises is this point's reason
         raise BadInputError(f"intervention {one.name}", f"raised {type(error).__name__}: {error}") from None
     if found.shape != shape:

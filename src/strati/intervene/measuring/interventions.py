@@ -122,8 +122,8 @@ def values_of(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
     """A layer's weight and bias as arrays of their own."""
     module: Any = model.get_submodule(target.name)
-    weight = module.weight.detach().float().numpy().copy()
-    return weight, module.bias.detach().float().numpy().copy() if target.bias else None
+    weight = module.weight.detach().float().cpu().numpy().copy()
+    return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
 
 
 @contextmanager

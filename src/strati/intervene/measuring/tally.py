@@ -67,9 +67,9 @@ class Tally:
         """A batch."""
         from strati.intervene.planning.tasks import IGNORED
 
-        self._sums.append(self.task.each(logits, targets).numpy())
+        self._sums.append(self.task.each(logits, targets).cpu().numpy())
         scored = (targets != IGNORED).reshape(len(targets), -1).sum(1)
-        self._counts.append(scored.numpy().astype(float))
+        self._counts.append(scored.cpu().numpy().astype(float))
 
     def result(self) -> Scores:
         """The scores of all batches so far."""

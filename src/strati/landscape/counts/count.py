@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.behaviour import as_tensor
+from strati.landscape.batches import whole_inputs
 from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.hooked import count_module
@@ -79,7 +79,7 @@ def degeneracy(
         raise BadInputError(
             "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
-    data = as_tensor(x, "data")
+    data = whole_inputs(x, model, of="counting")
     device = chosen.device or next(model.parameters(), data).device
     data = data.to(device)
     try:

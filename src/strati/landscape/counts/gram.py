@@ -10,7 +10,7 @@ def fold(activations: Tensor, bias: bool) -> Tensor:
     """Activations with the constant 1 that carries the bias as their last column."""
     if not bias:
         return activations
-    return torch.cat([activations, torch.ones_like(activations[:, :1])], dim=1)
+    return torch.cat([activations, activations.new_ones(len(activations), 1)], dim=1)
 
 
 def pairs_above(first: Tensor, second: Tensor, threshold: float) -> int:

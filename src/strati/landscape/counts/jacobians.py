@@ -28,7 +28,7 @@ def output_directions(slopes: Tensor, generator: torch.Generator, most: int) -> 
         units: Tensor = torch.diag_embed(slopes)
         return units
     probes = torch.randn(batch, most, outputs, generator=generator, dtype=torch.float64) / most**0.5
-    found: Tensor = probes.to(slopes) * slopes[:, None, :]
+    found: Tensor = probes.to(slopes) * slopes.unsqueeze(1)
     return found
 
 
@@ -55,4 +55,4 @@ def backward(chain: Chain, slopes: list[Tensor], last: Tensor) -> Iterator[tuple
     for index in range(len(chain.stages) - 1, -1, -1):
         yield index, jacobian
         if index > 0:
-            jacobian = (jacobian @ chain.stages[index].weight) * slopes[index - 1][:, None, :]
+            jacobian = (jacobian @ chain.stages[index].weight) * slopes[index - 1].unsqueeze(1)

@@ -20,7 +20,7 @@ from strati.landscape.chain import as_chain
 from strati.landscape.interactions.basis_chain import ChainBackend
 from strati.landscape.interactions.basis_probes import ProbeBackend
 from strati.landscape.interactions.basis_result import BasisBackend, BasisLayer, InteractionBasis, Kind
-from strati.landscape.interactions.sites import Reading, as_data, takes_tokens
+from strati.landscape.interactions.sites import Reading, as_data
 from strati.landscape.interactions.whitening import (
     Moments,
     Whitening,
@@ -29,6 +29,7 @@ from strati.landscape.interactions.whitening import (
     repeated,
     whitening,
 )
+from strati.landscape.models import takes_tokens
 from strati.landscape.probes import MatrixEstimate
 from strati.options import resolve
 from strati.types import Flag, Tick, silent

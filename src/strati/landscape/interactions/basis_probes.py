@@ -20,8 +20,9 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.interactions.sites import Reading, find_sites
 from strati.landscape.interactions.whitening import Moments, MomentStream
+from strati.landscape.models import output_tensor
 from strati.landscape.probes import Halves, MatrixEstimate, Probes, pulled_back
-from strati.landscape.recorder import Site, first_tensor, recording
+from strati.landscape.recorder import Site, recording
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class ProbeBackend:
             for site in numbers:
                 if not site.module:
                     x = read(site, x)
-            output = first_tensor(self._model(x))
+            output = output_tensor(self._model(x))
         missing = [site.name for k, site in enumerate(self._sites[:-1]) if k not in seen]
         if missing:
             raise BadInputError(missing[0], "is not used when the network runs; name another site to read")

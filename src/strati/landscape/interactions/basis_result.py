@@ -199,24 +199,8 @@ def needed(values: FloatArray, share: float) -> int:
 
 def as_table(title: str, frame: pd.DataFrame, warnings: Sequence[Flag]) -> RenderableType:
     """A table with its warnings below, for terminals."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
+    from strati.tables import Column, rows_of, table
 
-    from strati.text import printable
-
-    table = Table(title=title, title_justify="left")
-    for column in frame.columns:
-        table.add_column(column, justify="left" if column in ("layer", "basis") else "right")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(Text(_cell(value)) for value in row))
-    return Group(table, *(Text(f"{flag.code}: {printable(flag.text, 300)}") for flag in warnings))
-
-
-def _cell(value: object) -> str:
-    from strati.text import printable
-
-    if isinstance(value, float):
-        whole = value.is_integer() and abs(value) < 1e7  # counts beside missing ones are floats
-        return "-" if np.isnan(value) else f"{value:.0f}" if whole else f"{value:.4g}"
-    return "-" if value is None else printable(str(value), 60)
+    columns = [Column(str(name), right=name not in ("layer", "basis")) for name in frame.columns]
+    notes = [f"{flag.code}: {flag.text}" for flag in warnings]
+    return table(columns, rows_of(frame), title=title, notes=notes)

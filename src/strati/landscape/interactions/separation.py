@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 SHUFFLES, FIRST = 10, 3
 """Random graphs of either kind that a split is compared with, and after how many hopeless ones are given up."""
-DEVIATIONS, MARGIN = 5.0, 1.25
+DEVIATIONS, MARGIN = 5.0, 1.4
 """A split counts if it stands out by so many standard deviations of the random graphs, and so many times as far as
-they do. ``tools/calibrate_modules.py`` gives the rates of false and missed modules."""
+they do. ``benchmarks/bench_modules.py`` gives the rates: networks of one piece reach 1.33 times at most, since their
+bases couple each direction to one of the next layer more than to others."""
+BETTER = 1.1
+"""And its quality must be this many times that of weights put on edges at random: it must also cut little."""
 MOST_PARTS, MANY = 6, 400
 """Splits into more than two parts at once are tried up to this many parts, in graphs of at most this many nodes."""
 LARGEST = 3000
@@ -138,24 +141,33 @@ def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> tuple[list[IntArr
     values = {k: excess(inner, _own(labels)) for k, labels in found.items()}
     ratios: dict[int, float] = dict.fromkeys(numbers, np.inf)
     needed = 0.0
+    cuts: dict[int, list[float]] = {k: [] for k in numbers}  # qualities of weights put anywhere
     for shuffle in (anywhere, among_degrees):
         chance: dict[int, list[float]] = {k: [] for k in (*ratios, 2)}
         for turn in range(SHUFFLES):
             other = _shuffled(inner, shuffle, seed, turn)
             for k in {*ratios, 2} if turn < FIRST else set(ratios):
-                chance[k].append(excess(other, _own(partition(other, number=k, seed=seed))))
+                labels = partition(other, number=k, seed=seed)
+                chance[k].append(excess(other, _own(labels)))
+                if shuffle is anywhere:
+                    cuts[k].append(quality(other, _own(labels)))
             if turn + 1 >= FIRST:
                 ratios = {k: r for k, r in ratios.items() if values[k] > MARGIN * np.mean(chance[k])}
+                best = sorted(ratios, key=lambda k: -values[k] / max(float(np.mean(chance[k])), 1e-9))[:2]
+                ratios = {k: ratios[k] for k in best}
+            if turn + 1 >= FIRST and not ratios:
+                break
         needed = max(needed, _needed(chance[2]))
         ratios = {
             k: min(r, values[k] / max(float(np.mean(chance[k])), 1e-9))
             for k, r in ratios.items()
             if values[k] > _needed(chance[k])
+            and quality(inner, _own(found[k])) > BETTER * float(np.mean(cuts[k]))
         }
     if not ratios:
-        return [nodes], _seen_below(inner, needed)
-    best = found[max(ratios, key=lambda k: ratios[k])]
-    return [nodes[_own(best) == k] for k in np.unique(_own(best))], None
+        return [nodes], min(_seen_below(inner, needed), max(0.0, 0.5 - BETTER * float(np.mean(cuts[2]))))
+    parts = _own(found[max(ratios, key=lambda k: ratios[k])])
+    return [nodes[parts == k] for k in np.unique(parts)], None
 
 
 def _needed(chance: list[float]) -> float:

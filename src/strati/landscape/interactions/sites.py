@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.behaviour import LARGEST
+from strati.landscape.batches import whole_inputs
 from strati.landscape.recorder import Site
 from strati.network.select import select_names
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 RESIDUAL, MLP = "residual", "mlp"
 _DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "w2", "lin2", "wo", "output.dense")
@@ -97,13 +93,8 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
     return (*first, *named, last)
 
 
-def takes_tokens(model: nn.Module) -> bool:
-    """Whether whole numbers given to the model are tokens: it has an embedding to look them up in."""
-    return any(isinstance(module, nn.Embedding) for module in model.modules())
-
-
-def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tensor:
-    """Data as a tensor, rows first; whole numbers become floats unless they are tokens.
+def as_data(x: Any, *, tokens: bool = False) -> torch.Tensor:
+    """Data of any kind as one tensor, rows first; whole numbers become floats unless they are tokens.
 
     Raises:
         BadInputError: Fewer than two rows, not numbers, not finite, or too large to be squared.
@@ -112,20 +103,11 @@ def as_data(x: ArrayLike | torch.Tensor, *, tokens: bool = False) -> torch.Tenso
         >>> as_data([[1, 2], [3, 4]]).dtype, as_data([[1, 2], [3, 4]], tokens=True).dtype
         (torch.float64, torch.int64)
     """
-    try:
-        data = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(np.asarray(x))
-    except (TypeError, ValueError) as error:
-        raise BadInputError("data", f"are not numbers ({str(error).splitlines()[0]})") from None
-    if data.ndim == 0 or len(data) < 2:
-        raise BadInputError("data", "hold fewer than two rows; a basis needs activations that vary")
-    if data.is_complex() or data.dtype == torch.bool:
-        raise BadInputError("data", f"are of type {data.dtype}; give real numbers or token numbers")
+    data = whole_inputs(x, of="a basis").cpu()
+    if len(data) < 2:
+        raise BadInputError("data", "holds fewer than two rows; a basis needs activations that vary")
     if not data.is_floating_point():
         return data.long() if tokens else data.double()
-    if not torch.isfinite(data).all():
-        raise BadInputError("data", "hold values that are not finite; remove those rows")
-    if float(data.abs().max()) > LARGEST:
-        raise BadInputError("data", f"hold values beyond {LARGEST:g}, whose squares overflow; rescale them")
     return data
 
 

@@ -16,6 +16,7 @@ from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, 
 
 _LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
 _RUNGS = 7
+_MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
 _EXCHANGED = 40  # temperatures of a whole ladder, about
 
 _PER_MOVE = 4e-4
@@ -77,6 +78,7 @@ def sampling_plan(
         if not (large and c > 8)
         if not (ladder and config.ladder is None and c < 8)
     ]
+    allowed = config.seconds or (_LARGE_BUDGET if large else BUDGET)
     candidates = (exchanged if small and rungs is None else []) + local
 
     def own(plan: SamplingPlan) -> SamplingPlan:
@@ -89,10 +91,13 @@ def sampling_plan(
     def affordable(plan: SamplingPlan) -> bool:
         # More chains than the default are the caller's wish; they do not change what is sampled.
         asked = own(plan).seconds(config.warmup, cost, rungs)
-        allowed = _LARGE_BUDGET if large else BUDGET
         return min(asked, plan.seconds(config.warmup, cost, rungs) if plan.exchange else asked) <= allowed
 
-    return own(next((p for p in candidates if affordable(p)), candidates[-1]))
+    chosen = own(next((p for p in candidates if affordable(p)), candidates[-1]))
+    if config.seconds is None or config.draws is not None:
+        return chosen
+    spare = allowed / chosen.seconds(config.warmup, cost, rungs)
+    return chosen._replace(draws=int(chosen.draws * min(max(1.0, spare), _MOST_DRAWS)))
 
 
 def gradient_cost(potential: Potential, theta: Tensor, *, turning: int | None = None) -> GradientCost:

@@ -43,7 +43,10 @@ class LLCConfig:
         leapfrog: Longest trajectory in steps; ``None`` means 6 below nine parameters, 10 beyond.
         ladder: Also sample colder temperatures and extrapolate (``asymptotic``); ``None`` means where affordable.
         coldest: The ladder's last inverse temperature; ``None`` means as cold as the problem allows.
-        seed: Seed of all chance.
+        seconds: Spend about so many seconds (of a cost model, so the same on every machine) on draws that are not set;
+            ``None`` means 8, and 32 where the curvature is not known exactly. More seconds buy more draws, and a
+            ``stderr`` that falls with their square root.
+        seed: Random seed.
         sampler: ``hmc`` (all data, Metropolis-corrected), ``gibbs`` (all data, where the loss is quadratic in each
             layer given the others), ``sgld`` or ``rmsprop-sgld`` (minibatches); ``auto`` is ``gibbs`` where that
             is possible, else ``hmc``, and ``sgld`` where a full pass is unaffordable.
@@ -60,6 +63,7 @@ class LLCConfig:
     leapfrog: int | None = None
     ladder: bool | None = None
     coldest: float | None = None
+    seconds: float | None = None
     seed: int = 0
     sampler: str = "auto"
     batch: int = 256
@@ -67,7 +71,7 @@ class LLCConfig:
     max_rhat: float = 1.1
 
     def __post_init__(self) -> None:
-        for name in ("nbeta", "gamma", "coldest", "step"):
+        for name in ("nbeta", "gamma", "coldest", "step", "seconds"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise BadInputError(name, f"must be a positive number, not {value}")

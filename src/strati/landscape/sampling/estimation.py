@@ -17,6 +17,7 @@ from strati.landscape.sampling.config import LLCConfig, Sampler
 from strati.landscape.sampling.controlled import controlled_mean, honest_error
 from strati.landscape.sampling.diagnostics import ess, rhat, standard_error
 from strati.landscape.sampling.extrapolate import Limit, extrapolate
+from strati.landscape.sampling.reweighting import agreeing
 from strati.landscape.sampling.traces import Traces
 from strati.types import Flag, Result
 
@@ -29,7 +30,6 @@ _ABOVE_HALF = (
     1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
 )
 _TRACE_POINTS = 500
-_HOT_SHARE = 1e-8  # of the coldest temperature: hotter ones say nothing about the limit
 _OFF = 0.02  # of one, in nbeta (L* - L_min): below, the given parameters are the minimum for all that matters
 _HELD_BACK = 0.02  # share of the value that the localisation may add where it is centred beside the minimum
 _SMALL_SHARE = 0.05  # of the value, by which it is corrected where the minimum itself was not looked for
@@ -197,7 +197,7 @@ def _limit(
         return None, refusal
     if traces.main == len(ladder) - 1:
         return None, "no colder temperatures were sampled: no limit for large nbeta"
-    usable = [row for row in ladder if row[0] >= _hottest(traces)]
+    usable = ladder[: agreeing(traces)]
     hottest = float(traces.nbeta[0]) if traces.global_start else None
     limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
     if not isinstance(limit, Limit):
@@ -345,11 +345,6 @@ def drifting(traces: Traces, index: int) -> bool:
         if abs(float(change.mean())) > 4 * error + share * size:
             return True
     return False
-
-
-def _hottest(traces: Traces) -> float:
-    """The hottest temperature that may enter the extrapolation."""
-    return float(min(traces.nbeta[traces.main], _HOT_SHARE * traces.nbeta[-1]))
 
 
 def _with_error(value: float | None, error: float | None) -> str:

@@ -34,7 +34,11 @@ _FEWEST = 4
 _PER_CUT = 0.3  # logarithm of weight that each temperature left out costs
 _BLOWN = 3.0  # times the usual error: from there on the chains no longer agree where they are
 _WIDEN = 1.25  # calibrated by tools/calibrate_llc_limit.py on the cases that were not held out
-_FARTHEST = 0.25  # of the limit: farther from the coldest value no extrapolation is believed
+_END, _STEEP = (
+    3.0,
+    0.02,
+)  # over the last e-foldings, values that change by more than this share in each do not settle
+_FARTHEST = 0.2  # of the limit: farther from the coldest value no extrapolation is believed
 
 
 class Limit(NamedTuple):
@@ -75,6 +79,8 @@ def extrapolate(
         return NoLimit("too few temperatures mixed to show how the values approach a limit")
     origin = float(np.log(hottest)) if hottest is not None else float(t[0]) - np.log(100.0)
     sigma = _CORRELATED * np.maximum(found, _FLOOR * np.maximum(np.abs(y), 0.05))
+    if _steepness(t, y, sigma) > _STEEP:
+        return NoLimit("the values over the ladder still change: the regime of the limit is not reached")
     fits = []
     for cut in range(len(t) - _FEWEST + 1):
         if t[-1] - t[cut] < _SPAN:
@@ -105,6 +111,16 @@ class _LadderFits(NamedTuple):
         """Some of the forms, at the price of the temperatures left out (Jay and Neil 2021)."""
         part = _LadderFits(*(column[chosen] for column in self))
         return part._replace(log_weight=part.log_weight - _PER_CUT * cut)
+
+
+def _steepness(t: FloatArray, y: FloatArray, sigma: FloatArray) -> float:
+    """Relative change per e-folding at the cold end, beyond two standard errors."""
+    end = t >= min(t[-1] - _END, t[-3])
+    x, weight = t[end] - t[end].mean(), 1 / sigma[end] ** 2
+    x = x - (weight @ x) / weight.sum()
+    slope = float((weight * x) @ y[end] / (weight @ x**2))
+    error = float(1 / np.sqrt(weight @ x**2))
+    return (abs(slope) - 2 * error) / max(abs(float(y[-1])), 1e-12)
 
 
 def _trusted(values: FloatArray, errors: FloatArray) -> np.ndarray:

@@ -33,6 +33,7 @@ _TOLERANCE = 1e-8  # of the spread of values on a line, for its third difference
 _ROUNDINGS = 1e3
 _MISFIT = 1e-2  # of one, in nbeta L: beyond, a conditional is not the quadratic it was taken for
 _PER_CUBE = 2e-10  # seconds per multiply-add of a factorisation
+_MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
 _NUMBERS = 4_000_000  # held at once
 
 
@@ -278,9 +279,14 @@ def _amount(config: LLCConfig, sweep: GradientCost, rungs: int) -> Amount:
         for c, s, d in ((64, 100, 100), (32, 80, 100), (16, 60, 80), (16, 30, 60), (8, 20, 60))
     ]
     own = [Amount(config.chains or a.chains, a.settle, config.draws or a.draws) for a in plans]
-    return next(
-        (a for a in own if a.seconds(sweep, rungs) <= BUDGET), own[-1]._replace(draws=config.draws or 30)
+    allowed = config.seconds or BUDGET
+    chosen = next(
+        (a for a in own if a.seconds(sweep, rungs) <= allowed), own[-1]._replace(draws=config.draws or 30)
     )
+    if config.seconds is None or config.draws is not None:
+        return chosen
+    spare = max(1.0, allowed / chosen.seconds(sweep, rungs))
+    return chosen._replace(draws=int(chosen.draws * min(spare, _MOST_DRAWS)))
 
 
 def affordable(config: LLCConfig, blocks: Sequence[slice], cost: GradientCost) -> bool:

@@ -32,10 +32,10 @@ _LOCAL_AIM = (
 )
 _SPACING = 1.2  # neighbouring temperatures differ by so many standard deviations of the energy
 _LEAST_FACTOR = (
-    1.25  # between neighbouring temperatures: chains in several places would ask for no step at all
+    1.5  # between neighbouring temperatures, or chains in several places would ask for no step at all
 )
 _LOST = (
-    1.5  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
+    1.0  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
 )
 _LEFT_BEHIND = 5.0  # half-widths of the energy above the middle at which an annealed chain is replaced
 _LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange

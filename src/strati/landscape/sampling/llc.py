@@ -25,7 +25,7 @@ from strati.landscape.sampling.estimation import LearningCoefficient, estimate
 from strati.landscape.sampling.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
 from strati.landscape.sampling.hmc import sample_hmc
 from strati.landscape.sampling.moment_points import condensed
-from strati.landscape.sampling.posterior import LocalPosterior, local_posterior, localised
+from strati.landscape.sampling.posterior import LocalPosterior, check_point, local_posterior, localised
 from strati.landscape.sampling.refined import (
     Head,
     HeadModel,
@@ -206,6 +206,7 @@ def sample(potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = 
         (4, 20)
     """
     few = condensed(potential) if isinstance(potential, Objective) else potential
+    check_point(few, theta)
     around = surroundings(few, theta)
     if config.ladder is None and around is not None and around.exact is not None:
         config = dataclasses.replace(config, ladder=False)  # nothing is left to extrapolate

@@ -87,9 +87,7 @@ def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalP
         >>> excess.tolist(), t.curvature.tolist()
         ([2.0, 2.0, 2.0], [2.0, 2.0])
     """
-    if theta.ndim != 1 or theta.numel() == 0:
-        raise BadInputError("theta", f"must be a flat tensor, not one of shape {tuple(theta.shape)}")
-    baseline = check_finite(potential, theta, "loss" if isinstance(potential, Objective) else "potential")
+    baseline = check_point(potential, theta)
     chunk = replicas_per_pass(potential)
     batched = _batched(potential, theta)
 
@@ -111,6 +109,17 @@ def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalP
         blocks = (int(theta.numel()),)
     cost = gradient_cost(potential, theta, turning=rotation.cost)
     return LocalPosterior(potential, theta, gamma, baseline, rotation, curvature, blocks, cost, evaluate)
+
+
+def check_point(potential: Potential, theta: Tensor) -> float:
+    """The loss at the given parameters.
+
+    Raises:
+        BadInputError: They are no flat tensor, or the loss is not a finite scalar there.
+    """
+    if theta.ndim != 1 or theta.numel() == 0:
+        raise BadInputError("theta", f"must be a flat tensor, not one of shape {tuple(theta.shape)}")
+    return check_finite(potential, theta, "loss" if isinstance(potential, Objective) else "potential")
 
 
 def rounding_limit(target: LocalPosterior) -> float:

@@ -186,6 +186,8 @@ class HeadModel(nn.Module):
 def head_entries(model: nn.Module, head: Head) -> dict[str, Tensor]:
     """Which entries of which flattened parameters belong to one head: its rows of q, k, v, its columns of the output.
 
+    Keys and values that several heads share are left out.
+
     Raises:
         BadInputError: There is no such head, or the number of heads is not known.
     """
@@ -226,8 +228,9 @@ def _entries(
         if third is None:
             raise BadInputError("heads", "fused q, k, v with shared keys and values are not supported")
         return third[:, head].reshape(-1)
-    groups = count if role is Role.QUERY else shared
-    return index.reshape(groups, -1, *index.shape[1:])[head * groups // count].reshape(-1)
+    if role is not Role.QUERY and shared != count:
+        return index.reshape(-1)[:0]  # keys and values that heads share belong to none of them
+    return index.reshape(count, -1, *index.shape[1:])[head].reshape(-1)
 
 
 def _head_counts(model: nn.Module) -> tuple[int, int]:

@@ -130,15 +130,15 @@ class EffectiveParameters(Result):
 
     def summary(self) -> RenderableType:
         """The rows as a table."""
-        from rich.table import Table
+        from strati.tables import Column, table
 
-        table = Table(title=f"effective parameters of {self.parameters}", title_justify="left")
-        for column in ("epsilon", "lambda", "+-", "effective", "Gauss-Newton", "gap"):
-            table.add_column(column, justify="right")
-        for row in self.rows:
-            cells = (row.coefficient, row.stderr, row.effective, row.gauss_newton, row.gap)
-            table.add_row(f"{row.epsilon:.3g}", *("-" if c is None else f"{c:.4g}" for c in cells))
-        return table
+        names = ("epsilon", "lambda", "+-", "effective", "Gauss-Newton", "gap")
+        rows = [
+            (f"{row.epsilon:.3g}", row.coefficient, row.stderr, row.effective, row.gauss_newton, row.gap)
+            for row in self.rows
+        ]
+        title = f"effective parameters of {self.parameters:,}"
+        return table([Column(name, right=True) for name in names], rows, title=title)
 
     def plot(self, **options: Any) -> Any:
         """``N_eff`` over ``eps`` with error bars and the closed form."""

@@ -111,7 +111,7 @@ def _drawn(
     excess, spread, taken = _advance(walks, draws)
     tick(f"{draws} draws per chain")
     while config.draws is None and walks[0].steps_done + 2 * draws <= most:
-        if not np.isfinite(excess).all() or _mixed(excess, spread):
+        if not np.isfinite(excess).all() or (config.seconds is None and _mixed(excess, spread)):
             break
         draws *= 2
         more, far, taken = _advance(walks, draws)
@@ -140,7 +140,7 @@ def _affordable(objective: Objective, config: LLCConfig, chains: int) -> int:
     """Steps per chain within the cost model's budget."""
     size = min(config.batch, objective.rows)
     cost = gradient_cost(objective.batch(torch.arange(size)), objective.flat.theta, turning=0)
-    return int(_BUDGET / (cost.call / chains + cost.replica) / chains)
+    return int((config.seconds or _BUDGET) / (cost.call / chains + cost.replica) / chains)
 
 
 def _centre(

@@ -102,12 +102,12 @@ def contents(source: Source) -> Contents:
         )
     count, pairs = cursor.number("<Q"), cursor.number("<Q")
     if count > MAX_TENSORS or pairs > MAX_PAIRS:
-        raise source.bad(f"claims {count:,} tensors and {pairs:,} settings; that is not believed")
+        raise source.bad(f"claims {count:,} tensors and {pairs:,} settings, more than the limit; the header is probably corrupt")
     settings: dict[str, Any] = {}
     for _ in range(pairs):
         key = cursor.text(65_535)
         if key in settings:
-            raise source.bad(f"has the setting {key} twice; write the file anew")
+            raise source.bad(f"has the setting {key} twice; re-save the file")
         settings[key] = cursor.value(cursor.number("<I"))
     records = [_record(cursor) for _ in range(count)]
     alignment = settings.get("general.alignment", 32)
@@ -125,7 +125,7 @@ def _contents(
     spans: list[tuple[int, int, str]] = []
     for name, place in records:
         if name in places:
-            raise source.bad(f"has two tensors named {name}; write the file anew")
+            raise source.bad(f"has two tensors named {name}; re-save the file")
         nbytes = _nbytes(source, name, place)
         if place.offset % alignment:
             raise source.bad(f"{name} is not aligned; the file is damaged")
@@ -138,7 +138,7 @@ def _contents(
     reached = 0
     for begin, end, name in sorted(spans):
         if begin < reached:
-            raise source.bad(f"{name} overlaps the tensor before it; the header lies or is damaged")
+            raise source.bad(f"{name} overlaps the tensor before it; the header is corrupt")
         reached = max(reached, end)
 
     tensors.sort(key=lambda t: natural(t.name))
@@ -228,7 +228,7 @@ def _record(cursor: _Cursor) -> tuple[str, Place]:
     name = cursor.text(4096)
     dimensions = cursor.number("<I")
     if dimensions > 8:
-        raise cursor.source.bad(f"{name} claims {dimensions} dimensions; damaged or lying")
+        raise cursor.source.bad(f"{name} claims {dimensions} dimensions; corrupt: the header does not match the data")
     shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]  # the fastest axis comes first
     kind = cursor.number("<I")
     return name, Place(kind, shape, cursor.number("<Q"))
@@ -259,7 +259,7 @@ class _Cursor:
     def raw(self, limit: int) -> memoryview:
         length = self.number("<Q")
         if length > limit:
-            raise self.source.bad(f"has a text of {length:,} bytes; damaged or lying")
+            raise self.source.bad(f"has a text of {length:,} bytes; corrupt: the header does not match the data")
         self.source.check(self.position, length)
         self.position += length
         return self.data[self.position - length : self.position]
@@ -274,7 +274,7 @@ class _Cursor:
             raise self.source.bad(f"has a setting of type {kind}, which is none that GGUF knows; damaged")
         inner, count = self.number("<I"), self.number("<Q")
         if count > MAX_LIST:
-            raise self.source.bad(f"has a list of {count:,} settings; damaged or lying")
+            raise self.source.bad(f"has a list of {count:,} settings; corrupt: the header does not match the data")
         if inner in _SCALARS:
             size = count * struct.calcsize(_SCALARS[inner])
             self.source.check(self.position, size)

@@ -37,7 +37,7 @@ def contents(source: Source) -> Contents:
     weights.sort(key=lambda f: (rank.get(f.path.split("/")[0], len(rank)), natural(f.path)))
     by_path = {item.path: item for item in weights}
     if len(by_path) != len(weights):
-        raise source.bad("has two weights of one name; write the file anew")
+        raise source.bad("has two weights of one name; re-save the file")
     tensors, unread = [], []
     for item in weights:
         reason = item.reason or _check(source, item)
@@ -71,7 +71,7 @@ def _check(source: Source, item: Found) -> str | None:
     if item.stored == 0:
         return "has a shape but no data in the file"
     if item.stored > source.size:
-        raise source.bad(f"{item.path} claims more bytes than the file has; damaged or lying")
+        raise source.bad(f"{item.path} claims more bytes than the file has; corrupt: the header does not match the data")
     if needed > FREE_EXPANSION and needed > MAX_RATIO * item.stored:
         raise source.bad(f"{item.path} would grow {needed:,} bytes out of {item.stored:,}: a bomb, not read")
     return None

@@ -101,10 +101,10 @@ def parse(source: Source, head: bytes, size: int, name: str) -> Header:
     else:
         (length,), start = struct.unpack_from("<I", head, 8), 12
     if length > MAX_HEADER or start + length > len(head):
-        raise source.bad(f"the header of the array {name} claims {length:,} bytes; truncated or lying")
+        raise source.bad(f"the header of the array {name} claims {length:,} bytes; truncated, or the header is corrupt")
     found = _HEADER.fullmatch(head[start : start + length].decode("latin-1"))
     if found is None:
-        raise source.bad(f"the header of the array {name} is damaged; save it anew with numpy")
+        raise source.bad(f"the header of the array {name} is damaged; save it again with numpy")
     sides = [side.strip().rstrip("L") for side in found["shape"].split(",") if side.strip()]
     if len(sides) > MAX_DIMENSIONS or any(not side.isdigit() or len(side) > 18 for side in sides):
         raise source.bad(f"the shape of the array {name} is damaged or absurd")
@@ -113,7 +113,7 @@ def parse(source: Source, head: bytes, size: int, name: str) -> Header:
     if dtype is not None and prod(shape) * dtype.itemsize != size - start - length:
         raise source.bad(
             f"the array {name} of shape {shape[:8]} and dtype {dtype} cannot fill the"
-            f" {size - start - length:,} bytes behind its header; truncated or lying"
+            f" {size - start - length:,} bytes behind its header; truncated, or the header is corrupt"
         )
     return Header(dtype, reason, shape, found["fortran"] == "True", start + length)
 

@@ -130,12 +130,12 @@ def _collect(
         if (number, kind) == (5, 2):
             weight = read_weight(wire, a, b)
             if weight.name in weights:
-                raise wire.source.bad(f"has two weights named {weight.name}; write the file anew")
+                raise wire.source.bad(f"has two weights named {weight.name}; re-save the file")
             weights[weight.name] = weight
         elif (number, kind) == (1, 2):
             nodes.append(_node(wire, a, b))
         if len(weights) + len(nodes) + len(found.weights) > MAX_TENSORS:
-            raise wire.source.bad(f"has more than {MAX_TENSORS:,} nodes and weights; not believed")
+            raise wire.source.bad(f"has more than {MAX_TENSORS:,} nodes and weights, the limit; the file is probably corrupt")
     for node in nodes:
         # Constants of fewer than two axes are shapes, indices and switches of the graph, no weights.
         if node.constant is not None and node.outputs and len(node.constant.shape) > 1:
@@ -272,7 +272,7 @@ def read_weight(wire: Wire, start: int, stop: int) -> Weight:
         elif (number, kind) == (14, 0):
             weight.outside = a == 1
     if len(shape) > MAX_DIMENSIONS or any(side >= 2**62 for side in shape):
-        raise wire.source.bad(f"the shape of {weight.name} is absurd; damaged or lying")
+        raise wire.source.bad(f"the shape of {weight.name} is absurd; corrupt: the header does not match the data")
     weight.shape = tuple(shape)
     return weight
 
@@ -293,7 +293,7 @@ def locate(source: Source, name: str, weight: Weight) -> tuple[Source, int, str]
     if stop - start != needed:
         raise source.bad(
             f"{name} of shape {weight.shape[:8]} and dtype {dtype} cannot fill its {stop - start:,} bytes;"
-            " damaged or lying"
+            " corrupt: the header does not match the data"
         )
     return source, start, dtype
 
@@ -323,7 +323,7 @@ def _external(source: Source, name: str, weight: Weight, needed: int) -> tuple[S
     length = int(numbers["length"] or needed)
     if length != needed:
         raise source.bad(
-            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,}; damaged or lying"
+            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,}; corrupt: the header does not match the data"
         )
     try:
         home.check(offset, needed)

@@ -55,7 +55,7 @@ def contents(source: Source) -> Contents:
     header, start = _header(source)
     metadata = header.pop("__metadata__", None)
     if metadata is not None and not _strings(metadata):
-        raise source.bad("its __metadata__ is not a table of strings; write the file anew")
+        raise source.bad("its __metadata__ is not a table of strings; re-save the file")
     places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
     tensors = []
     spans = []
@@ -87,10 +87,10 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
             f"truncated: its header claims {length:,} bytes, the file has {source.size - 8:,} after the length"
         )
     if length > MAX_HEADER:
-        raise source.bad(f"its header claims {length:,} bytes; more than {MAX_HEADER:,} is not believed")
+        raise source.bad(f"its header claims {length:,} bytes, more than the limit of {MAX_HEADER:,}; it is probably corrupt")
     raw = source.read(8, length)
     if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
-        raise source.bad(f"its header lists more than {MAX_CONTAINERS // 3:,} tensors; that is not believed")
+        raise source.bad(f"its header lists more than {MAX_CONTAINERS // 3:,} tensors, the limit; it is probably corrupt")
     header = strict_json(source, raw, "its header")
     if not isinstance(header, dict):
         raise source.bad("its header is not a JSON table; it is no safetensors file, or damaged")
@@ -106,7 +106,7 @@ def strict_json(source: Source, raw: bytes, what: str) -> Any:
     try:
         return json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except KeyError as error:
-        raise source.bad(f"{what} has the key {error.args[0]} twice; write the file anew") from None
+        raise source.bad(f"{what} has the key {error.args[0]} twice; re-save the file") from None
     except UnicodeDecodeError:
         raise source.bad(f"{what} is not UTF-8 text; the file is damaged") from None
     except json.JSONDecodeError as error:
@@ -114,7 +114,7 @@ def strict_json(source: Source, raw: bytes, what: str) -> Any:
             f"{what} is not valid JSON ({error.msg} at character {error.pos}); damaged"
         ) from None
     except (ValueError, RecursionError):  # a number of thousands of digits; brackets nested without end
-        raise source.bad(f"{what} holds values that no honest file has; not read") from None
+        raise source.bad(f"{what} holds invalid values; the file is corrupt") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _entry(source: Source, name: str, entry: object) -> tuple[Tensor, int, int]:
     if size * bits != 8 * (end - begin):
         raise source.bad(
             f"{name} of shape {tuple(shape)[:8]} and dtype {dtype} cannot fill the {end - begin:,} bytes"
-            " its offsets give it; the header lies or is damaged"
+            " its offsets give it; the header is corrupt"
         )
     known = DTYPES[dtype] if dtype in DTYPES else _PACKED[dtype][0]
     return Tensor(name, tuple(shape), known, end - begin), begin, end
@@ -166,13 +166,13 @@ def _no_holes(source: Source, spans: list[tuple[int, int, str]], available: int)
                 f"truncated: {name} ends at byte {end:,} of the data, the file has {available:,}; download it again"
             )
         if begin < reached:
-            raise source.bad(f"{name} overlaps the tensor before it; the header lies or is damaged")
+            raise source.bad(f"{name} overlaps the tensor before it; the header is corrupt")
         if begin > reached:
             raise source.bad(
-                f"{begin - reached:,} bytes before {name} belong to no tensor; write the file anew"
+                f"{begin - reached:,} bytes before {name} belong to no tensor; re-save the file"
             )
         reached = end
     if reached != available:
         raise source.bad(
-            f"{available - reached:,} bytes after the last tensor belong to no tensor; write the file anew"
+            f"{available - reached:,} bytes after the last tensor belong to no tensor; re-save the file"
         )

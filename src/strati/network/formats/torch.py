@@ -242,13 +242,13 @@ def _check(source: Source, name: str, stored: Stored, sizes: dict[str, int]) -> 
     if (storage.first + storage.entries) * _itemsize(storage.dtype) > available:
         raise source.bad(
             f"the storage of {name} claims {storage.entries:,} entries of {storage.dtype}, the file has {available:,}"
-            " bytes of it; damaged or lying"
+            " bytes of it; corrupt: the header does not match the data"
         )
     if prod(stored.shape) == 0:
         return None
     last = stored.offset + sum((n - 1) * s for n, s in zip(stored.shape, stored.stride, strict=True))
     if (last + 1) * item > available:
-        raise source.bad(f"{name} of shape {stored.shape[:8]} reaches beyond its storage; damaged or lying")
+        raise source.bad(f"{name} of shape {stored.shape[:8]} reaches beyond its storage; corrupt: the header does not match the data")
     if prod(stored.shape) * item > available:
         return f"repeats its storage: shape {stored.shape[:8]} out of {available:,} bytes (an expanded view)"
     if stored.dtype in _BYTES:

@@ -38,7 +38,7 @@ _WORK = 4e12
 
 @dataclass(frozen=True)
 class Trainee:
-    """One network to train: architecture, layers, width, decay and seed; ``groups`` key-value heads in all."""
+    """One network to train: architecture, layers, width, decay, seed, steps at most; ``groups`` key-value heads in all."""
 
     kind: str
     layers: int
@@ -46,6 +46,7 @@ class Trainee:
     decay: float
     seed: int = 0
     groups: int | None = None
+    steps: int = 900
 
     @property
     def name(self) -> str:
@@ -65,18 +66,18 @@ TRAINEES = (
     Trainee("llama", 12, 64, 0.1),
     Trainee("llama", 12, 64, 0.0),
     Trainee("llama", 4, 256, 0.1),
-    Trainee("llama", 6, 96, 0.1, groups=2),
-    Trainee("gpt2", 2, 256, 0.0),
-    Trainee("gpt2", 4, 128, 0.0),
-    Trainee("gpt2", 8, 96, 0.1),
-    Trainee("gpt2", 12, 64, 0.1),
-    Trainee("bert", 3, 192, 0.1),
-    Trainee("bert", 4, 128, 0.0),
-    Trainee("bert", 8, 64, 0.0),
-    Trainee("bert", 12, 64, 0.1),
-    Trainee("vit", 4, 128, 0.0),
-    Trainee("vit", 8, 64, 0.0),
-    Trainee("vit", 10, 96, 0.1),
+    Trainee("llama", 6, 128, 0.1, groups=2, steps=400),
+    Trainee("gpt2", 2, 256, 0.0, steps=400),
+    Trainee("gpt2", 4, 128, 0.0, steps=400),
+    Trainee("gpt2", 8, 96, 0.1, steps=400),
+    Trainee("gpt2", 12, 64, 0.1, steps=400),
+    Trainee("bert", 3, 192, 0.1, steps=400),
+    Trainee("bert", 4, 128, 0.0, steps=400),
+    Trainee("bert", 8, 64, 0.0, steps=400),
+    Trainee("bert", 12, 64, 0.1, steps=400),
+    Trainee("vit", 4, 128, 0.0, steps=400),
+    Trainee("vit", 8, 64, 0.0, steps=400),
+    Trainee("vit", 10, 96, 0.1, steps=400),
 )
 """The battery of the table."""
 
@@ -137,7 +138,7 @@ def _train(trainee: Trainee, made: Path) -> None:
     model = initial(trainee)
     parameters = sum(p.numel() for p in model.parameters())
     tokens = _BATCH * (50 if trainee.kind == "vit" else CONTEXT)
-    steps = int(np.clip(_WORK / (6 * parameters * tokens), 150, 900))
+    steps = int(np.clip(_WORK / (6 * parameters * tokens), 150, trainee.steps))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=trainee.decay)
     warm = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(

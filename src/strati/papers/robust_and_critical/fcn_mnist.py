@@ -110,7 +110,8 @@ def _correlations(verdict: Audit) -> list[Row]:
 
 
 def _beyond(verdict: Audit) -> list[Row]:
-    return [Row(f"verdict: {v.metric}", None, None, v.text) for v in verdict.verdicts if v.metric in FIGURES]
+    own = [v for v in verdict.verdicts if v.metric in FIGURES and v.intervention is None]
+    return [Row(f"verdict: {v.metric}", None, None, v.text) for v in own]
 
 
 def _draw(found: Study, folder: Path) -> tuple[str, ...]:

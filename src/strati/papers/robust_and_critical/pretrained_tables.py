@@ -79,7 +79,7 @@ def case_rows(case: Case, found: Study) -> list[Row]:
     rows += [
         Row(f"{case.name}: verdict on {v.metric}", None, None, v.text)
         for v in verdict.verdicts
-        if v.metric in ("alpha", "activation_disagreement")
+        if v.metric in ("alpha", "activation_disagreement") and v.intervention is None
     ]
     if case.name == "stories15m":
         rows += _first_matrices(found)
@@ -130,7 +130,7 @@ def _correlations(case: Case, verdict: Audit) -> list[Row]:
     """Of each figure's metric: mean over layers (the paper's number for alpha), pooled, and within layer types."""
     paper = PAPER.get(case.name, {})
     means = {row.metric: row for row in verdict.means}
-    within = {v.metric: v.spearman_within_types for v in verdict.verdicts}
+    within = {v.metric: v.spearman_within_types for v in verdict.verdicts if v.intervention is None}
     rows = []
     for metric in FIGURE_METRICS:
         figure = case.figures[0] if metric == "alpha" else case.figures[1]

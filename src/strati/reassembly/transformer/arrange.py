@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.reassembly.assignment import assign
-from strati.reassembly.transformer.evidence import Expected, chain, evidence
+from strati.reassembly.transformer.evidence import Expected, chain, checked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +109,14 @@ def arrange(given: Similarity, prior: Coefficients, rng: np.random.Generator) ->
         return found
 
     best = max((settle(start, 4) for start in _starts(given, prior)), key=lambda one: one.fit)
-    for _ in range(24 if given.count <= _FEW else 4):
+    for _ in range(3):  # a kind of units may lie the wrong way round, or a place too far
+        before = best.fit
+        for kicked in _shifted(best.places, given.count):
+            trial = settle(kicked, 2)
+            best = trial if trial.fit > best.fit else best
+        if best.fit <= before or given.count > _FEW:
+            break
+    for _ in range(60 if given.count <= 8 else 16 if given.count <= _FEW else 2):
         trial = settle(_kicked(best.places, given.count, rng), 2)
         best = trial if trial.fit > best.fit else best
     return sorted(ended.values(), key=lambda one: -one.fit)
@@ -336,7 +343,10 @@ def _starts(given: Similarity, prior: Coefficients) -> list[dict[str, Ints]]:
 
 
 def joined(
-    given: Similarity, same: Mapping[str, Expected], more: Mapping[Pair, Mapping[str, Matrix]] | None = None
+    given: Similarity,
+    same: Mapping[str, Expected],
+    more: Mapping[Pair, Mapping[str, Matrix]],
+    rng: np.random.Generator,
 ) -> Similarity:
     """The same with the evidence that two units are of one block: all that speaks for it, weighed together.
 
@@ -344,6 +354,7 @@ def joined(
         given: Similarities.
         same: ``"q-up"`` to the likeness to be expected of two roles' pieces of one block; names of other signals alike.
         more: Pair of kinds to other signals, by name.
+        rng: For the shuffled scores that the evidence is compared with.
     """
     kinds = list(given.units)
     found = {}
@@ -354,8 +365,9 @@ def joined(
                 for a in given.units[one]
                 for b in given.units[two]
             }
-            signals |= (more or {}).get((one, two), {})
-            found[one, two] = evidence(signals, {name: same[name] for name in signals if name in same})
+            signals |= more.get((one, two), {})
+            known = {name: same[name] for name in signals if name in same}
+            found[one, two] = checked(signals, known, rng)
     return replace(given, together=found)
 
 
@@ -393,23 +405,26 @@ def path(similarity: Matrix) -> Ints:
     return _reorder(table, np.zeros((n, n)), fiedler(similarity), n)
 
 
+def _shifted(places: Mapping[str, Ints], count: int) -> list[dict[str, Ints]]:
+    """Each kind of units turned round, or a place on or back."""
+    found = []
+    for kind, at in places.items():
+        for new in (count - 1 - at, (at + 1) % count, (at - 1) % count):
+            found.append({**places, kind: new})
+    return found
+
+
 def _kicked(places: Mapping[str, Ints], count: int, rng: np.random.Generator) -> dict[str, Ints]:
-    """One kind of units shifted by a place, turned round or partly exchanged; or two runs of blocks exchanged."""
-    kind = sorted(places)[int(rng.integers(len(places)))]
-    at = places[kind].copy()
-    how = int(rng.integers(4))
-    if how == 3 and count > 3:
+    """Some units of one kind exchanged, or two runs of blocks."""
+    if count > 3 and rng.integers(3) == 0:
         one, two, three = np.sort(rng.permutation(count - 1)[:3]) + 1
         order = np.arange(count)
         back = np.argsort(np.concatenate([order[:one], order[two:three], order[one:two], order[three:]]))
         return {other: back[spots] for other, spots in places.items()}
-    if how == 0:
-        at = (at + int(rng.choice([-1, 1]))) % count
-    elif how == 1:
-        at = count - 1 - at
-    else:
-        some = rng.permutation(count)[: max(2, count // 3)]
-        at[some] = at[np.roll(some, 1)]
+    kind = sorted(places)[int(rng.integers(len(places)))]
+    at = places[kind].copy()
+    some = rng.permutation(count)[: max(2, count // 3)]
+    at[some] = at[np.roll(some, 1)]
     return {**places, kind: at}
 
 

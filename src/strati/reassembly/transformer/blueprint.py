@@ -137,7 +137,7 @@ def blueprint_of(
         else:
             templates.setdefault(number, {})[_template(name, number)] = shape
     if sorted(templates) != list(range(len(templates))) or not templates:
-        raise UnsupportedError(where, "has no numbered blocks; reassemble --drop takes transformers")
+        raise UnsupportedError(where, "has no numbered blocks; only transformers can be dropped")
     first = templates[0]
     for number, slots in templates.items():
         if slots != first:

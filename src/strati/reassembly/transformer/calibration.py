@@ -8,17 +8,20 @@ out in turn.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.combined import standard
-from strati.reassembly.transformer import stream, units
+from strati.reassembly.transformer import stream, units, vectors
 from strati.reassembly.transformer.arrange import Similarity, coefficients
-from strati.reassembly.transformer.evidence import Expected
-from strati.reassembly.transformer.layout import stacks, unit_kinds
+from strati.reassembly.transformer.direction import signs
+from strati.reassembly.transformer.evidence import Expected, standard
+from strati.reassembly.transformer.layout import end_tables, stacks, unit_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,11 +38,15 @@ class Measured:
         shifts: Pair of roles that share units, to signal, to the shift of true pairs.
         same: Signal that units are of one block, to its shift.
         coefficients: Pair of roles to its coefficients on the stream.
+        signs: Signs of direction, the right way round.
+        vectors: Vector role to signal to its shift.
         blocks: Number of blocks.
     """
 
     shifts: Mapping[str, Mapping[str, float]]
     same: Mapping[str, float]
+    signs: Mapping[str, float]
+    vectors: Mapping[str, Mapping[str, float]]
     coefficients: Mapping[tuple[str, str], tuple[float, ...]]
     blocks: int
 
@@ -50,7 +57,46 @@ class Prior:
 
     shifts: Mapping[str, Mapping[str, Expected]]
     same: Mapping[str, Expected]
+    signs: Mapping[str, Expected]
+    vectors: Mapping[str, Mapping[str, Expected]]
     coefficients: Mapping[tuple[str, str], tuple[float, float, float, float]]
+
+
+@cache
+def default_prior() -> Prior:
+    """The prior over all networks that were measured (``measured.json``)."""
+    return prior_of(measured().values())
+
+
+@cache
+def measured() -> dict[str, Measured]:
+    """What was measured, by name of the network; written by ``strati reproduce dropped-transformer``."""
+    text = resources.files("strati.reassembly.transformer").joinpath("measured.json").read_text("utf-8")
+    return {name: from_json(found) for name, found in json.loads(text).items()}
+
+
+def to_json(found: Measured) -> dict[str, Any]:
+    """Plain values, rounded to four digits."""
+    plain = asdict(found) | {"coefficients": {"-".join(pair): c for pair, c in found.coefficients.items()}}
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: rounded(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [rounded(one) for one in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    short: dict[str, Any] = rounded(plain)
+    return short
+
+
+def from_json(found: Mapping[str, Any]) -> Measured:
+    """The reverse of :func:`to_json`."""
+    pairs = {}
+    for name, values in found["coefficients"].items():
+        a, _, b = name.partition("-")
+        pairs[a, b] = tuple(values)
+    return Measured(**{**found, "coefficients": pairs})
 
 
 def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> Measured:
@@ -61,43 +107,85 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> Measured:
     }
     stacked = stacks(pieces, numbers)
     shifts: dict[str, dict[str, float]] = {}
+    heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
     for a, b in units.PAIRS:
         if a in stacked and b in stacked and blueprint.blocks > 1:
-            found = units.signals(
-                stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
-            )
+            found = unit_signals(stacked, a, b, blueprint, heads)
             shifts[f"{a}-{b}"] = {name: _shift(table) for name, table in found.items()}
-    given, more = likeness(stacked, blueprint)
+    given, more = likeness(stacked, blueprint, heads)
     same = {"-".join(pair): _shift(table) for pair, table in given.between.items() if pair[0] < pair[1]}
     same |= {name: _shift(table) for signals in more.values() for name, table in signals.items()}
     places = {kind: np.arange(blueprint.blocks) for kind in given.units}
-    return Measured(shifts, same, coefficients(given, places), blueprint.blocks)
+    whole = {**answer["others"], "embedding": answer["embedding"], "head": answer["head"]}
+    tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
+    ways = signs(stacked, given, tables, blueprint.tied)
+    bodies = _vector_shifts(pieces, answer, stacked) if blueprint.blocks > 1 else {}
+    return Measured(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks)
+
+
+def unit_signals(
+    stacked: Mapping[str, NDArray[np.float32]],
+    a: str,
+    b: str,
+    blueprint: Blueprint,
+    heads: Mapping[str, NDArray[np.float64]],
+) -> dict[str, NDArray[np.float64]]:
+    """All that speaks for two roles' pieces sharing units, in the orders of their stacks."""
+    found = units.signals(
+        stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
+    )
+    if f"{a}-{b}" in heads:
+        found["heads"] = heads[f"{a}-{b}"]
+    return found
 
 
 def likeness(
     stacked: Mapping[str, NDArray[np.float32]],
     blueprint: Blueprint,
+    heads: Mapping[str, NDArray[np.float64]],
     norms: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> tuple[Similarity, dict[tuple[str, str], dict[str, NDArray[np.float64]]]]:
-    """All similarities on the stream, and the signals between q-k and v-out units by their heads.
+    """All similarities on the stream, and more signals that units are of one block: heads, norms along the stream.
 
     Args:
         stacked: Role to pieces; units in one order in all roles of their kind.
         blueprint: The architecture.
+        heads: As :func:`~strati.reassembly.transformer.units.head_signals` gives them.
         norms: Role to the weights of the norm before each piece, where known.
     """
     flat = {role: stream.features(role, stack, (norms or {}).get(role)) for role, stack in stacked.items()}
     kinds = unit_kinds(blueprint)
     given = Similarity(kinds, stream.similarities(flat), blueprint.blocks)
-    more = {}
-    if "qk" in kinds:
-        heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
-        more["qk", "vo"] = {f"heads {a}-{b}": table for (a, b), table in heads.items()}
+    sizes = {role: stream.sizes(role, stack) for role, stack in stacked.items()}
+    more: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
+    names = list(kinds)
+    for i, one in enumerate(names):
+        for two in names[i + 1 :]:
+            found = {
+                f"norms {'-'.join(sorted((a, b)))}": units.correlation(sizes[a], sizes[b])
+                for a in kinds[one]
+                for b in kinds[two]
+            }
+            for a in kinds[one]:
+                found |= {f"heads {a}-{b}": heads[f"{a}-{b}"] for b in kinds[two] if f"{a}-{b}" in heads}
+            more[one, two] = found
     return given, more
 
 
+def _vector_shifts(
+    pieces: TransformerPieces, answer: Mapping[str, Any], stacked: Mapping[str, NDArray[np.float32]]
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for slot in pieces.blueprint.block:
+        if not slot.matrix:
+            rows = vectors.read(pieces, slot, [block[slot.role] for block in answer["vectors"]])
+            tables = vectors.signals(slot.role, rows, stacked)
+            found[slot.role] = {name: _shift(table) for name, table in tables.items()}
+    return found
+
+
 def _shift(table: NDArray[np.float64]) -> float:
-    return float(np.diagonal(standard(table, shared=False)).mean()) / float(np.sqrt(max(len(table) - 1, 1)))
+    return float(np.diagonal(standard(table)).mean()) / float(np.sqrt(max(len(table) - 1, 1)))
 
 
 def prior_of(found: Iterable[Measured]) -> Prior:
@@ -111,9 +199,12 @@ def prior_of(found: Iterable[Measured]) -> Prior:
             known.setdefault(roles, []).append(values)
     means = {}
     for roles, rows in known.items():
-        same, later, earlier, far = np.mean(rows, axis=0).tolist()
-        means[roles] = (same, later, earlier, far)
-    return Prior(shifts, _expected([one.same for one in every]), means)
+        here, later, earlier, far = np.mean(rows, axis=0).tolist()
+        means[roles] = (here, later, earlier, far)
+    same, ways = _expected([one.same for one in every]), _expected([one.signs for one in every])
+    roles = sorted({role for one in every for role in one.vectors})
+    bodies = {role: _expected([one.vectors[role] for one in every if role in one.vectors]) for role in roles}
+    return Prior(shifts, same, ways, bodies, means)
 
 
 def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from strati.reassembly.assignment import assign, used_once
-from strati.reassembly.combined import standard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +26,10 @@ K = TypeVar("K")
 
 _RIDGE = 0.1
 _ROUNDS = 25
-"""Added to variances, as signals are not Gaussian; rounds of estimation."""
+_SHUFFLES = 6
+_LEAST = 2.5
+"""Added to variances, as signals are not Gaussian; rounds of estimation; shuffled copies to compare with; standard deviations
+below the mean at most."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,41 @@ class Expected:
     spread: float
 
 
+def standard(table: Matrix) -> Matrix:
+    """Scores free of what a row or column has with everyone: means taken out, spreads evened, unit variance.
+
+    A piece whose scores are all small stands out in its own row no less than others in theirs. Scores far below the mean
+    say no more than scores below it: what speaks against a pair is bounded.
+    """
+    z = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
+    if len(z) > 2:
+        scale = np.sqrt(z.std(axis=1, keepdims=True) * z.std(axis=0, keepdims=True))
+        z = z / np.maximum(scale, np.finfo(np.float64).tiny)
+    spread = float(z.std())
+    return np.maximum(z / spread, -_LEAST) if spread > 0 else np.zeros_like(z)
+
+
+def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.random.Generator) -> Matrix:
+    """The evidence as far as it exceeds what the same scores show when they are shuffled.
+
+    Many signals of few pieces explain themselves by chance: the share of the explanation that shuffled scores do not reach
+    scales the evidence, and nothing is left where it lies within three standard deviations of theirs.
+    """
+    found, shown = _explained(signals, prior)
+    if len(found) == 1:
+        return found
+    chance = []
+    for _ in range(_SHUFFLES):
+        mixed = {
+            name: rng.permutation(table.reshape(-1)).reshape(table.shape) for name, table in signals.items()
+        }
+        chance.append(_explained(mixed, prior)[1])
+    middle, spread = float(np.mean(chance)), float(np.std(chance))
+    if shown <= middle + 3 * spread:
+        return np.zeros_like(found)
+    return found * (shown - middle) / max(shown, 1e-9)
+
+
 def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix:
     """The evidence, in nats up to a constant, that row and column are a pair.
 
@@ -51,11 +88,35 @@ def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix
         signals: Name to scores, rows by columns (square).
         prior: Name to what is expected of the signal.
     """
+    return _explained(signals, prior)[0]
+
+
+def expected_evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix:
+    """The evidence with weights that other networks give, nothing estimated: for many signals of few pieces.
+
+    A signal's weight is its mean shift over its variance, between networks and within; correlated signals share.
+    """
+    names = [name for name in signals if name in prior and float(np.ptp(signals[name])) > 0]
+    count = len(next(iter(signals.values())))
+    total = np.zeros((count, count))
+    if count == 1 or not names:
+        return total
+    z = np.stack([standard(signals[name]).reshape(-1) for name in names])
+    most = np.sqrt(count - 1)
+    middle = np.array([prior[name].mean for name in names]) * most
+    spread = np.diag([(prior[name].spread * most) ** 2 for name in names])
+    around = z @ z.T / z.shape[1]
+    weights = np.linalg.solve(around + spread + 0.5 * np.eye(len(names)), middle)
+    return np.asarray((weights @ z).reshape(count, count))
+
+
+def _explained(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> tuple[Matrix, float]:
+    """The evidence, and how well it explains the scores."""
     names = list(signals)
     count = len(signals[names[0]])
     if count == 1:
-        return np.zeros((1, 1))
-    z = np.stack([standard(signals[name], shared=False).reshape(-1) for name in names])
+        return np.zeros((1, 1)), 0.0
+    z = np.stack([standard(signals[name]).reshape(-1) for name in names])
     most = np.sqrt(count - 1)
     middle = np.array([prior[name].mean if name in prior else 0.0 for name in names]) * most
     spread = np.array([prior[name].spread if name in prior else 1.0 for name in names]) * most
@@ -65,7 +126,7 @@ def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix
         alone[number] = 2.0 if expected >= 0 else -2.0
         starts.append(alone)
     fits = [_estimate(z, count, weights, middle, spread) for weights in starts]
-    return max(fits, key=lambda fit: fit[1])[0]
+    return max(fits, key=lambda fit: fit[1])
 
 
 def _estimate(z: Matrix, count: int, weights: Matrix, middle: Matrix, spread: Matrix) -> tuple[Matrix, float]:

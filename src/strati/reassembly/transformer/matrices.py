@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.reassembly.assignment import assign
 from strati.reassembly.transformer import units
 from strati.reassembly.transformer.arrange import Similarity, arrange, joined, log_likelihood
-from strati.reassembly.transformer.calibration import Prior, likeness
-from strati.reassembly.transformer.evidence import chain, evidence, margins
+from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
+from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
 from strati.reassembly.transformer.layout import slots_of, stacks, unit_kinds
 from strati.types import Tick, silent
 
@@ -76,11 +77,17 @@ def place_matrices(
     kinds = unit_kinds(blueprint)
     numbers = {role: list(candidates[role]) for role in candidates}
     pairs: list[Pairing] = []
+    heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
+    orders = {role: np.arange(blueprint.blocks) for role in stacked}
     for roles in kinds.values():
-        _form_units(pieces, roles, numbers, stacked, prior, pairs)
+        orders |= _form_units(pieces, roles, numbers, stacked, heads, prior, pairs)
     tick("units")
-    bare, more = likeness(stacked, blueprint)
-    given = joined(bare, prior.same, more)
+    heads = {
+        name: table[np.ix_(orders[name.split("-")[0]], orders[name.split("-")[1]])]
+        for name, table in heads.items()
+    }
+    bare, more = likeness(stacked, blueprint, heads)
+    given = joined(bare, prior.same, more, rng)
     best = arrange(given, prior.coefficients, rng)[0]
     tick("arranged")
     for kind, roles in kinds.items():
@@ -120,14 +127,15 @@ def _form_units(
     roles: Sequence[str],
     numbers: dict[str, list[int]],
     stacked: dict[str, Floats],
+    heads: Mapping[str, NDArray[np.float64]],
     prior: Prior,
     pairs: list[Pairing],
-) -> None:
-    """Bring the pieces of a unit's slots into one order, whatever that is."""
+) -> dict[str, Ints]:
+    """Bring the pieces of a unit's slots into one order, whatever that is; the order of each role's stack."""
     blueprint = pieces.blueprint
     slots = slots_of(roles, blueprint)
     if len(slots) < 2:
-        return
+        return {}
     tables: dict[tuple[int, int], NDArray[np.float64]] = {}
     best_by: dict[tuple[int, int], str] = {}
     for a, b in units.PAIRS:
@@ -136,24 +144,31 @@ def _form_units(
         one, two = (slots.index(slots_of([role], blueprint)[0]) for role in (a, b))
         if one == two:
             continue
-        signals = units.signals(
-            stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
-        )
+        signals = unit_signals(stacked, a, b, blueprint, heads)
         table = evidence(signals, prior.shifts.get(f"{a}-{b}", {}))
         key, table = ((one, two), table) if one < two else ((two, one), table.T)
         tables[key] = tables[key] + table if key in tables else table
-        best_by[key] = max(signals, key=lambda name: abs(prior.shifts[f"{a}-{b}"][name].mean))
+        best_by[key] = max(signals, key=lambda name: _clarity(signals[name]))
     groups = chain(tables, blueprint.blocks, len(slots))
+    orders: dict[str, Ints] = {}
     for number, slot in enumerate(slots):
         order = groups[number]
         numbers[slot] = [numbers[slot][k] for k in order]
         for role in roles:
             if slots_of([role], blueprint)[0] == slot:
                 stacked[role] = stacked[role][order]
+                orders[role] = order
     for (one, two), table in tables.items():
         held = margins(table, groups[one], groups[two])
         for k, margin in enumerate(held.tolist()):
             pairs.append(Pairing(numbers[slots[one]][k], numbers[slots[two]][k], best_by[one, two], margin))
+    return orders
+
+
+def _clarity(table: NDArray[np.float64]) -> float:
+    """How far a signal's best pairs stand out: their mean score in standard deviations."""
+    z = standard(table)
+    return float(z[np.arange(len(z)), assign(z)].mean())
 
 
 def _between_units(

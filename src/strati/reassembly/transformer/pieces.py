@@ -18,11 +18,13 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.network.open import open as open_network
-from strati.reassembly.pieces import ENDINGS, numbered
+from strati.reassembly.pieces import numbered
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, from_config, from_dict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_ENDINGS = (".safetensors", ".npz", ".pt", ".pth")
 
 UNTOLD = "piece"
 """The tensor's name in a file that does not tell the role."""
@@ -69,7 +71,7 @@ def read_transformer(folder: str | Path) -> TransformerPieces:
     config = _json(place / "config.json")
     arrays: dict[int, NDArray[Any]] = {}
     told: dict[int, str] = {}
-    for number, file in numbered(place, ENDINGS):
+    for number, file in numbered(place, _ENDINGS):
         network = open_network(file)
         if len(network.tensors) != 1:
             raise BadInputError(

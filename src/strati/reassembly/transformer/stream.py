@@ -72,6 +72,13 @@ def similarities(found: Mapping[str, Floats]) -> dict[tuple[str, str], Matrix]:
     return made
 
 
+def sizes(role: str, stack: Floats) -> Matrix:
+    """Logarithms of each piece's norms along the directions of the stream, without the mean over the pieces."""
+    norms = np.linalg.norm(stack, axis=1 if role in READERS else 2)
+    logs = np.log(np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float64)
+    return np.asarray(logs - logs.mean(axis=0)) if len(logs) > 2 else logs
+
+
 def ends(found: Mapping[str, Floats], table: NDArray[Any]) -> dict[str, Matrix]:
     """Similarity of every piece with an embedding or a head (rows by width), role by role."""
     some = directions(table.shape[1])

@@ -31,7 +31,7 @@ _UNITS = 256
 def signals(
     stacks: Mapping[str, Floats], a: str, b: str, *, heads: int, groups: int, rotary: bool
 ) -> dict[str, Matrix]:
-    """Scores of every piece of role ``a`` with every piece of role ``b``, by signal.
+    """Scores of every piece of role ``a`` with every piece of role ``b``, by signal (one more: :func:`head_signals`).
 
     Args:
         stacks: Role to pieces, outputs by inputs: (pieces, rows, columns).
@@ -50,25 +50,25 @@ def signals(
     return {
         "cosine": cosine,
         "squared-cosine": squared,
-        "norms": _correlation(*(log - log.mean(axis=0) if len(log) > 2 else log for log in logs)),
-        "angles": _correlation(*(_angles(side) for side in unit)),
+        "norms": correlation(*(log - log.mean(axis=0) if len(log) > 2 else log for log in logs)),
+        "angles": correlation(*(_angles(side) for side in unit)),
     }
 
 
-HEAD_PAIRS = (("q", "v"), ("k", "v"), ("q", "out"), ("k", "out"))
-"""Roles of one attention that share its heads but no units."""
+HEAD_PAIRS = (("q", "k"), ("v", "out"), ("q", "v"), ("k", "v"), ("q", "out"), ("k", "out"))
+"""Roles of one attention, which share its heads."""
 
 _DIRECTIONS = 384
 """So many directions of the stream at most where heads are compared."""
 
 
-def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> dict[tuple[str, str], Matrix]:
+def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> dict[str, Matrix]:
     """How much more the heads of one piece overlap with the same heads of another than with all of them.
 
     The share of ``sum_h tr(G_h G'_h)`` in ``tr(G G')``, with ``G_h`` the Gram matrix on the stream of head h's rows as unit
     vectors. A head reads with k what it reads with v, and so on: q with k, v and out of one attention fit head by head.
     """
-    if heads < 2:
+    if heads < 2 or not {"q", "k", "v", "out"} <= set(stacks):
         return {}
     unit: dict[str, Floats] = {}
     for role in ("q", "k", "v", "out"):
@@ -83,13 +83,13 @@ def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> di
         by_head[role] = [
             np.matmul(cut[:, h].transpose(0, 2, 1), cut[:, h]).reshape(count, -1) for h in range(heads)
         ]
-    found = {}
+    found: dict[str, Matrix] = {}
     for a, b in HEAD_PAIRS:
         same = sum(
             (np.asarray(x @ y.T, dtype=np.float64) for x, y in zip(by_head[a], by_head[b], strict=True))
         )
         whole = sum(by_head[a]) @ sum(by_head[b]).T
-        found[a, b] = np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
+        found[f"{a}-{b}"] = np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
     return found
 
 
@@ -132,7 +132,8 @@ def _angles(unit: Floats) -> Floats:
     return np.stack([(side @ side.T)[upper] for side in part])
 
 
-def _correlation(a: NDArray[np.floating], b: NDArray[np.floating]) -> Matrix:
+def correlation(a: NDArray[np.floating], b: NDArray[np.floating]) -> Matrix:
+    """Of every row of one with every row of the other."""
     a = a - a.mean(axis=1, keepdims=True)
     b = b - b.mean(axis=1, keepdims=True)
     tiny = np.finfo(np.float32).tiny

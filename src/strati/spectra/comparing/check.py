@@ -203,7 +203,7 @@ def check(
     wanted = chosen.codes()
     needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]
     if base is None and needs_base:
-        raise BadInputError("check", f"{needs_base[0]} is told against a base; give one with --base")
+        raise BadInputError("check", f"{needs_base[0]} is told against a base; give one")
     network = open_network(model)
     result: Comparison | None = None
     found: list[Finding] = []
@@ -256,7 +256,7 @@ def _alone(network: Network, chosen: CheckConfig, tick: Tick) -> Iterator[Findin
     names = {layer.name for layer in select(network.layers(), chosen.layers)}
     if not names and is_adapter(network):
         return
-    for item in scan(network, jobs=chosen.workers, tick=tick):
+    for item in scan(network, layers=chosen.layers, workers=chosen.workers, tick=tick):
         if item.layer.name in names:
             for flag in _flags(item):
                 if flag.code in wanted:

@@ -8,49 +8,38 @@ merge=True)`` takes a merge apart. Networks are read layer by layer: never are t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
 from strati.network.adapters.merge import is_adapter, merged
-from strati.network.align import align
 from strati.network.open import Network, Openable
 from strati.network.open import open as open_network
 from strati.network.select import as_patterns, select
 from strati.options import resolve
-from strati.rng import stream
+from strati.run.driver import Run
 from strati.spectra.comparing.matching import Unmatched, bare_names, match
-from strati.spectra.comparing.mixture import Mixture, mixture
 from strati.spectra.comparing.outliers import stand_out
-from strati.spectra.comparing.results import (
-    ComparedLayer,
-    ComparedNetwork,
-    Comparison,
-    Movement,
-    RoundingError,
-)
+from strati.spectra.comparing.pairs import PairUpdate, Row, updates, whole
+from strati.spectra.comparing.results import ComparedLayer, ComparedNetwork, Comparison, Movement
 from strati.spectra.comparing.role_differences import differences, distributions
 from strati.spectra.comparing.series import Series, out_of_order, series_of
-from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads
-from strati.spectra.comparing.update import Update, relative_change, spectral_distance, update_between
-from strati.spectra.comparing.update_rank import quantised_variance, within_rounding
+from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads, with_spectra
+from strati.spectra.comparing.update import relative_change, spectral_distance
+from strati.spectra.comparing.update_rank import within_rounding
+from strati.spectra.layerwise import at_once
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.align import Aligned
     from strati.network.layers import Layer
-    from strati.types import FloatArray
 
     Matrix = NDArray[Any]
-
-WORSE = 1.25
-"""A quantised layer whose error is more than this many times the predicted one is named."""
+    Version = tuple[Side, Layer]
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,13 @@ class CompareConfig:
 
 
 def compare(
-    *networks: Openable, config: CompareConfig | None = None, tick: Tick = silent, **options: Any
+    *networks: Openable,
+    config: CompareConfig | None = None,
+    out: str | Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> Comparison:
     r"""Lay networks side by side, layer by layer.
 
@@ -98,6 +93,10 @@ def compare(
         networks: Two or more networks, whatever names them, in order; with ``merge`` the parents, then the merged one.
             A PEFT adapter after its base is compared as base and base with the adapter merged.
         config: Options; or give them by name.
+        out: A folder that keeps every layer's spectra and update as they are finished. Interrupted? The same call
+            resumes, and nothing that the folder has is computed again.
+        engine: With ``out``, where the work is done: ``local`` (processes) or ``ray``.
+        address: With ``engine="ray"``, an existing cluster.
         tick: Called after each layer of each network.
         **options: Fields of :class:`CompareConfig`; ``jobs`` is an alias of ``workers``.
 
@@ -117,20 +116,42 @@ def compare(
     if len(networks) < fewest:
         what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
         raise BadInputError("compare", what)
+    if out is None and (engine != "local" or address is not None):
+        raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     opened = _with_adapters([open_network(n) for n in networks])
-    sides = sides_of(opened, workers=chosen.workers, tick=tick)
-    matching = match([side.layers for side in sides], [side.labels for side in sides])
+    plain = sides_of(opened)
+    matching = match([side.layers for side in plain], [side.labels for side in plain])
     if not matching.rows:
         raise BadInputError(opened[-1].path, f"none of its layers corresponds to one of {opened[0].path}")
-    rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in matching.rows]
-    wanted = {layer.name for layer in select([row[0][1] for row in rows], chosen.layers)}
-    rows = [row for row in rows if row[0][1].name in wanted]
-    heads, unmatched = tied_heads(sides, matching.unmatched)
-    with threadpool_limits(limits=1):  # threads of BLAS would fight each other, and change the last bits
-        layers = [_compare_layer(row, chosen, tied=False) for row in rows]
-        layers += [_compare_layer(row, chosen, tied=True) for row in heads if not chosen.layers]
-        series = _series(opened, rows, layers) if chosen.series else None
-    tables = [[side.row(layer) for layer in side.layers] for side in sides]
+    places = list(matching.rows)
+    heads: list[list[Layer]] = []
+    only: list[frozenset[str]] | None = None
+    unmatched = matching.unmatched
+    if as_patterns(chosen.layers):
+        wanted = {layer.name for layer in select([plain[0].layers[row[0]] for row in places], chosen.layers)}
+        places = [row for row in places if plain[0].layers[row[0]].name in wanted]
+        only = [frozenset(side.layers[row[n]].name for row in places) for n, side in enumerate(plain)]
+    else:
+        heads, unmatched = tied_heads(plain, matching.unmatched)
+    run = _run(engine, address, chosen.workers, [x for side in plain for x in side.layers], tick, out)
+    sides = with_spectra(plain, only, workers=chosen.workers, tick=tick, out=out, run=run)
+    rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in places]
+    tied = [[(side, layer) for side, layer in zip(sides, row, strict=True)] for row in heads]
+    quiet = replace(run, tick=silent)
+    steps = updates(
+        [Row(tuple(x for _, x in row), tuple(_widths(row))) for row in [*rows, *tied]],
+        seed=chosen.seed,
+        merge=chosen.merge,
+        workers=chosen.workers,
+        out=out,
+        run=quiet,
+    )
+    layers = [
+        _compare_layer(row, step, tied=n >= len(rows))
+        for n, (row, step) in enumerate(zip([*rows, *tied], steps, strict=True))
+    ]
+    series = _series(opened, rows, layers) if chosen.series else None
+    tables = [side.table() for side in sides]
     return Comparison(
         networks=tuple(
             ComparedNetwork(str(n.path), str(n.format), n.parameters, len(n.tensors)) for n in opened
@@ -156,30 +177,34 @@ def _with_adapters(networks: list[Network]) -> list[Network]:
     return [merged(base, n) if n is not base and is_adapter(n) else n for n in networks]
 
 
-def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, tied: bool) -> ComparedLayer:
+def _run(
+    engine: str,
+    address: str | None,
+    workers: int,
+    layers: Sequence[Layer],
+    tick: Tick,
+    out: str | Path | None,
+) -> Run:
+    if out is None:
+        return Run()
+    run = Run(engine, at_once(layers, workers), address, tick=tick)
+    expect = getattr(tick, "expect", None)
+    return run if expect is None else replace(run, expect=expect, resume=getattr(tick, "resume", run.resume))
+
+
+def _widths(row: Sequence[Version]) -> list[int]:
     (first_side, first), (last_side, last) = row[0], row[-1]
-    metrics = [side.metrics(layer) for side, layer in row]
+    return head_widths(first_side.network, first) or head_widths(last_side.network, last)
+
+
+def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> ComparedLayer:
+    spectra = [side.spectra[layer.name] for side, layer in row]
+    metrics = [spectrum.metrics() for spectrum in spectra]
     shared = [k for k in metrics[0] if all(k in m for m in metrics) and _is_scalar(metrics[0][k])]
-    flags = _spectrum_flags(row)
-    update: Update | None = None
-    rounding: RoundingError | None = None
-    aligned = _aligned((first_side, first), (last_side, last))
-    if aligned is None:
-        flags.append(
-            Flag("shapes-differ", f"{first.shape} against {last.shape}: the weights cannot be subtracted")
-        )
-    elif all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
-        rng = stream(config.seed, "compare", first.name)
-        versions = ((first, aligned.first), (last, aligned.second))
-        noise = sum(_quantised(layer, m) for layer, m in versions if rounding_error(layer) > 0)
-        update = update_between(aligned.first, aligned.second, rng=rng, variance=noise)
-        rounding = _rounding(aligned, rounding_error(first) + rounding_error(last))
-        flags += _extra_rows(aligned, row) + _rounded_worse(rounding)
-    else:
-        flags = [f for f in flags if f.code != "not-finite"]
-        flags.append(Flag("not-finite", "NaN or infinite weights: no update is computed"))
-    spectra = [side.spectrum(layer) for side, layer in row]
-    how = [aligned.how] if aligned is not None and aligned.how is not None else []
+    own = {flag.code for flag in step.warnings}
+    flags = [flag for flag in _spectrum_flags(row) if flag.code not in own]
+    how = [word for word in (step.aligned, "tied-head" if tied else None) if word is not None]
+    first = row[0][1]
     return ComparedLayer(
         name=first.name,
         partner=tuple(layer.name for _, layer in row[1:]),
@@ -187,20 +212,21 @@ def _compare_layer(row: Sequence[tuple[Side, Layer]], config: CompareConfig, *, 
         block=first.block,
         metrics={k: tuple(m[k] for m in metrics) for k in shared},
         spectral_distance=spectral_distance(spectra[0].eigenvalues, spectra[-1].eigenvalues),
-        relative_change=update.relative_change if update else None,
-        update_stable_rank=update.stable_rank if update else None,
-        update_rank=update.rank.rank if update else None,
-        update_rank_pvalue=update.rank.pvalue if update else None,
-        update_kind=str(update.rank.kind) if update else None,
-        subspace_overlap=update.subspace_overlap if update else None,
-        overlap_by_chance=update.overlap_by_chance if update else None,
-        subspace_directions=update.directions if update else None,
-        aligned=", ".join([*how, *(["tied-head"] if tied else [])]) or None,
-        rounding=rounding,
-        mixture=_mixture(row) if config.merge else None,
-        warnings=tuple(flags),
-        update_eigenvalues=update.eigenvalues if update else None,
-        eigenvalues=tuple(s.eigenvalues for s in spectra),
+        relative_change=step.relative_change,
+        update_stable_rank=step.stable_rank,
+        update_rank=step.rank,
+        update_rank_pvalue=step.pvalue,
+        update_kind=step.kind,
+        subspace_overlap=step.overlap,
+        overlap_by_chance=step.chance,
+        subspace_directions=step.directions,
+        aligned=", ".join(how) or None,
+        rounding=step.rounding,
+        interference=step.interference,
+        mixture=step.mixture,
+        warnings=(*flags, *step.warnings),
+        update_eigenvalues=np.array(step.eigenvalues) if step.eigenvalues is not None else None,
+        eigenvalues=tuple(spectrum.eigenvalues for spectrum in spectra),
     )
 
 
@@ -208,51 +234,7 @@ def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, int | float | str)
 
 
-def _aligned(one: tuple[Side, Layer], other: tuple[Side, Layer]) -> Aligned | None:
-    """The two versions of a layer in one order; kernels only where they are stored alike."""
-    (first_side, first), (last_side, last) = one, other
-    if first.count != last.count:
-        return None
-    widths = head_widths(first_side.network, first) or head_widths(last_side.network, last)
-    a, b = whole(first), whole(last)
-    return align(a, b, first.role if first.count == 1 else "", widths)
-
-
-def whole(layer: Layer) -> Matrix:
-    """All matrices of a layer side by side: a conv's slices become one matrix."""
-    parts = list(layer.matrices())
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def rounding_error(layer: Layer) -> float:
-    """Mean square of the error that quantisation left in a layer's entries; 0 where it is not quantised."""
-    rounding = layer.network.contents.rounding
-    if layer.quantisation is None or rounding is None:
-        return 0.0
-    return rounding(layer.tensor, layer.cut.index) or 0.0
-
-
-def _quantised(layer: Layer, matrix: Matrix) -> FloatArray:
-    group = layer.quantisation.group if layer.quantisation is not None else None
-    return quantised_variance(matrix, rounding_error(layer), group)
-
-
-def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
-    if not variance > 0:
-        return None
-    step = aligned.second.astype(np.float64) - aligned.first.astype(np.float64)
-    error, predicted = float(np.sqrt(np.square(step).mean())), float(np.sqrt(variance))
-    return RoundingError(error, predicted, error / predicted)
-
-
-def _rounded_worse(rounding: RoundingError | None) -> list[Flag]:
-    if rounding is None or rounding.ratio <= WORSE:
-        return []
-    text = f"the error is {rounding.ratio:.2f} times what rounding to the nearest code of its step leaves"
-    return [Flag("rounded-worse", text)]
-
-
-def _spectrum_flags(row: Sequence[tuple[Side, Layer]]) -> list[Flag]:
+def _spectrum_flags(row: Sequence[Version]) -> list[Flag]:
     """The warnings of all networks: once where all share a code, else with the network's number."""
     own = [side.warnings(layer) for side, layer in row]
     flags: list[Flag] = []
@@ -263,33 +245,6 @@ def _spectrum_flags(row: Sequence[tuple[Side, Layer]]) -> list[Flag]:
         else:
             flags += [Flag(code, f"network {n}: {text}") for n, text in enumerate(texts) if text is not None]
     return flags
-
-
-def _extra_rows(aligned: Aligned, row: Sequence[tuple[Side, Layer]]) -> list[Flag]:
-    if aligned.extra is None:
-        return []
-    which, start, stop = aligned.extra
-    number = 0 if which == 0 else len(row) - 1
-    rows = f"row {start}" if start == stop else f"rows {start} to {stop}"
-    text = (
-        f"only network {number} has {rows} ({stop - start + 1} tokens): the first {start} rows are compared"
-    )
-    return [Flag("vocabulary-resized", text)]
-
-
-def _mixture(row: Sequence[tuple[Side, Layer]]) -> Mixture:
-    merged = row[-1]
-    parents = [_aligned(merged, parent) for parent in row[:-1]]
-    usable = [p for p in parents if p is not None]
-    nothing = Mixture((None,) * len(parents), (None,) * len(parents), None)
-    if len(usable) < len(parents):
-        return nothing
-    rows = min(p.first.shape[0] for p in usable)
-    target = usable[0].first[:rows]
-    versions = [p.second[:rows] for p in usable]
-    if not all(np.isfinite(m.astype(np.float64)).all() for m in (target, *versions)):
-        return nothing
-    return mixture(versions, target)
 
 
 def _movement(first: Network, last: Network) -> Movement | None:
@@ -328,13 +283,13 @@ def _shared_tensors(first: Network, last: Network) -> Iterator[tuple[str, Matrix
 
 def _series(
     networks: Sequence[Network],
-    rows: Sequence[Sequence[tuple[Side, Layer]]],
+    rows: Sequence[Sequence[Version]],
     layers: Sequence[ComparedLayer],
 ) -> Series:
     changes = []
     for row in rows:
-        start = whole(row[0][1])
-        changes.append(tuple(relative_change(start, whole(layer)) for _, layer in row))
+        start = whole(list(row[0][1].matrices()))
+        changes.append(tuple(relative_change(start, whole(list(layer.matrices()))) for _, layer in row))
     return series_of([Path(n.path) for n in networks], layers, changes)
 
 

@@ -46,6 +46,21 @@ class RoundingError:
 
 
 @dataclass(frozen=True)
+class Interference:
+    """Two adapters of one layer: do they write the same directions?
+
+    Attributes:
+        cosine: Between the two updates as vectors: 1 the same, 0 unrelated, -1 opposite.
+        written_overlap: Mean squared cosine of the principal angles between what the two can write (column spaces).
+        by_chance: What two random subspaces of these dimensions would give.
+    """
+
+    cosine: float
+    written_overlap: float
+    by_chance: float
+
+
+@dataclass(frozen=True)
 class ComparedLayer:
     """One layer in every network.
 
@@ -69,6 +84,7 @@ class ComparedLayer:
         subspace_directions: How many directions were compared.
         aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
         rounding: The error of quantisation against what its step predicts, where one of the two is quantised.
+        interference: Of two adapters: whether they write the same directions.
         mixture: Weights of the parents, where a merge was asked for.
         warnings: What a reader must know, of any of the networks.
         update_eigenvalues: Of ``(B - A)^T (B - A)``.
@@ -91,6 +107,7 @@ class ComparedLayer:
     subspace_directions: int | None = None
     aligned: str | None = None
     rounding: RoundingError | None = None
+    interference: Interference | None = None
     mixture: Mixture | None = None
     warnings: tuple[Flag, ...] = ()
     update_eigenvalues: FloatArray | None = None

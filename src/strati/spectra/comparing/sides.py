@@ -6,30 +6,34 @@ head that is tied to the embedding stands for the stored head of another network
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from strati.network.align import unfused
 from strati.network.roles import Role
 from strati.spectra.comparing.matching import Unmatched
-from strati.spectra.scan import Scan, Scanned, scan
-from strati.spectra.spectrum import Spectrum, spectrum
+from strati.spectra.layerwise import SpectrumOptions, spectra, stored_spectra
+from strati.spectra.scan import Scanned
+from strati.spectra.spectrum import Spectrum
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from strati.network.layers import Layer
     from strati.network.open import Network
+    from strati.run.driver import Run
     from strati.types import Flag, Tick
 
 
 @dataclass(frozen=True)
 class Side:
-    """A network, its layers as they are compared, and their spectra."""
+    """A network, its layers as they are compared, and, once computed, the spectra of those that are asked for."""
 
     network: Network
     layers: tuple[Layer, ...]
-    scan: Scan
+    spectra: Mapping[str, Spectrum] = field(default_factory=dict)
 
     @cached_property
     def labels(self) -> list[str]:
@@ -41,50 +45,58 @@ class Side:
             for layer in self.layers
         ]
 
-    @cached_property
-    def _scanned(self) -> dict[str, Scanned]:
-        found = {item.layer.name: item for item in self.scan}
-        for layer in self.layers:
-            if layer.name not in found:  # cut here, unknown to the scan
-                dtype = None if layer.quantised else layer.dtype
-                found[layer.name] = Scanned(layer, spectrum(layer.matrices, dtype))
-        return found
-
-    def spectrum(self, layer: Layer) -> Spectrum:
-        """A layer's spectrum."""
-        return self._scanned[layer.name].spectrum
-
-    def metrics(self, layer: Layer) -> dict[str, Any]:
-        """Every number of a scan's row."""
-        return self.spectrum(layer).metrics()
-
     def warnings(self, layer: Layer) -> tuple[Flag, ...]:
         """What a scan says of the layer."""
-        found: tuple[Flag, ...] = tuple(self._scanned[layer.name].row()["warnings"])
+        found: tuple[Flag, ...] = tuple(Scanned(layer, self.spectra[layer.name]).row()["warnings"])
         return found
 
-    def row(self, layer: Layer) -> dict[str, object]:
-        """Role and metrics, counts also as shares of the eigenvalues."""
-        metrics = self.metrics(layer)
-        count = self.spectrum(layer).eigenvalues.size
-        for name in ("spikes", "quasi_null"):
-            value = metrics.get(name)
-            metrics[f"{name}_share"] = value / count if isinstance(value, int) and count else None
-        return {"role": str(layer.role)} | metrics
+    def table(self) -> list[dict[str, Any]]:
+        """Role and metrics of every layer with a spectrum, counts also as shares of the eigenvalues."""
+        rows = []
+        for layer in self.layers:
+            if layer.name in self.spectra:
+                spectrum = self.spectra[layer.name]
+                metrics = spectrum.metrics()
+                count = spectrum.eigenvalues.size
+                for name in ("spikes", "quasi_null"):
+                    value = metrics.get(name)
+                    metrics[f"{name}_share"] = value / count if isinstance(value, int) and count else None
+                rows.append({"role": str(layer.role)} | metrics)
+        return rows
 
 
-def sides_of(networks: Sequence[Network], *, workers: int, tick: Tick) -> list[Side]:
-    """Every network scanned, its layers cut as the others need them."""
+def sides_of(networks: Sequence[Network]) -> list[Side]:
+    """Every network with its layers cut as the others need them."""
     roles = [{layer.role for layer in network.layers()} for network in networks]
     split = any(Role.QKV in own for own in roles) and any(Role.QUERY in own for own in roles)
     gated = any(Role.MLP_GATE in own for own in roles)
     sides = []
     for network, own in zip(networks, roles, strict=True):
         layers = network.layers(split_qkv=split)
-        if gated and Role.MLP_GATE not in own:
-            layers = unfused(layers)
-        sides.append(Side(network, layers, scan(network, split_qkv=split, jobs=workers, tick=tick)))
+        sides.append(Side(network, unfused(layers) if gated and Role.MLP_GATE not in own else layers))
     return sides
+
+
+def with_spectra(
+    sides: Sequence[Side],
+    wanted: Sequence[frozenset[str]] | None,
+    *,
+    workers: int,
+    tick: Tick,
+    out: str | Path | None,
+    run: Run,
+) -> list[Side]:
+    """The sides with the spectra of the layers that are wanted (``None``: all), one network after another."""
+    found = []
+    for n, side in enumerate(sides):
+        layers = [x for x in side.layers if wanted is None or x.name in wanted[n]]
+        options = SpectrumOptions()
+        if out is None:
+            values = spectra(layers, options, workers=workers, tick=tick)
+        else:
+            values = list(stored_spectra(layers, options, out=out, run=run))
+        found.append(replace(side, spectra=dict(zip((x.name for x in layers), values, strict=True))))
+    return found
 
 
 def head_widths(network: Network, layer: Layer) -> list[int]:
@@ -99,28 +111,28 @@ def head_widths(network: Network, layer: Layer) -> list[int]:
 
 def tied_heads(
     sides: Sequence[Side], unmatched: Sequence[Unmatched]
-) -> tuple[list[list[tuple[Side, Layer]]], tuple[Unmatched, ...]]:
+) -> tuple[list[list[Layer]], tuple[Unmatched, ...]]:
     """A head stored in some networks beside the embedding that does its work in the others.
 
     Returns:
         Rows of layers to compare beyond those that were matched, and what still has no partner.
     """
     lost = {(u.network, u.name) for u in unmatched}
-    row: list[tuple[Side, Layer]] = []
+    row: list[Layer] = []
     stored: list[tuple[int, str]] = []
     for n, side in enumerate(sides):
         heads = [layer for layer in side.layers if layer.role is Role.HEAD]
         if len(heads) == 1 and (n, heads[0].name) in lost:
-            row.append((side, heads[0]))
+            row.append(heads[0])
             stored.append((n, heads[0].name))
         elif not heads and _tied(side.network):
             tables = [x for x in side.layers if x.role is Role.EMBEDDING]
             if len(tables) != 1:
                 return [], tuple(unmatched)
-            row.append((side, tables[0]))
+            row.append(tables[0])
         else:
             return [], tuple(unmatched)
-    if not stored or len({layer.shape[1] for _, layer in row}) > 1:
+    if not stored or len({layer.shape[1] for layer in row}) > 1:
         return [], tuple(unmatched)
     return [row], tuple(u for u in unmatched if (u.network, u.name) not in stored)
 

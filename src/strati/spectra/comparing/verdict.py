@@ -34,6 +34,8 @@ def verdict_of(result: Comparison) -> str:
     kinds = Counter(layer.update_kind for layer in judged)
     if not judged or kinds["untouched"] == len(judged):
         return ""
+    if any(layer.interference is not None for layer in result.layers):
+        return interference_text(result)
     if not kinds["dense"] and not kinds["low-rank"]:
         return "The weights are the same up to rounding: one network is the other in another dtype."
     lora = merged_lora(result)
@@ -68,6 +70,21 @@ def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> s
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     whole = [layer for layer in layers if layer.role in roles]
     return text if len(whole) == len(changed) else f"{text} ({len(changed)} of {len(whole)} such layers)"
+
+
+def interference_text(result: Comparison) -> str:
+    """Two adapters: whether they write the same directions."""
+    known = [x.interference for x in result.layers if x.interference is not None]
+    if not known:
+        return ""
+    overlap, chance, cosine = (
+        float(np.median([getattr(x, name) for x in known]))
+        for name in ("written_overlap", "by_chance", "cosine")
+    )
+    return (
+        f"The adapters' updates of {len(known)} layers: median cosine {cosine:.2f}; the directions they write overlap "
+        f"by {overlap:.2f} (median; {chance:.2f} by chance)."
+    )
 
 
 def mixture_text(result: Comparison) -> str:

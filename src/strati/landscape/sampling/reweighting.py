@@ -1,0 +1,63 @@
+"""Whether the temperatures of a ladder agree: draws of one, reweighted, must give the mean of the next colder one.
+
+Chains that come down a ladder and get caught on the way agree with one another for a long time: R-hat and errors see
+little of it. But what the hotter draws say about the colder temperature does not depend on whether the colder chains
+found their way, so the difference, summed down the ladder, shows where they lost it. So does the distance from the
+minimum, which mixes later than the loss.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.landscape.sampling.diagnostics import rhat
+
+if TYPE_CHECKING:
+    from strati.landscape.sampling.traces import Traces
+
+_STANDARD_ERRORS = 4.0  # it is looked at after every temperature
+_SPREAD_RHAT = 1.1
+_SHARE = 0.01  # of the value: smaller differences do not matter
+
+
+def agreeing(traces: Traces) -> int:
+    """How many temperatures, from the hottest on, have mixed and agree with those before; all where it cannot be told.
+
+    Examples:
+        >>> import torch
+        >>> from strati.landscape.sampling.config import LLCConfig
+        >>> from strati.landscape.sampling.llc import draw
+        >>> point = torch.zeros(2, dtype=torch.float64)
+        >>> traces = draw(lambda w: (w**2).sum(), point, LLCConfig(chains=8, draws=50, coldest=1e6, ladder=True))
+        >>> agreeing(traces) == len(traces.nbeta)
+        True
+    """
+    count = len(traces.nbeta)
+    if not traces.global_start or count < 2 or traces.chains < 4:
+        return count
+    apart = [(rhat(spread) or np.inf) > _SPREAD_RHAT for spread in traces.spread]
+    lost = [k for k in range(count) if all(apart[k : k + 2])]  # one alone may be chance
+    count = max(1, lost[0]) if lost else count
+    whole = _differences(traces, None)
+    parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
+    value = np.cumsum(whole)
+    left_out = np.cumsum(parts, axis=1)
+    chains = traces.chains
+    error = np.sqrt((chains - 1) / chains * ((left_out - left_out.mean(0)) ** 2).sum(0))
+    size = np.abs(traces.nbeta[1:] * traces.excess[1:].mean((1, 2)))
+    bad = ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
+    return min(count, int(np.argmax(bad)) + 1) if bad.any() else count
+
+
+def _differences(traces: Traces, without: int | None) -> np.ndarray:
+    """``nbeta <L>`` of each temperature but the first, less what the next hotter one predicts."""
+    keep = np.arange(traces.chains) != (-1 if without is None else without)
+    excess = traces.excess[:, keep].reshape(len(traces.nbeta), -1)
+    step = np.diff(traces.nbeta)[:, None]
+    hot, cold = excess[:-1], excess[1:]
+    weight = np.exp(-step * (hot - hot.min(axis=1, keepdims=True)))
+    predicted = (weight * hot).sum(1) / weight.sum(1)
+    found: np.ndarray = traces.nbeta[1:] * (cold.mean(1) - predicted)
+    return found

@@ -1,0 +1,88 @@
+r"""Which end of a chain of blocks comes first.
+
+Signs of direction are numbers that change sign when the chain is turned round: how similarity with the embedding (what is
+written first) and with the head (what is read last) grows along the chain; by how much readers are more alike to writers
+before them than after them; how the sizes of matrices grow. What each is worth on networks whose order is known, its mean and
+spread, is measured like the other signals; the log-odds of the two directions are their sum, weighed by reliability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.reassembly.transformer import stream
+from strati.reassembly.transformer.arrange import coefficients
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.transformer.arrange import Similarity
+    from strati.reassembly.transformer.evidence import Expected
+
+    Floats = NDArray[np.float32]
+
+_NOISE = 0.15
+_SHARE = 0.25
+"""Added to the spread of every sign; signs are correlated, so each counts for a part of what it would alone."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Log-odds that the chain lies as it should (negative: turn it), and the signs that say so most."""
+
+    log_odds: float
+    by: tuple[str, ...]
+
+
+def signs(
+    stacked: Mapping[str, Floats], given: Similarity, ends: Mapping[str, NDArray[np.float32]], tied: bool
+) -> dict[str, float]:
+    """Numbers that would change sign if the chain were turned round, each between -1 and 1.
+
+    Args:
+        stacked: Role to matrices in the order of the chain.
+        given: Similarities in the same order.
+        ends: ``embedding`` and ``head`` as rows by width, where there are any.
+        tied: Embedding and head are one.
+    """
+    found: dict[str, float] = {}
+    count = given.count
+    if count < 2:
+        return found
+    place = np.arange(count) - (count - 1) / 2
+    places = {kind: np.arange(count) for kind in given.units}
+    for (a, b), (_, later, earlier, _) in coefficients(given, places).items():
+        if a != b and count > 2:
+            found[f"{a} before {b}"] = (later - earlier) / (abs(later) + abs(earlier) + 0.02)
+    flat = {role: stream.features(role, stack) for role, stack in stacked.items()}
+    for end, table in ends.items():
+        if tied and end == "embedding":
+            continue
+        for role, values in stream.ends(flat, table).items():
+            found[f"{'tied' if tied else end} {role}"] = _trend(place, values)
+    for role, stack in stacked.items():
+        size = np.log(np.linalg.norm(stack.reshape(count, -1), axis=1) + 1e-30)
+        found[f"size {role}"] = _trend(place, size)
+    return found
+
+
+def direction(found: Mapping[str, float], known: Mapping[str, Expected]) -> Direction:
+    """Weigh the signs by what they are worth elsewhere."""
+    odds = {
+        name: 2 * value * known[name].mean / (known[name].spread ** 2 + _NOISE)
+        for name, value in found.items()
+        if name in known
+    }
+    total = _SHARE * sum(odds.values())
+    order = sorted(odds, key=lambda name: -odds[name] * (1 if total >= 0 else -1))
+    return Direction(float(total), tuple(order[:3]))
+
+
+def _trend(place: NDArray[np.float64], values: NDArray[np.floating]) -> float:
+    around = values - values.mean()
+    size = float(np.linalg.norm(place) * np.linalg.norm(around))
+    return float(place @ around) / size if size > 0 else 0.0

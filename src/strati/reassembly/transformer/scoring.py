@@ -1,0 +1,95 @@
+"""How right an answer is: pieces in place, pairs, order and direction, beside the truth that a drop wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of what is right.
+
+    Attributes:
+        matrices: Matrices in their place.
+        of_matrices: Matrices in all.
+        vectors: Biases and norm weights in their place.
+        of_vectors: Of them in all.
+        pairs: Matrices that are in one block with the matrix of the first slot that belongs to them.
+        tau: Kendall's tau of the order of blocks, by the median true block of each block's matrices.
+        forward: Whether the direction is right.
+    """
+
+    matrices: int
+    of_matrices: int
+    vectors: int
+    of_vectors: int
+    pairs: int
+    tau: float
+    forward: bool
+
+    @property
+    def all_matrices(self) -> bool:
+        """Whether every matrix is in its place."""
+        return self.matrices == self.of_matrices
+
+
+def score(
+    blocks: Sequence[Mapping[str, int]],
+    vectors: Sequence[Mapping[str, int]],
+    answer: Mapping[str, Any],
+    arrays: Mapping[int, NDArray[Any]],
+) -> Score:
+    """Compare with the answer; byte-identical pieces are interchangeable.
+
+    Examples:
+        >>> arrays = {n: np.full((2, 2), n) for n in range(4)}
+        >>> truth = {"blocks": [{"up": 0, "down": 1}, {"up": 2, "down": 3}], "vectors": [{}, {}]}
+        >>> found = score([{"up": 2, "down": 3}, {"up": 0, "down": 1}], [{}, {}], truth, arrays)
+        >>> found.matrices, found.pairs, found.tau, found.forward
+        (0, 4, -1.0, False)
+    """
+    same = _kinds(arrays)
+    right = [_right(found, answer[part], same) for found, part in ((blocks, "blocks"), (vectors, "vectors"))]
+    place = {same[n]: k for k, block in enumerate(answer["blocks"]) for n in block.values()}
+    of_block = [[place.get(same[n], -1) for n in block.values()] for block in blocks]
+    pairs = sum(sum(p == row[0] for p in row) for row in of_block)
+    order = [float(np.median(row)) for row in of_block]
+    tau = _kendall(order)
+    return Score(*right[0], *right[1], pairs, tau, tau > 0 or len(order) < 2)
+
+
+def _right(
+    found: Sequence[Mapping[str, int]], truth: Sequence[Mapping[str, int]], same: Mapping[int, int]
+) -> tuple[int, int]:
+    pairs = [
+        (same[mine[role]], same[theirs[role]])
+        for mine, theirs in zip(found, truth, strict=True)
+        for role in theirs
+    ]
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+def _kinds(arrays: Mapping[int, NDArray[Any]]) -> dict[int, int]:
+    """Each piece's number, or that of the first piece that equals it."""
+    seen: dict[tuple[Any, ...], int] = {}
+    found = {}
+    for number, values in sorted(arrays.items()):
+        # matrices never coincide by chance; hashing vectors alone keeps this cheap
+        key = (values.shape, values.tobytes()) if values.size <= 1 << 16 else (number,)
+        found[number] = seen.setdefault(key, number)
+    return found
+
+
+def _kendall(order: Sequence[float]) -> float:
+    n = len(order)
+    if n < 2:
+        return 1.0
+    signs = [np.sign(order[j] - order[i]) for i in range(n) for j in range(i + 1, n)]
+    return float(np.mean(signs))

@@ -1,0 +1,167 @@
+"""Put a dropped transformer back together, from its weights and, where there are data, with their help."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.reassembly.transformer.arrange import log_likelihood
+from strati.reassembly.transformer.calibration import Prior, default_prior
+from strati.reassembly.transformer.direction import Direction, direction, signs
+from strati.reassembly.transformer.layout import end_tables
+from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
+from strati.reassembly.transformer.result import TransformerReassembly
+from strati.reassembly.transformer.roles import find_roles
+from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
+from strati.rng import stream
+from strati.types import Flag, Tick, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from strati.reassembly.config import ReassembleConfig
+    from strati.reassembly.transformer.pieces import TransformerPieces
+
+SURE = 3.0
+"""Nats by which a place must be better than the next best one to be called sure: odds of 20 to 1."""
+
+_FIT = 0.5
+"""Weight of the fit's own preference for a direction beside the other signs."""
+
+
+def solve_transformer(
+    pieces: TransformerPieces,
+    data: Any,
+    outputs: Any,
+    config: ReassembleConfig,
+    *,
+    prior: Prior | None = None,
+    load_seconds: float = 0.0,
+    tick: Tick = silent,
+) -> TransformerReassembly:
+    """Every piece in its place.
+
+    Args:
+        pieces: The pieces.
+        data: Token ids, images, or text files to verify with; ``None`` for the weights alone.
+        outputs: What the network answered to the data, if that was recorded.
+        config: How.
+        prior: What signals are worth; that of all networks measured by default.
+        load_seconds: Time spent on reading.
+        tick: Called after each stage.
+    """
+    began = time.perf_counter()
+    known = prior or default_prior()
+    rng = stream(config.seed, "reassembly", "transformer")
+    roles = find_roles(pieces, known)
+    tick("roles")
+    block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
+    placed = place_matrices(pieces, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
+    placed, way = _directed(pieces, placed, roles.whole, known)
+    bodies = place_vectors(
+        pieces,
+        {s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix},
+        placed.stacked,
+        known.vectors,
+    )
+    tick("vectors")
+    found = _result(pieces, placed, bodies, roles.whole, way, roles.uncertain)
+    solved = time.perf_counter() - began
+    seconds = {"load": load_seconds, "solve": solved}
+    if data is None:
+        return _with(found, seconds=seconds)
+    from strati.reassembly.transformer.verify import verified
+
+    began = time.perf_counter()
+    better = verified(found, data, outputs, config, tick=tick)
+    return _with(better, seconds=seconds | {"verify": time.perf_counter() - began})
+
+
+def _directed(
+    pieces: TransformerPieces, placed: Placed, whole: Mapping[str, int], prior: Prior
+) -> tuple[Placed, Direction]:
+    """The chain the right way round, and what said so."""
+    tables = end_tables(pieces, whole)
+    found = direction(signs(placed.stacked, placed.given, tables, pieces.blueprint.tied), prior.signs)
+    count = placed.given.count
+    ahead = {kind: np.arange(count) for kind in placed.given.units}
+    behind = {kind: at[::-1] for kind, at in ahead.items()}
+    fits = [log_likelihood(placed.given, way, prior.coefficients) for way in (ahead, behind)]
+    odds = found.log_odds + _FIT * (fits[0] - fits[1])
+    by = found.by
+    if found.log_odds * odds <= 0 or abs(fits[0] - fits[1]) * _FIT > abs(found.log_odds):
+        by = ("what reads the stream after what writes it", *by)
+    return (placed if odds >= 0 else turned(placed)), Direction(abs(odds), by)
+
+
+def _result(
+    pieces: TransformerPieces,
+    placed: Placed,
+    bodies: Mapping[str, PlacedVector],
+    whole: Mapping[str, int],
+    way: Direction,
+    doubtful: Sequence[int],
+) -> TransformerReassembly:
+    blueprint = pieces.blueprint
+    count = blueprint.blocks
+    blocks = tuple(
+        {s.role: placed.numbers[s.role][k] for s in blueprint.block if s.matrix} for k in range(count)
+    )
+    vectors = tuple({role: found.numbers[k] for role, found in bodies.items()} for k in range(count))
+    uncertain = set(doubtful)
+    for pair in placed.pairs:
+        if pair.margin < SURE:
+            uncertain |= {pair.a, pair.b}
+    for found in bodies.values():
+        uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE}
+    for k, margin in enumerate(placed.swap_margins):
+        if margin < SURE:
+            uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}
+    warnings = []
+    if count > 1 and way.log_odds < SURE:
+        text = f"the direction is not sure ({way.log_odds:.1f} nats): the blocks may be in reverse order"
+        warnings.append(Flag("direction-uncertain", text))
+    others = {name: number for name, number in whole.items() if name not in ("embedding", "head")}
+    embedding = whole.get("embedding")
+    return TransformerReassembly(
+        pieces=pieces,
+        blocks=blocks,
+        vectors=vectors,
+        embedding=embedding,
+        head=whole.get("head", embedding if blueprint.tied else None),
+        others=others,
+        pairs=placed.pairs,
+        order={
+            "method": "likeness on the residual stream",
+            "margin": placed.order_margin
+            if placed.order_margin is not None and math.isfinite(placed.order_margin)
+            else None,
+            "direction_by": ", ".join(way.by) or "nothing",
+            "direction_margin": way.log_odds,
+        },
+        exact=None,
+        loss=None,
+        uncertain=tuple(sorted(uncertain)),
+        seconds={},
+        warnings=tuple(warnings),
+    )
+
+
+def _with(found: TransformerReassembly, **changes: Any) -> TransformerReassembly:
+    from dataclasses import replace
+
+    return replace(found, **changes)
+
+
+def check_data(data: Any) -> None:
+    """Refuse what cannot be data before any work is done.
+
+    Raises:
+        BadInputError: There is nothing in it.
+    """
+    if data is not None and hasattr(data, "__len__") and len(data) == 0:
+        raise BadInputError("data", "is empty; leave it out to use the weights alone")

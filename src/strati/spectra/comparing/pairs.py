@@ -1,0 +1,332 @@
+"""Two versions of a layer, brought to one order and subtracted: in this process, or through a store, resumable.
+
+:func:`updates` computes them on threads; with a folder each finished pair is kept there, so that the same call goes
+on after a stop. Both give the same numbers: every pair has a random stream of its own and one BLAS thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from strati.errors import BadInputError
+from strati.network.align import Aligned, align
+from strati.rng import stream
+from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.run.engine import Load, Outcome, Unit
+from strati.run.store import Finished, unit_key
+from strati.spectra.comparing.mixture import Mixture, mixture
+from strati.spectra.comparing.results import Interference, RoundingError
+from strati.spectra.comparing.update import update_between
+from strati.spectra.comparing.update_rank import quantised_variance
+from strati.spectra.layerwise import weights_identity
+from strati.types import Flag
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.network.layers import Layer
+
+    Matrix = NDArray[Any]
+
+STORE = "updates.sqlite"
+"""The store's file in the folder of a resumable comparison."""
+
+LAYOUT = 2
+"""Changes whenever what is kept of a pair, or how it is computed, does."""
+
+WORSE = 1.25
+"""A quantised layer whose error is more than this many times the predicted one is named."""
+
+
+@dataclass(frozen=True)
+class PairUpdate:
+    """What a comparison keeps of two versions of a layer; every number ``None`` where they cannot be subtracted."""
+
+    relative_change: float | None = None
+    stable_rank: float | None = None
+    rank: int | None = None
+    pvalue: float | None = None
+    kind: str | None = None
+    overlap: float | None = None
+    chance: float | None = None
+    directions: int | None = None
+    aligned: str | None = None
+    rounding: RoundingError | None = None
+    interference: Interference | None = None
+    mixture: Mixture | None = None
+    warnings: tuple[Flag, ...] = ()
+    eigenvalues: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The versions of one layer, in the networks' order, with the widths of an attention head to try."""
+
+    versions: tuple[Layer, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the first network."""
+        return self.versions[0].name
+
+
+def updates(
+    rows: Sequence[Row],
+    *,
+    seed: int,
+    merge: bool,
+    workers: int,
+    out: str | Path | None = None,
+    run: Run | None = None,
+) -> list[PairUpdate]:
+    """The step from the first to the last version of every layer.
+
+    Args:
+        rows: The layers.
+        seed: Of the simulated rounding noise.
+        merge: Also estimate the last version as a mixture of the others.
+        workers: Pairs worked on at once in this process; 0 for one per processor.
+        out: A folder that keeps every finished pair.
+        run: With a folder, where the work is done.
+    """
+    if out is None:
+        with threadpool_limits(limits=1):  # threads of BLAS would fight each other, and change the last bits
+            body = partial(_of_row, seed=seed, merge=merge)
+            count = min(workers or os.cpu_count() or 1, len(rows))
+            if count < 2:
+                return [body(row) for row in rows]
+            pool = ThreadPoolExecutor(count)
+            try:
+                return list(pool.map(body, rows))
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+    return _stored(rows, seed, merge, Path(out), run or Run())
+
+
+def _of_row(row: Row, *, seed: int, merge: bool) -> PairUpdate:
+    versions = [list(layer.matrices()) for layer in row.versions]
+    return pair_update(versions, _facts(row, seed, merge))
+
+
+def _stored(rows: Sequence[Row], seed: int, merge: bool, folder: Path, run: Run) -> list[PairUpdate]:
+    files: dict[int, Any] = {}
+    units = []
+    for row in rows:
+        facts = _facts(row, seed, merge)
+        weights = [weights_identity(layer, files) for layer in row.versions]
+        views = [layer.view for layer in row.versions]
+        key = unit_key({"facts": facts, "weights": weights, "views": views, "layout": LAYOUT})
+        readers = {str(n): WholeReader(layer) for n, layer in enumerate(row.versions)}
+        units.append(Unit(key, row.name, "", facts, readers))
+    with (
+        shared_folder(folder) as alone,
+        open_store(
+            folder / STORE, identity="updates", layout=LAYOUT, about={"holds": "updates"}, kind="run"
+        ) as store,
+        stoppable(lambda: len(store.keys(failed=False) & {unit.key for unit in units}), run),
+    ):
+        done = store.keys(failed=False)
+        todo = [unit for unit in units if unit.key not in done]
+        run.expect(len(todo))
+        drive(store, _work, todo if alone else todo[::-1], _keep, run)
+        found = []
+        for unit in units:
+            kept = store.get(unit.key)
+            if kept is None or kept.reason is not None:
+                why = kept.reason if kept is not None and kept.reason else "was not computed; run it again"
+                raise BadInputError(unit.name, why)
+            found.append(_from_record(kept.value))
+        return found
+
+
+@dataclass(frozen=True)
+class WholeReader:
+    """Reads the matrices of a layer wherever it is called, of an adapter the whole update; values in memory travel."""
+
+    layer: Layer = field(repr=False)
+
+    def __call__(self) -> list[Matrix]:
+        """The matrices: views of the file where it stores them plainly."""
+        return list(self.layer.matrices())
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.layer.network.in_memory:
+            return _Given, ([np.ascontiguousarray(matrix) for matrix in self()],)
+        return WholeReader, (self.layer,)
+
+
+@dataclass(frozen=True)
+class _Given:
+    matrices: list[Matrix]
+
+    def __call__(self) -> list[Matrix]:
+        return self.matrices
+
+
+def _work(unit: Unit, load: Load) -> dict[str, Any]:
+    with threadpool_limits(limits=1):
+        versions = [load(str(n)) for n in range(len(unit.files))]
+        return asdict(pair_update(versions, unit.config))
+
+
+def _keep(outcome: Outcome) -> Finished:
+    return Finished(outcome.unit.key, outcome.unit.name, outcome.value, outcome.reason)
+
+
+def _from_record(record: dict[str, Any]) -> PairUpdate:
+    fields = dict(record)
+    rounding, mixed, between = (fields.pop(name) for name in ("rounding", "mixture", "interference"))
+    fields["warnings"] = tuple(Flag(**flag) for flag in fields["warnings"])
+    if fields["eigenvalues"] is not None:
+        fields["eigenvalues"] = tuple(fields["eigenvalues"])
+    parts = None
+    if mixed is not None:
+        parts = Mixture(tuple(mixed["weights"]), tuple(mixed["stderr"]), mixed["residual"])
+    return PairUpdate(
+        **fields,
+        rounding=RoundingError(**rounding) if rounding else None,
+        interference=Interference(**between) if between else None,
+        mixture=parts,
+    )
+
+
+def _facts(row: Row, seed: int, merge: bool) -> dict[str, Any]:
+    """All that the numbers depend on besides the weights; plain values, so that they travel and are hashed."""
+    first = row.versions[0]
+    return {
+        "name": first.name,
+        "role": str(first.role) if first.count == 1 else "",
+        "widths": list(row.widths),
+        "seed": seed,
+        "merge": merge,
+        "errors": [rounding_error(layer) for layer in row.versions],
+        "ranks": [None if x.adapter is None else x.adapter.rank for x in row.versions],
+        "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
+    }
+
+
+def rounding_error(layer: Layer) -> float:
+    """Mean square of the error that quantisation left in a layer's entries; 0 where it is not quantised."""
+    rounding = layer.network.contents.rounding
+    if layer.quantisation is None or rounding is None:
+        return 0.0
+    return rounding(layer.tensor, layer.cut.index) or 0.0
+
+
+def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
+    """The step from the first to the last version of a layer.
+
+    Args:
+        versions: The matrices of the layer in every network.
+        facts: Name, role, head widths, seed, errors of quantisation, as plain values.
+    """
+    mixed = _mixture(versions, facts) if facts["merge"] else None
+    aligned = _aligned(versions[0], versions[-1], facts)
+    if aligned is None:
+        shapes = [matrices[0].shape for matrices in (versions[0], versions[-1])]
+        text = f"{shapes[0]} against {shapes[1]}: the weights cannot be subtracted"
+        return PairUpdate(warnings=(Flag("shapes-differ", text),), mixture=mixed)
+    if not all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
+        flag = Flag("not-finite", "NaN or infinite weights: no update is computed")
+        return PairUpdate(warnings=(flag,), mixture=mixed)
+    noise: Any = 0.0
+    for matrix, n in ((aligned.first, 0), (aligned.second, -1)):
+        if facts["errors"][n] > 0:
+            noise = noise + quantised_variance(matrix, facts["errors"][n], facts["groups"][n])
+    update = update_between(
+        aligned.first, aligned.second, rng=stream(facts["seed"], "compare", facts["name"]), variance=noise
+    )
+    rounding = _rounding(aligned, facts["errors"][0] + facts["errors"][-1])
+    flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding)
+    return PairUpdate(
+        relative_change=update.relative_change,
+        stable_rank=update.stable_rank,
+        rank=update.rank.rank,
+        pvalue=update.rank.pvalue,
+        kind=str(update.rank.kind),
+        overlap=update.subspace_overlap,
+        chance=update.overlap_by_chance,
+        directions=update.directions,
+        aligned=aligned.how,
+        rounding=rounding,
+        interference=_interference(aligned, facts["ranks"]),
+        mixture=mixed,
+        warnings=tuple(flags),
+        eigenvalues=tuple(update.eigenvalues.tolist()),
+    )
+
+
+def whole(matrices: Sequence[Matrix]) -> Matrix:
+    """All matrices of a layer side by side: a conv's slices become one matrix."""
+    return matrices[0] if len(matrices) == 1 else np.concatenate(matrices, axis=1)
+
+
+def _aligned(first: Sequence[Matrix], second: Sequence[Matrix], facts: Any) -> Aligned | None:
+    """The two versions in one order; kernels only where they are stored alike."""
+    if len(first) != len(second):
+        return None
+    return align(whole(first), whole(second), facts["role"], facts["widths"])
+
+
+def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
+    if not variance > 0:
+        return None
+    step = aligned.second.astype(np.float64) - aligned.first.astype(np.float64)
+    error, predicted = float(np.sqrt(np.square(step).mean())), float(np.sqrt(variance))
+    return RoundingError(error, predicted, error / predicted)
+
+
+def _interference(aligned: Aligned, ranks: Sequence[int | None]) -> Interference | None:
+    """Whether two adapters write the same directions; ``None`` where one is no adapter, or was never trained."""
+    first, last = ranks[0], ranks[-1]
+    a, b = aligned.first.astype(np.float64), aligned.second.astype(np.float64)
+    size = float(np.linalg.norm(a) * np.linalg.norm(b))
+    if first is None or last is None or size == 0:
+        return None
+    left = [np.linalg.svd(m, full_matrices=False)[0][:, :r] for m, r in ((a, first), (b, last))]
+    fewer = min(first, last)
+    overlap = float(np.square(left[0].T @ left[1]).sum()) / fewer
+    return Interference(float((a * b).sum()) / size, min(overlap, 1.0), max(first, last) / a.shape[0])
+
+
+def _rounded_worse(rounding: RoundingError | None) -> list[Flag]:
+    if rounding is None or rounding.ratio <= WORSE:
+        return []
+    text = f"the error is {rounding.ratio:.2f} times what rounding to the nearest code of its step leaves"
+    return [Flag("rounded-worse", text)]
+
+
+def _extra_rows(aligned: Aligned, networks: int) -> list[Flag]:
+    if aligned.extra is None:
+        return []
+    which, start, stop = aligned.extra
+    number = 0 if which == 0 else networks - 1
+    rows = f"row {start}" if start == stop else f"rows {start} to {stop}"
+    text = (
+        f"only network {number} has {rows} ({stop - start + 1} tokens): the first {start} rows are compared"
+    )
+    return [Flag("vocabulary-resized", text)]
+
+
+def _mixture(versions: Sequence[Sequence[Matrix]], facts: Any) -> Mixture:
+    parents = [_aligned(versions[-1], parent, facts) for parent in versions[:-1]]
+    usable = [p for p in parents if p is not None]
+    nothing = Mixture((None,) * len(parents), (None,) * len(parents), None)
+    if len(usable) < len(parents):
+        return nothing
+    rows = min(p.first.shape[0] for p in usable)
+    target = usable[0].first[:rows]
+    chosen = [p.second[:rows] for p in usable]
+    if not all(np.isfinite(m.astype(np.float64)).all() for m in (target, *chosen)):
+        return nothing
+    return mixture(chosen, target)

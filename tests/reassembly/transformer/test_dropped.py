@@ -1,0 +1,237 @@
+"""Transformers dropped and put back: real networks where they are cached, random ones for everything that must hold of any."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import strati
+from strati.errors import BadInputError, StratiError
+from strati.reassembly.transformer import calibration
+from strati.reassembly.transformer.blueprint import blueprint_of
+from strati.reassembly.transformer.drop import drop
+from strati.reassembly.transformer.identify import correspond, identify
+from strati.reassembly.transformer.pieces import canonical, stored
+from strati.reassembly.transformer.scoring import score
+from strati.reassembly.transformer.solve import solve_transformer
+from strati.zoo.fetch import cache
+
+ZOO = {"stories15m": "stories15m-0.1.0", "minilm": "minilm-0.1.0", "minilm-tuned": "minilm-tuned-1.0.0"}
+
+
+def zoo(name):
+    place = cache() / "zoo" / ZOO[name]
+    if not place.is_dir():
+        pytest.skip(f"{name} is not cached; python -m strati.zoo {name} fetches it")
+    return place
+
+
+def command(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "strati.cli.main", "reassemble", *map(str, words)], capture_output=True, text=True
+    )
+
+
+def llama(blocks=3, width=16, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "self_attn.q_proj": (width, width), "self_attn.k_proj": (width // 2, width), "self_attn.v_proj": (width // 2, width),
+        "self_attn.o_proj": (width, width), "mlp.gate_proj": (40, width), "mlp.up_proj": (40, width),
+        "mlp.down_proj": (width, 40), "input_layernorm": (width,), "post_attention_layernorm": (width,),
+    }  # fmt: skip
+    state = {
+        f"model.layers.{k}.{name}.weight": rng.normal(size=shape).astype("f4") * (0.2 if len(shape) == 2 else 1)
+        for k in range(blocks)
+        for name, shape in shapes.items()
+    }
+    state["model.embed_tokens.weight"] = rng.normal(size=(50, width)).astype("f4")
+    state["model.norm.weight"] = np.ones(width, "f4")
+    state["lm_head.weight"] = rng.normal(size=(50, width)).astype("f4")
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "intermediate_size": 40,
+        "num_hidden_layers": blocks, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50,
+        "rope_theta": 1e4, "tie_word_embeddings": False, "max_position_embeddings": 64, "hidden_act": "silu",
+    }  # fmt: skip
+    return state, config
+
+
+@pytest.mark.parametrize("name", ["stories15m", "minilm"])
+def test_every_matrix_in_place_without_data_and_with_a_prior_of_other_networks_only(name):
+    """Leave-one-network-out: nothing that was measured on the network (or its fine-tune) is used."""
+    family = {"minilm", "minilm-tuned"} if name.startswith("minilm") else {name}
+    prior = calibration.prior_of(m for k, m in calibration.measured().items() if k not in family)
+    for seed in (1, 2):
+        dropped = drop(zoo(name), seed=seed)
+        found = solve_transformer(dropped.pieces, None, None, strati.ReassembleConfig(), prior=prior)
+        result = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
+        assert result.all_matrices and result.forward and result.tau == 1.0
+        assert found.exact is None and found.loss is None
+
+
+def test_shuffled_weights_are_not_put_in_order_with_confidence():
+    """Fresh initialisations have no order to find: their margins must say so."""
+    state, config = llama(blocks=6, width=32)
+    dropped = drop(state, network=config)
+    found = strati.reassemble(dropped)
+    assert len(found.uncertain) > len(dropped.pieces.arrays) // 3
+
+
+def test_json_has_the_fields_and_the_answer_file_the_same(tmp_path):
+    place = zoo("stories15m")
+    done = command("--drop", place, "--out", tmp_path / "p", "--seed", 4, "--answer", tmp_path / "a.json", "-q")
+    assert done.returncode == 0, done.stderr
+    truth = json.loads((tmp_path / "a.json").read_text())
+    done = command(tmp_path / "p", "--json", "-", "--out", tmp_path / "net")
+    found = json.loads(done.stdout)
+    for field in ("blocks", "vectors", "embedding", "head", "pairs", "order", "exact", "loss", "uncertain"):
+        assert field in found
+    assert set(found["blocks"][0]) == {"q", "k", "v", "out", "gate", "up", "down"}
+    assert set(found["pairs"][0]) == {"a", "b", "right_by", "margin"}
+    assert {"method", "margin", "direction_by"} <= set(found["order"])
+    assert found["blocks"] == truth["blocks"] and found["embedding"] == truth["embedding"] == found["head"]
+    assert found["exact"] is None and found["loss"] is None
+    original, rebuilt = strati.open(place), strati.open(tmp_path / "net")
+    for tensor in original.tensors:
+        if "layernorm" not in tensor.name:
+            assert np.array_equal(original.read(tensor.name), rebuilt.read(tensor.name)), tensor.name
+
+
+def test_reassembled_stories_generate_text_and_tokens_put_the_norms_right(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    dropped = drop(zoo("stories15m"), seed=5)
+    model = transformers.AutoModelForCausalLM.from_pretrained(zoo("stories15m"))
+    start = torch.tensor([[1, 9038, 2501, 263, 931]])
+    tokens = model.generate(start, max_new_tokens=120, do_sample=False)[0].numpy()
+    found = strati.reassemble(dropped, tokens, seconds=60)
+    found.save(tmp_path / "net")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "net")
+    text = again.generate(start, max_new_tokens=20, do_sample=False)[0].numpy()
+    assert np.array_equal(text, tokens[: len(text)])
+    assert found.exact is None and found.loss < 1.5
+
+
+def test_drop_is_seeded_and_names_are_gone(tmp_path):
+    state, config = llama()
+    one, two = drop(state, network=config, seed=1), drop(state, network=config, seed=1)
+    other = drop(state, network=config, seed=2, hide_roles=True)
+    assert one.answer["blocks"] == two.answer["blocks"] != other.answer["blocks"]
+    assert not other.pieces.told and len(other.pieces.arrays) == len(state)
+    drop(state, tmp_path / "p", network=config, hide_roles=True)
+    names = [tensor.name for file in (tmp_path / "p").glob("*.safetensors") for tensor in strati.open(file).tensors]
+    assert set(names) == {"piece"} and len(names) == len(state)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_harder_settings_leave_the_network_as_it_is(kind):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama()[1]))
+    elif kind == "gpt2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=3, n_head=4, vocab_size=50))
+    else:
+        model = transformers.BertForMaskedLM(
+            transformers.BertConfig(
+                hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40, vocab_size=50
+            )
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter + 0.2 * torch.randn_like(parameter))
+    ids = torch.randint(0, 50, (2, 9))
+    want = model.eval()(ids).logits
+    dropped = drop(model, seed=3, permute=True, rescale=True)
+    moved = 0
+    state = model.state_dict()
+    for k, (matrices, vectors) in enumerate(zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True)):
+        for slot in dropped.blueprint.block:
+            values = dropped.pieces.arrays[(matrices if slot.matrix else vectors)[slot.role]]
+            moved += not np.allclose(state[slot.name.format(k)].numpy(), values)
+            state[slot.name.format(k)] = torch.from_numpy(np.array(values))
+    model.load_state_dict(state, strict=False)
+    assert moved > 10
+    torch.testing.assert_close(model(ids).logits, want, rtol=1e-3, atol=1e-4)
+
+
+def test_fused_matrices_are_cut_and_joined():
+    shapes = {
+        f"h.{k}.{m}.weight": s
+        for k in (0, 1)
+        for m, s in {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}.items()
+    }
+    blueprint = blueprint_of(shapes, {"model_type": "gpt2", "n_head": 2})
+    slot = blueprint.slot("qkv")
+    values = np.random.default_rng(0).normal(size=(8, 24))
+    parts = canonical(values, slot, blueprint)
+    assert {role: part.shape for role, part in parts.items()} == {"q": (8, 8), "k": (8, 8), "v": (8, 8)}
+    assert np.array_equal(parts["k"], values[:, 8:16].T)
+    assert np.array_equal(stored(parts, slot, blueprint), values)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda f: sorted(f.glob("piece_*"))[3].unlink(), "missing piece"),
+        (lambda f: (f / "piece_99.safetensors").write_bytes((f / "piece_05.safetensors").read_bytes()), "piece"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
+        (lambda f: np.savez(f / "piece_30.npz", piece=np.ones((7, 7), "f4")), "fits no place"),
+        (lambda f: _spoil(f / "piece_05.safetensors"), "NaN"),
+    ],
+)
+def test_bad_pieces_are_one_line(tmp_path, damage, why):
+    state, config = llama()
+    drop(state, tmp_path / "p", network=config)
+    damage(tmp_path / "p")
+    done = command(tmp_path / "p", "--out", tmp_path / "net", "--json", tmp_path / "r.json")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("strati: error: ") and done.stderr.count("\n") == 1 and why in done.stderr
+    assert not (tmp_path / "net").exists() and not (tmp_path / "r.json").exists()
+
+
+def _spoil(file):
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(file)
+    for values in tensors.values():
+        values.reshape(-1)[0] = np.nan
+    save_file(tensors, file)
+
+
+def test_two_networks_mixed_are_refused(tmp_path):
+    state, config = llama()
+    dropped = drop(state, network=config)
+    arrays = dict(dropped.pieces.arrays)
+    other = drop(*llama(seed=9)[:1], network=config).pieces
+    arrays[len(arrays)] = other.arrays[0]
+    from dataclasses import replace
+
+    with pytest.raises(BadInputError, match="needs|fits no place"):
+        strati.reassemble(replace(dropped.pieces, arrays=arrays))
+
+
+def test_what_is_no_transformer_is_refused(tmp_path):
+    with pytest.raises(StratiError):
+        drop({"fc.weight": np.ones((3, 2))}, network={"num_attention_heads": 2})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(BadInputError, match="not an empty folder"):
+        drop(llama()[0], tmp_path / "full", network=llama()[1])
+
+
+def test_a_stray_matrix_of_a_fine_tune_is_recognised(tmp_path):
+    tuned = strati.open(zoo("minilm-tuned"))
+    name = "encoder.layer.4.attention.self.value.weight"
+    np.savez(tmp_path / "stray.npz", piece=tuned.read(name))
+    done = command("--identify", tmp_path / "stray.npz", zoo("minilm"), "--json", "-")
+    found = json.loads(done.stdout)
+    assert (found["block"], found["role"], found["sure"]) == (4, "v", True)
+    noise = identify(np.random.default_rng(0).normal(size=(384, 384)), zoo("minilm"))
+    assert not noise.sure
+
+
+def test_blocks_of_two_checkpoints_correspond():
+    assert correspond(zoo("minilm"), zoo("minilm-tuned")).partners == (0, 1, 2, 3, 4, 5)
