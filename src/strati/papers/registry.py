@@ -122,6 +122,11 @@ ENTRIES: dict[str, Entry] = {
         "dropped-neural-net",
         "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
     ),
+    "dropped-transformer": Entry(
+        "dropped_transformer.table:dropped_transformer",
+        "dropped-neural-net",
+        "beyond the paper: transformers dropped into unlabelled matrices, put back without data",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
