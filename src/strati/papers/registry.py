@@ -132,6 +132,11 @@ ENTRIES: dict[str, Entry] = {
         "strati",
         "what LASER, AlphaPruning, ShortGPT and rank choice claim, measured on the same networks",
     ),
+    "dropped-transformer": Entry(
+        "dropped_transformer.table:dropped_transformer",
+        "dropped-neural-net",
+        "beyond the paper: transformers dropped into unlabelled matrices, put back without data",
+    ),
 }
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 

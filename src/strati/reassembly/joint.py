@@ -1,6 +1,6 @@
 """Pairing and order searched together with the data, for networks whose weights do not tell the pairs.
 
-The first start is the chain that the weights suggest, every other a relaxation
+The first starts are the chains that the weights' signals suggest, every other a relaxation
 (:mod:`strati.reassembly.relaxed`) rounded to whole pairs. From there, ordering by
 regression alternates with exchanging pieces between blocks, both predicted by the adjoint and accepted only
 if the true error falls; single exchanges finish. If that ends short of exact, every second start loosens the
@@ -23,13 +23,11 @@ from strati.rng import stream
 from strati.types import Tick, silent
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from strati.reassembly.passes import Floats, Ints, Parts
-
-
-HOPELESS = 0.6
-"""Four starts that leave so much of the outputs' variance unexplained: the data are not this network's."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def search(
     y: Floats,
     *,
     prior: NDArray[np.float64] | None = None,
-    chain: tuple[Ints, Ints] | None = None,
+    chains: Sequence[tuple[Ints, Ints]] = (),
     floor: float,
     seconds: float = 60.0,
     seed: int = 0,
@@ -62,19 +60,22 @@ def search(
         y: Outputs to reach.
         prior: Evidence in nats, from the weights, that input and output projection are a pair; used to start some
             of the searches.
-        chain: Pairs in an order to start from: where the weights tell most pairs, a few exchanges are enough.
+        chains: Pairs in an order to start from, likeliest first, one for each signal of the weights: where one of
+            them tells most pairs, a few exchanges are enough.
         floor: Mean squared error that counts as exact.
         seconds: No new start after so long.
         seed: Seed of the starts after the first two.
         tick: Called after each start.
     """
     began = time.monotonic()
-    best = None if chain is None else Found(*polish(parts, *chain, x, y, floor=floor), 0)
-    start = 0
-    hopeless = HOPELESS * float(np.var(y, axis=0, dtype=np.float64).mean())
-    while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
-        if start == 4 and best is not None and best.mse > hopeless:
+    best: Found | None = None
+    for chain in chains:
+        if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
             break
+        tried = Found(*polish(parts, *chain, x, y, floor=floor), 0)
+        best = tried if best is None or tried.mse < best.mse else best
+    start = 0
+    while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
         rng = stream(seed, "reassembly", start)
         if best is not None and start % 2:
             # what is nearly right is loosened rather than thrown away: a few pieces are usually entangled

@@ -27,6 +27,7 @@ from strati.reassembly.repair import Round, insert, insertion_rows, sweep
 from strati.reassembly.result import Reassembly, Stage
 from strati.reassembly.seeds import Seed, seed_order
 from strati.reassembly.unique import uniqueness
+from strati.rng import stream
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
@@ -294,7 +295,7 @@ def _search(
         parts,
         *_some(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
         prior=scores(parts, Score.COMBINED),
-        chain=None if options.pairing == "joint" else (state.ins, state.outs),
+        chains=() if options.pairing == "joint" else _chains(parts, state, rows[0]),
         floor=floor,
         seconds=options.seconds,
         seed=options.seed,
@@ -304,6 +305,16 @@ def _search(
         moved = int((found.ins != state.ins).sum() + (found.outs != state.outs).sum())
         state.ins, state.outs, state.mse = found.ins, found.outs, found.mse
         state.add_round("joint search", moved)
+
+
+def _chains(parts: Parts, state: _State, x: Floats) -> list[tuple[Ints, Ints]]:
+    """The chain at hand, then the pairs of each signal alone in the seed's order: one strong signal is enough."""
+    found = [(state.ins, state.outs)]
+    for score in (Score.NORMS, Score.GRAM, Score.DIAGONAL, Score.READOUT, Score.COMBINED):
+        pairing = pair(parts, score)
+        order = seed_order(parts, pairing.ins, pairing.outs, x, Seed.L1)
+        found.append((pairing.ins[order], pairing.outs[order]))
+    return found
 
 
 def _every(parts: Parts, rows: tuple[Floats, Floats], state: _State, *, paired: bool) -> None:
@@ -387,14 +398,32 @@ def _warnings(
     other = _other_activation(parts, state, rows, floor)
     if other is not None:
         text += f"; with --activation {other} this very order is exact"
-    elif share > 0.3:
-        text += "; the data do not look like this network's: is it the right file, target and activation?"
+    elif state.mse > 0.5 * _by_chance(parts, rows):
+        text += (
+            "; random orders fit hardly worse: the data do not look like this network's. Is it the right file, target "
+            "and activation?"
+        )
     else:
         text += (
             "; is the target the network's own output, and the activation right? A longer --seconds may help"
         )
     found.append(Flag("not-exact", text))
     return found
+
+
+def _by_chance(parts: Parts, rows: tuple[Floats, Floats], tries: int = 40) -> float:
+    """The least error of random arrangements: what the data of another network would be fitted by too."""
+    x, y = _some(rows, 300)
+    rng = stream(0, "reassembly", "chance")
+    least = float("inf")
+    for _ in range(tries):
+        if parts.shared:
+            order = rng.permutation(len(parts.A))
+            ins, outs = order[: parts.blocks], order[parts.blocks :]
+        else:
+            ins, outs = rng.permutation(parts.blocks), rng.permutation(parts.blocks)
+        least = min(least, parts.mse(ins, outs, x, y))
+    return least
 
 
 def _several(pieces: PieceSet, state: _State, unique: Uniqueness | None) -> list[Flag]:

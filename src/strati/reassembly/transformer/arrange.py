@@ -37,8 +37,9 @@ NOISE = 1e-4
 _PRIOR = 8.0
 _NEAR = 8
 _FEW = 16
+_ENOUGH = 10
 """Variance added to that of similarities; weight of the prior in entries; with more than so many blocks single units move
-at most so far."""
+at most so far; likeness alone tells blocks only where there are so many."""
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,11 @@ def joined(
                 for b in given.units[two]
             }
             signals |= more.get((one, two), {})
+            if given.count < _ENOUGH and not any(name.startswith("heads") for name in signals):
+                found[one, two] = np.zeros(
+                    (given.count, given.count)
+                )  # few blocks show nothing but the time line
+                continue
             known = {name: same[name] for name in signals if name in same}
             found[one, two] = checked(signals, known, rng)
     return replace(given, together=found)

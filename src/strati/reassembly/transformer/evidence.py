@@ -26,10 +26,11 @@ K = TypeVar("K")
 
 _RIDGE = 0.1
 _ROUNDS = 25
-_SHUFFLES = 6
+_SHUFFLES = 10
+_CHANCE = 4.0
 _LEAST = 2.5
-"""Added to variances, as signals are not Gaussian; rounds of estimation; shuffled copies to compare with; standard deviations
-below the mean at most."""
+"""Added to variances, as signals are not Gaussian; rounds of estimation; shuffled copies to compare with, and their
+standard deviations that count as chance; standard deviations below the mean at most."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.ra
     """The evidence as far as it exceeds what the same scores show when they are shuffled.
 
     Many signals of few pieces explain themselves by chance: the share of the explanation that shuffled scores do not reach
-    scales the evidence, and nothing is left where it lies within three standard deviations of theirs.
+    by four standard deviations scales the evidence.
     """
     found, shown = _explained(signals, prior)
     if len(found) == 1:
@@ -73,9 +74,8 @@ def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.ra
         }
         chance.append(_explained(mixed, prior)[1])
     middle, spread = float(np.mean(chance)), float(np.std(chance))
-    if shown <= middle + 3 * spread:
-        return np.zeros_like(found)
-    return found * (shown - middle) / max(shown, 1e-9)
+    beyond = shown - middle - _CHANCE * spread
+    return found * max(0.0, beyond) / max(shown, 1e-9)
 
 
 def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix:
