@@ -72,7 +72,8 @@ class Archive:
             raise self.source.bad(f"the zip entry {name} is missing; the file is damaged")
         if self.entries[name].size > limit:
             raise self.source.bad(
-                f"the zip entry {name} claims {self.entries[name].size:,} bytes, more than the limit; the file is probably corrupt"
+                f"the zip entry {name} claims {self.entries[name].size:,} bytes, more than the limit;"
+                " the file is probably corrupt"
             )
         return self.data(name).tobytes()
 
@@ -160,7 +161,9 @@ class Archive:
 def _directory(source: Source) -> list[Entry]:
     offset, length = _end_record(source)
     if length > MAX_DIRECTORY:
-        raise source.bad(f"its zip directory claims {length:,} bytes, more than the limit; the file is probably corrupt")
+        raise source.bad(
+            f"its zip directory claims {length:,} bytes, more than the limit; the file is probably corrupt"
+        )
     raw = source.read(offset, length)
     entries: list[Entry] = []
     position = 0

@@ -19,7 +19,9 @@ def file_contents(path: Path) -> Contents:
     found: Contents = read(source)
     if len(found.tensors) > MAX_TENSORS:
         raise BadInputError(
-            path, f"lists {len(found.tensors):,} tensors, more than the limit of {MAX_TENSORS:,}; the header is probably corrupt"
+            path,
+            f"lists {len(found.tensors):,} tensors, more than the limit of {MAX_TENSORS:,};"
+            " the header is probably corrupt",
         )
     for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
         if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:

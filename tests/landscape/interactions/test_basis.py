@@ -396,13 +396,14 @@ def test_chunks_do_not_matter(monkeypatch):
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (np.zeros((0, 5)), "fewer than two rows"),
+        (np.zeros((0, 5)), "at least one row"),
+        (np.zeros((1, 5)), "fewer than two rows"),
         (np.ones((3, 4)), "4 inputs a row"),
         (np.array([[np.nan] * 5] * 3), "not finite"),
         (np.full((3, 5), 1e300), "whose squares overflow; rescale"),
-        (np.array([["a"] * 5] * 3), "not numbers"),
-        (np.ones((3, 5), dtype=complex), "type"),
-        ([[1.0], [1.0, 2.0]], "not numbers"),
+        (np.array([["a"] * 5] * 3), "not an array of numbers"),
+        (np.ones((3, 5), dtype=complex), "complex"),
+        ([[1.0], [1.0, 2.0]], "not an array of numbers"),
     ],
 )
 def test_bad_data(x, words):

@@ -190,7 +190,9 @@ def _config(folder: Path) -> Mapping[str, Any] | None:
 def _json(path: Path) -> Any:
     source = Source(path)
     if source.size > MAX_JSON:
-        raise BadInputError(path, f"has {source.size:,} bytes, more than the limit of {MAX_JSON:,}; it is probably corrupt")
+        raise BadInputError(
+            path, f"has {source.size:,} bytes, more than the limit of {MAX_JSON:,}; it is probably corrupt"
+        )
     return strict_json(source, source.head(source.size), "it")
 
 
@@ -206,7 +208,9 @@ def _indexed(folder: Path, index: Path) -> dict[str, set[str]]:
             raise BadInputError(index, f"gives {tensor} no file name; download it again")
         files.setdefault(shard, set()).add(tensor)
     if len(files) > MAX_SHARDS:
-        raise BadInputError(index, f"lists {len(files):,} shards, more than the limit; it is probably corrupt")
+        raise BadInputError(
+            index, f"lists {len(files):,} shards, more than the limit; it is probably corrupt"
+        )
     for shard in files:
         _inside(folder, shard, index)
     return dict(sorted(files.items()))

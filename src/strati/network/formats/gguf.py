@@ -102,7 +102,9 @@ def contents(source: Source) -> Contents:
         )
     count, pairs = cursor.number("<Q"), cursor.number("<Q")
     if count > MAX_TENSORS or pairs > MAX_PAIRS:
-        raise source.bad(f"claims {count:,} tensors and {pairs:,} settings, more than the limit; the header is probably corrupt")
+        raise source.bad(
+            f"claims {count:,} tensors and {pairs:,} settings, more than the limit; the header is probably corrupt"
+        )
     settings: dict[str, Any] = {}
     for _ in range(pairs):
         key = cursor.text(65_535)
@@ -228,7 +230,9 @@ def _record(cursor: _Cursor) -> tuple[str, Place]:
     name = cursor.text(4096)
     dimensions = cursor.number("<I")
     if dimensions > 8:
-        raise cursor.source.bad(f"{name} claims {dimensions} dimensions; corrupt: the header does not match the data")
+        raise cursor.source.bad(
+            f"{name} claims {dimensions} dimensions; corrupt: the header does not match the data"
+        )
     shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]  # the fastest axis comes first
     kind = cursor.number("<I")
     return name, Place(kind, shape, cursor.number("<Q"))
@@ -259,7 +263,9 @@ class _Cursor:
     def raw(self, limit: int) -> memoryview:
         length = self.number("<Q")
         if length > limit:
-            raise self.source.bad(f"has a text of {length:,} bytes; corrupt: the header does not match the data")
+            raise self.source.bad(
+                f"has a text of {length:,} bytes; corrupt: the header does not match the data"
+            )
         self.source.check(self.position, length)
         self.position += length
         return self.data[self.position - length : self.position]
@@ -274,7 +280,9 @@ class _Cursor:
             raise self.source.bad(f"has a setting of type {kind}, which is none that GGUF knows; damaged")
         inner, count = self.number("<I"), self.number("<Q")
         if count > MAX_LIST:
-            raise self.source.bad(f"has a list of {count:,} settings; corrupt: the header does not match the data")
+            raise self.source.bad(
+                f"has a list of {count:,} settings; corrupt: the header does not match the data"
+            )
         if inner in _SCALARS:
             size = count * struct.calcsize(_SCALARS[inner])
             self.source.check(self.position, size)

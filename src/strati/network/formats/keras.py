@@ -71,7 +71,9 @@ def _check(source: Source, item: Found) -> str | None:
     if item.stored == 0:
         return "has a shape but no data in the file"
     if item.stored > source.size:
-        raise source.bad(f"{item.path} claims more bytes than the file has; corrupt: the header does not match the data")
+        raise source.bad(
+            f"{item.path} claims more bytes than the file has; corrupt: the header does not match the data"
+        )
     if needed > FREE_EXPANSION and needed > MAX_RATIO * item.stored:
         raise source.bad(f"{item.path} would grow {needed:,} bytes out of {item.stored:,}: a bomb, not read")
     return None

@@ -101,7 +101,9 @@ def parse(source: Source, head: bytes, size: int, name: str) -> Header:
     else:
         (length,), start = struct.unpack_from("<I", head, 8), 12
     if length > MAX_HEADER or start + length > len(head):
-        raise source.bad(f"the header of the array {name} claims {length:,} bytes; truncated, or the header is corrupt")
+        raise source.bad(
+            f"the header of the array {name} claims {length:,} bytes; truncated, or the header is corrupt"
+        )
     found = _HEADER.fullmatch(head[start : start + length].decode("latin-1"))
     if found is None:
         raise source.bad(f"the header of the array {name} is damaged; save it again with numpy")

@@ -135,7 +135,9 @@ def _collect(
         elif (number, kind) == (1, 2):
             nodes.append(_node(wire, a, b))
         if len(weights) + len(nodes) + len(found.weights) > MAX_TENSORS:
-            raise wire.source.bad(f"has more than {MAX_TENSORS:,} nodes and weights, the limit; the file is probably corrupt")
+            raise wire.source.bad(
+                f"has more than {MAX_TENSORS:,} nodes and weights, the limit; the file is probably corrupt"
+            )
     for node in nodes:
         # Constants of fewer than two axes are shapes, indices and switches of the graph, no weights.
         if node.constant is not None and node.outputs and len(node.constant.shape) > 1:
@@ -272,7 +274,9 @@ def read_weight(wire: Wire, start: int, stop: int) -> Weight:
         elif (number, kind) == (14, 0):
             weight.outside = a == 1
     if len(shape) > MAX_DIMENSIONS or any(side >= 2**62 for side in shape):
-        raise wire.source.bad(f"the shape of {weight.name} is absurd; corrupt: the header does not match the data")
+        raise wire.source.bad(
+            f"the shape of {weight.name} is absurd; corrupt: the header does not match the data"
+        )
     weight.shape = tuple(shape)
     return weight
 
@@ -323,7 +327,8 @@ def _external(source: Source, name: str, weight: Weight, needed: int) -> tuple[S
     length = int(numbers["length"] or needed)
     if length != needed:
         raise source.bad(
-            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,}; corrupt: the header does not match the data"
+            f"{name} needs {needed:,} bytes of {location}, the file gives it {length:,};"
+            " corrupt: the header does not match the data"
         )
     try:
         home.check(offset, needed)

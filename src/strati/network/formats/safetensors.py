@@ -87,10 +87,14 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
             f"truncated: its header claims {length:,} bytes, the file has {source.size - 8:,} after the length"
         )
     if length > MAX_HEADER:
-        raise source.bad(f"its header claims {length:,} bytes, more than the limit of {MAX_HEADER:,}; it is probably corrupt")
+        raise source.bad(
+            f"its header claims {length:,} bytes, more than the limit of {MAX_HEADER:,}; it is probably corrupt"
+        )
     raw = source.read(8, length)
     if raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
-        raise source.bad(f"its header lists more than {MAX_CONTAINERS // 3:,} tensors, the limit; it is probably corrupt")
+        raise source.bad(
+            f"its header lists more than {MAX_CONTAINERS // 3:,} tensors, the limit; it is probably corrupt"
+        )
     header = strict_json(source, raw, "its header")
     if not isinstance(header, dict):
         raise source.bad("its header is not a JSON table; it is no safetensors file, or damaged")
@@ -168,9 +172,7 @@ def _no_holes(source: Source, spans: list[tuple[int, int, str]], available: int)
         if begin < reached:
             raise source.bad(f"{name} overlaps the tensor before it; the header is corrupt")
         if begin > reached:
-            raise source.bad(
-                f"{begin - reached:,} bytes before {name} belong to no tensor; re-save the file"
-            )
+            raise source.bad(f"{begin - reached:,} bytes before {name} belong to no tensor; re-save the file")
         reached = end
     if reached != available:
         raise source.bad(

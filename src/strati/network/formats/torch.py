@@ -248,7 +248,9 @@ def _check(source: Source, name: str, stored: Stored, sizes: dict[str, int]) -> 
         return None
     last = stored.offset + sum((n - 1) * s for n, s in zip(stored.shape, stored.stride, strict=True))
     if (last + 1) * item > available:
-        raise source.bad(f"{name} of shape {stored.shape[:8]} reaches beyond its storage; corrupt: the header does not match the data")
+        raise source.bad(
+            f"{name} of shape {stored.shape[:8]} reaches beyond its storage; the file is corrupt"
+        )
     if prod(stored.shape) * item > available:
         return f"repeats its storage: shape {stored.shape[:8]} out of {available:,} bytes (an expanded view)"
     if stored.dtype in _BYTES:

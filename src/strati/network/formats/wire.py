@@ -73,7 +73,9 @@ class Wire:
     def text(self, start: int, stop: int, limit: int = 65_536) -> str:
         """A string field."""
         if stop - start > limit:
-            raise self.source.bad(f"has a name of {stop - start:,} bytes; corrupt: the header does not match the data")
+            raise self.source.bad(
+                f"has a name of {stop - start:,} bytes; corrupt: the header does not match the data"
+            )
         return str(self.data[start:stop], "utf-8", "replace")
 
     def numbers(self, kind: int, start: int, stop: int) -> list[int]:
