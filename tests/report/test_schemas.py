@@ -52,7 +52,12 @@ def test_real_results_keep_to_theirs(real: dict[str, Path]) -> None:
         result = json.loads(path.read_text()) if path.is_file() else read_run(path)
         assert problems(result) == []
         seen.add(result["schema"])
-    rest = {"strati.demo/1", "strati.estimate/1", "strati.track/1", "strati.check/1"}  # tested with their verbs
+    rest = {
+        "strati.demo/1",
+        "strati.estimate/1",
+        "strati.track/1",
+        "strati.check/1",
+    }  # tested with their verbs
     assert seen >= set(names()) - rest
 
 

@@ -170,7 +170,9 @@ def _own(one: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDAr
     shape = layer.target.shape
     try:
         given = one.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
-        found = np.asarray(given.detach().cpu().numpy() if hasattr(given, "detach") else given, dtype=np.float32)
+        found = np.asarray(
+            given.detach().cpu().numpy() if hasattr(given, "detach") else given, dtype=np.float32
+        )
     except Exception as error:  # the user's function: whatever it raises is this point's reason
         raise BadInputError(f"intervention {one.name}", f"raised {type(error).__name__}: {error}") from None
     if found.shape != shape:
