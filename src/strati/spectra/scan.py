@@ -233,9 +233,7 @@ def scan(
         options["workers"] = options.pop("jobs")
     chosen = resolve(ScanConfig, config, options, of="scan")
     if out is None and (engine != "local" or address is not None):
-        raise BadInputError(
-            "engine", "other machines need a folder to keep results in; give out="
-        )
+        raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     if chosen.device is not None:
         on_device.check(chosen.device)
     opened = open_network(network)
