@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from strati.landscape.behaviour import Objective, as_output
+from strati.landscape.behaviour import Objective
+from strati.landscape.models import output_tensor
 
 _MOST_OUTPUTS = 64  # beyond, random combinations of outputs stand for all
 _MOST_ROWS = 2048
@@ -167,7 +168,7 @@ def _grams(
     x = x[few] if isinstance(x, Tensor) else {k: v[few] for k, v in x.items()}
     weights = {k: v.detach() for k, v in flat.fixed.items()} | flat.split(flat.theta.detach())
     with _caught(modules) as (inputs, before), torch.enable_grad():
-        output = as_output(
+        output = output_tensor(
             functional_call(flat.module, weights, (x,))
             if isinstance(x, Tensor)
             else functional_call(flat.module, weights, (), x)

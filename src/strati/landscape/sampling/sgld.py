@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from strati.landscape.behaviour import FlatModel, Inputs, Objective, as_output
+from strati.landscape.behaviour import FlatModel, Inputs, Objective
+from strati.landscape.models import output_tensor
 from strati.landscape.sampling.budget import gradient_cost
 from strati.landscape.sampling.config import BUDGET, LLCConfig, Sampler
 from strati.landscape.sampling.diagnostics import ess, rhat
@@ -317,7 +318,7 @@ class _FlatCopy:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Loss ``(1,)`` and its gradient by parameter, in the flat vector's order."""
         torch.add(theta, offset, out=self.values)
-        value = loss(as_output(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
+        value = loss(output_tensor(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
         return value.detach()[None], torch.autograd.grad(value, self.parameters, materialize_grads=True)
 
 
