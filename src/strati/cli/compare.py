@@ -34,6 +34,7 @@ from strati.run.progress import progress
 @click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster.")
 @workers_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
+@click.option("--estimate", is_flag=True, help="Show what it would cost (time, memory), and do nothing else.")
 @seed_option
 @output_options
 def command(
@@ -47,6 +48,7 @@ def command(
     address: str | None,
     workers: int,
     export: str | None,
+    estimate: bool,
     seed: int,
     output: Output,
 ) -> None:
@@ -78,6 +80,15 @@ def command(
         workers=workers,
     )
     networks = [open_network(m) for m in models]
+    if estimate:
+        from strati.network.select import select
+        from strati.spectra.estimate import estimate_scan
+
+        chosen = [select(n.layers(), layers) for n in networks]
+        # Each network's own spectra, and those of what changed between the first and each of the others.
+        work = [layer for part in (*chosen, *chosen[1:]) for layer in part]
+        emit(estimate_scan(", ".join(models), work, workers=workers, resumable=out is not None), output)
+        return
     total = sum(len(n.layers()) for n in networks)
     resume = f"strati {shlex.join(sys.argv[1:])}"
     with progress("compare", total, quiet=output.quiet, resume=resume) as tick:

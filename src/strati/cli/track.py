@@ -54,9 +54,12 @@ from strati.tracking.config import QUANTITIES, TrackConfig
 )
 @click.option("--address", help="Address of a Ray cluster.")
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@click.option("--estimate", is_flag=True, help="Show what the spectra would cost, and do nothing else.")
 @seed_option
 @output_options
-def command(checkpoints: tuple[str, ...], steps: str, what: str, output: Output, **options: Any) -> None:
+def command(
+    checkpoints: tuple[str, ...], steps: str, what: str, estimate: bool, output: Output, **options: Any
+) -> None:
     """Follow a training run over its checkpoints: spectra, loss, learning coefficient; where it changes.
 
     Interrupted? Run the same command again to resume; add later checkpoints or quantities at any time.
@@ -77,6 +80,16 @@ def command(checkpoints: tuple[str, ...], steps: str, what: str, output: Output,
     data, out = options.pop("data"), options.pop("out")
     options["layers"] = tuple(options.get("layers") or ())
     source: Any = checkpoints[0] if len(checkpoints) == 1 else list(checkpoints)
+    if estimate:
+        from strati.network.open import open as open_network
+        from strati.network.select import select
+        from strati.spectra.estimate import estimate_scan
+        from strati.tracking.steps import in_order
+
+        ordered = in_order(source, numbers)
+        layers = [x for c in ordered for x in select(open_network(c.source).layers(), options["layers"])]
+        emit(estimate_scan(f"{len(ordered)} checkpoints", layers, workers=options["workers"]), output)
+        return
     with progress("track", None, quiet=output.quiet) as tick:
         found = track(
             source, data=data, out=out, steps=numbers, what=what, tick=tick, expect=tick.expect, **options
