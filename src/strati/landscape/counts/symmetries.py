@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from strati.landscape.behaviour import FlatModel, as_output
+from strati.landscape.behaviour import FlatModel
 from strati.landscape.counts.attention_bases import attention_families
 from strati.landscape.counts.carriers import Weights
 from strati.landscape.counts.families import Family, is_norm, layer_families
 from strati.landscape.counts.watched import Watched
+from strati.landscape.models import output_tensor
 from strati.landscape.recorder import Site, recording
 
 SAME, SLACK = 1e-2, 1e5
@@ -90,7 +91,7 @@ class _Trial:
 
     def _run(self, changed: Weights) -> Tensor:
         weights = self._flat.fixed | self._weights | changed
-        return as_output(functional_call(self._flat.module, weights, (self._x,)))
+        return output_tensor(functional_call(self._flat.module, weights, (self._x,)))
 
 
 def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str], dict[str, list[str]]]:
