@@ -95,6 +95,11 @@ _HOME = {
     "Modules": "strati.landscape.interactions.modules",
     "sparsify": "strati.landscape.interactions.sparsify",
     "Sparsified": "strati.landscape.interactions.sparsify",
+    "DegeneracyConfig": "strati.landscape.counts.result",
+    "BasisConfig": "strati.landscape.interactions.basis",
+    "GraphConfig": "strati.landscape.interactions.graph",
+    "ModulesConfig": "strati.landscape.interactions.modules",
+    "SparsifyConfig": "strati.landscape.interactions.sparsify",
     # a run over time
     "track": "strati.tracking.track",
     "Track": "strati.tracking.track",
@@ -198,13 +203,18 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.intervene.study import study as study
     from strati.landscape.counts.count import Degeneracy as Degeneracy
     from strati.landscape.counts.count import degeneracy as degeneracy
+    from strati.landscape.counts.result import DegeneracyConfig as DegeneracyConfig
+    from strati.landscape.interactions.basis import BasisConfig as BasisConfig
     from strati.landscape.interactions.basis import interaction_basis as interaction_basis
     from strati.landscape.interactions.basis_result import InteractionBasis as InteractionBasis
+    from strati.landscape.interactions.graph import GraphConfig as GraphConfig
     from strati.landscape.interactions.graph import InteractionGraph as InteractionGraph
     from strati.landscape.interactions.graph import interaction_graph as interaction_graph
     from strati.landscape.interactions.modules import Modules as Modules
+    from strati.landscape.interactions.modules import ModulesConfig as ModulesConfig
     from strati.landscape.interactions.modules import modules as modules
     from strati.landscape.interactions.sparsify import Sparsified as Sparsified
+    from strati.landscape.interactions.sparsify import SparsifyConfig as SparsifyConfig
     from strati.landscape.interactions.sparsify import sparsify as sparsify
     from strati.landscape.sampling.config import LLCConfig as LLCConfig
     from strati.landscape.sampling.llc import LearningCoefficient as LearningCoefficient
