@@ -61,7 +61,7 @@ def network(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], wher
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Loading reports by bars and warnings; the caller speaks for itself."""
-    from transformers.utils import logging
+    logging: Any = require("transformers.utils.logging", "transformers", "running a transformer")
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -185,7 +185,7 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _tensor(found: Any) -> torch.Tensor:
+def _tensor(found: Any) -> Any:
     for name in ("logits", "last_hidden_state"):
         value = getattr(found, name, None)
         if value is not None:
