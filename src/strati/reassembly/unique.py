@@ -82,7 +82,7 @@ def uniqueness(
     """
     wide = _wide(parts)
     step = max(1, len(x) // _ROWS)
-    rows = (
+    rows: tuple[Floats, Floats] = (
         np.ascontiguousarray(x[::step][:_ROWS], np.float64),
         np.ascontiguousarray(y[::step][:_ROWS], np.float64),
     )

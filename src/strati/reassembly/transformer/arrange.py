@@ -186,7 +186,7 @@ def _entries(given: Similarity, places: Mapping[str, Ints], pair: Pair) -> tuple
     a, b = pair
     one, two = given.kind(a), given.kind(b)
     table = given.between[pair]
-    kept = np.ones(table.shape, dtype=bool)
+    kept: NDArray[np.bool_] = np.ones(table.shape, dtype=bool)
     if one == two:  # a unit's own pieces: together already
         kept = ~np.eye(len(table), dtype=bool) if a != b else np.triu(kept, 1)
     apart = (places[two][None, :] - places[one][:, None])[kept] + given.count - 1
@@ -204,7 +204,7 @@ def _coefficients(values: Matrix, shapes: Matrix, prior: tuple[float, float, flo
     if prior is not None:
         pull += _PRIOR * float(np.trace(gram)) / len(values)
         side = side + pull * np.asarray(prior)
-    return np.linalg.solve(gram + np.diag(pull), side)
+    return np.asarray(np.linalg.solve(gram + np.diag(pull), side), dtype=np.float64)
 
 
 class _Tables:

@@ -2,8 +2,8 @@
 
 :func:`measure` looks at a network whose answer is known: how far the scores of true pairs lie above those of
 strangers (in standard deviations, signal by signal), and by how much similarity on the stream follows its template
-(pair of roles by pair of roles). :func:`default_prior` is mean and spread over the networks of ``measured.json``; a test
-solves networks with a prior from which they were left out.
+(pair of roles by pair of roles). :func:`default_prior` is mean and spread over the networks of ``measured.json``;
+a test solves networks with a prior from which they were left out.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import numpy as np
 from strati.errors import BadInputError, UnsupportedError, require
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from strati.reassembly.transformer.blueprint import Blueprint
@@ -135,7 +134,7 @@ class Runner:
             found[name] = left.pop(best)
         return found
 
-    def output(self, start: int = 0) -> torch.Tensor:
+    def output(self, start: int = 0) -> Any:
         """The network's output; blocks before ``start`` are not run again."""
         import torch
 
@@ -150,7 +149,7 @@ class Runner:
             setattr(self.owner, self.attribute, torch.nn.ModuleList(self.layers))
         return _tensor(found)
 
-    def keep(self) -> torch.Tensor:
+    def keep(self) -> Any:
         """Run all of it and keep what enters each block."""
         kept: list[Any] = []
         hooks = [

@@ -90,7 +90,7 @@ def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> di
         same = sum(
             (np.asarray(x @ y.T, dtype=np.float64) for x, y in zip(by_head[a], by_head[b], strict=True))
         )
-        whole = sum(by_head[a]) @ sum(by_head[b]).T
+        whole = np.sum(by_head[a], axis=0) @ np.sum(by_head[b], axis=0).T
         found[f"{a}-{b}"] = np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
     return found
 
@@ -111,7 +111,7 @@ def _sizes(side: Floats, heads: int) -> Floats:
         cut = size.reshape(len(size), heads, 2, -1)
         both = np.sqrt(np.square(cut).mean(axis=2, keepdims=True))
         size = np.broadcast_to(both, cut.shape).reshape(size.shape)
-    return np.maximum(size, np.finfo(np.float32).tiny)
+    return np.asarray(np.maximum(size, np.finfo(np.float32).tiny))
 
 
 def _cosines(a: Floats, b: Floats, heads: int) -> tuple[Matrix, Matrix]:
