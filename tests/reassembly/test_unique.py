@@ -34,9 +34,8 @@ def commuting(count, rest, seed=0):
     """``count`` blocks that read one half of the stream and write the other, then ``rest`` ordinary ones."""
     layers, rng = network(count + rest, 12, 24, seed=seed)
     for k in range(count):
-        (W, b), (V, v) = layers[2 * k], layers[2 * k + 1]
-        W[:, 6:] = 0
-        V[:6] = 0
+        layers[2 * k][0][:, 6:] = 0
+        layers[2 * k + 1][0][:6] = 0
     return layers, rng
 
 
@@ -65,8 +64,8 @@ def test_small_blocks_are_right_or_said_to_be_open(scale, dtype):
     found = strati.reassemble(pieces, x, run(layers, x).astype(dtype), seconds=20)
     assert found.exact
     codes = {w.code for w in found.warnings}
-    pairs = {p: q for p, q in zip(found.permutation[:-1:2], found.permutation[1::2], strict=False)}
-    right = {p: q for p, q in zip(truth[:-1:2], truth[1::2], strict=False)}
+    pairs = dict(zip(found.permutation[:-1:2], found.permutation[1::2], strict=False))
+    right = dict(zip(truth[:-1:2], truth[1::2], strict=False))
     assert pairs == right or "pairs-not-unique" in codes
     assert found.permutation == truth or "order-not-unique" in codes
     if dtype == "f8" and scale == 1e-4:  # sixteen digits are enough to tell effects of 1e-8
@@ -86,7 +85,7 @@ def test_a_block_used_twice(hidden):
     layers, rng = network(5, 10, hidden, scale=0.5, seed=1)
     layers[6], layers[7] = layers[0], layers[1]
     x = rng.normal(size=(600, 10))
-    pieces, truth = shuffled(layers, rng)
+    pieces, _ = shuffled(layers, rng)
     found = strati.reassemble(pieces, x, run(layers, x), seconds=30)
     assert found.exact
     back = [pieces[k] for k in found.permutation]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -15,12 +16,14 @@ from strati.reassembly.config import ReassembleConfig
 from strati.run.files import check_writable
 from strati.run.progress import progress
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "tanh", "silu")
 PAIRINGS = ("auto", "diagonal", "cosine", "gram", "norms", "readout", "combined", "joint")
 SEEDS = ("auto", "delta-norm", "delta-norm-no-bias", "frobenius", "l1", "spread", "consensus")
 
 
-def _option(name: str, **more: Any) -> Any:
+def _option(name: str, **more: Any) -> Callable[[F], F]:
     """An option whose default stands in the config."""
     field = name.removeprefix("--").replace("-", "_")
     return click.option(name, default=default(ReassembleConfig, field), show_default=True, **more)
@@ -77,8 +80,10 @@ def _option(name: str, **more: Any) -> Any:
 def command(pieces: str | None, data: str | None, output: Output, **options: Any) -> None:
     """Put the unlabelled pieces in the folder PIECES back together.
 
-    The layers of a residual network need DATA: inputs and what the network answered to them, CSV (measurement_*, pred by
-    default) or .npz (x, y). The matrices of a transformer need none; a text file, token ids or images in DATA verify and repair.
+    The layers of a residual network need DATA: inputs and what the network answered to them, CSV
+    (measurement_*, pred by
+    default) or .npz (x, y). The matrices of a transformer need none; a text file, token ids or images in DATA
+    verify and repair.
 
     \b
     Example:

@@ -8,7 +8,7 @@ the precision is tried in full. If such a trial fits better, the answer was not 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,13 +19,16 @@ from strati.reassembly.regression import flip_effects
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.passes import Floats, Ints, Parts
+    from strati.reassembly.passes import Ints, Parts
+
+    Floats = NDArray[Any]
 
 _ROWS = 400
 _TRIALS = 400
 _ROUNDS = 20
 _SURE = 4.0
-"""Rows used; exchanges tried in full at most; improvements at most; standard errors by which a worse fit must be worse to be believed."""
+"""Rows used; exchanges tried in full at most; improvements at most; standard errors by which a worse fit must
+be worse to be believed."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def uniqueness(
     """
     wide = _wide(parts)
     step = max(1, len(x) // _ROWS)
-    rows = (
+    rows: tuple[Floats, Floats] = (
         np.ascontiguousarray(x[::step][:_ROWS], np.float64),
         np.ascontiguousarray(y[::step][:_ROWS], np.float64),
     )

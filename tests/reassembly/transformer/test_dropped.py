@@ -1,4 +1,5 @@
-"""Transformers dropped and put back: real networks where they are cached, random ones for everything that must hold of any."""
+"""Transformers dropped and put back: real networks where they are cached, random ones for everything that must
+hold of any."""
 
 import json
 import subprocess
@@ -30,19 +31,23 @@ def zoo(name):
 
 def command(*words):
     return subprocess.run(
-        [sys.executable, "-m", "strati.cli.main", "reassemble", *map(str, words)], capture_output=True, text=True
+        [sys.executable, "-m", "strati.cli.main", "reassemble", *map(str, words)],
+        capture_output=True,
+        text=True,
     )
 
 
 def llama(blocks=3, width=16, seed=0):
     rng = np.random.default_rng(seed)
     shapes = {
-        "self_attn.q_proj": (width, width), "self_attn.k_proj": (width // 2, width), "self_attn.v_proj": (width // 2, width),
+        "self_attn.q_proj": (width, width), "self_attn.k_proj": (width // 2, width),
+        "self_attn.v_proj": (width // 2, width),
         "self_attn.o_proj": (width, width), "mlp.gate_proj": (40, width), "mlp.up_proj": (40, width),
         "mlp.down_proj": (width, 40), "input_layernorm": (width,), "post_attention_layernorm": (width,),
     }  # fmt: skip
     state = {
-        f"model.layers.{k}.{name}.weight": rng.normal(size=shape).astype("f4") * (0.2 if len(shape) == 2 else 1)
+        f"model.layers.{k}.{name}.weight": rng.normal(size=shape).astype("f4")
+        * (0.2 if len(shape) == 2 else 1)
         for k in range(blocks)
         for name, shape in shapes.items()
     }
@@ -80,7 +85,9 @@ def test_shuffled_weights_are_not_put_in_order_with_confidence():
 
 def test_json_has_the_fields_and_the_answer_file_the_same(tmp_path):
     place = zoo("stories15m")
-    done = command("--drop", place, "--out", tmp_path / "p", "--seed", 4, "--answer", tmp_path / "a.json", "-q")
+    done = command(
+        "--drop", place, "--out", tmp_path / "p", "--seed", 4, "--answer", tmp_path / "a.json", "-q"
+    )
     assert done.returncode == 0, done.stderr
     truth = json.loads((tmp_path / "a.json").read_text())
     done = command(tmp_path / "p", "--json", "-", "--out", tmp_path / "net")
@@ -109,7 +116,9 @@ def test_reassembled_stories_generate_text(tmp_path):
     found.save(tmp_path / "net")
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "net")
     text = again.generate(start, max_new_tokens=12, do_sample=False)[0].numpy()
-    assert np.array_equal(text, tokens[: len(text)])  # "Once upon a time, there was a little girl named Lily. She"
+    assert np.array_equal(
+        text, tokens[: len(text)]
+    )  # "Once upon a time, there was a little girl named Lily. She"
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
     assert right.all_matrices and found.exact is None and found.loss < 1.5
 
@@ -121,7 +130,9 @@ def test_drop_is_seeded_and_names_are_gone(tmp_path):
     assert one.answer["blocks"] == two.answer["blocks"] != other.answer["blocks"]
     assert not other.pieces.told and len(other.pieces.arrays) == len(state)
     drop(state, tmp_path / "p", network=config, hide_roles=True)
-    names = [tensor.name for file in (tmp_path / "p").glob("*.safetensors") for tensor in strati.open(file).tensors]
+    names = [
+        tensor.name for file in (tmp_path / "p").glob("*.safetensors") for tensor in strati.open(file).tensors
+    ]
     assert set(names) == {"piece"} and len(names) == len(state)
 
 
@@ -133,11 +144,17 @@ def test_harder_settings_leave_the_network_as_it_is(kind):
     if kind == "llama":
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama()[1]))
     elif kind == "gpt2":
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=3, n_head=4, vocab_size=50))
+        model = transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=16, n_layer=3, n_head=4, vocab_size=50)
+        )
     else:
         model = transformers.BertForMaskedLM(
             transformers.BertConfig(
-                hidden_size=16, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40, vocab_size=50
+                hidden_size=16,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                intermediate_size=40,
+                vocab_size=50,
             )
         )
     with torch.no_grad():
@@ -148,7 +165,9 @@ def test_harder_settings_leave_the_network_as_it_is(kind):
     dropped = drop(model, seed=3, permute=True, rescale=True)
     moved = 0
     state = model.state_dict()
-    for k, (matrices, vectors) in enumerate(zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True)):
+    for k, (matrices, vectors) in enumerate(
+        zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True)
+    ):
         for slot in dropped.blueprint.block:
             values = dropped.pieces.arrays[(matrices if slot.matrix else vectors)[slot.role]]
             moved += not np.allclose(state[slot.name.format(k)].numpy(), values)
@@ -162,7 +181,12 @@ def test_fused_matrices_are_cut_and_joined():
     shapes = {
         f"h.{k}.{m}.weight": s
         for k in (0, 1)
-        for m, s in {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}.items()
+        for m, s in {
+            "attn.c_attn": (8, 24),
+            "attn.c_proj": (8, 8),
+            "mlp.c_fc": (8, 32),
+            "mlp.c_proj": (32, 8),
+        }.items()
     }
     blueprint = blueprint_of(shapes, {"model_type": "gpt2", "n_head": 2})
     slot = blueprint.slot("qkv")
@@ -177,7 +201,10 @@ def test_fused_matrices_are_cut_and_joined():
     ("damage", "why"),
     [
         (lambda f: sorted(f.glob("piece_*"))[3].unlink(), "missing piece"),
-        (lambda f: (f / "piece_99.safetensors").write_bytes((f / "piece_05.safetensors").read_bytes()), "piece"),
+        (
+            lambda f: (f / "piece_99.safetensors").write_bytes((f / "piece_05.safetensors").read_bytes()),
+            "piece",
+        ),
         (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
         (lambda f: np.savez(f / "piece_30.npz", piece=np.ones((7, 7), "f4")), "fits no place"),
         (lambda f: _spoil(f / "piece_05.safetensors"), "NaN"),
@@ -210,7 +237,7 @@ def test_two_networks_mixed_are_refused(tmp_path):
     arrays[len(arrays)] = other.arrays[0]
     from dataclasses import replace
 
-    with pytest.raises(BadInputError, match="needs|fits no place"):
+    with pytest.raises(BadInputError, match=r"needs|fits no place"):
         strati.reassemble(replace(dropped.pieces, arrays=arrays))
 
 

@@ -1,6 +1,7 @@
 """``strati reproduce dropped-transformer``: every network that can be had here, dropped and put back from its weights.
 
-Each network is solved with a prior measured on the other networks only. Rows give pieces, pairs and order; then how likeness
+Each network is solved with a prior measured on the other networks only. Rows give pieces, pairs and order;
+then how likeness
 falls with the distance of two blocks, role by role, for trained and for freshly initialised networks.
 """
 

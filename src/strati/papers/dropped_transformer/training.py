@@ -38,7 +38,7 @@ _WORK = 4e12
 
 @dataclass(frozen=True)
 class Trainee:
-    """One network to train: architecture, layers, width, decay, seed, steps at most; ``groups`` key-value heads in all."""
+    """One network to train; ``groups`` are key-value heads, ``steps`` the most that are taken."""
 
     kind: str
     layers: int

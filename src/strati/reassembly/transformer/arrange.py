@@ -1,12 +1,16 @@
 r"""All units on one time line: which units make a block, and in which order the blocks come.
 
-Similarities on the stream fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and ``p + d`` the
+Similarities on the stream fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and
+``p + d`` the
 expected similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0]``; with Gaussian noise the
-likeliest arrangement maximises ``sum <S, f> / sigma^2`` over all pairs of roles. The coefficients begin at those of other
-networks (:mod:`~strati.reassembly.transformer.calibration`) and are then estimated from the arrangement itself, drawn towards
+likeliest arrangement maximises ``sum <S, f> / sigma^2`` over all pairs of roles. The coefficients begin at
+those of other
+networks (:mod:`~strati.reassembly.transformer.calibration`) and are then estimated from the arrangement
+itself, drawn towards
 the former: a pair of roles that shows nothing gets no weight.
 
-Moves: one kind of units assigned anew to all places (Hungarian); insertions, exchanges and reversals of single units or whole
+Moves: one kind of units assigned anew to all places (Hungarian); insertions, exchanges and reversals of single
+units or whole
 blocks; and random kicks, so that the first hill is not the last. The start of a kind's own chain is its Fiedler order.
 Which end comes first is decided in :mod:`~strati.reassembly.transformer.direction`.
 """
@@ -38,7 +42,8 @@ _PRIOR = 8.0
 _NEAR = 8
 _FEW = 16
 _ENOUGH = 10
-"""Variance added to that of similarities; weight of the prior in entries; with more than so many blocks single units move
+"""Variance added to that of similarities; weight of the prior in entries; with more than so many blocks single
+units move
 at most so far; likeness alone tells blocks only where there are so many."""
 
 
@@ -181,7 +186,7 @@ def _entries(given: Similarity, places: Mapping[str, Ints], pair: Pair) -> tuple
     a, b = pair
     one, two = given.kind(a), given.kind(b)
     table = given.between[pair]
-    kept = np.ones(table.shape, dtype=bool)
+    kept: NDArray[np.bool_] = np.ones(table.shape, dtype=bool)
     if one == two:  # a unit's own pieces: together already
         kept = ~np.eye(len(table), dtype=bool) if a != b else np.triu(kept, 1)
     apart = (places[two][None, :] - places[one][:, None])[kept] + given.count - 1
@@ -199,7 +204,7 @@ def _coefficients(values: Matrix, shapes: Matrix, prior: tuple[float, float, flo
     if prior is not None:
         pull += _PRIOR * float(np.trace(gram)) / len(values)
         side = side + pull * np.asarray(prior)
-    return np.linalg.solve(gram + np.diag(pull), side)
+    return np.asarray(np.linalg.solve(gram + np.diag(pull), side), dtype=np.float64)
 
 
 class _Tables:

@@ -198,8 +198,7 @@ def from_config(config: Mapping[str, Any], where: object) -> Blueprint:
     tied = bool(config.get("tie_word_embeddings", True)) and "lm_head.weight" in shapes
     if tied:
         shapes.pop("lm_head.weight")
-    made = blueprint_of(shapes, config, where=where)
-    return made
+    return blueprint_of(shapes, config, where=where)
 
 
 def _template(name: str, number: int) -> str:

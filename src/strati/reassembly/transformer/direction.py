@@ -1,8 +1,11 @@
 r"""Which end of a chain of blocks comes first.
 
-Signs of direction are numbers that change sign when the chain is turned round: how similarity with the embedding (what is
-written first) and with the head (what is read last) grows along the chain; by how much readers are more alike to writers
-before them than after them; how the sizes of matrices grow. What each is worth on networks whose order is known, its mean and
+Signs of direction are numbers that change sign when the chain is turned round: how similarity with the
+embedding (what is
+written first) and with the head (what is read last) grows along the chain; by how much readers are more alike
+to writers
+before them than after them; how the sizes of matrices grow. What each is worth on networks whose order is
+known, its mean and
 spread, is measured like the other signals; the log-odds of the two directions are their sum, weighed by reliability.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -82,7 +85,7 @@ def direction(found: Mapping[str, float], known: Mapping[str, Expected]) -> Dire
     return Direction(float(total), tuple(order[:3]))
 
 
-def _trend(place: NDArray[np.float64], values: NDArray[np.floating]) -> float:
+def _trend(place: NDArray[Any], values: NDArray[Any]) -> float:
     around = values - values.mean()
     size = float(np.linalg.norm(place) * np.linalg.norm(around))
     return float(place @ around) / size if size > 0 else 0.0

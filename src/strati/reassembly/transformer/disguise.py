@@ -1,7 +1,9 @@
 """Changes of a block's weights that leave the network as it is: what the function does not fix cannot be used.
 
-Permutations: neurons of the MLP, rows of v with columns of out, whole heads within their groups, rows of q and k within a
-head (under a rotary embedding: rotations within a frequency pair). Scales and signs: rows of v against columns of out, of
+Permutations: neurons of the MLP, rows of v with columns of out, whole heads within their groups, rows of q and
+k within a
+head (under a rotary embedding: rotations within a frequency pair). Scales and signs: rows of v against columns
+of out, of
 q against k, of up against down where the activation allows it, norm weights against the columns that read them.
 """
 
@@ -162,7 +164,7 @@ def _scale_rows(block: Block, role: str, scale: NDArray[Any]) -> None:
 
 
 def _scales(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    return np.exp(_SPREAD * rng.standard_normal(count)) * rng.choice([-1.0, 1.0], count)
+    return np.asarray(np.exp(_SPREAD * rng.standard_normal(count)) * rng.choice([-1.0, 1.0], count))
 
 
 def _by_heads(values: NDArray[np.float64], heads: int) -> NDArray[np.float64]:

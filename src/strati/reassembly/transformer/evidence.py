@@ -1,8 +1,10 @@
 """Several signals of who belongs to whom, joined: the evidence of a pair in nats.
 
 Standardised, a signal's scores of strangers lie around 0 and those of true pairs around a shift. The shifts and the
-covariance of the signals are estimated from the network at hand by expectation-maximisation over permutations; a prior for
-the shifts, the mean over other networks (:mod:`~strati.reassembly.transformer.calibration`), keeps noise from being believed
+covariance of the signals are estimated from the network at hand by expectation-maximisation over permutations;
+a prior for
+the shifts, the mean over other networks (:mod:`~strati.reassembly.transformer.calibration`), keeps noise from
+being believed
 and decides where there are few blocks. The best single score is then the linear discriminant ``mu' S^-1 z``.
 """
 
@@ -47,7 +49,8 @@ class Expected:
 def standard(table: Matrix) -> Matrix:
     """Scores free of what a row or column has with everyone: means taken out, spreads evened, unit variance.
 
-    A piece whose scores are all small stands out in its own row no less than others in theirs. Scores far below the mean
+    A piece whose scores are all small stands out in its own row no less than others in theirs. Scores far
+    below the mean
     say no more than scores below it: what speaks against a pair is bounded.
     """
     z = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0, keepdims=True) + table.mean()
@@ -61,7 +64,8 @@ def standard(table: Matrix) -> Matrix:
 def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.random.Generator) -> Matrix:
     """The evidence as far as it exceeds what the same scores show when they are shuffled.
 
-    Many signals of few pieces explain themselves by chance: the share of the explanation that shuffled scores do not reach
+    Many signals of few pieces explain themselves by chance: the share of the explanation that shuffled scores
+    do not reach
     by four standard deviations scales the evidence.
     """
     found, shown = _explained(signals, prior)
@@ -81,7 +85,8 @@ def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.ra
 def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix:
     """The evidence, in nats up to a constant, that row and column are a pair.
 
-    The estimation starts from the prior and from each signal alone; the start that explains the scores best wins, so that
+    The estimation starts from the prior and from each signal alone; the start that explains the scores best
+    wins, so that
     all signals together are not worse than one that is strong.
 
     Args:

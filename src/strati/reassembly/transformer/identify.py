@@ -1,4 +1,4 @@
-"""Whose layer is this? A stray matrix found in a network, or in another fine-tune of it; and blocks of two checkpoints matched."""
+"""Whose layer is this? A stray matrix found in a network or its fine-tune; blocks of two checkpoints matched."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def identify(piece: str | Path | NDArray[Any], model: object) -> Identified:
 
 @dataclass(frozen=True)
 class Correspondence(Result):
-    """Which blocks of two checkpoints correspond: for each block of the first, that of the second and their likeness."""
+    """For each block of one checkpoint the block of the other that corresponds, and their likeness."""
 
     verb: ClassVar[str] = "reassemble"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -179,7 +180,7 @@ def _between_units(
     places = {kind: np.arange(given.count) for kind in kinds}
     base = log_likelihood(given, places, prior.coefficients)
     found = []
-    for one, two in zip(kinds, kinds[1:], strict=False):
+    for one, two in pairwise(kinds):
         a = slots_of(given.units[one], pieces.blueprint)[0]
         b = slots_of(given.units[two], pieces.blueprint)[0]
         least = np.full(given.count, np.inf)

@@ -1,6 +1,7 @@
 """The pieces of a transformer: numbered tensors, read from a folder, with its ``config.json``; and how they are cut.
 
-A piece's file holds one tensor; the tensor's name is its role where roles are told, ``piece`` where they are not. Whatever
+A piece's file holds one tensor; the tensor's name is its role where roles are told, ``piece`` where they are
+not. Whatever
 is wrong with the set (missing, twice, of another network, not finite) is said here, before any work is done.
 """
 
@@ -122,8 +123,8 @@ def _why_not(
     strange = next((n for n, v in sorted(pieces.arrays.items()) if tuple(v.shape) not in want), None)
     twin = _twin(pieces)
     if strange is not None:
-        shape = "x".join(map(str, pieces.arrays[strange].shape))
-        return f"piece {strange} ({shape}) fits no place of this network; is it of another one?"
+        size = "x".join(map(str, pieces.arrays[strange].shape))
+        return f"piece {strange} ({size}) fits no place of this network; is it of another one?"
     for shape, count in sorted(want.items(), reverse=True):
         if have[shape] != count:
             sides = "x".join(map(str, shape))

@@ -1,7 +1,9 @@
 """Which piece has which role: told, or by shape, or, where shapes do not tell, by the weights.
 
-A matrix as wide as high may read the stream (q, k, v) or write it (out): on its stream side its Gram matrix is like those of
-the matrices whose side is known (up, gate, down, the embedding). q and k share their heads' rows, v and out theirs, so that
+A matrix as wide as high may read the stream (q, k, v) or write it (out): on its stream side its Gram matrix is
+like those of
+the matrices whose side is known (up, gate, down, the embedding). q and k share their heads' rows, v and out
+theirs, so that
 units tell k from v; q from k is left to norms and, with data, to the loss. Vectors of one length are told apart by what
 is known of their size: norm weights lie around one, biases around nought.
 """

@@ -15,7 +15,6 @@ import numpy as np
 from strati.errors import BadInputError, UnsupportedError, require
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
     from strati.reassembly.transformer.blueprint import Blueprint
@@ -61,7 +60,7 @@ def network(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], wher
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Loading reports by bars and warnings; the caller speaks for itself."""
-    from transformers.utils import logging
+    logging: Any = require("transformers.utils.logging", "transformers", "running a transformer")
 
     level = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -135,7 +134,7 @@ class Runner:
             found[name] = left.pop(best)
         return found
 
-    def output(self, start: int = 0) -> torch.Tensor:
+    def output(self, start: int = 0) -> Any:
         """The network's output; blocks before ``start`` are not run again."""
         import torch
 
@@ -150,7 +149,7 @@ class Runner:
             setattr(self.owner, self.attribute, torch.nn.ModuleList(self.layers))
         return _tensor(found)
 
-    def keep(self) -> torch.Tensor:
+    def keep(self) -> Any:
         """Run all of it and keep what enters each block."""
         kept: list[Any] = []
         hooks = [
@@ -185,7 +184,7 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _tensor(found: Any) -> torch.Tensor:
+def _tensor(found: Any) -> Any:
     for name in ("logits", "last_hidden_state"):
         value = getattr(found, name, None)
         if value is not None:

@@ -71,7 +71,7 @@ def source_of(model: object) -> Source:
         return _from_network(model)
     config: Mapping[str, Any] = {}
     if hasattr(model, "state_dict"):
-        found = getattr(model, "config", None)
+        found: Any = getattr(model, "config", None)
         config = found.to_dict() if hasattr(found, "to_dict") else {}
         state = model.state_dict()
     elif isinstance(model, Mapping):

@@ -1,8 +1,10 @@
 r"""How alike two pieces are on the residual stream: Gram matrices over its directions.
 
 What reads the stream (``q k v gate up``) has :math:`G = W^T W`, what writes it (``out down``) :math:`G = W W^T`, both
-width by width. The diagonal is left out, each Gram is divided by its norm, and the mean over a role's pieces is taken off:
-what remains tells the depth. ``<G_i, G_j>`` then falls with the distance of the two blocks, and a reader is like a writer
+width by width. The diagonal is left out, each Gram is divided by its norm, and the mean over a role's pieces
+is taken off:
+what remains tells the depth. ``<G_i, G_j>`` then falls with the distance of the two blocks, and a reader is
+like a writer
 only if it comes after it: one reads what the other has written.
 """
 

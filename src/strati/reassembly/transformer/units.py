@@ -1,7 +1,8 @@
 r"""Matrices that share hidden units: q with k, v with out, gate with up with down.
 
 Row ``u`` of one and row (or column) ``u`` of the other belong to one unit of the block, and training leaves traces
-of that, unit by unit: their directions on the stream are not independent (the mean squared cosine, which no change of sign,
+of that, unit by unit: their directions on the stream are not independent (the mean squared cosine, which no
+change of sign,
 scale or order of the units alters), their norms follow each other, and so do the angles between units. The signals are
 standardised and joined by :mod:`~strati.reassembly.transformer.evidence`.
 """
@@ -65,7 +66,8 @@ _DIRECTIONS = 384
 def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> dict[str, Matrix]:
     """How much more the heads of one piece overlap with the same heads of another than with all of them.
 
-    The share of ``sum_h tr(G_h G'_h)`` in ``tr(G G')``, with ``G_h`` the Gram matrix on the stream of head h's rows as unit
+    The share of ``sum_h tr(G_h G'_h)`` in ``tr(G G')``, with ``G_h`` the Gram matrix on the stream of head h's
+    rows as unit
     vectors. A head reads with k what it reads with v, and so on: q with k, v and out of one attention fit head by head.
     """
     if heads < 2 or not {"q", "k", "v", "out"} <= set(stacks):
@@ -88,7 +90,7 @@ def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> di
         same = sum(
             (np.asarray(x @ y.T, dtype=np.float64) for x, y in zip(by_head[a], by_head[b], strict=True))
         )
-        whole = sum(by_head[a]) @ sum(by_head[b]).T
+        whole = np.sum(by_head[a], axis=0) @ np.sum(by_head[b], axis=0).T
         found[f"{a}-{b}"] = np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
     return found
 
@@ -109,7 +111,7 @@ def _sizes(side: Floats, heads: int) -> Floats:
         cut = size.reshape(len(size), heads, 2, -1)
         both = np.sqrt(np.square(cut).mean(axis=2, keepdims=True))
         size = np.broadcast_to(both, cut.shape).reshape(size.shape)
-    return np.maximum(size, np.finfo(np.float32).tiny)
+    return np.asarray(np.maximum(size, np.finfo(np.float32).tiny))
 
 
 def _cosines(a: Floats, b: Floats, heads: int) -> tuple[Matrix, Matrix]:

@@ -63,7 +63,8 @@ def _matrices(
 ) -> tuple[dict[str, list[int]], list[int]]:
     """Square matrices of one shape: what writes the stream, then units, then q before k and v.
 
-    Which are writers is told by the side on which a Gram matrix looks like the stream's; then q-k and v-out units by their
+    Which are writers is told by the side on which a Gram matrix looks like the stream's; then q-k and v-out
+    units by their
     squared cosines. Of the two readers of a unit pair the one whose partner is a writer is v.
     """
     slots = [slot for slot, _ in wanted]
@@ -104,7 +105,7 @@ def _writes(
     sides: list[Floats] = []
     for shape, slots in by_shape.items():
         if len(slots) == 1 and slots[0].role in ("up", "gate", "down", "qkv", "gate_up"):
-            for n, values in pieces.arrays.items():
+            for values in pieces.arrays.values():
                 if tuple(values.shape) == shape:
                     (matrix, *_) = canonical(values, slots[0], blueprint).values()
                     side = np.asarray(matrix, np.float32)

@@ -1,8 +1,11 @@
 r"""Biases and norm weights go with their matrices.
 
-A vector over hidden units (a bias of q, k, v, gate or up) is compared, unit by unit, with the norms of the rows it belongs to,
-of the rows or columns they work with, and with sums of rows; a vector over the stream (norm weights and biases, biases of out
-and down) with the norms of all matrices along the stream, at its place and around it. The signals are weighed as on other
+A vector over hidden units (a bias of q, k, v, gate or up) is compared, unit by unit, with the norms of the
+rows it belongs to,
+of the rows or columns they work with, and with sums of rows; a vector over the stream (norm weights and
+biases, biases of out
+and down) with the norms of all matrices along the stream, at its place and around it. The signals are weighed
+as on other
 networks; norms change little from block to block, so that their own path counts too.
 """
 
@@ -87,7 +90,7 @@ def _along(rows: Matrix, table: Matrix) -> Matrix:
     agreement = float(np.corrcoef(on_path, told)[0, 1])
     at = on_path if agreement >= 0 else len(order) - 1 - on_path
     apart = np.abs(np.arange(len(order))[:, None] - at[None, :])
-    return -2.0 * max(0.0, abs(agreement) - 0.3) * np.minimum(apart, 4)
+    return np.asarray(-2.0 * max(0.0, abs(agreement) - 0.3) * np.minimum(apart, 4))
 
 
 def read(pieces: TransformerPieces, slot: Slot, numbers: Sequence[int]) -> dict[str, Matrix]:
@@ -147,12 +150,12 @@ def _references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str
 def _neighbours(table: Matrix) -> Matrix:
     """For each place the mean of the places before and after it."""
     padded = np.concatenate([table[:1], table, table[-1:]])
-    return (padded[:-2] + padded[2:]) / 2
+    return np.asarray((padded[:-2] + padded[2:]) / 2)
 
 
 def _around(rows: Matrix) -> Matrix:
-    return rows - rows.mean(axis=0) if len(rows) > 2 else rows
+    return np.asarray(rows - rows.mean(axis=0)) if len(rows) > 2 else rows
 
 
 def _norms(stack: Floats, axis: int) -> Matrix:
-    return np.maximum(np.linalg.norm(stack, axis=axis).astype(np.float64), 1e-12)
+    return np.asarray(np.maximum(np.linalg.norm(stack, axis=axis).astype(np.float64), 1e-12))

@@ -1,7 +1,9 @@
 """With data: does the rebuilt network predict them, and does any single move make it better?
 
-The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for any network.
-Moves: the whole order turned round; two blocks' vectors of a role exchanged; a unit or a block exchanged with, or put behind, a
+The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for
+any network.
+Moves: the whole order turned round; two blocks' vectors of a role exchanged; a unit or a block exchanged with,
+or put behind, a
 near one. What comes before the first changed block is not run again. A move is kept if the loss falls.
 """
 
@@ -145,7 +147,7 @@ class _Judge:
         return True
 
     def _better(self, new: NDArray[np.float64], share: float) -> bool:
-        """Outputs: nearer, to the given share of the error. A loss: lower beyond what chance does with so few tokens (three standard errors)."""
+        """Outputs: at most that share of the error. A loss: lower by three standard errors over the tokens."""
         if not bool(np.isfinite(new).all()):
             return False
         if self.wanted is not None:
@@ -160,9 +162,10 @@ class _Judge:
                 self.indifferent |= {self.numbers[role][k] for k, old in enumerate(order) if old != k}
 
     def _moves(self) -> Iterator[tuple[float, list[_Move]]]:
-        """Kinds of moves, each with the share of the error it must leave at most: vectors, the whole turned, blocks, units.
+        """Kinds of moves, each with the share of the error that it may leave: vectors, the whole, blocks, units.
 
-        Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains a little.
+        Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains
+        a little.
         """
         n = self.blueprint.blocks
         any_gain, clear = 1 - 1e-6, 0.5
