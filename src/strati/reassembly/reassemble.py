@@ -37,12 +37,10 @@ def reassemble(
     """Put the pieces of a residual network, or of a transformer, back in order.
 
     Args:
-        pieces: A folder; of a residual network also a list or dict of ``(weight, bias)`` (numpy or torch),
-        unlabelled; of a
-            transformer also what :func:`strati.reassembly.transformer.drop.drop` keeps in memory.
-        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none: token
-        ids, a text file or
-            images let it verify and repair what the weights say.
+        pieces: A folder; of a residual network also a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled;
+            of a transformer also what :func:`strati.reassembly.transformer.drop.drop` keeps in memory.
+        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none: token ids, a
+            text file or images let it verify and repair what the weights say.
         y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
         config: How; single options may be given as keywords instead, which win (``activation="gelu"``).
         tick: Called as the work goes on.

@@ -18,6 +18,7 @@ from strati.reassembly.make import Recipe, Trained, train
 from strati.reassembly.pairing import Score, pair
 from strati.reassembly.reassemble import reassemble
 from strati.reassembly.repair import bubble, insert
+from strati.reassembly.result import Reassembly
 from strati.reassembly.solve import EXACT
 from strati.rng import stream
 
@@ -104,7 +105,8 @@ def solving_rows(what: str, members: list[Member], seconds: float, tick: Tick) -
             activation=member.recipe.activation,
             seconds=seconds,
         )
-        good = found.exact and found.permutation == permutation
+        assert isinstance(found, Reassembly)
+        good = bool(found.exact) and found.permutation == permutation
         exact += good
         searched += found.searched
         if not good:

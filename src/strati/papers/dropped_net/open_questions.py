@@ -136,7 +136,7 @@ def _cost(sizes: tuple[int, ...], tick: Tick) -> list[Row]:
         began = time.process_time()
         found = reassemble(pieces, x, y)
         seconds.append(time.process_time() - began)
-        exact.append(found.exact)
+        exact.append(bool(found.exact))
         tick(f"{blocks} blocks")
     exponent = float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
     listed = ", ".join(f"{n}: {s:.2f} s" for n, s in zip(sizes, seconds, strict=True))

@@ -25,6 +25,7 @@ from strati.reassembly.pieces import read_pieces, sort_out
 from strati.reassembly.ranking import bradley_terry, cycles, gaps, soft_wins
 from strati.reassembly.reassemble import reassemble
 from strati.reassembly.repair import Round, bubble
+from strati.reassembly.result import Reassembly
 from strati.reassembly.seeds import Seed, seed_order
 from strati.run.files import write_atomic
 
@@ -128,6 +129,7 @@ def dropped_net_figures(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
 
     found = puzzle()
     result = reassemble(read_pieces(beside("dropped-net", "pieces")), found.x, found.y)
+    assert isinstance(result, Reassembly)
     ins, outs = np.array(result.ins), np.array(result.outs)
     product = found.parts.B[outs] @ found.parts.A[ins]
     wrong = found.parts.B[np.roll(outs, 7)] @ found.parts.A[ins]

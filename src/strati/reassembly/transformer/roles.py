@@ -10,28 +10,18 @@ is known of their size: norm weights lie around one, biases around nought.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from strati.reassembly.transformer.role_table import Roles
+from strati.reassembly.transformer.untold import guess_roles
 
 if TYPE_CHECKING:
     from strati.reassembly.transformer.calibration import Prior
     from strati.reassembly.transformer.pieces import TransformerPieces
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Slot to its pieces (one per block, in no order), name to the piece that is there once, and doubtful pieces."""
-
-    block: Mapping[str, Sequence[int]]
-    whole: Mapping[str, int]
-    uncertain: tuple[int, ...] = ()
-
-
 def find_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
     """The role of every piece."""
-    from strati.reassembly.transformer.untold import guess_roles
-
     blueprint = pieces.blueprint
     open_ = [n for n in pieces.arrays if n not in pieces.told]
     if open_:

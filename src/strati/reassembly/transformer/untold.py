@@ -10,7 +10,7 @@ import numpy as np
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer import stream
 from strati.reassembly.transformer.pieces import canonical
-from strati.reassembly.transformer.roles import Roles
+from strati.reassembly.transformer.role_table import Roles
 from strati.reassembly.transformer.units import correlation
 
 if TYPE_CHECKING:
