@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+ORACLE = Path(__file__).resolve().parents[1] / "network" / "oracle"
+
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
     """A few float32 tensors of a two-layer perceptron with a kernel."""
@@ -128,6 +130,25 @@ def keras_bytes() -> bytes:
     return buffer.getvalue()
 
 
+def quantised_bytes() -> bytes:
+    """A safetensors file of one GPTQ layer, as auto-gptq packed it."""
+    with np.load(ORACLE / "packed.npz") as kept:
+        names = {"int32": "I32", "float32": "F32"}
+        table: dict[str, Any] = {}
+        data = b""
+        for part in ("qweight", "qzeros", "scales", "g_idx"):
+            array = kept[f"gptq4.{part}"]
+            span = [len(data), len(data) + array.nbytes]
+            table[f"fc.{part}"] = {
+                "dtype": names[array.dtype.name],
+                "shape": list(array.shape),
+                "data_offsets": span,
+            }
+            data += array.tobytes()
+    header = json.dumps(table).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
 def seeds(folder: Path) -> dict[str, bytes]:
     """One valid file of every kind."""
     makers: dict[str, Callable[[], bytes]] = {
@@ -139,5 +160,7 @@ def seeds(folder: Path) -> dict[str, bytes]:
         "a.onnx": onnx_bytes,
         "a.gguf": lambda: gguf_bytes(folder),
         "a.h5": keras_bytes,
+        "a.msgpack": lambda: (ORACLE / "flax.msgpack").read_bytes(),
+        "gptq.safetensors": quantised_bytes,
     }
     return {name: make() for name, make in makers.items()}

@@ -141,6 +141,8 @@ function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
     line(chart, tailCurve, { stroke: TAIL });
     verticalRule(chart, tail.xmin, "xmin", { stroke: TAIL }, 1);
   }
+  const floor = layer.quantisation && layer.quantisation.noise_floor;
+  if (isNumber(floor) && floor > domain[0] && floor < domain[1]) verticalRule(chart, floor, "rounding floor", { stroke: NULLS }, 2);
   rug(chart, spikes ? values.slice(-spikes) : [], SPIKE);
   rug(chart, positive.slice(0, Math.max(0, nulls - (values.length - positive.length))), NULLS);
   const zeros = values.length - positive.length;
