@@ -238,7 +238,7 @@ def test_bad_calls_are_one_line(spec: Path, tmp_path: Path) -> None:
         ((spec, "--out", tmp_path / "empty"), "an empty file, not a store"),
         ((spec, "--out", tmp_path / "o", "--export", "rows.txt"), ".csv or .parquet"),
         ((spec, "--out", tmp_path / "o", "--init", "guess"), "no such distribution"),
-        ((spec, "--out", tmp_path / "o", "--address", "h:1"), "choose the engine ray"),
+        ((spec, "--out", tmp_path / "o", "--address", "h:1"), "add --engine ray"),
     ):
         done = run("study", *words, expect=2)
         assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr

@@ -95,7 +95,7 @@ def test_the_refit_begins_at_the_librarys_fit(page: Any, results: dict[str, Any]
 
 
 def test_numbers_carry_the_audits_verdict(page: Any, results: dict[str, Any]) -> None:
-    verdicts = {verdict["metric"]: verdict for verdict in results["audit"]["verdicts"]}
+    verdicts = {v["metric"]: v for v in results["audit"]["verdicts"] if v["intervention"] is None}
     shown = page.locator("#scan .numbers").inner_text()
     assert verdicts["stable_rank"]["text"].split(" (")[0] in shown
     assert "audit:" in shown
@@ -130,12 +130,13 @@ def test_the_audit_shows_points_map_and_verdicts(page: Any, results: dict[str, A
     points = [p for p in audit["points"] if p["metrics"].get("alpha") is not None]
     assert marks(page, "audit", "Metric against performance", "circle") == len(points)
     assert marks(page, "audit", "Robust and critical layers", "rect") == len(audit["layers"])
-    pooled = [m for m in audit["metrics"] if m["layer"] is None and m["spearman"] is not None]
+    whole = [m for m in audit["metrics"] if m["layer"] is None and m["intervention"] is None]
+    pooled = [m for m in whole if m["spearman"] is not None]
     assert marks(page, "audit", "Correlation with performance", "circle") == len(pooled)
     rows = page.locator("#audit .table-card", has=page.get_by_role("heading", name="Verdicts")).locator(
         "tbody tr"
     )
-    assert rows.count() == len(audit["verdicts"])
+    assert rows.count() == len([v for v in audit["verdicts"] if v["intervention"] is None])
     chosen = picture(page, "audit", "Metric against performance")
     layer = audit["points"][0]["layer"]
     chosen.get_by_role("combobox", name="Layer").select_option(layer)

@@ -162,6 +162,6 @@ def test_deep_linear_network():
 def test_bad_calls():
     with pytest.raises(UnsupportedError):
         strati.sparsify(nn.Bilinear(2, 2, 2), normal(5, 2))
-    for x in (normal(5, 3), np.full((5, 2), np.nan), normal(1, 2), np.ones((5, 2), dtype=bool)):
+    for x in (normal(5, 3), np.full((5, 2), np.nan), normal(1, 2), np.ones((5, 2), dtype=complex)):
         with pytest.raises(BadInputError):
             strati.sparsify(mlp(2, 3, 1), x)

@@ -124,7 +124,7 @@ def excess(graph: LayeredGraph, labels: IntArray) -> float:
         number = int(cross.sum())
         gain -= float(residual[cross].sum())
         variance += float(residual.var()) * number * (1 - number / w.size)
-    return gain / np.sqrt(variance) if variance > 0 else 0.0
+    return float(gain / np.sqrt(variance)) if variance > 0 else 0.0
 
 
 def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> tuple[list[IntArray], float | None]:

@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import FlatModel, Objective
+from strati.landscape.models import takes_tokens
 from strati.landscape.sampling.config import LLCConfig
 from strati.landscape.sampling.estimation import LearningCoefficient
 from strati.landscape.sampling.posterior import localised
@@ -166,6 +167,7 @@ class HeadModel(nn.Module):
         for name, index in self.places.items():
             value = dict(model.named_parameters())[name].detach().reshape(-1)[index]
             self.held[_key(name)] = nn.Parameter(value.clone())
+        self.main_input_name = "input_ids" if takes_tokens(model) else "x"
         self.train(model.training)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:

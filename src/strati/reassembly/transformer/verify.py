@@ -62,7 +62,7 @@ def verified(
     warnings = tuple(flag for flag in found.warnings if flag.code != "direction-uncertain")
     if not ended:
         warnings += (
-            Flag("time", "stopped at the time limit: another move may lower the loss; raise --seconds"),
+            Flag("time", "stopped at the time limit: another move may lower the loss; give it more time"),
         )
     elif exact is not True:
         warnings += (
