@@ -123,7 +123,7 @@ def command(
     from strati.network.data import read_data
     from strati.network.module import as_module
 
-    config = LLCConfig(seed=seed, **sampling)
+    config = LLCConfig(seed=seed, device=device, **sampling)
     read = read_data(data)
     x, y = read.x, read.y
     network = as_module(model, activation=activation)

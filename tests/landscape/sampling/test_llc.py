@@ -313,3 +313,16 @@ def test_pictures_are_drawn():
     pytest.importorskip("matplotlib")
     result = strati.learning_coefficient(lambda w: (w**2).sum(), torch.zeros(1), chains=8, draws=60)
     assert len(result.plot().axes) == 2
+
+
+def test_the_device_is_an_option_and_must_be_there():
+    x = torch.linspace(-1, 1, 20)[:, None]
+    few = {"chains": 4, "draws": 20, "ladder": False}
+    here = strati.llc(nn.Linear(1, 1), "behavioural-mse", x, device="cpu", **few)
+    assert here.estimate is not None
+    for call in (
+        strati.llc,
+        lambda model, loss, data, **o: strati.effective_parameters(model, data, loss=loss, **o),
+    ):
+        with pytest.raises(BadInputError, match="device: nowhere"):
+            call(nn.Linear(1, 1), "behavioural-mse", x, device="nowhere")

@@ -53,6 +53,7 @@ class LLCConfig:
         batch: Data per minibatch for SGLD.
         step: Step size of SGLD; ``None`` calibrates it.
         max_rhat: Above this R-hat no value is given.
+        device: Where torch computes; ``None`` means where the model is.
     """
 
     nbeta: float | None = None
@@ -69,6 +70,7 @@ class LLCConfig:
     batch: int = 256
     step: float | None = None
     max_rhat: float = 1.1
+    device: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("nbeta", "gamma", "coldest", "step", "seconds"):

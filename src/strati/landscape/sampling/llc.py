@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import FlatModel, Loss, Objective, Potential, collect, objective
+from strati.landscape.models import on_device
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.estimation import LearningCoefficient, estimate
@@ -131,6 +132,7 @@ def llc(
     settings = resolve(LLCConfig, config, options, of="llc")
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
+    model = on_device(model, settings.device)
     if sum((per_layer, heads is not None, groups is not None)) > 1:
         raise BadInputError("llc", "give one of per_layer, heads and groups at a time")
     if not per_layer and heads is None and groups is None:

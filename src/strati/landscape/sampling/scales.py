@@ -18,6 +18,7 @@ from torch import nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, LossName, Objective, as_tensor, objective
+from strati.landscape.models import on_device
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
@@ -184,6 +185,7 @@ def effective_parameters(
     settings = resolve(LLCConfig, config, options, of="effective_parameters")
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
+    model = on_device(model, settings.device)
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
     whole = objective(model, loss, x, dtype=dtype)
     wanted = _scales(scales, whole)
