@@ -108,7 +108,7 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
         ("What each layer is", ["scan", model, "--eigenvalues", "--json", found["scan"]]),
         ("What training changed", ["compare", initial, model, "--eigenvalues", "--json", found["compare"]]),
         ("Which layers three networks need", ["study", "fcn-digits", "--out", study]),
-        ("What the metrics are worth", ["audit", study, "--json", found["audit"]]),
+        ("Which metrics to trust", ["audit", study, "--json", found["audit"]]),
         (
             "How many parameters are used",
             [

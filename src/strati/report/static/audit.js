@@ -1,4 +1,4 @@
-// What the metrics are worth: metric against performance, correlations with their intervals, robust and critical layers, verdicts.
+// Which metrics to trust: metric against performance, correlations with their intervals, robust and critical layers, verdicts.
 
 import { choice, empty, h, picker, replace, s, section } from "./dom.js";
 import { interval, isNumber, number, percent, shorten } from "./format.js";
@@ -15,7 +15,7 @@ const pooled = (list) => (list || []).filter((v) => v.intervention === null || v
 
 export function auditSection(whole, id) {
   const result = { ...whole, metrics: pooled(whole.metrics), verdicts: pooled(whole.verdicts) };
-  const body = section(id, "What the metrics are worth", "Layers were re-initialised and re-randomised one at a time. A metric that knows how good a layer is should move with the network's performance.");
+  const body = section(id, "Which metrics to trust", "Layers were re-initialised and re-randomised one at a time. A metric that knows how good a layer is should move with the network's performance.");
   const failed = Array.isArray(result.failed) ? result.failed.length : result.failed;
   if (failed) body.append(h("p", { class: "note" }, `${number(failed)} units of the study failed and are left out.`));
   if ((result.verdicts || []).length) body.append(verdicts(result.verdicts));
