@@ -23,7 +23,7 @@ from strati.papers.registry import Reproduction, Row
 from strati.types import Flag, Tick
 
 SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-BITS = (2, 3, 4, 6)
+BITS = (2, 3, 4, 5, 6)
 CELLS = (
     *(("truncate", f"parameters={share}") for share in (0.9, 0.8, 0.6)),
     *(("quantise", f"bits={bits}") for bits in (4.0, 3.0, 2.5)),
