@@ -334,6 +334,99 @@ def test_peft_reads_the_ranks(tmp_path: Path) -> None:
     assert {n.rsplit(".", 1)[-1]: r for n, r in ranks.items()} == want
 
 
+def test_peft_loads_the_ranks_of_a_language_model(tmp_path: Path) -> None:
+    """Eleven blocks, so that block 1 could be taken for block 10; every adapter has its rank, no other layer does."""
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=11,
+        num_attention_heads=2,
+        vocab_size=30,
+        max_position_embeddings=32,
+    )
+    base = transformers.LlamaForCausalLM(config).eval()
+    tuned = transformers.LlamaForCausalLM(config).eval()
+    tuned.load_state_dict(base.state_dict())
+    layers = [f"model.layers.{i}.self_attn.{p}" for i in (0, 1, 10) for p in ("q_proj", "v_proj")]
+    with torch.no_grad():
+        for name in layers[1:]:
+            tuned.get_submodule(name).weight += 0.5 * torch.randn(16, 16)
+    found = strati.study(
+        tuned,
+        data=np.random.default_rng(0).integers(0, 30, (6, 12)),
+        performance="loss",
+        interventions=strati.adapt(base, rank=[0, 1, 2, 4, 8]),
+        layers=layers,
+        spectral=False,
+    )
+    bare = Study("bare", found.performance, found.rows, found.units, origin=found.origin)  # by added costs
+    plan = strati.plan(bare, budget="rank=4", action="adapt")
+    plan.export(tmp_path / "rank.json", format="peft")
+    config_of = json.loads((tmp_path / "rank.json").read_text())
+    costs = {x["name"]: x["cost_ci"] for x in config_of.pop("strati")["layers"]}
+    assert set(costs) == set(layers)
+    made = peft.get_peft_model(base, peft.LoraConfig(**config_of))
+    there = {
+        n.removeprefix("base_model.model."): (m.r["default"], m.lora_alpha["default"])
+        for n, m in made.named_modules()
+        if isinstance(getattr(m, "r", None), dict)
+    }
+    ranks = {x.name: 16 if x.choice == "keep" else int(x.choice.split("=")[1]) for x in plan.layers}
+    assert ranks["model.layers.0.self_attn.q_proj"] == 0  # it was not tuned
+    assert there == {n: (r, 2 * r) for n, r in ranks.items() if r}
+    assert sum(ranks.values()) <= 4 * len(layers)
+
+
+def test_tensor_types_are_named_as_gguf_names_them(measured: Study, tmp_path: Path) -> None:
+    """The names against the gguf package's own map, the pattern against how llama.cpp matches it."""
+    import re
+
+    import gguf
+
+    from strati.intervene.acting.exports import gguf_name
+
+    architectures = {
+        "LLAMA": ["model.layers.3.self_attn.{q,k,v,o}_proj", "model.layers.10.mlp.{gate,up,down}_proj"],
+        "GPT2": [
+            "transformer.h.2.attn.{c_attn,c_proj}",
+            "h.1.mlp.{c_fc,c_proj}",
+            "transformer.wte",
+            "lm_head",
+        ],
+        "BERT": [
+            "encoder.layer.1.attention.self.{query,key,value}",
+            "encoder.layer.0.{attention.output,intermediate,output}.dense",
+            "embeddings.word_embeddings",
+        ],
+        "PHI3": [
+            "model.layers.1.self_attn.qkv_proj",
+            "model.layers.1.mlp.gate_up_proj",
+            "model.embed_tokens",
+        ],
+    }
+    for name, patterns in architectures.items():
+        known = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, name), 12)
+        for pattern in patterns:
+            head, _, rest = pattern.partition("{")
+            inner, _, tail = rest.partition("}")
+            for word in inner.split(",") if rest else [""]:
+                assert gguf_name(head + word + tail) == known.get_name(head + word + tail), head + word + tail
+    types = {t.name.lower() for t in gguf.GGMLQuantizationType}
+    plan = strati.plan(measured, budget="bits=4", action="quantise", combinations=0)
+    plan.export(tmp_path / "types.sh", format="llama.cpp")
+    options = re.findall(r"--tensor-type '([^']*)'", (tmp_path / "types.sh").read_text())
+    for layer, option in zip(plan.layers, options, strict=True):
+        pattern, _, kind = option.partition(
+            "="
+        )  # llama.cpp: name, "=", type; the name is a regular expression
+        assert kind in types and pattern == pattern.lower()
+        assert re.search(pattern, f"{layer.name}.weight") and not re.search(pattern, f"x{layer.name}.weight")
+
+
 def test_other_forms(measured: Study, tmp_path: Path) -> None:
     plan = strati.plan(measured, budget="bits=4", action="quantise", combinations=0)
     plan.export(tmp_path / "plan.csv", format="csv")
