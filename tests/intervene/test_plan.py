@@ -231,8 +231,8 @@ def test_the_luckiest_of_many_equal_choices_is_not_taken_for_better() -> None:
     wrong = right = 0
     for _ in range(400):
         even = [drawn((1, 1, 1, 1), 1.0)]
-        wrong += some.best([drawn((0, 2, 1, 1), 1.0) for _ in range(8)], even) is not even[0]
-        right += some.best([drawn((0, 2, 1, 1), -1.0) for _ in range(8)], even) is not even[0]
+        wrong += some.best([drawn((0, 2, 1, 1), 1.0) for _ in range(8)], even)[0] is not even[0]
+        right += not some.best([drawn((0, 2, 1, 1), -1.0) for _ in range(8)], even)[1]
     assert wrong / 400 < 0.083
     assert right == 400
 
