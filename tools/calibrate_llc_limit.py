@@ -30,11 +30,7 @@ def main() -> None:
     parser.add_argument("--kind", default="", help="only kinds whose name holds this text")
     parser.add_argument("--save", type=Path, help="append ladders to this file, one JSON object per line")
     options = parser.parse_args()
-    chosen = [
-        case
-        for case in battery()
-        if options.kind in case.kind and options.half in ("all", "final" if case.held_out else "development")
-    ]
+    chosen = [case for case in battery() if options.kind in case.kind and options.half in ("all", case.half)]
     given: list[float] = []
     exact = ranges = without = outside = 0
     for case in chosen:
