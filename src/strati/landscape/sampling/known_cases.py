@@ -68,6 +68,7 @@ class Bumps(nn.Module):
         self.inner = nn.Parameter(torch.tensor(inner, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
+        """One output per row."""
         return (torch.tanh(x * self.inner) * self.outer).sum(-1, keepdim=True)
 
 
