@@ -48,8 +48,11 @@ NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "AR(0.2) along rows": lambda r, s: autoregressive(r.normal(size=s).T, 0.2).T,
     "AR(0.2) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.2),
     "AR(0.7) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.7),
+    "AR(0.2) along both": lambda r, s: autoregressive(autoregressive(r.normal(size=s), 0.2).T, 0.2).T,
 }
 SHAPES = ((128, 128), (400, 100), (150, 300))
+TOLD = {"structured-noise", "heavy-entries"}
+"""Warnings that say that the level of the spikes is that of other noise, or does not hold."""
 
 
 def lattice(W: np.ndarray, levels: int) -> np.ndarray:
@@ -87,13 +90,18 @@ def coverage(
 
 
 def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, float]:
-    """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning."""
-    counts = {"spikes": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
+    """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning.
+
+    ``untold`` are spikes without a warning that the noise is not independent entries of one variance.
+    """
+    counts = {"spikes": 0, "untold": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
     for number in range(draws):
         W = NOISE[name](stream(11, "noise", name, *shape, number), shape)
         sp = spectrum(W if W.dtype != np.float64 else W.astype(np.float32))
         codes = {flag.code for flag in sp.warnings}
-        counts["spikes"] += (sp.metrics()["spikes"] or 0) > 0
+        spiked = (sp.metrics()["spikes"] or 0) > 0
+        counts["spikes"] += spiked
+        counts["untold"] += spiked and not codes & TOLD
         counts["heavy"] += sp.phase == "heavy-tailed"
         for code in ("noise-like", "structured-noise"):
             counts[code] += code in codes
@@ -105,6 +113,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["coverage", "noise"])
     parser.add_argument("--draws", type=int)
+    parser.add_argument("--kinds", nargs="+", default=list(NOISE), choices=NOISE, metavar="KIND")
+    parser.add_argument("--shapes", nargs="+", default=[f"{n}x{m}" for n, m in SHAPES], metavar="NxM")
     options = parser.parse_args()
     if options.what == "coverage":
         draws = options.draws or 400
@@ -122,19 +132,15 @@ def main() -> None:
                 )
         return
     draws = options.draws or 200
-    print(
-        f"share of {draws} draws of noise, over 128x128, 400x100 and 150x300: worst (structured-noise: least)"
-    )
-    print(f"{'':30s}{'spikes':>8s}{'heavy-tailed':>14s}{'noise-like':>18s}{'structured-noise':>20s}")
-    for name in NOISE:
-        rates = [noise_rates(name, shape, draws) for shape in SHAPES]
-        low, high = ({key: pick(rate[key] for rate in rates) for key in rates[0]} for pick in (min, max))
-        print(
-            f"{name:30s}{high['spikes']:8.3f}{high['heavy']:14.3f}"
-            f"{low['noise-like']:10.3f} to {high['noise-like']:.3f}"
-            f"{low['structured-noise']:12.3f} to {high['structured-noise']:.3f}",
-            flush=True,
-        )
+    shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]
+    print(f"share of {draws} draws of noise, {', '.join(options.shapes)}: least to largest over the shapes")
+    print("untold: spikes without a warning that the noise has structure or heavy entries")
+    names = ("spikes", "untold", "heavy", "noise-like", "structured-noise")
+    print(f"{'':28s}" + "".join(f"{name:>18s}" for name in names))
+    for name in options.kinds:
+        rates = [noise_rates(name, (n, m), draws) for n, m in shapes]
+        cells = [f"{min(r[k] for r in rates):.3f} to {max(r[k] for r in rates):.3f}" for k in names]
+        print(f"{name:28s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
