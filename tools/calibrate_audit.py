@@ -7,7 +7,8 @@ performance over the points, among 23 of noise.
 
     python tools/calibrate_audit.py --studies 200 --keep studies.jsonl
 
-prints the rates that docs/audit.md states. Every judged study is kept in the file: interrupted, the same command goes on.
+prints the rates that docs/audit.md states. Every judged study is kept in the file:
+interrupted, the same command goes on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Error rates of ``spectrum`` on matrices and tails of known making, as the docs state them.
 
-    python tools/calibrate_spectra.py coverage [--draws 400]    # of alpha +- 1.96 alpha_stderr
+    python tools/calibrate_spectra.py coverage [--draws 100]    # of alpha +- 1.96 alpha_stderr
     python tools/calibrate_spectra.py noise [--draws 200]       # spikes, tails and warnings in noise of many kinds
 
 Each row has random streams of its own, so the numbers do not depend on what else is run.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+from scipy import stats
 
 from strati.rng import stream
 from strati.spectra.spectrum import spectrum
@@ -24,13 +25,21 @@ SHARP: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
     "flat body, then a power law": lambda r, n, a: np.where(
         r.random(n) < 0.5, r.uniform(0.2, 1, n), r.pareto(a - 1, n) + 1
     ),
+    "lognormal, upper 10 % a power law": lambda r, n, a: lognormal_with_tail(r, n, a, 1.0, 0.1),
+    "lognormal, upper 30 % a power law": lambda r, n, a: lognormal_with_tail(r, n, a, 0.5, 0.3),
 }
 GRADUAL: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
     "Student's t, sizes": lambda r, n, a: np.abs(r.standard_t(a - 1, n)),
     "Frechet": lambda r, n, a: r.weibull(a - 1, n) ** -1.0,
     "Burr (c = 2)": lambda r, n, a: np.sqrt(np.expm1(r.exponential(2 / (a - 1), n))),
+    "Burr (c = 1/2)": lambda r, n, a: np.expm1(r.exponential(0.5 / (a - 1), n)) ** 2,
     "Lomax": lambda r, n, a: r.pareto(a - 1, n),
+    "inverse gamma": lambda r, n, a: 1 / r.gamma(a - 1, 1, n),
+    "stable, sizes": lambda r, n, a: np.abs(stable(r, n, a - 1)),
 }
+SIZES, EXPONENTS = (100, 300, 1000, 4000), (2.0, 3.0, 5.0)
+STABLE_EXPONENTS = (1.5, 2.0, 2.5)
+"""Of stable laws: their tails have exponents below 3."""
 NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "Gaussian": lambda r, s: r.normal(size=s),
     "uniform": lambda r, s: r.uniform(-1, 1, s),
@@ -70,22 +79,42 @@ def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
     return made
 
 
+def stable(r: Rng, n: int, mu: float) -> np.ndarray:
+    """Symmetric stable values (Chambers, Mallows and Stuck 1976)."""
+    angle, size = r.uniform(-np.pi / 2, np.pi / 2, n), r.exponential(1, n)
+    made: np.ndarray = np.sin(mu * angle) / np.cos(angle) ** (1 / mu)
+    return made * (np.cos(angle - mu * angle) / size) ** ((1 - mu) / mu)
+
+
+def lognormal_with_tail(r: Rng, n: int, a: float, sigma: float, share: float) -> np.ndarray:
+    """A lognormal body up to its quantile ``1 - share``, a power law beyond."""
+    start = float(np.exp(sigma * stats.norm.ppf(1 - share)))
+    body = np.exp(sigma * stats.norm.ppf((1 - share) * r.random(n)))
+    return np.where(r.random(n) < share, start * (r.pareto(a - 1, n) + 1), body)
+
+
 def coverage(
     make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int
 ) -> dict[str, tuple[float, float]]:
-    """Least and largest share of intervals that cover the exponent, over sizes and exponents: ours, the formula's."""
-    shares: dict[str, list[float]] = {"stderr": [], "formal_stderr": []}
-    for size in (100, 400, 1000):
-        for alpha in (2.0, 3.0, 5.0):
-            inside = dict.fromkeys(shares, 0)
+    """Least and largest share over sizes and exponents: intervals that cover (ours, the formula's), warnings.
+
+    ``told``: covered, or warned of as a gradual tail.
+    """
+    shares: dict[str, list[float]] = {"stderr": [], "told": [], "gradual": [], "formal_stderr": []}
+    for size in SIZES:
+        for alpha in STABLE_EXPONENTS if name.startswith("stable") else EXPONENTS:
+            count = dict.fromkeys(shares, 0)
             for number in range(draws):
                 values = np.sort(make(stream(7, "coverage", name, size, alpha, number), size, alpha))
                 tail = fit_tail(values[values > 0])
                 assert tail is not None
-                for which in shares:
-                    inside[which] += abs(tail.alpha - alpha) <= 1.96 * getattr(tail, which)
+                inside = abs(tail.alpha - alpha) <= 1.96 * tail.stderr
+                count["stderr"] += inside
+                count["told"] += inside or tail.gradual
+                count["gradual"] += tail.gradual
+                count["formal_stderr"] += abs(tail.alpha - alpha) <= 1.96 * tail.formal_stderr
             for which, found in shares.items():
-                found.append(inside[which] / draws)
+                found.append(count[which] / draws)
     return {which: (min(found), max(found)) for which, found in shares.items()}
 
 
@@ -117,19 +146,24 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=[f"{n}x{m}" for n, m in SHAPES], metavar="NxM")
     options = parser.parse_args()
     if options.what == "coverage":
-        draws = options.draws or 400
+        draws = options.draws or 100
+        listed = [", ".join(f"{value:g}" for value in of) for of in (SIZES, EXPONENTS, STABLE_EXPONENTS)]
         print(
-            f"share of 95 % intervals that cover alpha; 100, 400, 1000 values; alpha 2, 3, 5; {draws} draws each"
+            f"share of 95 % intervals that cover alpha: {listed[0]} values; alpha {listed[1]} (stable: {listed[2]});"
         )
-        print(f"{'':32s}{'alpha_stderr':>16s}{'(alpha-1)/sqrt(n)':>20s}")
-        for title, laws in (("sharp start", SHARP), ("gradual start", GRADUAL)):
+        print(f"{draws} draws each; least to largest")
+        names = {
+            "stderr": "alpha_stderr",
+            "told": "or gradual-tail",
+            "gradual": "gradual-tail",
+            "formal_stderr": "(alpha-1)/sqrt(n)",
+        }
+        print(f"{'':42s}" + "".join(f"{title:>18s}" for title in names.values()))
+        for title, laws in (("sharp", SHARP), ("gradual", GRADUAL)):
             for name, make in laws.items():
                 found = coverage(make, name, draws)
-                ours, formal = found["stderr"], found["formal_stderr"]
-                print(
-                    f"{title + ': ' + name:42s}{ours[0]:.2f} to {ours[1]:.2f}{formal[0]:>12.2f} to {formal[1]:.2f}",
-                    flush=True,
-                )
+                cells = [f"{low:.2f} to {high:.2f}" for low, high in (found[which] for which in names)]
+                print(f"{title + ': ' + name:42s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
         return
     draws = options.draws or 200
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]

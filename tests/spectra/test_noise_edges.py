@@ -98,7 +98,7 @@ def test_spikes_at_their_level_whatever_the_fourth_moment(name: str, shape: tupl
 
 
 def test_entries_with_a_power_law_say_that_the_level_does_not_hold() -> None:
-    """t with five degrees of freedom, 80 draws: spikes in at most 5 of them, untold in at most 3 (level 0.01 to 0.02)."""
+    """t with five degrees of freedom, 80 draws: spikes in at most 5 of them, untold in at most 3."""
     spiked = untold = 0
     for number in range(80):
         sp = spectrum(stream(5, number).standard_t(5, (128, 128)))

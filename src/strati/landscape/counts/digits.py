@@ -4,8 +4,8 @@ Narrow networks of smooth neurons have singular values that fall by a constant f
 With many digits there is nothing to weigh: the network's weights and data are taken as the numbers they are, the
 Jacobian is computed with mpmath, brought to rows and columns of one size, and eliminated with complete pivoting in
 fixed-point integers. Pivots end at some size or go on down to the last digits; only the first is a rank. Slopes of
-saturated neurons can be smaller than any number of digits shows beside others (the slope of tanh at 1e5 has 86,859 zeros
-after the point); nothing is decided then.
+saturated neurons can be smaller than any number of digits shows beside others (the slope of tanh at 1e5 has 86,858
+zeros after the point); nothing is decided then.
 """
 
 from __future__ import annotations
