@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.network.roles import Role, modules
-from strati.network.views import View
+from strati.network.views import half_of_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,38 +160,60 @@ def _correlation(a: Matrix, b: Matrix) -> float:
     return float((x * y).sum()) / scale if scale > 0 else 0.0
 
 
-def unfused(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers with fused gate-and-up matrices taken apart: rows of the gate first, then those of the input map.
+def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Layer, ...]:
+    """The layers with fused gate-and-up matrices taken apart.
 
     A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
-    as it has outputs.
+    as it has outputs. Its rows are those of the gate, then those of the input map, or the two in turn (gpt-oss): the
+    gates of another network tell where that has some, else the network's settings.
+
+    Args:
+        layers: The layers of a network.
+        others: Layers of another network that keeps its gates apart.
     """
     gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
     inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}
-    found: list[Layer] = []
+    fused: set[str] = set()
     for layer in layers:
         place = (layer.block, layer.expert)
         halves = layer.role is Role.MLP_IN and layer.count == 1 and layer.shape[0] % 2 == 0
         named = modules(layer.tensor)[-1:] in (["gate_up_proj"], ["w12"], ["gate_up"])
         if halves and (named or (place not in gated and inner.get(place, 0) * 2 == layer.shape[0])):
-            found += [half(layer, 0, Role.MLP_GATE), half(layer, 1, Role.MLP_IN)]
+            fused.add(layer.name)
+    turns = _alternating([x for x in layers if x.name in fused], others)
+    found: list[Layer] = []
+    for layer in layers:
+        if layer.name in fused:
+            found += [_half(layer, i, role, turns) for i, role in ((0, Role.MLP_GATE), (1, Role.MLP_IN))]
         else:
             found.append(layer)
     return tuple(found)
 
 
-def half(layer: Layer, which: int, role: Role) -> Layer:
-    """One half of a fused layer's rows as a layer of its own."""
-    rows, cols = layer.shape[0] // 2, layer.shape[1]
+def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Whether the rows of gate and input map stand in turn in a network's fused matrices."""
+    gates = {(x.block, x.expert): x for x in others if x.role is Role.MLP_GATE and x.count == 1}
+    for layer in fused:
+        gate = gates.get((layer.block, layer.expert))
+        if gate is not None and gate.shape == (layer.shape[0] // 2, layer.shape[1]):
+            whole, part = next(layer.matrices()), next(gate.matrices())
+            halves, in_turn = _distance(part, whole[: gate.shape[0]]), _distance(part, whole[::2])
+            if min(halves, in_turn) < _BETTER * max(halves, in_turn):
+                return in_turn < halves
+    config = fused[0].network.config or {} if fused else {}
+    return config.get("model_type") == "gpt_oss"
+
+
+def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
+    """One of the two maps of a fused layer as a layer of its own."""
     word = "gate" if role is Role.MLP_GATE else "up"
-    text = f"{word}: rows {which * rows} to {(which + 1) * rows - 1} of the fused matrix, {layer.view}"
-    cut = View(text, rows, cols, (*layer.cut.steps, ("rows", (which * rows, (which + 1) * rows))))
+    cut = half_of_rows(layer.cut, which, word, alternating=alternating)
     return replace(
         layer,
         name=f"{layer.name}[{word}]",
         role=role,
-        shape=(rows, cols),
-        view=text,
-        parameters=rows * cols,
+        shape=(cut.rows, cut.cols),
+        view=cut.text,
+        parameters=cut.rows * cut.cols,
         cut=cut,
     )
