@@ -1,9 +1,9 @@
 """Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
 
 llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
-inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized. Each way back is a pure
-function. Whether one is needed is not told by names but by the weights: a way back is taken only where the two
-versions then agree far better.
+inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized; AWQ moved scales of
+channels from layer to layer. Each way back is a pure function. Whether one is needed is not told by names but by the
+weights: a way back is taken only where the two versions then agree far better.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 48  # columns on which ways back are tried
 _BETTER = 0.5  # a way back must at least halve the squared distance
+_ROUNDS = 10  # rows and columns in turn: scales of real files settle in three or four
 _RELATED = 0.2  # correlation from which on two tables of embeddings are versions of one another
 
 
@@ -36,7 +37,8 @@ class Aligned:
     Attributes:
         first: The first version.
         second: The second, as the first stores it.
-        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``.
+        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``,
+            ``channel-scales``.
         extra: Rows that only one version has, as ``(which version, first row, last row)``.
     """
 
@@ -80,6 +82,37 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
         if distance < min(best, _BETTER * plain):
             how, found = "transposed", second.T
     return Aligned(first, found, how)
+
+
+def rescaled(pair: Aligned) -> Aligned:
+    r"""The first version with its rows and columns scaled as the second one's are, where that is what differs.
+
+    Scales of channels can be moved from a layer into the one before it (SmoothQuant, AWQ) without changing what the
+    network computes: :math:`B \approx \mathrm{diag}(r)\, A\, \mathrm{diag}(c)`, fitted by least squares in turn.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> A, c = rng.normal(size=(40, 30)), rng.uniform(0.5, 2, size=30)
+        >>> found = rescaled(Aligned(A, A * c + 1e-6 * rng.normal(size=A.shape)))
+        >>> found.how, bool(np.allclose(found.first, A * c, atol=1e-4))
+        ('channel-scales', True)
+    """
+    a, b = pair.first.astype(np.float64), pair.second.astype(np.float64)
+    if min(a.shape) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return pair
+    product, square = a * b, a * a
+    rows, columns = np.ones(a.shape[0]), np.ones(a.shape[1])
+    for _ in range(_ROUNDS):
+        columns = _ratio(rows @ product, (rows * rows) @ square)
+        rows = _ratio(product @ columns, square @ (columns * columns))
+    scaled = a * rows[:, None] * columns
+    if np.square(b - scaled).sum() >= _BETTER * np.square(b - a).sum():
+        return pair
+    return replace(pair, first=scaled, how="channel-scales")
+
+
+def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(top, bottom, out=np.ones_like(top), where=bottom > 0)
 
 
 def interleaved(weight: Matrix, heads: int) -> Matrix:
