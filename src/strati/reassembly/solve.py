@@ -50,6 +50,10 @@ _ALIGNED = 2000
 """Rows of a sweep, how far the next sweep's rows are shifted, rows on which a repaired order is judged, and rows
 for the alignment of pairs with the outputs."""
 
+_NOTHING = 0.5
+"""The data are doubted where the error is more than this share of the outputs' variance and of the least error of random
+orders: the search explains the outputs of its own network far better than that long before it is exact."""
+
 _STAGES = 200
 _DRAWN = 10_000
 """At most so many stages of the progression, and so many blocks in all of them together."""
@@ -415,15 +419,13 @@ def _warnings(
     other = _other_activation(parts, state, rows, floor)
     if other is not None:
         text += f"; with --activation {other} this very order is exact"
-    elif state.mse > 0.5 * _by_chance(parts, rows):
+    elif share > _NOTHING and state.mse > _NOTHING * _by_chance(parts, rows):
         text += (
             "; random orders fit hardly worse: the data do not look like this network's. Is it the right file, target "
             "and activation?"
         )
     else:
-        text += (
-            "; is the target the network's own output, and the activation right? A longer --seconds may help"
-        )
+        text += "; the search ended short of the order. A longer --seconds, another --seed or more rows may help"
     found.append(Flag("not-exact", text))
     return found
 

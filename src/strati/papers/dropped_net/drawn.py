@@ -29,7 +29,7 @@ NETWORKS = 40
 """Networks of the battery; eight with ``quick``."""
 
 SECONDS = 120.0
-"""Time limit for each."""
+"""Time limit for each; what is reported is the time of the processor, which other work on the machine does not change."""
 
 
 def dropped_net_battery(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -67,6 +67,7 @@ def drawn(number: int, *, seed: int = 0) -> Recipe:
         lr=1e-3 if optimiser == "adam" else 1e-2,
         weight_decay=decay,
         activation=str(rng.choice(["relu", "gelu", "tanh"])),
+        batch=250,
         seed=1000 * seed + number,
         optimiser=optimiser,
         norm=kind == "pre-norm",
@@ -107,7 +108,7 @@ def outcome(number: int, folder: Path, *, seed: int, tick: Tick) -> dict[str, An
             return kept
     network = train(recipe, keep=files.training)
     pieces, permutation = network.pieces(recipe.seed)
-    began = time.perf_counter()
+    began = time.process_time()
     found = reassemble(pieces, network.x, network.pred, activation=recipe.activation, seconds=SECONDS)
     assert isinstance(found, Reassembly)
     result = {
@@ -115,7 +116,7 @@ def outcome(number: int, folder: Path, *, seed: int, tick: Tick) -> dict[str, An
         "exact": bool(found.exact),
         "right": found.permutation == permutation,
         "share": found.mse / found.variance,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.process_time() - began,
         "training_mse": network.loss,
     }
     write_atomic(files.outcome, json.dumps(result) + "\n")
