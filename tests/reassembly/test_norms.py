@@ -9,7 +9,7 @@ from strati.reassembly.normalise import Normaliser
 from strati.reassembly.norms import _effects
 from strati.reassembly.passes import run, stack
 from strati.reassembly.pieces import as_pieces, sort_out
-from strati.reassembly.posterior import _posterior_mean
+from strati.reassembly.posterior import posterior_mean
 
 
 def network(blocks, width, hidden, *, per_block=True, final=False, centred=True, seed=0, rows=1500):
@@ -133,7 +133,7 @@ def test_the_posterior_mean_is_that_of_the_likeliest_noise():
     for rows, count in ((60, 20), (20, 60)):
         columns = rng.standard_normal((rows, count)).astype("f4")
         target = columns @ rng.standard_normal(count) + 0.5 * rng.standard_normal(rows)
-        found, noise = _posterior_mean(columns, target, None)
+        found, noise = posterior_mean(columns, target, None)
         wide = columns.astype(float)
         covariance = wide @ wide.T + noise * np.eye(rows)
         np.testing.assert_allclose(found, wide.T @ np.linalg.solve(covariance, target), rtol=1e-3, atol=1e-5)

@@ -26,7 +26,9 @@ def test_alignment_tells_more_pairs_than_any_signal_of_the_weights(trained):
     for network, act in trained.values():
         parts, order = in_order(network, act)
         right = {score: int((pair(parts, score).outs == order).sum()) for score in Score}
-        by_data = int((pairing_of(parts, "aligned", aligned(parts, network.x, network.pred)).outs == order).sum())
+        by_data = int(
+            (pairing_of(parts, "aligned", aligned(parts, network.x, network.pred)).outs == order).sum()
+        )
         both = int((pair(parts, Score.COMBINED, (network.x, network.pred)).outs == order).sum())
         single = max(count for score, count in right.items() if score is not Score.COMBINED)
         assert by_data > single

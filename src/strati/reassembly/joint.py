@@ -103,7 +103,9 @@ def search(
             order = np.arange(len(parts.A)) if start < 3 else rng.permutation(len(parts.A))
         if prior is not None and start % 4 in (1, 2):
             # what the weights say, believed more or less, and mixed with the best chain or with chance
-            mixed = _PART * softened_belief(parts, prior, float(rng.uniform(0.05, 0.8))) + (1 - _PART) * mixture
+            mixed = (
+                _PART * softened_belief(parts, prior, float(rng.uniform(0.05, 0.8))) + (1 - _PART) * mixture
+            )
             relaxed = settle(parts, x, y, mixed, order, ordered=start % 4 == 1)
         else:
             relaxed = relax(parts, x, y, mixture, order, steps=6 + 2 * (start % 3), ordered=bool(start % 2))
@@ -221,7 +223,9 @@ def socket_effects(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[Floa
             carried = (g @ flat_B).reshape(rows, m, h)
             effects[q, :, k] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0] + g @ parts.b.T
         if parts.shared:
-            hidden = parts.act.value(parts.enter(passed.streams[k]) @ flat_A + parts.a.reshape(-1)).reshape(rows, m, h)
+            hidden = parts.act.value(parts.enter(passed.streams[k]) @ flat_A + parts.a.reshape(-1)).reshape(
+                rows, m, h
+            )
             for q in range(outputs):
                 carried = passed.adjoint[k + 1][q] @ parts.B[outs[k]]
                 effects[q, :, n + k] = np.matmul(hidden, carried[:, :, None])[:, :, 0]

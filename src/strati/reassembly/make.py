@@ -37,7 +37,8 @@ class Recipe:
     """How a network is built and trained: on the mean squared error, from PyTorch's default initial weights.
 
     ``optimiser`` is ``adamw`` (decay apart from the gradient), ``adam`` (decay as part of the gradient, which Adam
-    then rescales: far stronger for the same number) or ``sgd`` (momentum 0.9). ``norm`` puts a LayerNorm of its own
+    then rescales: far stronger for the same number) or ``sgd`` (momentum 0.9,
+    gradients clipped to norm 1). ``norm`` puts a LayerNorm of its own
     before every block; ``bias=False`` leaves the biases of the blocks out.
     """
 
@@ -191,6 +192,8 @@ def train(
                 loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
                 optimiser.zero_grad()
                 loss.backward()
+                if recipe.optimiser == "sgd":  # deep networks of default weights begin with steep gradients
+                    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimiser.step()
             if (epoch + 1) % 10 == 0 or epoch + 1 == recipe.epochs:
                 kept.save(epoch + 1, parameters, optimiser)
@@ -214,9 +217,7 @@ def _optimiser(recipe: Recipe, parameters: list[Any]) -> Any:
     import torch
 
     if recipe.optimiser == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=recipe.lr, momentum=_MOMENTUM, weight_decay=recipe.weight_decay
-        )
+        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=_MOMENTUM, weight_decay=recipe.weight_decay)
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimiser]
     return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
 

@@ -145,7 +145,9 @@ def _effects(
     if wardrobe.last is not None:
         read = parts.leave(passed.streams[-1])
         for q in range(outputs):
-            effects[q, :, -1] = (read * wardrobe.L[q]) @ wardrobe.weights.T + wardrobe.L[q] @ wardrobe.biases.T
+            effects[q, :, -1] = (read * wardrobe.L[q]) @ wardrobe.weights.T + wardrobe.L[
+                q
+            ] @ wardrobe.biases.T
     return passed.output, effects.reshape(outputs * rows, places, -1)
 
 

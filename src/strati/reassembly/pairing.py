@@ -182,7 +182,10 @@ def _unit_responses(
     wanted /= _safe(np.linalg.norm(wanted, axis=0))
     read = parts.enter(x)
     moved = np.stack(
-        [parts.act.value(read @ A.T + a).astype(np.float64).T @ wanted for A, a in zip(parts.A, parts.a, strict=True)]
+        [
+            parts.act.value(read @ A.T + a).astype(np.float64).T @ wanted
+            for A, a in zip(parts.A, parts.a, strict=True)
+        ]
     )
     return moved, np.einsum("od,mdh->mho", parts.L, parts.B).astype(np.float64)
 

@@ -197,7 +197,8 @@ def _with_norms(found: PieceSet, norms: Sequence[Piece], where: object) -> Piece
     odd = next((p for p in norms if len(p.weight) != found.width), None)
     if odd is not None:
         raise BadInputError(
-            where, f"{odd.name} is a vector of {len(odd.weight)}, the network is {found.width} wide: no norm of it"
+            where,
+            f"{odd.name} is a vector of {len(odd.weight)}, the network is {found.width} wide: no norm of it",
         )
     if len(norms) not in (1, found.blocks, found.blocks + 1):
         raise BadInputError(
@@ -342,7 +343,9 @@ def _norm(number: int, name: str, what: object, arrays: Mapping[str, NDArray[Any
     weights = [k for k in arrays if k not in biases]
     if len(weights) != 1 or (biases and arrays[biases[0]].shape != arrays[weights[0]].shape):
         held = ", ".join(f"{k} {tuple(v.shape)}" for k, v in arrays.items())
-        raise BadInputError(what, f"is neither a linear layer nor a norm (weight and bias of one length): it holds {held}")
+        raise BadInputError(
+            what, f"is neither a linear layer nor a norm (weight and bias of one length): it holds {held}"
+        )
     weight = _numbers_only(what, "weight", arrays[weights[0]])
     bias = _numbers_only(what, "bias", arrays[biases[0]]) if biases else np.zeros_like(weight)
     return Piece(number, name, weight, bias, bool(biases))

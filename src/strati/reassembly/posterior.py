@@ -10,7 +10,7 @@ steps, each around the last answer but with the same prior, mend what the linear
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from strati.reassembly.regression import flip_effects, sorted_by_flips
 from strati.reassembly.relaxed import Relaxed, mixed_mse, mixed_pass, piece_effects, to_polytope, uniform
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from strati.reassembly.passes import Floats, Ints, Parts
@@ -61,7 +63,7 @@ def settle(
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(steps):
             passed = mixed_pass(parts, x, mixture, order)
-            effects = _centred(piece_effects(parts, passed, order), belief, parts.shared)
+            effects = centred(piece_effects(parts, passed, order), belief, parts.shared)
             flips, pairs = flip_effects(passed)
             target = (y - passed.output).T.reshape(-1).astype(np.float64)
             if not bool(np.isfinite(target).all() and np.isfinite(effects).all()):
@@ -70,9 +72,10 @@ def settle(
             target += effects.reshape(len(target), -1) @ (mixture - belief).reshape(-1)
             target -= mean * flips.sum(axis=1)
             columns = np.concatenate(
-                [effects[:, first, second] * root.astype(np.float32), flips * np.float32(np.sqrt(variance))], axis=1
+                [effects[:, first, second] * root.astype(np.float32), flips * np.float32(np.sqrt(variance))],
+                axis=1,
             )
-            solution, noise = _posterior_mean(columns, target, noise)
+            solution, noise = posterior_mean(columns, target, noise)
             wanted = belief.copy()
             wanted[first, second] += root * solution[: len(first)]
             wanted = to_polytope(wanted, parts.shared)
@@ -82,13 +85,17 @@ def settle(
     return Relaxed(mixture, order, mixed_mse(parts, x, y, mixture, order))
 
 
-def _centred(effects: Floats, belief: Matrix, shared: bool, rounds: int = 3) -> Floats:
+def centred(effects: NDArray[Any], belief: Matrix, shared: bool, rounds: int = 3) -> NDArray[Any]:
     """Effects without what every piece used once takes out, each choice counted as far as it is believed."""
-    weight = belief.astype(np.float32)
+    weight = belief.astype(effects.dtype)
     if shared:
         used = (weight.sum(axis=1) + weight.sum(axis=0))[None, :]
         for _ in range(rounds):
-            part = (np.einsum("xij,ij->xi", effects, weight) + np.einsum("xij,ij->xj", effects, weight)) / used / 2
+            part = (
+                (np.einsum("xij,ij->xi", effects, weight) + np.einsum("xij,ij->xj", effects, weight))
+                / used
+                / 2
+            )
             effects = effects - part[:, :, None] - part[:, None, :]
         return effects
     for _ in range(rounds):
@@ -97,10 +104,21 @@ def _centred(effects: Floats, belief: Matrix, shared: bool, rounds: int = 3) -> 
     return effects
 
 
-def _posterior_mean(columns: Floats, target: Matrix, noise: float | None) -> tuple[Matrix, float]:
+def posterior_mean(columns: NDArray[Any], target: Matrix, noise: float | None) -> tuple[Matrix, float]:
     """Weights of unit prior variance given the target, with the noise that makes the target likeliest.
 
     The likelihood is climbed by halving and doubling the noise, from the last step's or from a tenth of the target.
+    """
+    (found,), likeliest = posterior_means(columns, target, noise, (1.0,))
+    return found, likeliest
+
+
+def posterior_means(
+    columns: NDArray[Any], target: Matrix, noise: float | None, factors: Sequence[float]
+) -> tuple[list[Matrix], float]:
+    """The posterior mean for the likeliest noise times each factor, and that noise.
+
+    More noise than is likely is for errors of the linear picture, which are none of independent rows.
     """
     from scipy.linalg import cho_factor, cho_solve  # a second to import: only where it is needed
 
@@ -109,29 +127,34 @@ def _posterior_mean(columns: Floats, target: Matrix, noise: float | None) -> tup
     gram = (columns @ columns.T if dual else columns.T @ columns).astype(np.float64)
     side = target if dual else columns.T.astype(np.float64) @ target
     size = float(target @ target)
-    tried: dict[int, tuple[float, Matrix]] = {}
-    # the Gram matrix was summed in float32: less noise than its rounding is not to be had
-    least = 1e-6 * float(np.trace(gram)) + float(np.finfo(np.float64).tiny)
+    # less noise than the rounding of the Gram matrix is not to be had
+    rounding = 8 * float(np.finfo(columns.dtype).eps)
+    least = rounding * float(np.trace(gram)) + float(np.finfo(np.float64).tiny)
     start = max(0.1 * size / rows if noise is None else noise, least)
+
+    def solved(variance: float) -> tuple[float, Matrix]:
+        shifted = gram.copy()
+        shifted[np.diag_indices_from(shifted)] += variance
+        factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
+        solution = cho_solve(factor, side, check_finite=False)
+        logs = 2 * float(np.log(np.diag(factor[0])).sum()) + (rows - len(gram)) * float(np.log(variance))
+        left = float(side @ solution) if dual else (size - float(side @ solution)) / variance
+        return -0.5 * (left + logs), np.asarray(solution)
+
+    tried: dict[int, float] = {}
 
     def at(level: int) -> float:
         if level not in tried:
-            variance = max(start * 2.0**level, least)
-            shifted = gram.copy()
-            shifted[np.diag_indices_from(shifted)] += variance
-            factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
-            solved = cho_solve(factor, side, check_finite=False)
-            logs = 2 * float(np.log(np.diag(factor[0])).sum()) + (rows - len(gram)) * float(np.log(variance))
-            left = float(side @ solved) if dual else (size - float(side @ solved)) / variance
-            tried[level] = (-0.5 * (left + logs), solved)
-        return tried[level][0]
+            tried[level] = solved(max(start * 2.0**level, least))[0]
+        return tried[level]
 
     level = 0
-    for _ in range(12):
+    for _ in range(40):
         near = max((level - 1, level, level + 1), key=at)
         if near == level:
             break
         level = near
-    solved = tried[level][1]
-    found = columns.T.astype(np.float64) @ solved if dual else solved
-    return np.asarray(found), max(start * 2.0**level, least)
+    likeliest = max(start * 2.0**level, least)
+    solutions = [solved(likeliest * factor)[1] for factor in factors]
+    found = [columns.T.astype(np.float64) @ one if dual else one for one in solutions]
+    return found, likeliest

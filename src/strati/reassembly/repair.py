@@ -205,9 +205,7 @@ def _forward(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Float
     return streams, pre
 
 
-def _backward(
-    parts: Parts, ins: Ints, outs: Ints, streams: list[Floats], pre: list[Floats]
-) -> list[Floats]:
+def _backward(parts: Parts, ins: Ints, outs: Ints, streams: list[Floats], pre: list[Floats]) -> list[Floats]:
     """Derivatives of the output by the stream before each block: (outputs, width, rows)."""
     rows = pre[0].shape[1]
     g: Floats = np.ascontiguousarray(np.broadcast_to(parts.L[:, :, None], (*parts.L.shape, rows)))

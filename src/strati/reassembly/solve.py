@@ -331,7 +331,10 @@ def _chains(parts: Parts, state: _State, rows: tuple[Floats, Floats]) -> list[tu
     found = [(state.ins, state.outs)]
     some = _some(rows, _ALIGNED)
     alone = [pairing_of(parts, "aligned", aligned(parts, *some))]
-    alone += [pair(parts, score, some) for score in (Score.COMBINED, Score.NORMS, Score.GRAM, Score.DIAGONAL, Score.READOUT)]
+    alone += [
+        pair(parts, score, some)
+        for score in (Score.COMBINED, Score.NORMS, Score.GRAM, Score.DIAGONAL, Score.READOUT)
+    ]
     for pairing in alone:
         order = seed_order(parts, pairing.ins, pairing.outs, some[0], Seed.L1)
         found.append((pairing.ins[order], pairing.outs[order]))
@@ -425,7 +428,9 @@ def _warnings(
             "and activation?"
         )
     else:
-        text += "; the search ended short of the order. A longer --seconds, another --seed or more rows may help"
+        text += (
+            "; the search ended short of the order. A longer --seconds, another --seed or more rows may help"
+        )
     found.append(Flag("not-exact", text))
     return found
 

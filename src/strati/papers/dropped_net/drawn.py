@@ -39,11 +39,15 @@ def dropped_net_battery(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
     exact = sum(one["exact"] for one in done)
     taken = sorted(one["seconds"] for one in done)
     note = f"{exact / len(done):.0%}; median {np.median(taken):.1f} s, longest {taken[-1]:.1f} s, limit {SECONDS:g} s"
-    rows = [Row(f"residual networks drawn by seed, exact within {SECONDS:g} s, of {len(done)}", None, exact, note)]
+    rows = [
+        Row(f"residual networks drawn by seed, exact within {SECONDS:g} s, of {len(done)}", None, exact, note)
+    ]
     for one in done:
         how = "exact" if one["exact"] else f"NOT exact, error {one['share']:.2g} of the variance"
         rows.append(Row(one["name"], None, how, f"{one['seconds']:.1f} s"))
-    return Reproduction("dropped-net-battery", "residual networks drawn by seed, put back exactly", tuple(rows))
+    return Reproduction(
+        "dropped-net-battery", "residual networks drawn by seed, put back exactly", tuple(rows)
+    )
 
 
 def drawn(number: int, *, seed: int = 0) -> Recipe:
