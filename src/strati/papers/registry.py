@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError
-from strati.types import Flag, Result, Tick, silent
+from strati.papers.rows import Reproduction, Row
+from strati.types import Tick, silent
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
+__all__ = ["ENTRIES", "Entry", "Reproduction", "Row", "reproduce"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ ENTRIES: dict[str, Entry] = {
         "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
     ),
     "dropped-net-figures": Entry(
-        "dropped_net.puzzle:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
+        "dropped_net.figures:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
     ),
     "dropped-net-study": Entry(
         "dropped_net.open_questions:dropped_net_study",
@@ -141,58 +139,6 @@ ENTRIES: dict[str, Entry] = {
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One number of a paper and ours. ``paper`` is ``None`` where the paper gives none."""
-
-    what: str
-    paper: float | str | None
-    ours: float | str | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Reproduction(Result):
-    """A paper's table or figure redone."""
-
-    verb: ClassVar[str] = "reproduce"
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-    figures: tuple[str, ...] = ()
-    warnings: tuple[Flag, ...] = ()
-
-    def payload(self) -> dict[str, Any]:
-        """Name, title, rows, and the files of the figures drawn."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "rows": self.rows,
-            "figures": self.figures,
-            "warnings": self.warnings,
-        }
-
-    def frame(self) -> pd.DataFrame:
-        """One line per number."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(row) for row in self.rows], columns=["what", "paper", "ours", "note"])
-
-    def summary(self) -> RenderableType:
-        """A table, the paper's number beside ours."""
-        from strati.tables import Column, table
-
-        columns = (
-            Column("what", keep=True),
-            Column("paper", right=True, keep=True),
-            Column("ours", right=True, keep=True),
-            Column("note"),
-        )
-        rows = ((row.what, _cell(row.paper), _cell(row.ours), row.note) for row in self.rows)
-        return table(columns, rows, title=self.title)
-
-
 def reproduce(
     name: str, *, quick: bool = False, seed: int = 0, folder: str | Path = "out", tick: Tick = silent
 ) -> Reproduction:
@@ -212,10 +158,5 @@ def reproduce(
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
-    return body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
-
-
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else f"{value:.6g}"
+    found = body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
+    return replace(found, mode="quick" if quick else "full", seed=seed)

@@ -101,9 +101,10 @@ def _links(samples: int, seed: int) -> list[Row]:
         rows.append(
             Row(
                 f"one link w = eps^{k:g}: share of a full link (eq. 34)",
-                law,
+                None,
                 float(np.log(volume) / np.log(full)) + 0.0,
                 note,
+                theory=law,
             )
         )
     for ratio in (2.0, 4.0, 8.0):
@@ -113,10 +114,11 @@ def _links(samples: int, seed: int) -> list[Row]:
         rows.append(
             Row(
                 f"two links of {ratio:g} sqrt(eps) against one of {ratio**2:g} sqrt(eps): ratio of ln V (eq. 35)",
-                1.0,
+                None,
                 float(np.log(two) / np.log(one)),
                 f"exactly {1 + np.log(4 / np.pi) / (2 * np.log(ratio)):.3f}: a disc where the law has a square; "
                 f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(one):.2f}",
+                theory=1.0,
             )
         )
     return rows
