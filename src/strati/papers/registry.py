@@ -7,16 +7,19 @@ resumable work.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from strati.errors import BadInputError
 from strati.papers.rows import Reproduction, Row
 from strati.types import Tick, silent
 
-__all__ = ["ENTRIES", "Entry", "Reproduction", "Row", "reproduce"]
+__all__ = ["ENTRIES", "Entry", "Reproduction", "Row", "reproduce", "sources"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ ENTRIES: dict[str, Entry] = {
     ),
     "remove-quasi-null": Entry(
         "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
+    ),
+    "small-and-large": Entry(
+        "eigenspectra.sizes:small_and_large",
+        _TOP_DOWN,
+        "section 3.4, figures 3, 4, 7, 8: is the larger model's spectrum more stable, are its eigenvalues smaller?",
     ),
     "training-series": Entry(
         "eigenspectra.spectra_experiments:training_series",
@@ -159,4 +167,43 @@ def reproduce(
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
     found = body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
-    return replace(found, mode="quick" if quick else "full", seed=seed)
+    return replace(found, mode="quick" if quick else "full", seed=seed, sources=sources(name))
+
+
+def sources(name: str) -> str:
+    """A checksum of the code that makes a reproduction: its module and those of the papers that this one imports.
+
+    Comments, docstrings and layout do not count. A stored table whose checksum is another is older than its code.
+
+    Examples:
+        >>> len(sources("phases"))
+        16
+    """
+    start = f"strati.papers.{ENTRIES[name].function.partition(':')[0]}"
+    seen: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        module = waiting.pop()
+        if module in seen or module in _SHARED:
+            continue
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            continue
+        tree = ast.parse(Path(spec.origin).read_text())
+        waiting += [
+            node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strati.papers.")
+        ]
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+                first = body[0].value
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    first.value = ""
+        seen[module] = ast.dump(tree)
+    text = "\n".join(seen[module] for module in sorted(seen))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_SHARED = frozenset(f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "claims", "beside"))

@@ -83,7 +83,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Reproduction(Result):
-    """A paper's table or figure redone. ``mode`` is ``"quick"`` or ``"full"``; all chance came from ``seed``."""
+    """A paper's table or figure redone. ``mode`` is ``"quick"`` or ``"full"``; all chance came from ``seed``.
+
+    ``sources`` is a checksum of the code that made it (:func:`strati.papers.registry.sources`).
+    """
 
     verb: ClassVar[str] = "reproduce"
 
@@ -94,6 +97,7 @@ class Reproduction(Result):
     warnings: tuple[Flag, ...] = ()
     mode: str | None = None
     seed: int = 0
+    sources: str | None = None
 
     def payload(self) -> dict[str, Any]:
         """Name, title, how it was run, rows, and the files of the figures drawn."""
@@ -102,6 +106,7 @@ class Reproduction(Result):
             "title": self.title,
             "mode": self.mode,
             "seed": self.seed,
+            "sources": self.sources,
             "rows": [row.cells() for row in self.rows],
             "figures": self.figures,
             "warnings": self.warnings,

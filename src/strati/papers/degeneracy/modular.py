@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from strati.papers.pictures import OURS, THEORY, drawn, panels, save
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive, stream
 from strati.types import Tick
@@ -34,7 +35,20 @@ def section_five(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprodu
     tick("constrained losses")
     rows += _links(100_000 if quick else 500_000, seed)
     tick("links")
-    return Reproduction("modules-section-5", "Modules and degeneracy, section 5", tuple(rows))
+    figures = drawn(_draw_links, rows, folder)
+    return Reproduction("modules-section-5", "Modules and degeneracy, section 5", tuple(rows), figures)
+
+
+def _draw_links(rows: list[Row], folder: Path) -> tuple[str, ...]:
+    """The log law: the share of a full link that a link of weight eps^k costs, against k."""
+    links = [r for r in rows if r.what.startswith("one link")]
+    powers = [float(r.what.partition("^")[2].partition(":")[0]) for r in links]
+    figure, (axis,) = panels(1, title="What a link of weight eps^k costs (eq. 34)", size=(5.0, 3.4))
+    axis.plot(powers, [float(r.theory or 0.0) for r in links], color=THEORY, label="1 - 2k")
+    axis.plot(powers, [float(r.ours or 0.0) for r in links], "o", color=OURS, label="counted")
+    axis.set(xlabel="k", ylabel="share of a full link")
+    axis.legend(frameon=False)
+    return save(figure, folder, "links")
 
 
 def _disjoint(networks: int, seed: int) -> list[Row]:
