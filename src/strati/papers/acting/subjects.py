@@ -43,7 +43,7 @@ class Case:
 
 def fcn_mnist(folder: Path, quick: bool, seed: int) -> Case:
     """784-5x512-10 trained for two epochs; plans on 2,000 test images, judged by the other 8,000."""
-    spec = read_spec("fcn-mnist")
+    spec = read_spec("fcn-mnist-adam")
     spec = replace(spec, seed=seed, network=replace(spec.network, count=1, together=1))
     data = prepare(spec, find_data)
     path = folder / "fcn-mnist.npz"
