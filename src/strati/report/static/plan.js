@@ -68,7 +68,7 @@ function drawFrontier(width, points, lines, axis, result) {
 
 // Small multiples in one picture: every layer the same axes, costs on a logarithmic one where they span decades.
 function drawCurves(width, curves, axis, lost) {
-  const columns = Math.max(1, Math.min(6, Math.floor(width / 180)));
+  const columns = Math.max(1, Math.min(6, Math.floor(width / 160)));
   const cell = { width: Math.floor(width / columns), height: 128 };
   const costs = curves.flatMap((c) => c.points.map((p) => p.cost)).filter(isNumber);
   const high = Math.max(...costs, 1e-12);
