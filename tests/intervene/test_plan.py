@@ -255,6 +255,21 @@ def test_wrong_plans_are_one_line(measured: Study, budget: str, action: str, wor
     assert "\n" not in str(caught.value)
 
 
+def test_another_network_than_the_study_s_is_refused(measured: Study, tmp_path: Path) -> None:
+    import copy
+
+    model = next(iter(measured.body.subjects.values())).model
+    same = strati.plan(
+        measured, budget="bits=4", action="quantise", combinations=0, model=copy.deepcopy(model)
+    )
+    assert same.additivity["n"] > 0
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.fc0.weight[0, 0] += 1.0
+    with pytest.raises(BadInputError, match="another network than the study measured"):
+        strati.plan(measured, budget="bits=4", action="quantise", model=other)
+
+
 def test_options_of_a_plan(measured: Study) -> None:
     with pytest.raises(BadInputError, match="did you mean 'combinations'"):
         strati.plan(measured, budget="bits=4", combination=3)

@@ -167,7 +167,7 @@ def _check_place(out: Path, source: Path | None) -> None:
 
 
 def _check_network(wanted: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
-    from strati.intervene.acting.workshop import weights_digest
+    from strati.intervene.measuring.interventions import weights_digest
 
     known = [n["hash"] for n in wanted.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
     if known and weights_digest(module) not in known:
