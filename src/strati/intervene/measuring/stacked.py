@@ -1,8 +1,8 @@
 """Several changes of one linear layer in one pass: the batch is repeated, each copy goes through its own weight.
 
 With few rows a pass is mostly overhead, and several share it; with many (measured: from some 500 on) nothing is gained.
-Not every network takes a larger batch, so the first time a kind of layer is met, one change is measured both ways; where
-the two differ, or the network refuses, its layers are measured one change at a time.
+Not every network takes a larger batch, so the first time a kind of layer is met, one change is measured both ways;
+where the two differ, or the network refuses, its layers are measured one change at a time.
 """
 
 from __future__ import annotations
