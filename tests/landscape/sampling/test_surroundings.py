@@ -68,6 +68,47 @@ def test_kinks_are_seen(power):
     assert not found.smooth and found.exact is None and found.range == (None, None)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_training_loss_along_a_valley_of_its_minima_is_exact(seed):
+    """Two linear layers 1-2-1 at the least-squares fit of noisy data: one square and a curved valley, so 1/2."""
+    torch.manual_seed(seed)
+    x, noise = torch.tensor([[-1.0], [0.5], [1.0]]).double(), torch.tensor([[1.0], [0.0], [1.0]]).double()
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    with torch.no_grad():
+        y = model(x) + noise
+    found = looked(model, "mse", (x, y))
+    assert found.rank == NumericalRank(1, 1) and found.exact == 0.5
+
+
+FLAT = {
+    "1 + w1^2 + w2^4": (lambda w: 1 + w[0] ** 2 + w[1] ** 4, 1),
+    "0.3 + w1^4 + w2^4": (lambda w: 0.3 + (w**4).sum(), 0),
+    "1 + w1^2 + w2^6": (lambda w: 1 + w[0] ** 2 + w[1] ** 6, 1),
+}
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-5, 1e-4, 1e-3, 5e-3, 0.02, 0.1])
+@pytest.mark.parametrize("name", FLAT)
+def test_curvature_beside_a_flat_minimum_is_not_counted(name, offset):
+    """The loss's rounding hides where the minimum of a fourth power is: what curvature is left there is no rank."""
+    potential, rank = FLAT[name]
+    found = surroundings(potential, torch.full((2,), offset, dtype=torch.float64))
+    assert found.exact is None and found.rank.low <= rank <= found.rank.high
+
+
+def test_units_that_ran_away_are_not_called_free():
+    """Weights of 1e4 make steps of two units: how many directions are left is hidden, not known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    x = torch.randn(150, 2).double()
+    with torch.no_grad():
+        model[0].weight[:2] *= 2e4
+        model[0].bias[:2] *= 2e4
+        y = model(x) + 1e-3 * torch.randn(150, 1).double()
+    found = looked(model, "mse", (x, y))
+    assert found.exact is None
+
+
 def test_half_a_square_is_not_smooth():
     assert not surroundings(lambda w: (torch.relu(w) ** 2).sum(), zeros(2)).smooth
 
