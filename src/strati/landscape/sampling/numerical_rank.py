@@ -63,13 +63,22 @@ def hessian_rank(
     rounding = (hessian(_nudged(theta)) - matrix).abs()
     moved = torch.stack([rounding, *((place - matrix).abs() for place in places)]).amax(0)
     scale = _scales(matrix.diagonal().abs().sqrt(), rounding.diagonal().sqrt())
-    weight = scale[:, None] * scale
-    values = torch.linalg.eigvalsh(matrix * weight)
-    bound = _bound(values.abs().max(), rounding * weight, len(theta))
+
+    def scaled(of: Tensor) -> Tensor:
+        return of * scale[:, None] * scale  # one after the other: the product of two scales may overflow
+
+    values = torch.linalg.eigvalsh(scaled(matrix))
+    bound = _bound(values.abs().max(), scaled(rounding), len(theta))
     # An eigenvalue is a square: gaps are, too.
     rank = _count(values.abs(), bound, gap=_GAP**1.5)
-    low = min([rank.low, *(_alike(values, torch.linalg.eigvalsh(p * weight)) for p in places)])
-    beyond = -10 * _bound(values.abs().max(), moved * weight, len(theta))
+    # A parameter whose effect is small here may have more of it there: without the scales that changes little.
+    plain = torch.linalg.eigvalsh(matrix) if places else values
+    alike = [
+        max(_alike(values, torch.linalg.eigvalsh(scaled(p))), _alike(plain, torch.linalg.eigvalsh(p)))
+        for p in places
+    ]
+    low = min([rank.low, *alike])
+    beyond = -10 * _bound(values.abs().max(), scaled(moved), len(theta))
     certain = low == rank.low
     return HessianRank(rank if certain else NumericalRank(low, len(theta)), bool((values < beyond).any()))
 
