@@ -85,7 +85,7 @@ def against_many_digits(seeds: int) -> None:
     print(f"against 60-digit arithmetic, {seeds} seeds each (tanh, sigmoid, GELU, SiLU, ReLU in turn):")
     widths = {"1-4-1": [1, 4, 1], "1-6-1": [1, 6, 1], "1-3-3-1": [1, 3, 3, 1], "2-4-2": [2, 4, 2]}
     cases = {name: (shape, 0.0) for name, shape in widths.items()}
-    cases |= {f"3-4-2, one input times 1e{power}": ([3, 4, 2], power) for power in (5.0, 6.0, 7.0, 8.0)}
+    cases |= {f"3-4-2, one input times 1e{power:g}": ([3, 4, 2], power) for power in (5.0, 6.0, 7.0, 8.0)}
     for name, (shape, power) in cases.items():
         exact = wrong = above = inside = 0
         for seed in range(FRESH, FRESH + seeds):
