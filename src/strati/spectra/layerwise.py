@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from strati.rng import derive
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Load, Outcome, Unit, cores
 from strati.run.store import Finished, unit_key
+from strati.run.threads import in_threads, interruptible
 from strati.spectra.record import LAYOUT, from_record, to_record
 from strati.spectra.spectrum import Spectrum, spectrum
 from strati.spectra.stored import matrices_of
@@ -75,16 +75,9 @@ def spectra(
         tick(layer.name)
         return found
 
-    count = min(workers or os.cpu_count() or 1, len(layers))
     with threadpool_limits(limits=1, user_api="blas"):
-        if count < 2:
-            return [one(layer) for layer in layers]
         # Threads suffice: LAPACK releases the interpreter's lock, and nothing is copied between processes.
-        pool = ThreadPoolExecutor(count)
-        try:
-            return list(pool.map(one, layers))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        return in_threads(one, layers, workers or os.cpu_count() or 1)
 
 
 def stored_spectra(
@@ -199,7 +192,8 @@ def _unit(layer: Layer, options: SpectrumOptions, files: dict[int, Any]) -> Unit
 def _work(unit: Unit, load: Load, *, options: SpectrumOptions) -> dict[str, Any]:
     matrices: list[NDArray[Any]] = load("matrices")
     config = unit.config
-    return to_record(_spectrum(lambda: iter(matrices), config["name"], config["dtype"], options))
+    work = partial(_spectrum, lambda: iter(matrices), config["name"], config["dtype"], options)
+    return to_record(interruptible(work))
 
 
 def _keep(outcome: Outcome) -> Finished:
