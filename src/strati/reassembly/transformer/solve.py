@@ -11,6 +11,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.reassembly.transformer.arrange import log_likelihood
 from strati.reassembly.transformer.calibration import Prior, default_prior
+from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.direction import Direction, direction, signs
 from strati.reassembly.transformer.layout import end_tables
 from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
@@ -116,6 +117,8 @@ def _result(
     for pair in placed.pairs:
         if pair.margin < SURE:
             uncertain |= {pair.a, pair.b}
+    for slot, held in placed.margins.items():
+        uncertain |= {blocks[k][slot] for k, margin in enumerate(held) if margin < SURE_PLACE}
     for found in bodies.values():
         uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE}
     for k, margin in enumerate(placed.swap_margins):
