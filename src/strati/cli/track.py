@@ -41,7 +41,22 @@ from strati.tracking.config import QUANTITIES, TrackConfig
 )
 @click.option("--chains", type=int, default=default(TrackConfig, "chains"), help="Chains of every estimate.")
 @click.option("--draws", type=int, default=default(TrackConfig, "draws"), help="Draws of every chain.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0),
+    default=default(TrackConfig, "seconds"),
+    help="Spend about so many seconds on a learning coefficient; its error falls with the square root.",
+)
 @click.option("--per-layer", is_flag=True, help="Learning coefficients of each layer too.")
+@click.option(
+    "--heads", default="", help="Learning coefficients of these attention heads too: 0.1,1.3 (block.head)."
+)
+@click.option(
+    "--data-groups",
+    default=default(TrackConfig, "data_groups"),
+    metavar="COLUMN",
+    help="Learning coefficients of groups of the data too, by this column (y: the targets).",
+)
 @click.option(
     "--activation", default=default(TrackConfig, "activation"), show_default=True, help="Of a plain MLP."
 )

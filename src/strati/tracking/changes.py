@@ -3,8 +3,12 @@ r"""Where a series over training steps changes its course, how sure that is, and
 A series is fitted by straight lines that join, in :math:`x = \ln(\text{step} + \text{first spacing})`:
 :math:`y = a + b x + \sum_k c_k \max(0, x - \tau_k)`. A break at :math:`\tau` is worth
 :math:`T = n \ln(\mathrm{RSS}_0 / \mathrm{RSS}_1)`, the largest over all :math:`\tau`; how large ``T`` gets without
-any break is simulated for the steps at hand, with errors as correlated as the residuals (an AR(1) process). Breaks are
-added one at a time while their p-value, corrected for the number of series, is below the level. The interval holds the
+any break is simulated for the steps at hand, with errors that are correlated from step to step (an AR(1) process). How
+strongly is not known exactly from few points: the p-value is the mean over all correlations, each weighted by how well it
+explains that of the residuals about the richest fit, which is simulated too. Breaks are
+added, one at a time or two where neither alone is plain, while their p-values, corrected for the number of series, are
+below the level; in the end each break is
+judged again, given the others, and left out if they explain it. That is the p-value it carries. The interval holds the
 :math:`\tau` whose ``T`` is within the chi-squared quantile of the best one, widened for correlated errors and to the
 checkpoints on either side.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +36,9 @@ _MOST = 3  # breaks of one series
 _EDGE = 2  # points on either side of a break
 _GRID = 60  # places where a break is looked for
 _TAIL = 0.1  # share of the simulated values whose exponential tail gives smaller p-values
+_MEMORIES = (0.0, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.96)  # correlations of neighbouring errors
+_PAIR = 0.1  # of the level, for two breaks at once
+_TRIALS = 60  # simulated series for what the residuals show of them
 _QUANTILE = 3.841  # of chi-squared with one degree of freedom, 95 %
 
 
@@ -42,7 +50,8 @@ class Change:
         step: Where the lines join.
         low: Begin of the 95 % interval for it.
         high: Its end.
-        pvalue: Chance of such a break in a series without any, corrected for the number of series looked at.
+        pvalue: Chance that noise alone shows such a break, given the other breaks of the series; corrected for the
+            number of series looked at.
         before: Slope before, per unit of ``ln(step + first spacing)``.
         after: Slope after.
     """
@@ -83,24 +92,39 @@ def find_changes(
     x, y, first = _prepared(steps, values)
     if x.size < LEAST or np.ptp(y) == 0:
         return ()
-    places: list[float] = []
-    pvalues: list[float] = []
     grid = _grid(x)
     if grid.size == 0:
         return ()
     memory = _memory(x, y, grid)
-    for number in range(_MOST):
-        base = _design(x, places)
-        if x.size - base.shape[1] - 2 < 2:
+
+    def chance(places: list[float], others: list[float], number: int) -> float:
+        gain = x.size * math.log(
+            max(_rss(_design(x, others), y), 1e-300) / max(_rss(_design(x, places), y), 1e-300)
+        )
+        return min(1.0, series * _pvalue(gain, x, others, grid, memory, level / series, seed + number))
+
+    def each(places: list[float]) -> list[float]:
+        return [chance(places, places[:k] + places[k + 1 :], k) for k in range(len(places))]
+
+    places: list[float] = []
+    while len(places) < _MOST and x.size - 2 * len(places) - 4 >= 2:
+        trial = _with_one_more(x, y, grid, places)
+        if chance(trial, places, len(places)) > level:
+            # Down and up again: two breaks may be plain where neither alone is. Both must be, at a stricter level,
+            # since there are many more pairs than places.
+            if len(places) + 2 > _MOST or x.size - 2 * len(places) - 6 < 2:
+                break
+            trial = _with_one_more(x, y, grid, trial)
+            if chance(trial, places, len(places)) > _PAIR * level or max(each(trial)) > _PAIR * level:
+                break
+        places = trial
+    pvalues: list[float] = []
+    while places:
+        pvalues = each(places)
+        worst = int(np.argmax(pvalues))
+        if pvalues[worst] <= level:
             break
-        gains = _gains(base, _hinges(x, grid), y)
-        best = int(np.argmax(gains))
-        trial = _refined(x, y, grid, [*places, float(grid[best])])
-        gain = x.size * math.log(max(_rss(base, y), 1e-300) / max(_rss(_design(x, trial), y), 1e-300))
-        chance = min(1.0, series * _pvalue(gain, x, places, grid, memory, seed + number))
-        if chance > level:
-            break
-        places, pvalues = trial, [*pvalues, chance]
+        places = _refined(x, y, grid, places[:worst] + places[worst + 1 :])
     return _described(x, y, places, pvalues, memory, first)
 
 
@@ -162,6 +186,11 @@ def _gains(base: FloatArray, hinges: FloatArray, y: FloatArray) -> FloatArray:
     return found
 
 
+def _with_one_more(x: FloatArray, y: FloatArray, grid: FloatArray, places: list[float]) -> list[float]:
+    best = int(np.argmax(_gains(_design(x, places), _hinges(x, grid), y)))
+    return _refined(x, y, grid, [*places, float(grid[best])])
+
+
 def _refined(x: FloatArray, y: FloatArray, grid: FloatArray, places: list[float]) -> list[float]:
     """Breaks moved one after the other to where they fit best, given the others."""
     for _ in range(4):
@@ -176,39 +205,79 @@ def _refined(x: FloatArray, y: FloatArray, grid: FloatArray, places: list[float]
     return sorted(places)
 
 
-def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> float:
-    """Correlation of neighbouring errors about the richest fit, so that breaks do not pass for it.
+def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> FloatArray:
+    """How likely each of the correlations :data:`_MEMORIES` is, given that of the residuals about the richest fit."""
+    seen = _correlation(x, y, grid)
+    if seen is None:
+        return np.eye(len(_MEMORIES))[0]
+    mean, spread = _usual_correlations(x.tobytes(), grid.tobytes())
+    weight = np.exp(-0.5 * ((seen - mean) / spread) ** 2) / spread
+    total = float(weight.sum())
+    if total <= 0:  # beyond anything simulated: the nearest
+        return np.eye(len(_MEMORIES))[int(np.argmin(np.abs(seen - mean)))]
+    found: FloatArray = weight / total
+    return found
 
-    What the fit takes away from it is put back, about ``(p / n) (1 + rho)`` for ``p`` fitted numbers, and a standard
-    error on top: taken too small, it makes breaks of slow noise.
-    """
+
+def _correlation(x: FloatArray, y: FloatArray, grid: FloatArray) -> float | None:
+    """Of neighbouring residuals about the fit with as many breaks as are ever looked for, so that none passes for it."""
     places: list[float] = []
     for _ in range(_MOST):
         if x.size < 2 * len(places) + LEAST:
             break
         gains = _gains(_design(x, places), _hinges(x, grid), y)
-        places = _refined(x, y, grid, [*places, float(grid[int(np.argmax(gains))])])
-    design = _design(x, places)
+        places = [*places, float(grid[int(np.argmax(gains))])]
+    design = _design(x, _refined(x, y, grid, places))
     left = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
     total = float(left @ left)
-    if total <= 0:
-        return 0.0
-    raw = float(left[1:] @ left[:-1]) / total
-    fitted = (design.shape[1] + len(places)) / x.size
-    likely = min(max(raw + fitted * (1 + raw), 0.0), 0.95)
-    return float(min(likely + math.sqrt((1 - likely**2) / x.size), 0.95))
+    return float(left[1:] @ left[:-1]) / total if total > 0 else None
+
+
+@lru_cache(maxsize=64)
+def _usual_correlations(x: bytes, grid: bytes) -> tuple[FloatArray, FloatArray]:
+    """Mean and standard deviation of that correlation, by simulation, for each of :data:`_MEMORIES`."""
+    at, places = np.frombuffer(x), np.frombuffer(grid)
+    rng = stream(0, "correlations", str(at.size))
+    mean, spread = [], []
+    for memory in _MEMORIES:
+        noise = _correlated(rng.normal(size=(at.size, _TRIALS)), memory)
+        found = [_correlation(at, noise[:, k], places) or 0.0 for k in range(_TRIALS)]
+        mean.append(np.mean(found))
+        spread.append(np.std(found) + 1e-6)
+    return np.array(mean), np.array(spread)
+
+
+def _correlated(noise: FloatArray, memory: float) -> FloatArray:
+    """Independent normal numbers, in place as an AR(1) process down the rows."""
+    for row in range(1, len(noise)):
+        noise[row] = memory * noise[row - 1] + math.sqrt(1 - memory**2) * noise[row]
+    return noise
 
 
 def _pvalue(
+    gain: float,
+    x: FloatArray,
+    places: Sequence[float],
+    grid: FloatArray,
+    memory: FloatArray,
+    level: float,
+    seed: int,
+) -> float:
+    """Chance that noise alone gains as much by one more break, over the correlations that are likely."""
+    total = 0.0
+    for weight, value in zip(memory, _MEMORIES, strict=True):
+        if weight < 1e-3 * level:
+            total += float(weight)  # too unlikely to simulate; counted as if it explained all
+        else:
+            total += float(weight) * _chance(gain, x, places, grid, value, seed)
+    return min(1.0, total)
+
+
+def _chance(
     gain: float, x: FloatArray, places: Sequence[float], grid: FloatArray, memory: float, seed: int
 ) -> float:
-    """Chance that noise alone gains as much by one more break, by simulation; beyond it by its exponential tail."""
-    rng = stream(seed, "changes", str(x.size), f"{memory:.3f}")
-    noise = rng.normal(size=(x.size, SIMULATIONS))
-    for row in range(1, x.size):
-        noise[row] = memory * noise[row - 1] + math.sqrt(1 - memory**2) * noise[row]
-    base = _design(x, places)
-    best = np.sort(_gains(base, _hinges(x, grid), noise).max(axis=0))
+    """The same for one correlation, by simulation; beyond it by its exponential tail."""
+    best = _largest_gains(x.tobytes(), tuple(places), grid.tobytes(), memory, seed)
     count = int(np.sum(best >= gain))
     top = best[-int(_TAIL * SIMULATIONS) :]
     if count >= 20:
@@ -217,22 +286,40 @@ def _pvalue(
     return float(min(1.0, _TAIL * math.exp(-max(0.0, gain - float(top[0])) / max(scale, 1e-12))))
 
 
+@lru_cache(maxsize=512)
+def _largest_gains(x: bytes, places: tuple[float, ...], grid: bytes, memory: float, seed: int) -> FloatArray:
+    """Sorted gains of the best break in simulated noise; kept, as the series of a run share their steps."""
+    at = np.frombuffer(x)
+    noise = _noise(at.size, memory, seed)
+    found: FloatArray = np.sort(
+        _gains(_design(at, places), _hinges(at, np.frombuffer(grid)), noise).max(axis=0)
+    )
+    return found
+
+
+@lru_cache(maxsize=16)
+def _noise(size: int, memory: float, seed: int) -> FloatArray:
+    rng = stream(seed, "changes", str(size), f"{memory:.3f}")
+    return _correlated(rng.normal(size=(size, SIMULATIONS)), memory)
+
+
 def _described(
     x: FloatArray,
     y: FloatArray,
     places: list[float],
     pvalues: list[float],
-    memory: float,
+    memory: FloatArray,
     first: float,
 ) -> tuple[Change, ...]:
     if not places:
         return ()
     design = _design(x, places)
     slopes = np.cumsum(np.linalg.lstsq(design, y, rcond=None)[0][1:])
-    wide = _QUANTILE * (1 + memory) / (1 - memory)
+    usual = float(memory @ _MEMORIES)
+    wide = _QUANTILE * (1 + usual) / (1 - usual)
     fine = np.linspace(x[1], x[-2], 400)
     found = []
-    for k, place in enumerate(sorted(places)):
+    for k, place in enumerate(places):  # in order, as their p-values are
         others = [p for p in places if p != place]
         gains = _gains(_design(x, others), _hinges(x, fine), y)
         own = float(_gains(_design(x, others), _hinges(x, [place]), y)[0])
@@ -246,7 +333,7 @@ def _described(
                 _step(place, first),
                 _step(low, first),
                 _step(high, first),
-                max(pvalues),
+                pvalues[k],
                 float(slopes[k]),
                 float(slopes[k + 1]),
             )

@@ -24,11 +24,15 @@ class TrackConfig:
             and ``behavioural-mse`` where there are none.
         rows: Use only the first so many rows of the data; 0 takes all.
         nbeta: Inverse temperature of the learning coefficient; 0 means ``n / ln n``.
-        gamma: Its localisation; 0 means the rule of ``llc`` at the checkpoint of the largest weights.
-        chains: Chains of every estimate; 0 means what the calibration finds affordable.
-        draws: Draws of every chain; 0 likewise.
+        gamma: Its localisation; 0 means strong enough for the chains to mix at every checkpoint.
+        chains: Chains of every estimate; 0 means 4.
+        draws: Draws of every chain; 0 means 400, or what ``seconds`` allow.
+        seconds: Spend about so many seconds (of a cost model, so the same on every machine) on the estimate of a
+            checkpoint; 0 means no budget. ``stderr`` falls with its square root.
         scales: Loss scales of ``scales``.
-        per_layer: Learning coefficients of each layer too, the others held fixed.
+        per_layer: Learning coefficients of each layer too (those of ``layers``), the others held fixed.
+        heads: Learning coefficients of these attention heads too, as ``block.head``, both from 0.
+        data_groups: Learning coefficients of groups of the data too: a column's name, or one label per row.
         activation: Nonlinearity of a multilayer perceptron that is rebuilt from a file.
         level: Chance of a false alarm among the changes of all series together.
         seed: Random seed; the same random numbers are used for every checkpoint.
@@ -46,8 +50,11 @@ class TrackConfig:
     gamma: float = 0.0
     chains: int = 0
     draws: int = 0
+    seconds: float = 0.0
     scales: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     per_layer: bool = False
+    heads: tuple[str, ...] = ()
+    data_groups: str | tuple[str, ...] = ""
     activation: str = "relu"
     level: float = 0.05
     seed: int = 0
@@ -57,7 +64,11 @@ class TrackConfig:
     retry: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("what", "layers", "scales"):
+        if not isinstance(self.data_groups, str):
+            labels = self.data_groups
+            held = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+            object.__setattr__(self, "data_groups", tuple(str(label) for label in held))
+        for name in ("what", "layers", "scales", "heads"):
             given = getattr(self, name)
             if isinstance(given, str):
                 object.__setattr__(
@@ -66,9 +77,17 @@ class TrackConfig:
             elif given is None:
                 object.__setattr__(self, name, ())
             else:
-                object.__setattr__(self, name, tuple(given))
+                object.__setattr__(self, name, tuple(_head(h) if name == "heads" else h for h in given))
         for quantity in self.what:
             if quantity not in QUANTITIES:
                 raise BadInputError("what", f"no quantity {quantity!r}; {nearest(quantity, QUANTITIES)}")
+        for head in self.heads:
+            numbers = head.split(".")
+            if len(numbers) != 2 or not all(n.isdigit() for n in numbers):
+                raise BadInputError("heads", f"{head!r} is not block.head, such as 0.3; both count from 0")
         if not 0 < self.level < 1:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")
+
+
+def _head(given: object) -> str:
+    return given if isinstance(given, str) else ".".join(str(n) for n in tuple(given))  # type: ignore[arg-type, call-overload]

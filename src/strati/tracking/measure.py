@@ -1,7 +1,8 @@
 """What is measured of one checkpoint: spectra, loss, learning coefficient, scales, counts, interventions.
 
-Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr)``. A unit depends on the
-checkpoint, the data and the settings alone, so that it can be done anywhere and once.
+Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr, more)``; ``more`` is what
+differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the settings
+alone, so that it can be done anywhere and once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from strati.run.engine import Load, Unit
     from strati.tracking.steps import Checkpoint
 
-Point = tuple[str, str | None, float | None, float | None]
+Point = tuple[Any, ...]
+"""``(what, layer, value, stderr)``, and for learning coefficients a mapping with their blocks and what to know."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Measurer:
         model: A module that a checkpoint's weights are loaded into, where they cannot be rebuilt from a file.
         config: The options.
         settings: What was chosen once for all checkpoints.
+        labels: The group of every row, where groups were asked for.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -40,6 +43,7 @@ class Measurer:
     model: nn.Module | None
     config: TrackConfig
     settings: Mapping[str, Any]
+    labels: tuple[str, ...] | None = None
 
     def __call__(self, unit: Unit, load: Load) -> list[Point]:
         """One quantity of one checkpoint."""
@@ -51,7 +55,7 @@ class Measurer:
         if quantity == "loss":
             return loss_of(module, self.data, self.config)
         if quantity == "llc":
-            return coefficients(module, self.data, self.config, self.settings)
+            return coefficients(module, self.data, self.config, self.settings, self.labels)
         if quantity == "scales":
             return scales_of(module, self.data, self.config)
         if quantity == "counts":
@@ -148,29 +152,60 @@ def _tensor(out: Any) -> Any:
 
 
 def coefficients(
-    model: nn.Module, data: Any, config: TrackConfig, settings: Mapping[str, Any]
+    model: nn.Module,
+    data: Any,
+    config: TrackConfig,
+    settings: Mapping[str, Any],
+    labels: tuple[str, ...] | None = None,
 ) -> list[Point]:
-    """The learning coefficient at the settings shared by all checkpoints; of each layer too, if asked for."""
-    from strati.landscape.sampling.llc import llc
+    """The learning coefficient at the settings shared by all checkpoints; of layers, heads and groups if asked for."""
+    from strati.landscape.sampling.refined import HeadModel, data_groups, rows_of
+    from strati.tracking.coefficient import Level, Shared, measured, objective_of
 
-    options = {key: settings[key] for key in ("nbeta", "gamma", "chains", "draws") if settings.get(key)}
-    options |= {"ladder": False, "seed": config.seed, "sampler": settings.get("sampler", "auto")}
-    if settings.get("step"):
-        options["step"] = settings["step"]
-    name = settings["loss"]
-    whole = llc(model, name, _cut(data, model, config), **options)
-    points: list[Point] = [("llc", None, whole.estimate, whole.stderr)]
-    if whole.estimate is None:
+    shared = Shared(**{field: settings[field] for field in Shared.__dataclass_fields__})
+    cut = whole_data(data, model, config)
+
+    def point(what: str, layer: str | None, found: Level) -> Point:
+        more = {"blocks": found.blocks, "reason": found.reason, "off_minimum": found.off_minimum}
+        return (what, layer, found.value, found.error, more)
+
+    whole = measured(objective_of(model, shared.loss, cut), shared)
+    if whole.value is None:
         raise BadInputError("llc", whole.reason or "the chains did not mix")
+    points = [point("llc", None, whole)]
     if config.per_layer:
-        for layer in _linear_layers(model):
-            found = llc(model, name, _cut(data, model, config), layers=[layer], **options)
-            points.append(("llc", layer, found.estimate, found.stderr))
+        for layer in matrix_names(model, config.layers):
+            points.append(
+                point("llc", layer, measured(objective_of(model, shared.loss, cut, [layer]), shared))
+            )
+    for head in config.heads:
+        block, number = (int(n) for n in head.split("."))
+        part = HeadModel(model, (block, number))
+        points.append(point("llc", f"head {head}", measured(objective_of(part, shared.loss, cut), shared)))
+    if labels is not None:
+        inputs = cut[0] if isinstance(cut, tuple) else cut
+        count = len(next(iter(inputs.values()))) if isinstance(inputs, Mapping) else len(inputs)
+        for label, rows in data_groups(labels[:count] if config.rows else labels, count):
+            found = measured(objective_of(model, shared.loss, rows_of(cut, rows)), shared)
+            points.append(point(f"llc[{label}]", None, found))
     return points
 
 
-def _linear_layers(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.ndim >= 2]
+def matrix_names(model: nn.Module, layers: tuple[str, ...] = ()) -> list[str]:
+    """The weights that spectra have, by the same names: those of two dimensions and more."""
+    from strati.landscape.behaviour import FlatModel
+
+    own = dict(model.named_parameters())
+    return [name for name in FlatModel(model, layers=list(layers) or None).names if own[name].ndim >= 2]
+
+
+def whole_data(data: Any, model: nn.Module, config: TrackConfig) -> Any:
+    """All rows as ``x`` or ``(x, y)``, or as many as are used."""
+    from strati.landscape.batches import as_batches
+
+    batches = as_batches(data, model)
+    head = batches.head(config.rows) if config.rows else batches.whole("a learning coefficient")
+    return head.x if head.y is None else (head.x, head.y)
 
 
 def _cut(data: Any, model: nn.Module, config: TrackConfig) -> Any:

@@ -1,14 +1,14 @@
 """``strati.track``: a training run followed checkpoint by checkpoint, and where it changes.
 
 One store holds one row per checkpoint and quantity: stop it, add later checkpoints, add a quantity, and only what is
-missing is computed. Learning coefficients have the same data, temperature, localisation, sampler and random numbers at
+missing is computed. Learning coefficients have the same data, temperature, localisation, step and random numbers at
 every checkpoint, chosen once and kept in the store, so that they can be compared.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +20,10 @@ from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
 from strati.run.store import Finished, Store, unit_key
 from strati.tracking.changes import LEAST, find_changes
+from strati.tracking.coefficient import difference_error
 from strati.tracking.config import TrackConfig
-from strati.tracking.measure import Measurer, as_network, loss_name
+from strati.tracking.groups import grouped
+from strati.tracking.measure import Measurer, as_network, loss_name, whole_data
 from strati.tracking.steps import Checkpoint, in_order
 from strati.types import Flag, Result, Tick, silent
 
@@ -31,7 +33,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 STORE = "track.sqlite"
-LAYOUT = 1
+LAYOUT = 2
+CHANGE = "llc_change"
+"""The series of differences between neighbouring checkpoints, whose errors are smaller than those of ``llc``."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,9 @@ def track(
             tick=tick,
         )
         stack.enter_context(stoppable(lambda: len(store.keys()), run))
-        settings = _settings(store, ordered, data, model, chosen) if "llc" in what else {}
-        body = Measurer(ordered, data, model, chosen, settings)
+        used, labels = grouped(data, chosen.data_groups)
+        settings = _settings(store, ordered, used, model, chosen) if "llc" in what else {}
+        body = Measurer(ordered, used, model, chosen, settings, labels)
         units = _units(ordered, what, chosen, settings)
         done = store.keys(failed=not chosen.retry)
         todo = [unit for unit in units if unit.key not in done]
@@ -234,7 +239,7 @@ def _keep(outcome: Outcome) -> Finished:
 def _settings(
     store: Store, ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
 ) -> dict[str, Any]:
-    """Temperature, localisation, chains and draws for every checkpoint, chosen once and kept in the store."""
+    """Temperature, localisation, step, chains and draws for every checkpoint, chosen once and kept in the store."""
     key = unit_key({"work": "track settings", "layout": LAYOUT})
     for unit in store.units():
         if unit.key == key:
@@ -247,40 +252,38 @@ def _settings(
 def _calibrated(
     ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
 ) -> dict[str, Any]:
-    """One estimate at the checkpoint whose weights are largest, where curvature asks for the smallest steps."""
-    from strati.landscape.sampling.llc import llc
-    from strati.tracking.measure import _cut
+    """The step that the stiffest checkpoint needs, for all of them."""
+    from strati.landscape.behaviour import Objective
+    from strati.tracking.coefficient import calibrated, objective_of
 
-    largest, norm, name = None, -1.0, "mse"
-    for checkpoint in ordered:
-        try:
-            network = as_network(checkpoint, model, config)
-        except BadInputError:
-            continue
-        size = float(sum(float(p.detach().double().square().sum()) for p in network.parameters()))
-        if size > norm:
-            largest, norm = network, size
-    if largest is None:
-        raise BadInputError(
-            "checkpoints", "none can be rebuilt as a network; give model=, or follow spectra alone"
-        )
-    name = loss_name(data, largest, config)
-    options: dict[str, Any] = {"ladder": False, "seed": config.seed}
-    options |= {
-        key: getattr(config, key) for key in ("nbeta", "gamma", "chains", "draws") if getattr(config, key)
-    }
-    found = llc(largest, name, _cut(data, largest, config), **options)
-    return {
-        "loss": name,
-        "nbeta": found.nbeta,
-        "gamma": found.gamma,
-        "chains": found.chains,
-        "draws": found.draws,
-        "sampler": "auto",
-        "step": None,
-        "seed": config.seed,
-        "rows": config.rows or None,
-    }
+    loss = config.loss
+
+    def objectives() -> Iterator[tuple[str, Objective]]:
+        nonlocal loss
+        for checkpoint in ordered:
+            try:
+                network = as_network(checkpoint, model, config)
+            except BadInputError:
+                continue  # its own unit names it
+            loss = loss or loss_name(data, network, config)
+            try:
+                yield checkpoint.name, objective_of(network, loss, whole_data(data, network, config))
+            except BadInputError as error:
+                if "not finite" not in str(error) and "infinite" not in str(error):
+                    raise
+
+    shared, name = calibrated(
+        objectives(),
+        loss=loss,
+        nbeta=config.nbeta or None,
+        gamma=config.gamma or None,
+        chains=config.chains or None,
+        draws=config.draws or None,
+        seconds=config.seconds or None,
+        seed=config.seed,
+    )
+    kept = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
+    return kept | {"rows": config.rows or None, "data": _digest(data)}
 
 
 def _result(
@@ -293,6 +296,8 @@ def _result(
 ) -> Track:
     kept = {unit.key: unit for unit in store.units()}
     table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
+    blocks: dict[tuple[str, str | None], dict[int, Any]] = {}
+    lower = set()
     failed = []
     for unit in units:
         row = kept.get(unit.key)
@@ -303,8 +308,16 @@ def _result(
             failed.append(
                 {"checkpoint": ordered[place].name, "quantity": unit.config["quantity"], "reason": row.reason}
             )
-        for what, layer, value, error in row.value.get("points", ()):
+        for what, layer, value, error, *more in row.value.get("points", ()):
             table.setdefault((what, layer), {})[place] = (value, error)
+            if more:
+                name = ordered[place].name
+                blocks.setdefault((what, layer), {})[place] = more[0]["blocks"]
+                if more[0]["off_minimum"]:
+                    lower.add(name)
+                if more[0]["reason"] is not None:
+                    part = f"{what} of {layer}" if layer else what
+                    failed.append({"checkpoint": name, "quantity": part, "reason": more[0]["reason"]})
     if failed and len(failed) == len(units):
         raise BadInputError(failed[0]["checkpoint"], f"nothing could be measured: {failed[0]['reason']}")
     curves = tuple(
@@ -316,8 +329,19 @@ def _result(
         )
         for (what, layer), points in table.items()
     )
+    curves += tuple(
+        _changed(series, blocks[series.what, series.layer])
+        for series in curves
+        if (series.what, series.layer) in blocks
+    )
     steps = tuple(checkpoint.step for checkpoint in ordered)
     warnings = []
+    if lower:
+        text = (
+            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: in the "
+            "middle of training the values are lower than a minimum's would be, and may be negative"
+        )
+        warnings.append(Flag("off-minimum", text))
     if failed:
         names = sorted({f["checkpoint"] for f in failed})
         text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
@@ -327,10 +351,27 @@ def _result(
     )
 
 
+def _changed(series: Series, blocks: Mapping[int, Any]) -> Series:
+    """What a learning coefficient changed by since the checkpoint before, with the error that shared noise leaves."""
+    values: list[float | None] = []
+    errors: list[float | None] = []
+    before: int | None = None
+    for place, value in enumerate(series.values):
+        last = None if before is None else series.values[before]
+        known = value is not None and last is not None and before is not None
+        values.append(value - last if value is not None and last is not None else None)
+        errors.append(
+            difference_error(blocks.get(before), blocks.get(place)) if known and before is not None else None
+        )
+        before = place if value is not None else before
+    return Series(series.what.replace("llc", CHANGE, 1), series.layer, tuple(values), tuple(errors))
+
+
 def _breaks(
     steps: tuple[float, ...], curves: tuple[Series, ...], config: TrackConfig
 ) -> tuple[dict[str, Any], ...]:
-    long = [s for s in curves if sum(v is not None for v in s.values) >= LEAST]
+    followed = [s for s in curves if not s.what.startswith(CHANGE)]
+    long = [s for s in followed if sum(v is not None for v in s.values) >= LEAST]
     found = []
     for series in long:
         for change in find_changes(

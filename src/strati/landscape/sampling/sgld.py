@@ -43,7 +43,7 @@ _SHARE_OF_STABLE = (
     0.25  # of the largest stable step, 4/k: inflates the stiffest direction by a third before correction
 )
 _PIECE = 1 << 16  # parameters moved at a time: what a step reads and writes of them stays in the cache
-_TOGETHER = 50_000  # parameters up to which chains share one batched pass
+TOGETHER = 50_000  # parameters up to which chains share one batched pass
 _RUNAWAY = 10.0  # times the squared distance of the localisation alone: the chains diverge
 _RESTARTS = 8  # of chains that diverge in the warm-up, each with a quarter of the step
 _DAMPING = 0.1  # of the mean curvature, in the preconditioner
@@ -70,10 +70,10 @@ def sample_sgld(objective: Objective, config: LLCConfig, nbeta: float, tick: Tic
         (1, 2, 20)
     """
     chains = config.chains or 4
-    batches = _batches(objective, config)
+    batches = batches_of(objective, config)
     baselines = _baselines(objective, batches)
     steps = Steps(objective, config, nbeta)
-    group = chains if objective.flat.size <= _TOGETHER else 1
+    group = chains if objective.flat.size <= TOGETHER else 1
     walks = [
         _Walks(steps, batches, baselines, min(group, chains - start), derive(config.seed, "sgld", start))
         for start in range(0, chains, group)
@@ -166,7 +166,7 @@ class Steps:
         self.precondition = config.sampler == Sampler.RMSPROP
         self.scale: Tensor | None = None
         self.rotation: Rotation | None = None
-        if not self.precondition and config.step is None and self.theta.numel() <= _TOGETHER:
+        if not self.precondition and config.step is None and self.theta.numel() <= TOGETHER:
             self._use_curvature()
         self.step = config.step if config.step is not None else 0.0
         self._copy: _FlatCopy | None = None
@@ -201,7 +201,7 @@ class Steps:
 
     def _stable(self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator) -> float:
         widest = 1.0 if self.scale is None else float(self.scale.max())
-        stiffest = self.nbeta * self._stiffest(offset, batch, generator) + self.gamma * widest
+        stiffest = self.nbeta * self.stiffest(offset, batch, generator) + self.gamma * widest
         return 4 * _SHARE_OF_STABLE / stiffest
 
     def gradient(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, Tensor]:
@@ -225,7 +225,7 @@ class Steps:
 
     def advance(self, offset: Tensor, batch: tuple[Inputs, Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
-        if self.theta.numel() > _TOGETHER:  # tensor by tensor: a large model needs no flat gradient
+        if self.theta.numel() > TOGETHER:  # tensor by tensor: a large model needs no flat gradient
             value, found = self._one(offset, batch)
             slopes = list(zip(self._places, found, strict=True))
         else:
@@ -273,7 +273,7 @@ class Steps:
         scale = 1e-3 * float(self.theta.std()) if self.theta.numel() > 1 else 1e-3
         return max(scale, 1e-6) * self._normal(generator)
 
-    def _stiffest(
+    def stiffest(
         self, offset: Tensor, batch: tuple[Inputs, Tensor], generator: torch.Generator, rounds: int = 12
     ) -> float:
         """Largest curvature of the preconditioned loss by power iteration on differences of gradients."""
@@ -384,7 +384,7 @@ class _Walks:
         return excess.T.numpy(), spread.T.numpy(), -(-draws // every)
 
 
-def _batches(objective: Objective, config: LLCConfig) -> list[tuple[Inputs, Tensor]]:
+def batches_of(objective: Objective, config: LLCConfig) -> list[tuple[Inputs, Tensor]]:
     """The data cut once into minibatches of one size, in a random order of the rows."""
     rows = objective.rows
     size = min(config.batch, rows)

@@ -1,0 +1,1 @@
+"""Development: trainings followed here from start to end, what other papers saw in them beside what we see."""

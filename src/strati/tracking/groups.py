@@ -1,0 +1,79 @@
+"""Labels that split the rows of data into groups, for learning coefficients of each (data-refined)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strati.errors import BadInputError
+from strati.options import nearest
+
+MOST = 50
+"""More groups than this are taken for a column that holds no labels."""
+
+
+def grouped(data: Any, groups: str | Sequence[Any]) -> tuple[Any, tuple[str, ...] | None]:
+    """The data without the label column, and one label per row; ``None`` where no groups were asked for.
+
+    Args:
+        data: Whatever names data.
+        groups: The name of a column (CSV), of an array (``.npz``, a mapping), ``y`` for the targets, or the labels.
+
+    Raises:
+        BadInputError: There is no such column, or it holds too many values for labels.
+
+    Examples:
+        >>> data, labels = grouped({"x": np.ones((3, 2)), "kind": [0, 1, 0]}, "kind")
+        >>> sorted(data), labels
+        (['x'], ('0', '1', '0'))
+    """
+    if isinstance(groups, str) and not groups:
+        return data, None
+    if not isinstance(groups, str):
+        return data, _labels("groups", groups)
+    if isinstance(data, Mapping):
+        if groups not in data:
+            raise BadInputError(groups, f"no such column; {nearest(groups, list(data))}")
+        kept = data if groups in ("y", "labels") else {k: v for k, v in data.items() if k != groups}
+        return kept, _labels(groups, data[groups])
+    if isinstance(data, tuple | list) and len(data) == 2 and groups == "y":
+        return data, _labels(groups, data[1])
+    if not isinstance(data, str | os.PathLike):
+        raise BadInputError(
+            "data_groups", "give one label per row, or data that has named columns (a mapping, CSV or .npz)"
+        )
+    return _from_file(Path(data), groups)
+
+
+def _from_file(path: Path, name: str) -> tuple[Any, tuple[str, ...]]:
+    from strati.network.data import TARGETS, read_data, read_table
+
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            if name not in file:
+                raise BadInputError(path, f"has no array {name!r}; {nearest(name, list(file))}")
+            return path, _labels(name, file[name])
+    table = read_table(path)
+    names = list(table.columns)
+    if name not in names:
+        raise BadInputError(path, f"has no column {name!r}; {nearest(name, names)}")
+    labels = _labels(name, np.asarray(table.values)[:, names.index(name)])
+    if name in TARGETS:
+        return path, labels
+    found = read_data(path, inputs=",".join(n for n in names if n != name and n not in TARGETS))
+    return (found.x if found.y is None else (found.x, found.y)), labels
+
+
+def _labels(name: str, values: Any) -> tuple[str, ...]:
+    held = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    if held.ndim != 1:
+        raise BadInputError(name, f"must hold one label per row, not an array of shape {held.shape}")
+    whole = held.dtype.kind == "f" and bool(np.all(held == np.round(held)))
+    labels = tuple(str(int(v)) if whole else str(v) for v in held.tolist())
+    if len(set(labels)) > MOST:
+        raise BadInputError(name, f"holds {len(set(labels))} different values; groups are at most {MOST}")
+    return labels
