@@ -203,6 +203,7 @@ def test_plans_and_what_became_of_them(page: Any, results: dict[str, Any]) -> No
     rows = page.locator("#plan tbody tr")
     assert rows.count() == len(results["plan"]["layers"])
     assert results["plan"]["layers"][0]["name"] in rows.first.inner_text()
+    assert results["plan"]["verdict"][1:] in page.locator("#plan .note").inner_text()
     assert "of before" in page.locator("#apply").inner_text()
 
 

@@ -169,6 +169,46 @@ class InPlace(nn.Module):
         return out
 
 
+class Siblings(nn.Module):
+    """Two layers of one input; before the second, the first may have been added to that input in place."""
+
+    def __init__(self, spoiled: bool) -> None:
+        super().__init__()
+        self.start, self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.end, self.spoiled = nn.Linear(12, 5), spoiled
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        first = self.a(x)
+        if self.spoiled:
+            x += first
+        out: Tensor = self.end(first * torch.tanh(self.b(x)))
+        return out
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_siblings_that_get_the_same_input_run_once(spoiled: bool) -> None:
+    torch.manual_seed(0)
+    model, task = Siblings(spoiled).eval(), make_task(rows(), "loss", 50)
+    target = next(t for t in find_targets(model) if t.name == "a")
+    changes = changes_of(model, target, count=3)
+    want = []
+    for change in changes:
+        with changed(model, target, change):
+            want.append(full(model, task))
+    runs: list[int] = []
+    plain = model.b.forward
+
+    def counted(x: Tensor) -> Tensor:
+        runs.append(1)
+        return plain(x)
+
+    model.b.forward = counted  # type: ignore[method-assign]
+    found = measure_module(model, task, target, changes)
+    assert [one.performance for one in found] == want
+    assert len(runs) == (3 if spoiled else 1)
+
+
 def test_in_place_changes_and_repeated_calls_do_not_disturb_the_tape() -> None:
     torch.manual_seed(0)
     model, task = InPlace().eval(), make_task(rows(), "loss", 20)
