@@ -5,14 +5,17 @@ has nothing to do with anything; ``layers`` has a random mean in each layer, as 
 performance go together over the few layers of one study by chance. ``rho 0.7``: one metric with that correlation with
 performance over the points, among 23 of noise.
 
-    python tools/calibrate_audit.py --studies 200
+    python tools/calibrate_audit.py --studies 200 --keep studies.jsonl
 
-prints the rates that docs/audit.md states.
+prints the rates that docs/audit.md states. Every judged study is kept in the file:
+interrupted, the same command goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ import strati
 
 SIZES = ((3, 4), (10, 6), (100, 6))
 PRAISE = ("use", "use-with-care", "distinguish-only")
+KINDS = ("noise", "layers", "rho")
 METRICS = 24
 WITHIN = 0.3
 """Spread of performance within a layer over that between layers; 1.0 is the other case that is printed."""
@@ -54,21 +58,53 @@ def simulated(
     return strati.Study(f"{kind} {networks} x {layers}", measure, tuple(rows), len(rows))
 
 
+def judged(
+    networks: int, layers: int, kind: str, seed: int, *, within: float = WITHIN, draws: int = 1
+) -> dict[str, Any]:
+    """One simulated study: is anything praised, does the first metric get "use", which intervals exclude zero."""
+    found = strati.audit(simulated(networks, layers, kind, seed, within=within, draws=draws))
+    first = next(v for v in found.verdicts if v.metric == "metric00" and v.intervention is None)
+    rows = [row for row in found.metrics if row.layer is None and row.intervention is None]
+    intervals = [row.spearman_ci for row in rows if row.spearman_ci is not None]
+    return {
+        "praised": any(v.recommendation in PRAISE for v in found.verdicts),
+        "use": first.recommendation == "use",
+        "intervals": len(intervals),
+        "without_zero": sum(not low <= 0.0 <= high for low, high in intervals),
+    }
+
+
 def rates(
-    networks: int, layers: int, kind: str, studies: int, *, within: float = WITHIN, draws: int = 1
+    networks: int,
+    layers: int,
+    kind: str,
+    studies: int,
+    *,
+    within: float = WITHIN,
+    draws: int = 1,
+    keep: Path | None = None,
 ) -> dict[str, float]:
     """Shares of studies that praise anything, of intervals that exclude zero, of first metrics that get "use"."""
-    praised, use, out, intervals = 0, 0, 0, 0
+    done: dict[str, dict[str, Any]] = {}
+    if keep is not None and keep.exists():
+        done = {line["key"]: line for line in map(json.loads, keep.read_text().splitlines())}
+    found = []
     for seed in range(studies):
-        found = strati.audit(simulated(networks, layers, kind, seed, within=within, draws=draws))
-        praised += any(v.recommendation in PRAISE for v in found.verdicts)
-        first = next(v for v in found.verdicts if v.metric == "metric00" and v.intervention is None)
-        use += first.recommendation == "use"
-        for row in found.metrics:
-            if row.layer is None and row.intervention is None and row.spearman_ci is not None:
-                intervals += 1
-                out += not row.spearman_ci[0] <= 0.0 <= row.spearman_ci[1]
-    return {"praised": praised / studies, "use": use / studies, "interval": out / max(intervals, 1)}
+        key = f"{networks}x{layers} {kind} within={within:g} draws={draws} seed={seed}"
+        if key not in done:
+            done[key] = {"key": key} | judged(networks, layers, kind, seed, within=within, draws=draws)
+            if keep is not None:
+                with keep.open("a") as file:
+                    file.write(json.dumps(done[key]) + "\n")
+        found.append(done[key])
+    total = {
+        what: sum(one[what] for one in found) for what in ("praised", "use", "without_zero", "intervals")
+    }
+    return {
+        "praised": total["praised"] / studies,
+        "use": total["use"] / studies,
+        "interval": total["without_zero"] / max(total["intervals"], 1),
+    }
 
 
 def main() -> None:
@@ -80,22 +116,32 @@ def main() -> None:
     parser.add_argument(
         "--sizes", nargs="+", default=[f"{n}x{k}" for n, k in SIZES], help="Networks x layers."
     )
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS, help="Kinds of metrics.")
+    parser.add_argument("--keep", type=Path, help="File of judged studies; those in it are not judged again.")
     wanted = parser.parse_args()
     print(
-        "| networks x layers | spread within layers | metrics | studies that recommend any | "
+        "| networks x layers | spread within layers | metrics | studies | studies that recommend any | "
         "intervals without zero | rho 0.7 gets `use` |"
     )
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for networks, layers in (map(int, size.split("x")) for size in wanted.sizes):
         for within in wanted.within:
-            for kind in ("noise", "layers", "rho"):
-                count = wanted.studies
-                found = rates(networks, layers, kind, count, within=within, draws=wanted.draws)
+            for kind in wanted.kinds:
+                found = rates(
+                    networks,
+                    layers,
+                    kind,
+                    wanted.studies,
+                    within=within,
+                    draws=wanted.draws,
+                    keep=wanted.keep,
+                )
                 null = kind != "rho"
                 cells = (
                     f"{networks} x {layers}",
                     f"{within:g}",
                     "rho 0.7 among noise" if not null else kind,
+                    str(wanted.studies),
                     f"{100 * found['praised']:.1f} %" if null else "",
                     f"{100 * found['interval']:.1f} %" if null else "",
                     "" if null else f"{100 * found['use']:.0f} %",

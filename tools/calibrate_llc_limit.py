@@ -1,107 +1,125 @@
-"""Hold the limits of learning coefficients against the battery of known cases, and print how often they cover.
+"""Hold the limits of learning coefficients against cases whose value is known, and print how often they cover.
 
-``python tools/calibrate_llc_limit.py --half final`` runs the cases that were held out when the extrapolation was tuned;
-``--half development`` the others. A limit covers where the known value lies within two stated errors; a case without a
-limit must hold the known value in its certain range.
+``--half held-out`` runs the cases that no rule of the extrapolation has seen; ``development`` and ``final`` are the two
+halves that it was made and first checked on. A limit covers where the known value lies within two stated errors; a case
+without a limit must hold the known value in its certain range. ``--keep FILE`` keeps finished runs, so that an
+interrupted calibration goes on; ``--each`` prints every run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from strati.landscape.sampling.battery import KnownCase, battery
+from strati.landscape.sampling.battery import battery
 from strati.landscape.sampling.config import LLCConfig
-from strati.landscape.sampling.estimation import LearningCoefficient
+from strati.landscape.sampling.held_out import held_out
+from strati.landscape.sampling.known_cases import KnownCase
 
 GOAL = 0.90
 
 
 def main() -> None:
-    """Run the chosen cases and print one line each, then the coverage."""
+    """Run the chosen cases, then print a line per kind and the coverage."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--half", choices=("development", "final", "all"), default="all")
+    parser.add_argument("--half", choices=("development", "final", "held-out"), default="held-out")
     parser.add_argument("--seeds", type=int, default=1, help="random seeds per case")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--kind", default="", help="only kinds whose name holds this text")
-    parser.add_argument("--save", type=Path, help="append ladders to this file, one JSON object per line")
+    parser.add_argument("--each", action="store_true", help="print every run")
+    parser.add_argument("--keep", type=Path, help="finished runs, one JSON object per line")
     options = parser.parse_args()
     chosen = [
-        case
-        for case in battery()
-        if options.kind in case.kind and options.half in ("all", "final" if case.held_out else "development")
+        case for case in (*battery(), *held_out()) if options.kind in case.kind and case.half == options.half
     ]
-    given: list[float] = []
-    exact = ranges = without = outside = 0
+    done = read(options.keep)
+    rows = []
     for case in chosen:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            began = time.process_time()
-            result = case.run(LLCConfig(seed=seed))
-            print(line(case, seed, result, time.process_time() - began), flush=True)
-            if options.save is not None:
-                keep(options.save, case, seed, result)
-            value = float(case.value)
-            if result.asymptotic is not None and result.asymptotic_stderr == 0.0:
-                exact += 1
-                given.append(0.0 if abs(result.asymptotic - value) < 1e-9 else np.inf)
-            elif result.asymptotic is not None and result.asymptotic_stderr is not None:
-                given.append((result.asymptotic - value) / result.asymptotic_stderr)
-            else:
-                without += 1
-            if result.asymptotic_low is not None and result.asymptotic_high is not None:
-                ranges += 1
-                outside += not result.asymptotic_low - 1e-9 <= value <= result.asymptotic_high + 1e-9
-    report(np.array(given), exact, without, ranges, outside)
+            row = done.get((case.name, seed))
+            if row is None:
+                row = run(case, seed)
+                if options.keep is not None:
+                    with options.keep.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(row) + "\n")
+            rows.append(row)
+            print(line(row), file=sys.stdout if options.each else sys.stderr, flush=True)
+    report(rows)
 
 
-def line(case: KnownCase, seed: int, result: LearningCoefficient, seconds: float) -> str:
-    """One case."""
-    value = float(case.value)
-    if result.asymptotic is None or result.asymptotic_stderr is None:
-        shown = f"none ({result.reason})"
-    elif result.asymptotic_stderr == 0.0:
-        shown = f"{result.asymptotic:.4f} exact"
-    else:
-        z = (result.asymptotic - value) / result.asymptotic_stderr
-        shown = f"{result.asymptotic:.4f} +- {result.asymptotic_stderr:.4f}, z {z:+.2f}"
-    limits = (result.asymptotic_low, result.asymptotic_high)
-    bounds = " .. ".join("?" if b is None else f"{b:g}" for b in limits)
-    return f"{case.name}, seed {seed}: known {value:.4f}; {shown}; range {bounds}; {seconds:.0f} s"
-
-
-def keep(path: Path, case: KnownCase, seed: int, result: LearningCoefficient) -> None:
-    """Add the ladder to a file, for tuning without sampling again."""
-    row = {
+def run(case: KnownCase, seed: int) -> dict[str, Any]:
+    """One case at default settings."""
+    began = time.process_time()
+    result = case.run(LLCConfig(seed=seed))
+    return {
         "name": case.name,
         "kind": case.kind,
         "value": float(case.value),
         "seed": seed,
-        "ladder": result.ladder,
-        "hottest": float(result.traces.nbeta[0]) if result.traces.global_start else None,
-        "range": [result.asymptotic_low, result.asymptotic_high],
-        "exact": result.asymptotic_stderr == 0.0,
+        "limit": result.asymptotic,
+        "stderr": result.asymptotic_stderr,
+        "low": result.asymptotic_low,
+        "high": result.asymptotic_high,
+        "reason": result.reason,
+        "seconds": time.process_time() - began,
     }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
 
 
-def report(z: np.ndarray, exact: int, without: int, ranges: int, outside: int) -> None:
-    """The coverage, of all limits and of those that were extrapolated."""
-    extrapolated = len(z) - exact
-    inside = int((np.abs(z) <= 2).sum())
-    print(f"{len(z)} limits given ({exact} exact, {extrapolated} extrapolated), {without} runs without")
-    if len(z):
-        print(
-            f"within two stated errors: {inside} of {len(z)} ({100 * inside / len(z):.0f} %; goal {GOAL:.0%})"
-        )
-    if extrapolated:
-        hits = inside - exact + int(np.isinf(z).sum())
-        print(f"of the extrapolated ones: {hits} of {extrapolated} ({100 * hits / extrapolated:.0f} %)")
-    print(f"certain ranges: {ranges}, known value outside in {outside}")
+def covers(row: dict[str, Any]) -> bool:
+    """Whether the known value lies within two stated errors of the limit."""
+    return row["limit"] is not None and abs(row["limit"] - row["value"]) <= 2 * row["stderr"] + 1e-9
+
+
+def line(row: dict[str, Any]) -> str:
+    """One run."""
+    value = row["value"]
+    if row["limit"] is None:
+        shown = f"none ({row['reason']})"
+    elif row["stderr"] == 0.0:
+        shown = f"{row['limit']:.4f} exact"
+    else:
+        z = (row["limit"] - value) / row["stderr"]
+        shown = f"{row['limit']:.4f} +- {row['stderr']:.4f}, z {z:+.2f}"
+    bounds = " .. ".join("?" if b is None else f"{b:g}" for b in (row["low"], row["high"]))
+    return f"{row['name']}, seed {row['seed']}: known {value:.4f}; {shown}; range {bounds}; {row['seconds']:.0f} s"
+
+
+def report(rows: Sequence[dict[str, Any]]) -> None:
+    """The coverage by kind and in all, and how often there is a limit."""
+    width = max(len(row["kind"]) for row in rows)
+    print(f"{'kind':{width}}  runs  limits given  of these exact  within two errors")
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        print(f"{kind:{width}}  " + _counts([row for row in rows if row["kind"] == kind]))
+    print(f"{'all':{width}}  " + _counts(rows))
+    given = [row for row in rows if row["limit"] is not None]
+    sampled = [row for row in given if row["stderr"] > 0]
+    for what, some in (("of all limits", given), ("of the extrapolated ones", sampled)):
+        if some:
+            share = sum(map(covers, some)) / len(some)
+            print(f"within two stated errors, {what}: {share:.0%} (goal {GOAL:.0%})")
+    print(f"share of runs that get a limit: {len(given) / len(rows):.0%}")
+    known = [row for row in rows if row["low"] is not None and row["high"] is not None]
+    outside = sum(not row["low"] - 1e-9 <= row["value"] <= row["high"] + 1e-9 for row in known)
+    print(f"certain ranges: {len(known)}; known value outside: {outside}")
+
+
+def _counts(rows: Sequence[dict[str, Any]]) -> str:
+    given = [row for row in rows if row["limit"] is not None]
+    exact = sum(row["stderr"] == 0.0 for row in given)
+    return f"{len(rows):4}  {len(given):12}  {exact:14}  {sum(map(covers, given)):17}"
+
+
+def read(path: Path | None) -> dict[tuple[str, int], dict[str, Any]]:
+    """Finished runs by case and seed."""
+    if path is None or not path.exists():
+        return {}
+    rows = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    return {(row["name"], row["seed"]): row for row in rows}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Error rates of ``spectrum`` on matrices and tails of known making, as the docs state them.
 
-    python tools/calibrate_spectra.py coverage [--draws 400]    # of alpha +- 1.96 alpha_stderr
+    python tools/calibrate_spectra.py coverage [--draws 100]    # of alpha +- 1.96 alpha_stderr
     python tools/calibrate_spectra.py noise [--draws 200]       # spikes, tails and warnings in noise of many kinds
 
 Each row has random streams of its own, so the numbers do not depend on what else is run.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+from scipy import stats
 
 from strati.rng import stream
 from strati.spectra.spectrum import spectrum
@@ -24,13 +25,21 @@ SHARP: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
     "flat body, then a power law": lambda r, n, a: np.where(
         r.random(n) < 0.5, r.uniform(0.2, 1, n), r.pareto(a - 1, n) + 1
     ),
+    "lognormal, upper 10 % a power law": lambda r, n, a: lognormal_with_tail(r, n, a, 1.0, 0.1),
+    "lognormal, upper 30 % a power law": lambda r, n, a: lognormal_with_tail(r, n, a, 0.5, 0.3),
 }
 GRADUAL: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
     "Student's t, sizes": lambda r, n, a: np.abs(r.standard_t(a - 1, n)),
     "Frechet": lambda r, n, a: r.weibull(a - 1, n) ** -1.0,
     "Burr (c = 2)": lambda r, n, a: np.sqrt(np.expm1(r.exponential(2 / (a - 1), n))),
+    "Burr (c = 1/2)": lambda r, n, a: np.expm1(r.exponential(0.5 / (a - 1), n)) ** 2,
     "Lomax": lambda r, n, a: r.pareto(a - 1, n),
+    "inverse gamma": lambda r, n, a: 1 / r.gamma(a - 1, 1, n),
+    "stable, sizes": lambda r, n, a: np.abs(stable(r, n, a - 1)),
 }
+SIZES, EXPONENTS = (100, 300, 1000, 4000), (2.0, 3.0, 5.0)
+STABLE_EXPONENTS = (1.5, 2.0, 2.5)
+"""Of stable laws: their tails have exponents below 3."""
 NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "Gaussian": lambda r, s: r.normal(size=s),
     "uniform": lambda r, s: r.uniform(-1, 1, s),
@@ -48,8 +57,11 @@ NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "AR(0.2) along rows": lambda r, s: autoregressive(r.normal(size=s).T, 0.2).T,
     "AR(0.2) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.2),
     "AR(0.7) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.7),
+    "AR(0.2) along both": lambda r, s: autoregressive(autoregressive(r.normal(size=s), 0.2).T, 0.2).T,
 }
 SHAPES = ((128, 128), (400, 100), (150, 300))
+TOLD = {"structured-noise", "heavy-entries"}
+"""Warnings that say that the level of the spikes is that of other noise, or does not hold."""
 
 
 def lattice(W: np.ndarray, levels: int) -> np.ndarray:
@@ -67,33 +79,58 @@ def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
     return made
 
 
+def stable(r: Rng, n: int, mu: float) -> np.ndarray:
+    """Symmetric stable values (Chambers, Mallows and Stuck 1976)."""
+    angle, size = r.uniform(-np.pi / 2, np.pi / 2, n), r.exponential(1, n)
+    made: np.ndarray = np.sin(mu * angle) / np.cos(angle) ** (1 / mu)
+    return made * (np.cos(angle - mu * angle) / size) ** ((1 - mu) / mu)
+
+
+def lognormal_with_tail(r: Rng, n: int, a: float, sigma: float, share: float) -> np.ndarray:
+    """A lognormal body up to its quantile ``1 - share``, a power law beyond."""
+    start = float(np.exp(sigma * stats.norm.ppf(1 - share)))
+    body = np.exp(sigma * stats.norm.ppf((1 - share) * r.random(n)))
+    return np.where(r.random(n) < share, start * (r.pareto(a - 1, n) + 1), body)
+
+
 def coverage(
     make: Callable[[Rng, int, float], np.ndarray], name: str, draws: int
 ) -> dict[str, tuple[float, float]]:
-    """Least and largest share of intervals that cover the exponent, over sizes and exponents: ours, the formula's."""
-    shares: dict[str, list[float]] = {"stderr": [], "formal_stderr": []}
-    for size in (100, 400, 1000):
-        for alpha in (2.0, 3.0, 5.0):
-            inside = dict.fromkeys(shares, 0)
+    """Least and largest share over sizes and exponents: intervals that cover (ours, the formula's), warnings.
+
+    ``told``: covered, or warned of as a gradual tail.
+    """
+    shares: dict[str, list[float]] = {"stderr": [], "told": [], "gradual": [], "formal_stderr": []}
+    for size in SIZES:
+        for alpha in STABLE_EXPONENTS if name.startswith("stable") else EXPONENTS:
+            count = dict.fromkeys(shares, 0)
             for number in range(draws):
                 values = np.sort(make(stream(7, "coverage", name, size, alpha, number), size, alpha))
                 tail = fit_tail(values[values > 0])
                 assert tail is not None
-                for which in shares:
-                    inside[which] += abs(tail.alpha - alpha) <= 1.96 * getattr(tail, which)
+                inside = abs(tail.alpha - alpha) <= 1.96 * tail.stderr
+                count["stderr"] += inside
+                count["told"] += inside or tail.gradual
+                count["gradual"] += tail.gradual
+                count["formal_stderr"] += abs(tail.alpha - alpha) <= 1.96 * tail.formal_stderr
             for which, found in shares.items():
-                found.append(inside[which] / draws)
+                found.append(count[which] / draws)
     return {which: (min(found), max(found)) for which, found in shares.items()}
 
 
 def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, float]:
-    """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning."""
-    counts = {"spikes": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
+    """Shares of draws of one kind of noise with spikes, a tail of the entries, or a warning.
+
+    ``untold`` are spikes without a warning that the noise is not independent entries of one variance.
+    """
+    counts = {"spikes": 0, "untold": 0, "heavy": 0, "noise-like": 0, "structured-noise": 0}
     for number in range(draws):
         W = NOISE[name](stream(11, "noise", name, *shape, number), shape)
         sp = spectrum(W if W.dtype != np.float64 else W.astype(np.float32))
         codes = {flag.code for flag in sp.warnings}
-        counts["spikes"] += (sp.metrics()["spikes"] or 0) > 0
+        spiked = (sp.metrics()["spikes"] or 0) > 0
+        counts["spikes"] += spiked
+        counts["untold"] += spiked and not codes & TOLD
         counts["heavy"] += sp.phase == "heavy-tailed"
         for code in ("noise-like", "structured-noise"):
             counts[code] += code in codes
@@ -105,36 +142,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["coverage", "noise"])
     parser.add_argument("--draws", type=int)
+    parser.add_argument("--kinds", nargs="+", default=list(NOISE), choices=NOISE, metavar="KIND")
+    parser.add_argument("--shapes", nargs="+", default=[f"{n}x{m}" for n, m in SHAPES], metavar="NxM")
     options = parser.parse_args()
     if options.what == "coverage":
-        draws = options.draws or 400
+        draws = options.draws or 100
+        listed = [", ".join(f"{value:g}" for value in of) for of in (SIZES, EXPONENTS, STABLE_EXPONENTS)]
         print(
-            f"share of 95 % intervals that cover alpha; 100, 400, 1000 values; alpha 2, 3, 5; {draws} draws each"
+            f"share of 95 % intervals that cover alpha: {listed[0]} values; alpha {listed[1]} (stable: {listed[2]});"
         )
-        print(f"{'':32s}{'alpha_stderr':>16s}{'(alpha-1)/sqrt(n)':>20s}")
-        for title, laws in (("sharp start", SHARP), ("gradual start", GRADUAL)):
+        print(f"{draws} draws each; least to largest")
+        names = {
+            "stderr": "alpha_stderr",
+            "told": "or gradual-tail",
+            "gradual": "gradual-tail",
+            "formal_stderr": "(alpha-1)/sqrt(n)",
+        }
+        print(f"{'':42s}" + "".join(f"{title:>18s}" for title in names.values()))
+        for title, laws in (("sharp", SHARP), ("gradual", GRADUAL)):
             for name, make in laws.items():
                 found = coverage(make, name, draws)
-                ours, formal = found["stderr"], found["formal_stderr"]
-                print(
-                    f"{title + ': ' + name:42s}{ours[0]:.2f} to {ours[1]:.2f}{formal[0]:>12.2f} to {formal[1]:.2f}",
-                    flush=True,
-                )
+                cells = [f"{low:.2f} to {high:.2f}" for low, high in (found[which] for which in names)]
+                print(f"{title + ': ' + name:42s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
         return
     draws = options.draws or 200
-    print(
-        f"share of {draws} draws of noise, over 128x128, 400x100 and 150x300: worst (structured-noise: least)"
-    )
-    print(f"{'':30s}{'spikes':>8s}{'heavy-tailed':>14s}{'noise-like':>18s}{'structured-noise':>20s}")
-    for name in NOISE:
-        rates = [noise_rates(name, shape, draws) for shape in SHAPES]
-        low, high = ({key: pick(rate[key] for rate in rates) for key in rates[0]} for pick in (min, max))
-        print(
-            f"{name:30s}{high['spikes']:8.3f}{high['heavy']:14.3f}"
-            f"{low['noise-like']:10.3f} to {high['noise-like']:.3f}"
-            f"{low['structured-noise']:12.3f} to {high['structured-noise']:.3f}",
-            flush=True,
-        )
+    shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]
+    print(f"share of {draws} draws of noise, {', '.join(options.shapes)}: least to largest over the shapes")
+    print("untold: spikes without a warning that the noise has structure or heavy entries")
+    names = ("spikes", "untold", "heavy", "noise-like", "structured-noise")
+    print(f"{'':28s}" + "".join(f"{name:>18s}" for name in names))
+    for name in options.kinds:
+        rates = [noise_rates(name, (n, m), draws) for n, m in shapes]
+        cells = [f"{min(r[k] for r in rates):.3f} to {max(r[k] for r in rates):.3f}" for k in names]
+        print(f"{name:28s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 import strati
 from strati import embedded
 from strati.errors import BadInputError, UnsupportedError
+from strati.intervene.acting.written import open_network_of
 
 SPEC: dict[str, Any] = {
     "measure": {"performance": "loss", "batch": 8},
@@ -167,6 +170,61 @@ def test_a_module_in_memory_is_written_as_safetensors(tmp_path: Path) -> None:
         )
 
 
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file may grow beyond ``size`` bytes: the operating system fails the write, as it does on a full disk."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("factored", [False, True])
+@pytest.mark.parametrize("ending", ["module", ".safetensors", ".npz", ".pt"])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, ending: str, factored: bool) -> None:
+    """Every writer, stopped by the operating system: one line, the original and its folder as they were."""
+    path, study = digits_study(tmp_path, ".safetensors" if ending == "module" else ending)
+    plan = strati.plan(study, budget="parameters=0.6", action="truncate", combinations=0)
+    model: Any = open_network_of(path, study) if ending == "module" else path
+    before = path.read_bytes()
+    there = sorted(p.name for p in tmp_path.iterdir())
+    with file_size_limit(3000), pytest.raises(BadInputError, match="File too large") as caught:
+        strati.apply(plan, model, out=tmp_path / "out", factored=factored)
+    assert "\n" not in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == there and path.read_bytes() == before
+    for form in ("csv", "json", "peft"):
+        with file_size_limit(20), pytest.raises(BadInputError, match="File too large"):
+            plan.export(tmp_path / "plan", format=form)  # type: ignore[arg-type]
+    assert sorted(p.name for p in tmp_path.iterdir()) == there
+    # with room again the same call works, and the file is what the library itself reads
+    strati.apply(plan, model, out=tmp_path / "out", factored=factored)
+    if ending == "module":
+        written = load_file(tmp_path / "out" / "model.safetensors")
+        assert set(written) >= {n for n in load_file(path) if n.endswith("bias")}
+
+
+def test_a_study_on_a_full_disk_resumes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 5))
+    x = torch.randn(64, 16)
+    data = x, net(x).argmax(1)
+    options: dict[str, Any] = {"performance": "loss", "spectral": False}
+    options |= {"interventions": strati.truncate(rank=list(range(1, 17))), "out": tmp_path / "s"}
+    with (
+        file_size_limit(40_000),
+        pytest.raises(BadInputError, match="is the disk full\\? run the same command"),
+    ):
+        strati.study(net, data=data, **options)
+    found = strati.study(net, data=data, **options)
+    once = strati.study(net, data=data, **(options | {"out": None}))
+    assert found.failed == 0
+    assert [r["performance"] for r in found.rows] == [r["performance"] for r in once.rows]
+
+
 def test_bad_places_and_full_disks(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = strati.plan(llama / "study", budget="bits=3", action="quantise", combinations=0)
     model = llama / "model"
@@ -190,11 +248,7 @@ def test_bad_places_and_full_disks(llama: Path, tmp_path: Path, monkeypatch: pyt
         strati.apply(plan, model, out=tmp_path / "out")
     monkeypatch.undo()
 
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(BadInputError, match="No space left on device"):
+    with file_size_limit(4000), pytest.raises(BadInputError, match=r"File too large\); nothing was left"):
         strati.apply(plan, model, out=tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full"]
     assert bytes_of(model) == before

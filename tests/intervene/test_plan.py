@@ -17,9 +17,11 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError
-from strati.intervene.acting.budget import read_budget
+from strati.intervene.acting.budget import Budget, Shape, read_budget
+from strati.intervene.acting.candidates import Candidates
 from strati.intervene.acting.choose import choose, monotone
-from strati.intervene.acting.curves import read_curves
+from strati.intervene.acting.curves import Curve, Option, Scale, read_curves
+from strati.intervene.acting.predict import Combination
 from strati.intervene.plan import load_plan
 from strati.intervene.study import Study
 
@@ -154,57 +156,85 @@ def test_the_even_spread_is_even(measured: Study) -> None:
     assert set(mixed.uniform["choices"]) == {"bits=2", "bits=3"} and mixed.uniform["draws"] > 1
 
 
+def told(layers: int, performances: dict[str | None, float], name: str) -> Study:
+    """A study by word of mouth: every layer has these performances by setting; ``None`` is the intact one."""
+    rows: list[dict[str, Any]] = []
+    for i, (setting, performance) in itertools.product(range(layers), performances.items()):
+        row = {"network": "n", "layer": f"l{i}", "type": "linear", "setting": setting, "draw": 0}
+        row |= {"intervention": "intact" if setting is None else "quantise", "performance": performance}
+        row |= {"intact_performance": performances[None], "rows": 8, "cols": 8}
+        rows.append(row | {"status": "done", "reason": None, "initialiser": ""})
+    measure = {"name": name, "chance": None, "higher_is_better": False}
+    return Study("s", measure, tuple(rows), len(rows))
+
+
 def test_a_plan_no_better_than_even_says_so() -> None:
     """Four equal layers: nothing can be gained."""
-    rows: list[dict[str, Any]] = []
-    for i in range(4):
-        for setting, performance in ((None, 1.0), ("bits=2", 2.0), ("bits=4", 1.1)):
-            kind = "intact" if setting is None else "quantise"
-            row = {
-                "network": "n",
-                "layer": f"l{i}",
-                "type": "linear",
-                "intervention": kind,
-                "setting": setting,
-            }
-            row |= {
-                "draw": 0,
-                "status": "done",
-                "reason": None,
-                "initialiser": "",
-                "performance": performance,
-            }
-            rows.append(row | {"intact_performance": 1.0, "rows": 8, "cols": 8})
-    measure = {"name": "loss", "chance": None, "higher_is_better": False}
-    plan = strati.plan(Study("s", measure, tuple(rows), 12), budget="bits=4", action="quantise")
+    study = told(4, {None: 1.0, "bits=2": 2.0, "bits=4": 1.1}, "loss")
+    plan = strati.plan(study, budget="bits=4", action="quantise")
     assert plan.choices == {f"l{i}": "bits=4" for i in range(4)}
     assert plan.predicted["performance"] == pytest.approx(1.4)
     assert "the plan is the even spread" in plan.verdict
 
 
 def test_perplexities_add_up_as_logarithms() -> None:
-    rows: list[dict[str, Any]] = []
-    for i in range(2):
-        for setting, performance in ((None, 10.0), ("bits=4", 20.0)):
-            kind = "intact" if setting is None else "quantise"
-            row = {
-                "network": "n",
-                "layer": f"l{i}",
-                "type": "linear",
-                "intervention": kind,
-                "setting": setting,
-            }
-            row |= {
-                "draw": 0,
-                "status": "done",
-                "reason": None,
-                "initialiser": "",
-                "performance": performance,
-            }
-            rows.append(row | {"intact_performance": 10.0, "rows": 8, "cols": 8})
-    measure = {"name": "perplexity", "chance": None, "higher_is_better": False}
-    plan = strati.plan(Study("s", measure, tuple(rows), 4), budget="bits=4", action="quantise")
+    plan = strati.plan(
+        told(2, {None: 10.0, "bits=4": 20.0}, "perplexity"), budget="bits=4", action="quantise"
+    )
     assert plan.predicted["performance"] == pytest.approx(40.0)
+
+
+def candidates(costs: list[list[float]], budget: float) -> Candidates:
+    """Layers of 2, 4 or 16 bits with these costs at 2 and 4."""
+    curves = [
+        Curve(
+            f"l{i}",
+            "linear",
+            Shape(1, 1, 1),
+            (
+                Option("bits=2", 2.0, two, 0.0),
+                Option("bits=4", 4.0, four, 0.0),
+                Option("keep", 16.0, 0.0, 0.0),
+            ),
+        )
+        for i, (two, four) in enumerate(costs)
+    ]
+    scale = Scale("loss", False, 1.0)
+    return Candidates(curves, scale, Budget("bits", budget), "bits", np.random.default_rng(0))
+
+
+def test_layers_that_harm_each_other_are_told_apart() -> None:
+    """Layers 0 and 1 at 2 bits cost eight times as much together: adding up takes both, the correction does not."""
+    some = candidates([[1.0, 0.1], [1.0, 0.1], [1.5, 0.1], [1.5, 0.1]], 3.0)
+
+    def measure(options: tuple[int, ...]) -> Combination:
+        summed = sum(c.options[o].cost for c, o in zip(some.curves, options, strict=True))
+        return Combination(options, summed, summed + 14.0 * (options[0] == 0 and options[1] == 0))
+
+    tried = [measure(o) for o in (*some.plans(), (0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 0, 0))]
+    assert tried[0].options == (0, 0, 1, 1) and tried[0].measured == pytest.approx(16.2)
+    found = some.corrected(measure, tried[:3])
+    assert found and min(c.measured for c in found if c.measured is not None) < 4
+
+
+def test_the_luckiest_of_many_equal_choices_is_not_taken_for_better() -> None:
+    """Eight choices as good as the even spread, 24 sequences: the plan is the even spread in 95 % of the cases.
+
+    400 cases; the share of others lies below 0.05 + 3 sqrt(0.05 * 0.95 / 400) = 0.083 with probability 0.999.
+    """
+    some, rng = candidates([[1.0, 0.1]] * 4, 4.0), np.random.default_rng(5)
+
+    def drawn(options: tuple[int, ...], mean: float) -> Combination:
+        groups = mean + rng.standard_normal(24)
+        return Combination(options, 1.0, float(groups.mean()), groups)
+
+    wrong = right = 0
+    for _ in range(400):
+        even = [drawn((1, 1, 1, 1), 1.0)]
+        wrong += some.best([drawn((0, 2, 1, 1), 1.0) for _ in range(8)], even) is not even[0]
+        right += some.best([drawn((0, 2, 1, 1), -1.0) for _ in range(8)], even) is not even[0]
+    assert wrong / 400 < 0.083
+    assert right == 400
 
 
 @pytest.mark.parametrize(
@@ -302,6 +332,99 @@ def test_peft_reads_the_ranks(tmp_path: Path) -> None:
     ranks = {n: m.r["default"] for n, m in made.named_modules() if hasattr(m, "r") and isinstance(m.r, dict)}
     want = {layer.name: int(layer.choice.split("=")[1]) for layer in plan.layers}
     assert {n.rsplit(".", 1)[-1]: r for n, r in ranks.items()} == want
+
+
+def test_peft_loads_the_ranks_of_a_language_model(tmp_path: Path) -> None:
+    """Eleven blocks, so that block 1 could be taken for block 10; every adapter has its rank, no other layer does."""
+    import peft
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=11,
+        num_attention_heads=2,
+        vocab_size=30,
+        max_position_embeddings=32,
+    )
+    base = transformers.LlamaForCausalLM(config).eval()
+    tuned = transformers.LlamaForCausalLM(config).eval()
+    tuned.load_state_dict(base.state_dict())
+    layers = [f"model.layers.{i}.self_attn.{p}" for i in (0, 1, 10) for p in ("q_proj", "v_proj")]
+    with torch.no_grad():
+        for name in layers[1:]:
+            tuned.get_submodule(name).weight += 0.5 * torch.randn(16, 16)
+    found = strati.study(
+        tuned,
+        data=np.random.default_rng(0).integers(0, 30, (6, 12)),
+        performance="loss",
+        interventions=strati.adapt(base, rank=[0, 1, 2, 4, 8]),
+        layers=layers,
+        spectral=False,
+    )
+    bare = Study("bare", found.performance, found.rows, found.units, origin=found.origin)  # by added costs
+    plan = strati.plan(bare, budget="rank=4", action="adapt")
+    plan.export(tmp_path / "rank.json", format="peft")
+    config_of = json.loads((tmp_path / "rank.json").read_text())
+    costs = {x["name"]: x["cost_ci"] for x in config_of.pop("strati")["layers"]}
+    assert set(costs) == set(layers)
+    made = peft.get_peft_model(base, peft.LoraConfig(**config_of))
+    there = {
+        n.removeprefix("base_model.model."): (m.r["default"], m.lora_alpha["default"])
+        for n, m in made.named_modules()
+        if isinstance(getattr(m, "r", None), dict)
+    }
+    ranks = {x.name: 16 if x.choice == "keep" else int(x.choice.split("=")[1]) for x in plan.layers}
+    assert ranks["model.layers.0.self_attn.q_proj"] == 0  # it was not tuned
+    assert there == {n: (r, 2 * r) for n, r in ranks.items() if r}
+    assert sum(ranks.values()) <= 4 * len(layers)
+
+
+def test_tensor_types_are_named_as_gguf_names_them(measured: Study, tmp_path: Path) -> None:
+    """The names against the gguf package's own map, the pattern against how llama.cpp matches it."""
+    import re
+
+    import gguf
+
+    from strati.intervene.acting.exports import gguf_name
+
+    architectures = {
+        "LLAMA": ["model.layers.3.self_attn.{q,k,v,o}_proj", "model.layers.10.mlp.{gate,up,down}_proj"],
+        "GPT2": [
+            "transformer.h.2.attn.{c_attn,c_proj}",
+            "h.1.mlp.{c_fc,c_proj}",
+            "transformer.wte",
+            "lm_head",
+        ],
+        "BERT": [
+            "encoder.layer.1.attention.self.{query,key,value}",
+            "encoder.layer.0.{attention.output,intermediate,output}.dense",
+            "embeddings.word_embeddings",
+        ],
+        "PHI3": [
+            "model.layers.1.self_attn.qkv_proj",
+            "model.layers.1.mlp.gate_up_proj",
+            "model.embed_tokens",
+        ],
+    }
+    for name, patterns in architectures.items():
+        known = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, name), 12)
+        for pattern in patterns:
+            head, _, rest = pattern.partition("{")
+            inner, _, tail = rest.partition("}")
+            for word in inner.split(",") if rest else [""]:
+                assert gguf_name(head + word + tail) == known.get_name(head + word + tail), head + word + tail
+    types = {t.name.lower() for t in gguf.GGMLQuantizationType}
+    plan = strati.plan(measured, budget="bits=4", action="quantise", combinations=0)
+    plan.export(tmp_path / "types.sh", format="llama.cpp")
+    options = re.findall(r"--tensor-type '([^']*)'", (tmp_path / "types.sh").read_text())
+    for layer, option in zip(plan.layers, options, strict=True):
+        pattern, _, kind = option.partition(
+            "="
+        )  # llama.cpp: name, "=", type; the name is a regular expression
+        assert kind in types and pattern == pattern.lower()
+        assert re.search(pattern, f"{layer.name}.weight") and not re.search(pattern, f"x{layer.name}.weight")
 
 
 def test_other_forms(measured: Study, tmp_path: Path) -> None:

@@ -276,6 +276,20 @@ def test_a_network_without_weights_must_not_be_better() -> None:
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
+def test_a_measure_that_fails_without_weights_says_why_the_direction_was_not_checked() -> None:
+    """The weights are as before, and the study goes on."""
+
+    def score(model: nn.Module) -> float:
+        size = sum(float(p.detach().abs().sum()) for p in model.parameters())
+        return 1.0 if size > 0 else 1 // 0
+
+    model = module()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.warns(RuntimeWarning, match="weights zero .ZeroDivisionError: .*higher is better could not"):
+        found = study(model, evaluate=score, higher_is_better=True, config=PLAN, draws=1)
+    assert found.units == 4 and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
 def test_options_by_name_win_over_the_config_and_the_spec() -> None:
     assert study(TINY, draws=3, layers="fc1", spectral=False, workers=1).units == 2 * 1 * (1 + 1 + 3)
     assert study(module(), evaluate=lambda m: 1.0, higher_is_better=True, config=PLAN, draws=1).units == 4

@@ -313,3 +313,99 @@ def test_a_layer_rounded_worse_than_its_step_allows_is_named(tmp_path: Path) -> 
     worse = [x.name for x in result.layers if any(flag.code == "rounded-worse" for flag in x.warnings)]
     assert worse == [bad]
     assert f"Rounded worse than predicted: {bad}" in result.text()
+
+
+def gpt_oss(folder: Path, *, packed: bool) -> Path:
+    """A random gpt-oss as transformers saves it, its experts plain or, with the values they then have, in MXFP4."""
+    import json
+
+    import torch
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        vocab_size=60,
+    )
+    model = transformers.GptOssForCausalLM(config)
+    mxfp4 = transformers.integrations.mxfp4
+    coded = {}
+    with torch.no_grad():
+        for number, layer in enumerate(model.model.layers):
+            for name in ("gate_up_proj", "down_proj"):
+                weight = getattr(layer.mlp.experts, name)
+                blocks = torch.randint(
+                    0, 256, (3, weight.shape[2], weight.shape[1] // 32, 16), dtype=torch.uint8
+                )
+                scales = torch.randint(118, 124, blocks.shape[:3], dtype=torch.uint8)
+                weight.copy_(mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+                place = f"model.layers.{number}.mlp.experts.{name}"
+                coded |= {f"{place}_blocks": blocks, f"{place}_scales": scales}
+    model.save_pretrained(folder)
+    if packed:
+        kept = load_file(folder / "model.safetensors")
+        plain = {n: w for n, w in kept.items() if not n.endswith(("gate_up_proj", "experts.down_proj"))}
+        save_file(plain | coded, folder / "model.safetensors", metadata={"format": "pt"})
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(
+            json.dumps(told | {"quantization_config": {"quant_method": "mxfp4"}})
+        )
+    return folder
+
+
+def gates_of_gpt_oss(model: Path) -> dict[str, np.ndarray]:
+    """Gate, input and output map of every expert, told apart by what transformers' module computes of them.
+
+    It returns ``(up + 1) glu(gate)``: a unit vector gives something else than 0 exactly where it meets the gate.
+    """
+    import torch
+    import transformers
+
+    found = {}
+    network = transformers.GptOssForCausalLM.from_pretrained(model)
+    for number, layer in enumerate(network.model.layers):
+        experts = layer.mlp.experts
+        gate = (experts._apply_gate(torch.eye(64)) != 0).any(dim=1).numpy()
+        for expert in range(3):
+            place = f"model.layers.{number}.mlp.experts.{expert}"
+            both = experts.gate_up_proj[expert].detach().numpy().T
+            found[f"{place}.gate_proj.weight"] = both[gate]
+            found[f"{place}.up_proj.weight"] = both[~gate]
+            found[f"{place}.down_proj.weight"] = experts.down_proj[expert].detach().numpy().T
+    return {name: np.ascontiguousarray(weight) for name, weight in found.items()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("configured", [True, False])
+def test_gates_of_gpt_oss_stand_in_turn(tmp_path: Path, packed: bool, configured: bool) -> None:
+    """Even rows are the gate, odd rows the input map, in plain experts (stored inputs first) and in MXFP4."""
+    apart = gates_of_gpt_oss(gpt_oss(tmp_path / "plain", packed=False))
+    folder = gpt_oss(tmp_path / "packed", packed=True) if packed else tmp_path / "plain"
+    if not configured and not packed:
+        (folder / "config.json").unlink()
+    result = strati.compare(apart, folder)
+    found = {layer.name: layer for layer in result.layers}
+    assert set(apart) <= set(found)
+    for name in apart:
+        assert found[name].relative_change == 0, name
+        assert found[name].aligned is None, name
+    place = "model.layers.1.mlp.experts"
+    assert found[f"{place}.2.up_proj.weight"].partner == (f"{place}.gate_up_proj[2][up]",)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fused_experts_stored_inputs_first_are_seen_outputs_first(tmp_path: Path) -> None:
+    layers = {layer.name: layer for layer in strati.open(gpt_oss(tmp_path, packed=False)).layers()}
+    place = "model.layers.0.mlp.experts"
+    assert layers[f"{place}.gate_up_proj[1]"].shape == (64, 64)
+    assert layers[f"{place}.down_proj[1]"].shape == (64, 32)
+    assert "transposed" in layers[f"{place}.gate_up_proj[1]"].view

@@ -33,8 +33,40 @@ def test_rows_put_the_paper_beside_ours() -> None:
     result = Reproduction("x", "A title", (Row("a", 1.5, float("nan"), "note"), Row("b", None, "text")))
     found = json.loads(result.to_json())
     assert found["schema"] == "strati.reproduce/1"
-    assert found["rows"][0] == {"what": "a", "paper": 1.5, "ours": None, "note": "note"}
-    assert list(result.frame().columns) == ["what", "paper", "ours", "note"]
+    first = {name: found["rows"][0][name] for name in ("what", "paper", "ours", "note")}
+    assert first == {"what": "a", "paper": 1.5, "ours": None, "note": "note"}
+    assert {"what", "paper", "ours", "note", "theory", "before", "error", "seeds", "agrees"} == set(
+        result.frame()
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "agrees"),
+    [
+        (Row("within the digits printed", 0.58, 0.5837), "yes"),
+        (Row("within two errors", 4.82, 4.84, error=0.01), "yes"),
+        (Row("beyond them, explained", 4.82, 4.86, "why", error=0.01), "no"),
+        (Row("beyond them, not explained", 4.82, 4.86, error=0.01), "open"),
+        (Row("beyond them, a note that is no explanation", 4.82, 4.86, "why", unexplained=True), "open"),
+        (Row("theory where the paper has none", None, 0.51, theory=0.5, error=0.01), "yes"),
+        (Row("measured before is no yardstick", None, 7.0, before=9.0), None),
+        (Row("whole numbers", 66, 67, ""), "open"),
+        (Row("words", "about 280", 239), None),
+        (Row("the same words", "21 swaps, 0.1", "21 swaps, 0.1"), "yes"),
+    ],
+)
+def test_rows_say_whether_they_agree(row: Row, agrees: str | None) -> None:
+    assert row.agrees == agrees
+
+
+def test_a_reproduction_says_how_it_was_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from strati.papers.dropped_net import figures
+
+    body = lambda **_: Reproduction("x", "t", ())  # noqa: E731
+    monkeypatch.setattr(figures, "dropped_net_figures", body)
+    found = reproduce("dropped-net-figures", quick=True, seed=3, folder=tmp_path)
+    assert (found.mode, found.seed) == ("quick", 3)
+    assert reproduce("dropped-net-figures", folder=tmp_path).mode == "full"
 
 
 def test_training_series_follows_layers_out_of_randomness(tmp_path: Path) -> None:

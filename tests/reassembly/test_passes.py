@@ -7,7 +7,7 @@ from dropped import drop, forward
 from strati.reassembly.passes import run, stack
 from strati.reassembly.pieces import as_pieces, sort_out
 from strati.reassembly.regression import flip_effects, regress_order, ridge, sorted_by_flips
-from strati.reassembly.relaxed import _pass, mixing_effects, to_polytope, uniform
+from strati.reassembly.relaxed import mixed_pass, mixing_effects, to_polytope, uniform
 from strati.reassembly.repair import _insertion_gains, bubble, insert, sweep
 
 
@@ -72,12 +72,12 @@ def test_mixing_effects_are_derivatives():
     parts, _, _ = chain(pieces, truth, "tanh")
     order = np.arange(4)
     mixture = uniform(parts)
-    base = _pass(parts, x, mixture, order)
+    base = mixed_pass(parts, x, mixture, order)
     effects = mixing_effects(parts, base, order).reshape(50, 4, 4)
     step = np.zeros((4, 4))
     step[1, 2] = step[3, 0] = 1e-2
     step[1, 0] = step[3, 2] = -1e-2  # keeps all sums, as every true change does
-    moved = _pass(parts, x, mixture + step, order).output - base.output
+    moved = mixed_pass(parts, x, mixture + step, order).output - base.output
     np.testing.assert_allclose((effects * step).sum(axis=(1, 2)), moved[:, 0], rtol=0.05, atol=2e-5)
 
 

@@ -98,15 +98,14 @@ def test_spikes_at_their_level_whatever_the_fourth_moment(name: str, shape: tupl
 
 
 def test_entries_with_a_power_law_say_that_the_level_does_not_hold() -> None:
-    """t with five degrees of freedom: every draw with a spike has the warning; at most a tenth have one."""
-    spiked = 0
-    for number in range(60):
+    """t with five degrees of freedom, 80 draws: spikes in at most 5 of them, untold in at most 3."""
+    spiked = untold = 0
+    for number in range(80):
         sp = spectrum(stream(5, number).standard_t(5, (128, 128)))
         assert sp.bulk is not None
-        if sp.bulk.spikes:
-            spiked += 1
-            assert codes(sp) & {"heavy-entries", "structured-noise"}, sp.verdict
-    assert spiked <= 6
+        spiked += sp.bulk.spikes > 0
+        untold += sp.bulk.spikes > 0 and not codes(sp) & kinds.TOLD
+    assert spiked <= 5 and untold <= 3
 
 
 STRUCTURED = [
@@ -136,6 +135,20 @@ def test_structured_noise_names_the_assumption_and_no_signal(
         assert sp.phase in ("random-like", "bleeding-out"), sp.verdict
         spiked += sp.metrics()["spikes"] > 0
     assert spiked <= 2
+
+
+@pytest.mark.parametrize("name", ["AR(0.2) along rows", "AR(0.2) along columns", "AR(0.2) along both"])
+def test_correlated_noise_keeps_the_level_and_is_always_told(name: str) -> None:
+    """60 draws of 128 x 128: every one warned of; spikes in at most 0.01 plus three standard errors of them (3).
+
+    With the correlation measured on what the candidate spikes leave over, 0.04 to 0.05 had one.
+    """
+    spiked = 0
+    for number in range(60):
+        sp = spectrum(kinds.NOISE[name](stream(13, name, number), (128, 128)).astype(np.float32))
+        assert "structured-noise" in codes(sp), number
+        spiked += sp.metrics()["spikes"] > 0
+    assert spiked <= 3
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option
+from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.errors import require
 from strati.run.progress import progress
 from strati.types import Result
 
@@ -55,9 +56,10 @@ class Catalogue(Result):
 @click.option(
     "--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work."
 )
+@click.option("--plot", is_flag=True, help="Print where the figures are (PNG and SVG, below --out).")
 @seed_option
 @output_options
-def command(name: str | None, quick: bool, folder: str, seed: int, output: Output) -> None:
+def command(name: str | None, quick: bool, folder: str, plot: bool, seed: int, output: Output) -> None:
     """Redo a paper's table or figure NAME, the paper's number beside ours; no NAME lists them.
 
     \b
@@ -70,6 +72,11 @@ def command(name: str | None, quick: bool, folder: str, seed: int, output: Outpu
     if name is None:
         emit(Catalogue(ENTRIES), output)
         return
+    if plot:
+        require("matplotlib", "plot", "drawing the figures of a reproduction")
     with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:
         result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
     emit(result, output)
+    if plot:
+        for path in result.figures:
+            show(path)

@@ -270,6 +270,7 @@ def _plan(
     tried += [
         bench.combination(o) for o in _ticked(candidates.random(config.combinations), tick, "combination")
     ]
+    tried += candidates.corrected(bench.combination, [*tried, *even])
     best = candidates.best(tried, even)
     found = additivity([c for c in (*tried, *even) if c is not best] or tried)
     picked = [c.options[o] for c, o in zip(curves, best.options, strict=True)]
@@ -290,7 +291,9 @@ def _plan(
         performance=dict(study.performance) | {"intact": scale.intact},
         size={"unit": kind, "planned": planned, "full": full, "budget": candidates.budget},
         networks=tuple({"name": w.subject.name, "hash": w.digest()} for w in workshops),
-        verdict=_size_verdict(candidates, best, even) if candidates.loss else _verdict(gain, best, even),
+        verdict=_size_verdict(candidates, best, even)
+        if candidates.loss
+        else _verdict(gain, best, even, config.level),
         quantity=quantity,
         exact=candidates.exact,
         frontier=tuple(candidates.frontier(_metrics(study, curves))),
@@ -399,8 +402,10 @@ def _size_verdict(candidates: Candidates, best: Combination, even: Sequence[Comb
     return f"NOT smaller than the even spread within the same loss ({plan:.1%} against {spread:.1%})"
 
 
-def _verdict(gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination]) -> str:
-    if len(even) == 1 and best.options == even[0].options:
+def _verdict(
+    gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination], level: float
+) -> str:
+    if any(best.options == c.options for c in even):
         how = "by added costs" if best.measured is None else "of all choices measured"
         return f"{how}, nothing is better than the even spread beyond its error: the plan is the even spread"
     if gain["gain"] is None:
@@ -409,5 +414,6 @@ def _verdict(gain: Mapping[str, float | None], best: Combination, even: Sequence
         word = "better" if gain["gain"] > 0 else "not better"
         return f"{word} than the even spread, but the error of that is not known"
     if gain["low"] > 0:
-        return f"better than the even spread by {gain['gain']:.4g} (95 % {gain['low']:.4g} to {gain['high']:.4g})"
+        interval = f"{100 * level:g} % {gain['low']:.4g} to {gain['high']:.4g}"
+        return f"better than the even spread by {gain['gain']:.4g} ({interval})"
     return "NOT better than the even spread beyond its error: spread the budget evenly"

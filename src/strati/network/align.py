@@ -1,9 +1,9 @@
 """Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
 
 llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
-inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized. Each way back is a pure
-function. Whether one is needed is not told by names but by the weights: a way back is taken only where the two
-versions then agree far better.
+inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized; AWQ moved scales of
+channels from layer to layer. Each way back is a pure function. Whether one is needed is not told by names but by the
+weights: a way back is taken only where the two versions then agree far better.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.network.roles import Role, modules
-from strati.network.views import View
+from strati.network.views import half_of_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 48  # columns on which ways back are tried
 _BETTER = 0.5  # a way back must at least halve the squared distance
+_ROUNDS = 10  # rows and columns in turn: scales of real files settle in three or four
 _RELATED = 0.2  # correlation from which on two tables of embeddings are versions of one another
 
 
@@ -36,7 +37,8 @@ class Aligned:
     Attributes:
         first: The first version.
         second: The second, as the first stores it.
-        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``.
+        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``,
+            ``channel-scales``.
         extra: Rows that only one version has, as ``(which version, first row, last row)``.
     """
 
@@ -80,6 +82,37 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
         if distance < min(best, _BETTER * plain):
             how, found = "transposed", second.T
     return Aligned(first, found, how)
+
+
+def rescaled(pair: Aligned) -> Aligned:
+    r"""The first version with its rows and columns scaled as the second one's are, where that is what differs.
+
+    Scales of channels can be moved from a layer into the one before it (SmoothQuant, AWQ) without changing what the
+    network computes: :math:`B \approx \mathrm{diag}(r)\, A\, \mathrm{diag}(c)`, fitted by least squares in turn.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> A, c = rng.normal(size=(40, 30)), rng.uniform(0.5, 2, size=30)
+        >>> found = rescaled(Aligned(A, A * c + 1e-6 * rng.normal(size=A.shape)))
+        >>> found.how, bool(np.allclose(found.first, A * c, atol=1e-4))
+        ('channel-scales', True)
+    """
+    a, b = pair.first.astype(np.float64), pair.second.astype(np.float64)
+    if min(a.shape) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return pair
+    product, square = a * b, a * a
+    rows, columns = np.ones(a.shape[0]), np.ones(a.shape[1])
+    for _ in range(_ROUNDS):
+        columns = _ratio(rows @ product, (rows * rows) @ square)
+        rows = _ratio(product @ columns, square @ (columns * columns))
+    scaled = a * rows[:, None] * columns
+    if np.square(b - scaled).sum() >= _BETTER * np.square(b - a).sum():
+        return pair
+    return replace(pair, first=scaled, how="channel-scales")
+
+
+def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(top, bottom, out=np.ones_like(top), where=bottom > 0)
 
 
 def interleaved(weight: Matrix, heads: int) -> Matrix:
@@ -160,38 +193,60 @@ def _correlation(a: Matrix, b: Matrix) -> float:
     return float((x * y).sum()) / scale if scale > 0 else 0.0
 
 
-def unfused(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers with fused gate-and-up matrices taken apart: rows of the gate first, then those of the input map.
+def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Layer, ...]:
+    """The layers with fused gate-and-up matrices taken apart.
 
     A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
-    as it has outputs.
+    as it has outputs. Its rows are those of the gate, then those of the input map, or the two in turn (gpt-oss): the
+    gates of another network tell where that has some, else the network's settings.
+
+    Args:
+        layers: The layers of a network.
+        others: Layers of another network that keeps its gates apart.
     """
     gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
     inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}
-    found: list[Layer] = []
+    fused: set[str] = set()
     for layer in layers:
         place = (layer.block, layer.expert)
         halves = layer.role is Role.MLP_IN and layer.count == 1 and layer.shape[0] % 2 == 0
         named = modules(layer.tensor)[-1:] in (["gate_up_proj"], ["w12"], ["gate_up"])
         if halves and (named or (place not in gated and inner.get(place, 0) * 2 == layer.shape[0])):
-            found += [half(layer, 0, Role.MLP_GATE), half(layer, 1, Role.MLP_IN)]
+            fused.add(layer.name)
+    turns = _alternating([x for x in layers if x.name in fused], others)
+    found: list[Layer] = []
+    for layer in layers:
+        if layer.name in fused:
+            found += [_half(layer, i, role, turns) for i, role in ((0, Role.MLP_GATE), (1, Role.MLP_IN))]
         else:
             found.append(layer)
     return tuple(found)
 
 
-def half(layer: Layer, which: int, role: Role) -> Layer:
-    """One half of a fused layer's rows as a layer of its own."""
-    rows, cols = layer.shape[0] // 2, layer.shape[1]
+def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Whether the rows of gate and input map stand in turn in a network's fused matrices."""
+    gates = {(x.block, x.expert): x for x in others if x.role is Role.MLP_GATE and x.count == 1}
+    for layer in fused:
+        gate = gates.get((layer.block, layer.expert))
+        if gate is not None and gate.shape == (layer.shape[0] // 2, layer.shape[1]):
+            whole, part = next(layer.matrices()), next(gate.matrices())
+            halves, in_turn = _distance(part, whole[: gate.shape[0]]), _distance(part, whole[::2])
+            if min(halves, in_turn) < _BETTER * max(halves, in_turn):
+                return in_turn < halves
+    config = fused[0].network.config or {} if fused else {}
+    return config.get("model_type") == "gpt_oss"
+
+
+def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
+    """One of the two maps of a fused layer as a layer of its own."""
     word = "gate" if role is Role.MLP_GATE else "up"
-    text = f"{word}: rows {which * rows} to {(which + 1) * rows - 1} of the fused matrix, {layer.view}"
-    cut = View(text, rows, cols, (*layer.cut.steps, ("rows", (which * rows, (which + 1) * rows))))
+    cut = half_of_rows(layer.cut, which, word, alternating=alternating)
     return replace(
         layer,
         name=f"{layer.name}[{word}]",
         role=role,
-        shape=(rows, cols),
-        view=text,
-        parameters=rows * cols,
+        shape=(cut.rows, cut.cols),
+        view=cut.text,
+        parameters=cut.rows * cut.cols,
         cut=cut,
     )

@@ -70,7 +70,7 @@ class Layer:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
         part = self.network.contents.read_part
         if part is not None and self.cut.index is not None:
-            return iter((part(self.tensor, self.cut.index),))
+            return self.cut.of_part(part(self.tensor, self.cut.index))
         return self.cut.matrices(self.network.read(self.tensor))
 
     def noise_floor(self) -> float | None:
@@ -303,8 +303,7 @@ def _parts(
     names: Names, tensor: Tensor, role: Role, kind: str, whole: View, split_qkv: bool
 ) -> list[tuple[str, View, Role]]:
     """The layers that a tensor makes up: suffix of the name, view, role."""
-    stacked = whole.text.endswith("stacked in one tensor")
-    if stacked:
+    if whole.index is not None:
         what = (
             "direction"
             if kind in ("lstm", "gru", "rnn")
@@ -313,7 +312,10 @@ def _parts(
             else "matrix"
         )
         many = prod(tensor.shape[:-2])
-        return [(f"[{i}]", views.part_of_stack(tensor.shape, i, what), role) for i in range(many)]
+        turned = names.stack_inputs_first(tensor.name)
+        return [
+            (f"[{i}]", views.part_of_stack(tensor.shape, i, what, turned=turned), role) for i in range(many)
+        ]
     if role is Role.QKV and split_qkv and kind == "linear":
         parts = _split(names, tensor, whole)
         if parts:

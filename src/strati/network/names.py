@@ -77,6 +77,25 @@ class Names:
         """Whether a matrix is stored ``(inputs, outputs)``: GPT-2's Conv1D, and TransformerLens' ``W_in``, ``W_U``."""
         return self.conv1d(name) or (is_raw(name) and self._raw_turned(name))
 
+    def stack_inputs_first(self, name: str) -> bool:
+        """Whether experts fused in one tensor are stored ``(experts, inputs, outputs)``, as gpt-oss and Llama 4 do.
+
+        The fused gate-and-up map beside the map behind it tells: it has twice as many outputs as that has inputs.
+        """
+        words = name.split(".")
+        places = [i for i, word in enumerate(words) if word in ("gate_up_proj", "down_proj")]
+        if not places:
+            return False
+        pair = []
+        for word in ("gate_up_proj", "down_proj"):
+            words[places[-1]] = word
+            shape = self.shapes.get(".".join(words), ())
+            if len(shape) < 3:
+                return False
+            pair.append(shape[-2:])
+        (a, b), (c, d) = pair
+        return b == 2 * c and a == d
+
     def head_by_head(self, name: str) -> tuple[bool, bool] | None:
         """Of a projection stored as ``(heads, a, b)``: whether inputs come first, whether it leads out of the heads."""
         role, shape = self.by_role(name), self.shapes[name]

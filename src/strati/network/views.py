@@ -27,7 +27,8 @@ class View:
         rows: Rows of one matrix (outputs, where the tensor maps inputs to outputs).
         cols: Columns of one matrix.
         steps: What is done to the array: ``transpose`` (axes), ``reshape`` (shape), ``take`` (index on the first
-            axis), ``rows`` (start, stop), ``heads`` (number of heads, parts per head, which part).
+            axis), ``rows`` (start, stop), ``every`` (first row, step), ``heads`` (number of heads, parts per head,
+            which part).
         count: How many matrices there are.
         index: Which one of a stack of matrices this is; ``None`` where the tensor is no stack.
     """
@@ -41,10 +42,19 @@ class View:
 
     def matrices(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """The matrices, one at a time."""
-        for step, numbers in self.steps:
-            array = _apply(array, step, numbers)
-        for place in np.ndindex(*array.shape[:-2]):
-            yield array[place]
+        return _matrices(array, self.steps)
+
+    def of_part(self, matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """The same, of the one matrix of the stack that was read alone: what is done behind taking it."""
+        taken = [step for step, _ in self.steps].index("take")
+        return _matrices(matrix, self.steps[taken + 1 :])
+
+
+def _matrices(array: NDArray[Any], steps: tuple[Step, ...]) -> Iterator[NDArray[Any]]:
+    for step, numbers in steps:
+        array = _apply(array, step, numbers)
+    for place in np.ndindex(*array.shape[:-2]):
+        yield array[place]
 
 
 def _apply(array: NDArray[Any], step: str, numbers: tuple[int, ...]) -> NDArray[Any]:
@@ -57,6 +67,8 @@ def _apply(array: NDArray[Any], step: str, numbers: tuple[int, ...]) -> NDArray[
         return taken
     if step == "rows":
         return array[numbers[0] : numbers[1]]
+    if step == "every":
+        return array[numbers[0] :: numbers[1]]
     if step == "heads":
         # Rows ordered head by head, each head holding q, k and v: gathering one of them is a copy.
         heads, parts, which = numbers
@@ -151,12 +163,29 @@ def depthwise(shape: tuple[int, ...], *, inputs_first: bool) -> View:
     return View("depthwise kernel: channels x positions", rows, cols, steps)
 
 
-def part_of_stack(shape: tuple[int, ...], index: int, what: str) -> View:
-    """One matrix out of a stack of them."""
+def part_of_stack(shape: tuple[int, ...], index: int, what: str, *, turned: bool = False) -> View:
+    """One matrix out of a stack of them, seen outputs first; ``turned`` where they are stored inputs first."""
     rows, cols = shape[-2:]
     many = prod(shape[:-2])
-    steps = (("reshape", (many, rows, cols)), ("take", (index,)))
-    return View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps, index=index)
+    steps: tuple[Step, ...] = (("reshape", (many, rows, cols)), ("take", (index,)))
+    text = f"{what} {index} of {many}, stacked in one tensor"
+    if turned:
+        text += ", transposed (stored inputs x outputs)"
+        return View(text, cols, rows, (*steps, ("transpose", (1, 0))), index=index)
+    return View(text, rows, cols, steps, index=index)
+
+
+def half_of_rows(whole: View, which: int, word: str, *, alternating: bool) -> View:
+    """One of the two matrices that a fused one holds: a half of its rows, or every other row."""
+    rows = whole.rows // 2
+    if alternating:
+        place = f"{'even' if which == 0 else 'odd'} rows"
+        step: Step = ("every", (which, 2))
+    else:
+        place = f"rows {which * rows} to {(which + 1) * rows - 1}"
+        step = ("rows", (which * rows, (which + 1) * rows))
+    text = f"{word}: {place} of the fused matrix, {whole.text}"
+    return View(text, rows, whole.cols, (*whole.steps, step), index=whole.index)
 
 
 def gates(shape: tuple[int, ...], count: int, *, inputs_first: bool) -> View:

@@ -7,18 +7,19 @@ resumable work.
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError
-from strati.types import Flag, Result, Tick, silent
+from strati.papers.rows import Reproduction, Row
+from strati.types import Tick, silent
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
+__all__ = ["ENTRIES", "Entry", "Reproduction", "Row", "reproduce", "sources"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ ENTRIES: dict[str, Entry] = {
     "remove-quasi-null": Entry(
         "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
     ),
+    "small-and-large": Entry(
+        "eigenspectra.sizes:small_and_large",
+        _TOP_DOWN,
+        "section 3.4, figures 3, 4, 7, 8: is the larger model's spectrum more stable, are its eigenvalues smaller?",
+    ),
     "training-series": Entry(
         "eigenspectra.spectra_experiments:training_series",
         _TOP_DOWN,
@@ -115,12 +121,17 @@ ENTRIES: dict[str, Entry] = {
         "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
     ),
     "dropped-net-figures": Entry(
-        "dropped_net.puzzle:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
+        "dropped_net.figures:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
     ),
     "dropped-net-study": Entry(
         "dropped_net.open_questions:dropped_net_study",
         "dropped-neural-net",
         "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
+    ),
+    "dropped-net-battery": Entry(
+        "dropped_net.drawn:dropped_net_battery",
+        "dropped-neural-net",
+        "forty residual networks drawn by seed, trained, dropped and put back: how many are exact within 120 s",
     ),
     "acting": Entry(
         "acting.table:acting",
@@ -171,58 +182,6 @@ ENTRIES: dict[str, Entry] = {
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One number of a paper and ours. ``paper`` is ``None`` where the paper gives none."""
-
-    what: str
-    paper: float | str | None
-    ours: float | str | None
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Reproduction(Result):
-    """A paper's table or figure redone."""
-
-    verb: ClassVar[str] = "reproduce"
-
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-    figures: tuple[str, ...] = ()
-    warnings: tuple[Flag, ...] = ()
-
-    def payload(self) -> dict[str, Any]:
-        """Name, title, rows, and the files of the figures drawn."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "rows": self.rows,
-            "figures": self.figures,
-            "warnings": self.warnings,
-        }
-
-    def frame(self) -> pd.DataFrame:
-        """One line per number."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(row) for row in self.rows], columns=["what", "paper", "ours", "note"])
-
-    def summary(self) -> RenderableType:
-        """A table, the paper's number beside ours."""
-        from strati.tables import Column, table
-
-        columns = (
-            Column("what", keep=True),
-            Column("paper", right=True, keep=True),
-            Column("ours", right=True, keep=True),
-            Column("note"),
-        )
-        rows = ((row.what, _cell(row.paper), _cell(row.ours), row.note) for row in self.rows)
-        return table(columns, rows, title=self.title)
-
-
 def reproduce(
     name: str, *, quick: bool = False, seed: int = 0, folder: str | Path = "out", tick: Tick = silent
 ) -> Reproduction:
@@ -242,10 +201,44 @@ def reproduce(
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
-    return body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
+    found = body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
+    return replace(found, mode="quick" if quick else "full", seed=seed, sources=sources(name))
 
 
-def _cell(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else f"{value:.6g}"
+def sources(name: str) -> str:
+    """A checksum of the code that makes a reproduction: its module and those of the papers that this one imports.
+
+    Comments, docstrings and layout do not count. A stored table whose checksum is another is older than its code.
+
+    Examples:
+        >>> len(sources("phases"))
+        16
+    """
+    start = f"strati.papers.{ENTRIES[name].function.partition(':')[0]}"
+    seen: dict[str, str] = {}
+    waiting = [start]
+    while waiting:
+        module = waiting.pop()
+        if module in seen or module in _SHARED:
+            continue
+        spec = find_spec(module)
+        if spec is None or spec.origin is None:
+            continue
+        tree = ast.parse(Path(spec.origin).read_text())
+        waiting += [
+            node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strati.papers.")
+        ]
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+                first = body[0].value
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    first.value = ""
+        seen[module] = ast.dump(tree)
+    text = "\n".join(seen[module] for module in sorted(seen))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+_SHARED = frozenset(f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "claims", "beside"))

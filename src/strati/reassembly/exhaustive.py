@@ -56,7 +56,7 @@ def try_every(
     best: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
     with np.errstate(over="ignore", invalid="ignore"):
         for stream, ins, outs in _chains(parts, some, (), (), pairs):
-            error = stream @ parts.L.T + parts.l - wanted
+            error = parts.leave(stream) @ parts.L.T + parts.l - wanted
             mse = float(np.mean(np.square(error, dtype=np.float64)))
             entry = (-mse if math.isfinite(mse) else -math.inf, ins, outs)
             if len(best) < _FINAL:
@@ -83,7 +83,7 @@ def _chains(
     for i in range(len(parts.A)) if partner is None else partner:
         if i in ins or (parts.shared and i in outs):
             continue
-        hidden = parts.act.value(stream @ parts.A[i].T + parts.a[i])
+        hidden = parts.act.value(parts.enter(stream) @ parts.A[i].T + parts.a[i])
         for j in range(len(parts.B)) if partner is None else (partner[i],):
             if j in outs or (parts.shared and (j == i or j in ins)):
                 continue

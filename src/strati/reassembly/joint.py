@@ -10,13 +10,15 @@ best chain so far and relaxes again, the others begin from another mixture and o
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strati.reassembly.assignment import assign, match
+from strati.reassembly.norms import dress
 from strati.reassembly.passes import run
+from strati.reassembly.posterior import settle, softened_belief
 from strati.reassembly.regression import RIDGES, regress_order, ridge
 from strati.reassembly.relaxed import relax, softened, to_polytope, uniform
 from strati.rng import stream
@@ -30,10 +32,16 @@ if TYPE_CHECKING:
     from strati.reassembly.passes import Floats, Ints, Parts
 
 
+_SHARES = (0.3, 0.6, 0.1)
+_PART = 0.5
+"""How much of the weights' evidence is believed at the first starts; the share of that belief in later starts."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """A chain and its error on the rows searched; ``starts`` counts the starts it took."""
+    """A chain and its error on the rows searched; ``starts`` counts the starts it took, ``parts`` wear their norms."""
 
+    parts: Parts
     ins: Ints
     outs: Ints
     mse: float
@@ -69,6 +77,15 @@ def search(
     """
     began = time.monotonic()
     best: Found | None = None
+    for share in _SHARES if prior is not None else ():
+        if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
+            break
+        order = np.arange(len(parts.A)) if best is None else _whole_order(parts, best)
+        believed = softened_belief(parts, prior, share)
+        settled = settle(parts, x, y, believed, order, ordered=best is not None)
+        tried = Found(*polish(parts, *_rounded(parts, settled.mixture, settled.order), x, y, floor=floor), 0)
+        tick(f"belief {share:g}")
+        best = tried if best is None or tried.mse < best.mse else best
     for chain in chains:
         if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
             break
@@ -79,26 +96,36 @@ def search(
         rng = stream(seed, "reassembly", start)
         if best is not None and start % 2:
             # what is nearly right is loosened rather than thrown away: a few pieces are usually entangled
+            parts = best.parts
             mixture, order = softened(parts, best.ins, best.outs, float(rng.uniform(0.2, 0.9)))
         else:
             mixture = _start(parts, prior, start // 2, rng)
             order = np.arange(len(parts.A)) if start < 3 else rng.permutation(len(parts.A))
-        relaxed = relax(parts, x, y, mixture, order, steps=6 + 2 * (start % 3), ordered=bool(start % 2))
+        if prior is not None and start % 4 in (1, 2):
+            # what the weights say, believed more or less, and mixed with the best chain or with chance
+            mixed = (
+                _PART * softened_belief(parts, prior, float(rng.uniform(0.05, 0.8))) + (1 - _PART) * mixture
+            )
+            relaxed = settle(parts, x, y, mixed, order, ordered=start % 4 == 1)
+        else:
+            relaxed = relax(parts, x, y, mixture, order, steps=6 + 2 * (start % 3), ordered=bool(start % 2))
         ins, outs = _rounded(parts, relaxed.mixture, relaxed.order)
-        ins, outs, mse = polish(parts, ins, outs, x, y, floor=floor)
+        tried = Found(*polish(parts, ins, outs, x, y, floor=floor), start)
         start += 1
         tick(f"start {start}")
-        if best is None or mse < best.mse:
-            best = Found(ins, outs, mse, start)
-        else:
-            best = Found(best.ins, best.outs, best.mse, start)
+        best = replace(tried if best is None or tried.mse < best.mse else best, starts=start)
     return best
+
+
+def _whole_order(parts: Parts, found: Found) -> Ints:
+    """The order of a chain's blocks as one of all candidates for input projections."""
+    return softened(parts, found.ins, found.outs, 0.5)[1]
 
 
 def polish(
     parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, floor: float, rounds: int = 30
-) -> tuple[Ints, Ints, float]:
-    """Alternate ordering and exchanging pieces from a given chain until neither lowers the error."""
+) -> tuple[Parts, Ints, Ints, float]:
+    """Alternate ordering and exchanging pieces (and norms) from a given chain until neither lowers the error."""
     mse = parts.mse(ins, outs, x, y)
     for _ in range(rounds):
         before = mse
@@ -107,9 +134,11 @@ def polish(
         if mse < floor:
             break
         ins, outs, mse = exchange(parts, ins, outs, x, y)
+        if parts.wardrobe is not None and mse >= floor:
+            parts, mse = dress(parts, ins, outs, x, y)
         if mse < floor or mse > 0.999 * before:
             break
-    return ins, outs, mse
+    return parts, ins, outs, mse
 
 
 def exchange(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple[Ints, Ints, float]:
@@ -194,7 +223,9 @@ def socket_effects(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[Floa
             carried = (g @ flat_B).reshape(rows, m, h)
             effects[q, :, k] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0] + g @ parts.b.T
         if parts.shared:
-            hidden = parts.act.value(passed.streams[k] @ flat_A + parts.a.reshape(-1)).reshape(rows, m, h)
+            hidden = parts.act.value(parts.enter(passed.streams[k]) @ flat_A + parts.a.reshape(-1)).reshape(
+                rows, m, h
+            )
             for q in range(outputs):
                 carried = passed.adjoint[k + 1][q] @ parts.B[outs[k]]
                 effects[q, :, n + k] = np.matmul(hidden, carried[:, :, None])[:, :, 0]

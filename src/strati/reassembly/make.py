@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 
+_MOMENTUM = 0.9
+"""Of plain gradient descent."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a network is built and trained: on the mean squared error, from PyTorch's default initial weights.
 
-    ``optimiser`` is ``adamw`` (decay apart from the gradient) or ``adam`` (decay as part of the gradient, which Adam
-    then rescales: far stronger for the same number).
+    ``optimiser`` is ``adamw`` (decay apart from the gradient), ``adam`` (decay as part of the gradient, which Adam
+    then rescales: far stronger for the same number) or ``sgd`` (momentum 0.9,
+    gradients clipped to norm 1). ``norm`` puts a LayerNorm of its own
+    before every block; ``bias=False`` leaves the biases of the blocks out.
     """
 
     blocks: int = 12
@@ -48,11 +54,16 @@ class Recipe:
     batch: int = 128
     seed: int = 0
     optimiser: str = "adamw"
+    norm: bool = False
+    bias: bool = True
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network taken apart: input and output projections in their true order, the last layer, data."""
+    """A trained network taken apart: input and output projections in their true order, the last layer, data.
+
+    ``norms`` are the weights and biases of the blocks' LayerNorms, one per block, or none.
+    """
 
     inner: tuple[tuple[Floats, Floats], ...]
     outer: tuple[tuple[Floats, Floats], ...]
@@ -61,10 +72,12 @@ class Trained:
     pred: Floats
     true: Floats
     loss: float
+    norms: tuple[tuple[Floats, Floats], ...] = ()
 
     def pieces(self, seed: int = 0) -> tuple[list[tuple[Floats, Floats]], tuple[int, ...]]:
-        """The layers shuffled, and the permutation that puts them back (in, out, ..., last)."""
-        ordered = [layer for pair in zip(self.inner, self.outer, strict=True) for layer in pair] + [self.last]
+        """The layers shuffled, and the permutation that puts them back (in, out, ..., last; norm, in, out, ...)."""
+        kinds = (self.norms, self.inner, self.outer) if self.norms else (self.inner, self.outer)
+        ordered = [layer for block in zip(*kinds, strict=True) for layer in block] + [self.last]
         shuffle = stream(seed, "reassembly", "drop").permutation(len(ordered))
         place = np.argsort(shuffle)
         return [ordered[int(k)] for k in shuffle], tuple(int(k) for k in place)
@@ -157,25 +170,30 @@ def train(
     targets = torch.as_tensor(np.ascontiguousarray(y, dtype=np.float32).reshape(len(inputs), -1))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(recipe.seed, "reassembly", "train"))
-        inner = [torch.nn.Linear(recipe.width, recipe.hidden) for _ in range(recipe.blocks)]
-        outer = [torch.nn.Linear(recipe.hidden, recipe.width) for _ in range(recipe.blocks)]
+        bias = recipe.bias
+        inner = [torch.nn.Linear(recipe.width, recipe.hidden, bias=bias) for _ in range(recipe.blocks)]
+        outer = [torch.nn.Linear(recipe.hidden, recipe.width, bias=bias) for _ in range(recipe.blocks)]
+        norms: list[Any] = [
+            torch.nn.LayerNorm(recipe.width) if recipe.norm else torch.nn.Identity() for _ in inner
+        ]
         last = torch.nn.Linear(recipe.width, recipe.outputs)
         act = _torch_activation(recipe.activation)
 
         def forward(z: Any) -> Any:
-            for first, second in zip(inner, outer, strict=True):
-                z = z + second(act(first(z)))
+            for norm, first, second in zip(norms, inner, outer, strict=True):
+                z = z + second(act(first(norm(z))))
             return last(z)
 
-        parameters = [p for layer in (*inner, *outer, last) for p in layer.parameters()]
-        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimiser]
-        optimiser = kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
+        parameters = [p for layer in (*inner, *outer, *norms, last) for p in layer.parameters()]
+        optimiser = _optimiser(recipe, parameters)
         kept = _Kept(keep, f"{recipe} {zlib.crc32(inputs.numpy().data)} {zlib.crc32(targets.numpy().data)}")
         for epoch in range(kept.resume(parameters, optimiser), recipe.epochs):
             for rows in torch.randperm(len(inputs)).split(recipe.batch):
                 loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
                 optimiser.zero_grad()
                 loss.backward()
+                if recipe.optimiser == "sgd":  # deep networks of default weights begin with steep gradients
+                    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimiser.step()
             if (epoch + 1) % 10 == 0 or epoch + 1 == recipe.epochs:
                 kept.save(epoch + 1, parameters, optimiser)
@@ -191,7 +209,17 @@ def train(
         pred.numpy(),
         targets.numpy(),
         final,
+        tuple(_layer(layer) for layer in norms) if recipe.norm else (),
     )
+
+
+def _optimiser(recipe: Recipe, parameters: list[Any]) -> Any:
+    import torch
+
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=_MOMENTUM, weight_decay=recipe.weight_decay)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimiser]
+    return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -260,7 +288,9 @@ def _torch_activation(name: str) -> Any:
 
 
 def _layer(layer: Any) -> tuple[Floats, Floats]:
-    return layer.weight.detach().numpy().copy(), layer.bias.detach().numpy().copy()
+    weight = layer.weight.detach().numpy().copy()
+    bias = np.zeros(len(weight), np.float32) if layer.bias is None else layer.bias.detach().numpy().copy()
+    return weight, bias
 
 
 def _csv(trained: Trained) -> str:

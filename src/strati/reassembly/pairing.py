@@ -3,8 +3,9 @@
 Training leaves traces that tie a block's two matrices together: a negative diagonal of ``W_out W_in``
 (dropped-neural-net, section 3), row norms of ``W_in`` that follow column norms of ``W_out`` neuron by neuron,
 similar Gram matrices over neurons (both conserved up to a constant by gradient flow), and neurons that matter to the
-last layer reading alike (the first steps of training add to ``W_in`` what ``W_last W_out`` asks for). None is
-universal, so the separation of matched from unmatched scores always goes with the answer.
+last layer reading alike (the first steps of training add to ``W_in`` what ``W_last W_out`` asks for). With data the last
+of these is far sharper (:func:`aligned`). None is universal, so the separation of matched from unmatched scores
+always goes with the answer.
 """
 
 from __future__ import annotations
@@ -61,10 +62,15 @@ class Pairing:
         return self.matched_min > self.unmatched_max
 
 
-def pair(parts: Parts, score: Score = Score.DIAGONAL) -> Pairing:
+Rows = tuple["NDArray[Any]", "NDArray[Any]"]
+"""Inputs and recorded outputs."""
+
+
+def pair(parts: Parts, score: Score = Score.DIAGONAL, rows: Rows | None = None) -> Pairing:
     r"""Pair the pieces by one score and the Hungarian algorithm.
 
-    ``diagonal`` is :math:`|tr(W_{out} W_{in})| / \|W_{out} W_{in}\|_F` (paper, equation 4).
+    ``diagonal`` is :math:`|tr(W_{out} W_{in})| / \|W_{out} W_{in}\|_F` (paper, equation 4). ``combined`` uses data too,
+    if there are ``rows`` of them.
 
     Examples:
         >>> from strati.reassembly.passes import Parts
@@ -76,7 +82,7 @@ def pair(parts: Parts, score: Score = Score.DIAGONAL) -> Pairing:
         >>> found.outs.tolist(), found.separated
         ([1, 2, 0], True)
     """
-    return pairing_of(parts, score, scores(parts, score))
+    return pairing_of(parts, score, scores(parts, score, rows))
 
 
 def pairing_of(parts: Parts, name: str, matrix: NDArray[np.float64]) -> Pairing:
@@ -127,7 +133,7 @@ def _copies(weights: NDArray[Any], biases: NDArray[Any]) -> NDArray[np.intp]:
     return np.array([seen.setdefault(key, number) for number, key in enumerate(keys)])
 
 
-def scores(parts: Parts, score: Score) -> NDArray[np.float64]:
+def scores(parts: Parts, score: Score, rows: Rows | None = None) -> NDArray[np.float64]:
     """The score of every input projection with every output projection."""
     if score is Score.DIAGONAL:
         return np.abs(_dominance(parts))
@@ -139,8 +145,60 @@ def scores(parts: Parts, score: Score) -> NDArray[np.float64]:
         return _norms(parts)
     if score is Score.READOUT:
         return np.asarray(np.square(_reads(parts)).sum(axis=2))
-    signals = (-_dominance(parts), _gram(parts), scores(parts, Score.READOUT), _norms(parts))
-    return combine(signals, _reads(parts), shared=parts.shared)
+    signals = [-_dominance(parts), _gram(parts), scores(parts, Score.READOUT), _norms(parts)]
+    if rows is None:
+        return combine(signals, _reads(parts), shared=parts.shared)
+    evidence = combine([*signals, aligned(parts, *rows)], _reads(parts), shared=parts.shared)
+    if parts.shared:
+        role = _reads_more_than_writes(parts, *rows)
+        evidence = evidence + _ROLE * (role[:, None] - role[None, :])
+    return evidence
+
+
+_ROLE = 1.0
+"""Nats for each standard deviation by which a piece looks more like an input than like an output projection."""
+
+
+def aligned(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+    r"""How far what a pair would add to the outputs goes along with the recorded outputs.
+
+    Training makes every block add something of what was asked for: with the hidden units :math:`H_i` of input projection
+    ``i`` on the raw inputs, :math:`M_i = H_i^T Y` is how each unit goes with the outputs and :math:`N_j = (W_{last}
+    W_{out}^j)^T` what each unit would add to them; the score is the cosine of the two.
+    """
+    moved, added = _unit_responses(parts, x, y)
+    m = len(moved)
+    moved, added = moved.reshape(m, -1), added.reshape(len(added), -1)
+    moved = moved / _safe(np.linalg.norm(moved, axis=1, keepdims=True))
+    added = added / _safe(np.linalg.norm(added, axis=1, keepdims=True))
+    return np.asarray(moved @ added.T)
+
+
+def _unit_responses(
+    parts: Parts, x: NDArray[Any], y: NDArray[Any]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How each hidden unit goes with the outputs (pieces, units, outputs), and what it would add to them."""
+    wanted = (y - y.mean(axis=0)).astype(np.float64)
+    wanted /= _safe(np.linalg.norm(wanted, axis=0))
+    read = parts.enter(x)
+    moved = np.stack(
+        [
+            parts.act.value(read @ A.T + a).astype(np.float64).T @ wanted
+            for A, a in zip(parts.A, parts.a, strict=True)
+        ]
+    )
+    return moved, np.einsum("od,mdh->mho", parts.L, parts.B).astype(np.float64)
+
+
+def _reads_more_than_writes(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
+    """For pieces of unknown role: what goes with the outputs as an input projection against what it would add to them."""
+    moved, added = _unit_responses(parts, x, y)
+    sizes = [np.linalg.norm(pieces.reshape(len(pieces), -1), axis=1) for pieces in (parts.A, parts.B)]
+    ratio = np.log(_safe(np.linalg.norm(moved, axis=(1, 2)) / _safe(sizes[0])))
+    ratio = (ratio - ratio.mean()) / _safe(ratio.std())
+    other = np.log(_safe(np.linalg.norm(added, axis=(1, 2)) / _safe(sizes[1])))
+    both = ratio - (other - other.mean()) / _safe(other.std())
+    return np.asarray(both / _safe(both.std()))
 
 
 def _dominance(parts: Parts) -> NDArray[np.float64]:

@@ -8,16 +8,18 @@ forward and one backward pass predict the outcome of every move.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.reassembly.activations import Activation, activation
+from strati.reassembly.normalise import Normaliser
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.reassembly.norms import Wardrobe
     from strati.reassembly.pieces import PieceSet
 
     Floats = NDArray[np.float32]
@@ -33,7 +35,8 @@ class Parts:
     """Stacked weights. ``shared`` says that ``A`` and ``B`` are one pool (square pieces, roles unknown).
 
     Shapes, with ``m`` candidates, ``n`` blocks, width ``d``, hidden ``h``, outputs ``o``: ``A`` (m, h, d),
-    ``a`` (m, h), ``B`` (m, d, h), ``b`` (m, d), ``L`` (o, d), ``l`` (o).
+    ``a`` (m, h), ``B`` (m, d, h), ``b`` (m, d), ``L`` (o, d), ``l`` (o). ``norm`` stands before every block, ``final``
+    before the last layer; their weights are in ``A``, ``a``, ``L`` and ``l``, as ``wardrobe`` says.
     """
 
     A: Floats
@@ -45,10 +48,29 @@ class Parts:
     act: Activation
     blocks: int
     shared: bool = False
+    norm: Normaliser | None = None
+    final: Normaliser | None = None
+    wardrobe: Wardrobe | None = None
+
+    def enter(self, z: Any, axis: int = -1) -> Any:
+        """What a block reads of the stream."""
+        return z if self.norm is None else self.norm.value(z, axis)
+
+    def leave(self, z: Any, axis: int = -1) -> Any:
+        """What the last layer reads of the stream."""
+        return z if self.final is None else self.final.value(z, axis)
+
+    def entered_back(self, z: Any, g: Any, axis: int = -1) -> Any:
+        """The derivative by the stream, given that by what a block reads of it."""
+        return g if self.norm is None else self.norm.back(z, g, axis)
+
+    def left_back(self, z: Any, g: Any, axis: int = -1) -> Any:
+        """The derivative by the stream, given that by what the last layer reads of it."""
+        return g if self.final is None else self.final.back(z, g, axis)
 
     def residual(self, i: int, j: int, z: Floats) -> Floats:
         """``W_out act(W_in z + b_in) + b_out`` of input projection ``i`` and output projection ``j``."""
-        u = z @ self.A[i].T
+        u = self.enter(z) @ self.A[i].T
         u += self.a[i]
         r: Floats = self.act.spend(u) @ self.B[j].T
         r += self.b[j]
@@ -60,12 +82,12 @@ class Parts:
         for start in range(0, len(x), _CHUNK):
             z = x[start : start + _CHUNK].T.copy()
             for i, j in zip(ins, outs, strict=True):
-                u = self.A[i] @ z
+                u = self.A[i] @ self.enter(z, 0)
                 u += self.a[i][:, None]
                 r = self.B[j] @ self.act.spend(u)
                 r += self.b[j][:, None]
                 z += r
-            chunks.append((self.L @ z + self.l[:, None]).T)
+            chunks.append((self.L @ self.leave(z, 0) + self.l[:, None]).T)
         return np.concatenate(chunks)
 
     def mse(self, ins: Ints, outs: Ints, x: Floats, y: Floats) -> float:
@@ -104,7 +126,7 @@ def run_mixed(parts: Parts, ins: Ints, B: list[Floats], b: list[Floats], x: Floa
     """The same with output projections given as matrices, which may be mixtures of several pieces."""
     streams, pre, hidden = [x], [], []
     for i, Bk, bk in zip(ins, B, b, strict=True):
-        u = streams[-1] @ parts.A[i].T
+        u = parts.enter(streams[-1]) @ parts.A[i].T
         u += parts.a[i]
         f = parts.act.value(u)
         pre.append(u)
@@ -113,20 +135,34 @@ def run_mixed(parts: Parts, ins: Ints, B: list[Floats], b: list[Floats], x: Floa
         z += bk
         z += streams[-1]
         streams.append(z)
-    output = streams[-1] @ parts.L.T + parts.l
+    output = parts.leave(streams[-1]) @ parts.L.T + parts.l
     g: Floats = np.ascontiguousarray(np.broadcast_to(parts.L[:, None, :], (len(parts.L), *x.shape)))
+    g = parts.left_back(streams[-1], g)
     adjoint = [g]
     for k in range(len(B) - 1, -1, -1):
-        g = g + ((g @ B[k]) * parts.act.slope(pre[k])) @ parts.A[ins[k]]
+        inner = ((g @ B[k]) * parts.act.slope(pre[k])) @ parts.A[ins[k]]
+        g = g + parts.entered_back(streams[k], inner)
         adjoint.append(g)
     return Pass(output, streams, hidden, adjoint[::-1])
 
 
 def stack(pieces: PieceSet, name: str) -> Parts:
-    """The arrays of a sorted set of pieces, for one activation."""
+    """The arrays of a sorted set of pieces, for one activation; of norms, each projection wears their mean at first."""
     A = np.stack([p.weight for p in pieces.inner])
     a = np.stack([p.bias for p in pieces.inner])
     B = np.stack([p.weight for p in pieces.outer])
     b = np.stack([p.bias for p in pieces.outer])
     act = activation(name)
-    return Parts(A, a, B, b, pieces.last.weight, pieces.last.bias, act, pieces.blocks, pieces.square)
+    parts = Parts(A, a, B, b, pieces.last.weight, pieces.last.bias, act, pieces.blocks, pieces.square)
+    if not pieces.norms:
+        return parts
+    from strati.reassembly.norms import first_worn  # it needs passes itself
+
+    norm = Normaliser(centred=pieces.centred)
+    parts = replace(
+        parts,
+        norm=norm if len(pieces.norms) >= max(pieces.blocks, 2) else None,
+        final=norm if len(pieces.norms) != pieces.blocks or pieces.blocks == 1 else None,
+    )
+    weights, biases = (np.stack([getattr(p, side) for p in pieces.norms]) for side in ("weight", "bias"))
+    return first_worn(parts, weights, biases)

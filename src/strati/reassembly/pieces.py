@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,21 @@ ENDINGS = (".pth", ".pt", ".bin", ".safetensors", ".npz")
 
 @dataclass(frozen=True)
 class Piece:
-    """One linear layer: its number, where it came from, weight (out, in) and bias (out)."""
+    """One linear layer: its number, where it came from, weight (out, in) and bias (out).
+
+    A norm is a piece with a weight of one dimension; ``biased`` says whether its file had a bias at all.
+    """
 
     number: int
     name: str
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
+    biased: bool = True
+
+    @property
+    def norm(self) -> bool:
+        """Whether it is the weight of a norm, not a linear layer."""
+        return self.weight.ndim == 1
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,15 @@ class PieceSet:
         outer: Candidates for output projections, width x hidden. The same pieces as ``inner`` when the
             hidden width equals the block width: shape does not tell the two apart then.
         last: The last layer, outputs x width.
+        norms: Norms: one before each block, one before the last layer, or both; or none.
+        centred: They are LayerNorms; otherwise RMSNorms.
     """
 
     inner: tuple[Piece, ...]
     outer: tuple[Piece, ...]
     last: Piece
+    norms: tuple[Piece, ...] = ()
+    centred: bool = True
 
     @property
     def square(self) -> bool:
@@ -137,6 +150,7 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
         BadInputError: A piece is missing, too many, or of a shape that fits no network. Equal pieces are allowed
             (a block used twice) where the counts come out.
     """
+    pieces, norms = _norms_apart(pieces)
     shapes = Counter(p.weight.shape for p in pieces)
     readings = [r for r in _readings(shapes) if width is None or len(_readings(shapes)) == 1 or r[0] == width]
     if not readings:
@@ -146,7 +160,7 @@ def sort_out(pieces: Sequence[Piece], *, width: int | None = None, where: object
     rest = [p for p in pieces if p is not last]
     inner = tuple(p for p in rest if p.weight.shape == (h, d))
     outer = tuple(p for p in rest if p.weight.shape == (d, h))
-    return PieceSet(inner, outer, last)
+    return _with_norms(PieceSet(inner, outer, last), norms, where)
 
 
 def sort_all(
@@ -160,12 +174,40 @@ def sort_all(
     Raises:
         BadInputError: As :func:`sort_out`.
     """
+    every = pieces
+    pieces, norms = _norms_apart(every)
     shapes = Counter(p.weight.shape for p in pieces)
     inner, outer = (outputs, width), (width, outputs)
     only_these = len(pieces) > 2 and len(pieces) % 2 == 1 and set(shapes) == {inner, outer}
     if only_these and (inner == outer or shapes[inner] == shapes[outer] + 1):
-        return [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
-    return [sort_out(pieces, width=width, where=where)]
+        found = [_with_last(pieces, last) for last in pieces if last.weight.shape == inner]
+        return [_with_norms(one, norms, where) for one in found]
+    return [sort_out(every, width=width, where=where)]
+
+
+def _norms_apart(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
+    """Linear layers, and norms."""
+    return [p for p in pieces if not p.norm], [p for p in pieces if p.norm]
+
+
+def _with_norms(found: PieceSet, norms: Sequence[Piece], where: object) -> PieceSet:
+    """The set with its norms: as many as blocks, one more, or a single one."""
+    if not norms:
+        return found
+    odd = next((p for p in norms if len(p.weight) != found.width), None)
+    if odd is not None:
+        raise BadInputError(
+            where,
+            f"{odd.name} is a vector of {len(odd.weight)}, the network is {found.width} wide: no norm of it",
+        )
+    if len(norms) not in (1, found.blocks, found.blocks + 1):
+        raise BadInputError(
+            where,
+            f"{len(norms)} norms for {found.blocks} blocks: expected one before each block, one before the last layer, "
+            "or both; a norm is missing or one too many",
+        )
+    # LayerNorm is the rule; RMSNorm has no bias, and its weights are tried where no norm has one
+    return replace(found, norms=tuple(norms), centred=any(p.biased for p in norms))
 
 
 def _with_last(pieces: Sequence[Piece], last: Piece) -> PieceSet:
@@ -195,7 +237,7 @@ def _readings(shapes: Counter[tuple[int, ...]]) -> list[tuple[int, int, tuple[in
 
 def _why_not(pieces: Sequence[Piece], shapes: Counter[tuple[int, ...]]) -> str:
     """The most likely thing wrong with a set of shapes that makes no network."""
-    listed = ", ".join(f"{count} of {r}x{c}" for (r, c), count in shapes.most_common(6))
+    listed = ", ".join(f"{count} of {r}x{c}" for (r, c), count in shapes.most_common(6)) or "norms only"
     common = [shape for shape, count in shapes.most_common(2) if count > 1 or len(pieces) <= 3]
     if not common:
         return f"these shapes make no residual network: {listed}"
@@ -275,7 +317,7 @@ def _from_value(number: int, name: str, value: Any) -> Piece:
         return value
     if isinstance(value, Mapping):
         return _from_arrays(number, name, name, {str(k): _array(v) for k, v in value.items()})
-    if isinstance(value, tuple | list) and len(value) == 2 and getattr(value[0], "ndim", 0) == 2:
+    if isinstance(value, tuple | list) and len(value) == 2 and getattr(value[0], "ndim", 0) in (1, 2):
         return _from_arrays(number, name, name, {"weight": _array(value[0]), "bias": _array(value[1])})
     return _from_arrays(number, name, name, {"weight": _array(value)})
 
@@ -283,6 +325,8 @@ def _from_value(number: int, name: str, value: Any) -> Piece:
 def _from_arrays(number: int, name: str, what: object, arrays: Mapping[str, NDArray[Any]]) -> Piece:
     matrices = [k for k, v in arrays.items() if v.ndim == 2]
     vectors = [k for k, v in arrays.items() if v.ndim == 1]
+    if not matrices and len(vectors) == len(arrays) and len(vectors) in (1, 2):
+        return _norm(number, name, what, arrays)
     if len(matrices) != 1 or len(vectors) > 1 or len(arrays) > 2:
         held = ", ".join(f"{k} {tuple(v.shape)}" for k, v in list(arrays.items())[:4]) or "nothing"
         raise BadInputError(what, f"is not one linear layer (a weight matrix and a bias): it holds {held}")
@@ -291,6 +335,20 @@ def _from_arrays(number: int, name: str, what: object, arrays: Mapping[str, NDAr
     if bias.shape != (len(weight),):
         raise BadInputError(what, f"its bias has {len(bias)} entries, its weight {len(weight)} rows")
     return Piece(number, name, weight, bias)
+
+
+def _norm(number: int, name: str, what: object, arrays: Mapping[str, NDArray[Any]]) -> Piece:
+    """A norm: a vector, or two of one length of which one is called a bias."""
+    biases = [k for k in arrays if re.search(r"bias|beta|shift|offset", k.lower())]
+    weights = [k for k in arrays if k not in biases]
+    if len(weights) != 1 or (biases and arrays[biases[0]].shape != arrays[weights[0]].shape):
+        held = ", ".join(f"{k} {tuple(v.shape)}" for k, v in arrays.items())
+        raise BadInputError(
+            what, f"is neither a linear layer nor a norm (weight and bias of one length): it holds {held}"
+        )
+    weight = _numbers_only(what, "weight", arrays[weights[0]])
+    bias = _numbers_only(what, "bias", arrays[biases[0]]) if biases else np.zeros_like(weight)
+    return Piece(number, name, weight, bias, bool(biases))
 
 
 def _numbers_only(what: object, name: str, array: NDArray[Any]) -> NDArray[np.float32]:

@@ -62,9 +62,9 @@ def relax(
         penalty: Ridge, as a share of the mean squared norm of a column; lowered when a step gains nothing.
         ordered: The order given is worth something; otherwise the first step is taken whatever it brings.
     """
-    best = _mixed_mse(parts, x, y, mixture, order)
+    best = mixed_mse(parts, x, y, mixture, order)
     for step in range(steps):
-        passed = _pass(parts, x, mixture, order)
+        passed = mixed_pass(parts, x, mixture, order)
         effects = mixing_effects(parts, passed, order)
         flips, pairs = flip_effects(passed)
         scale = _ratio(effects, flips)
@@ -81,7 +81,7 @@ def relax(
         for reach in (1.0, 0.5, 0.25):
             moved = to_polytope(mixture + reach * change, parts.shared)
             for candidate in (turned,) if blind else (turned, order):
-                trials.append((_mixed_mse(parts, x, y, moved, candidate), moved, candidate))
+                trials.append((mixed_mse(parts, x, y, moved, candidate), moved, candidate))
             if blind or min(t[0] for t in trials) < 0.9 * best:
                 break
         mse, moved, candidate = min(trials, key=lambda trial: trial[0])
@@ -117,12 +117,8 @@ def to_polytope(mixture: Matrix, shared: bool, rounds: int = 40) -> Matrix:
     return used_once(np.clip(mixture, 1e-6, None), shared, rounds)
 
 
-def mixing_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
-    """First-order effect of each ``P_ij`` on the output, free of what keeps each piece used once.
-
-    Returns:
-        (outputs * rows, m * m) in the pieces' own numbering, projected so that a ridge solution keeps the sums.
-    """
+def piece_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
+    """First-order effect of each ``P_ij`` on the output: (outputs * rows, m, m) in the pieces' own numbering."""
     m, d, h = parts.B.shape
     rows, outputs = passed.output.shape
     flat = np.ascontiguousarray(parts.B.transpose(1, 0, 2).reshape(d, m * h))
@@ -134,18 +130,30 @@ def mixing_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
             effects[q, :, i, :] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0]
             effects[q, :, i, :] += g @ parts.b.T
     if parts.shared:
+        effects[..., np.arange(m), np.arange(m)] = 0
+    return effects.reshape(outputs * rows, m, m)
+
+
+def mixing_effects(parts: Parts, passed: Pass, order: Ints) -> Floats:
+    """First-order effect of each ``P_ij`` on the output, free of what keeps each piece used once.
+
+    Returns:
+        (outputs * rows, m * m) in the pieces' own numbering, projected so that a ridge solution keeps the sums.
+    """
+    effects = piece_effects(parts, passed, order)
+    rows, m, _ = effects.shape
+    if parts.shared:
         diagonal = np.arange(m)
-        effects[..., diagonal, diagonal] = 0
-        total = effects.sum(axis=3) + effects.sum(axis=2)
-        share = total.sum(axis=2, keepdims=True) / (4 * (m - 1))
+        total = effects.sum(axis=2) + effects.sum(axis=1)
+        share = total.sum(axis=1, keepdims=True) / (4 * (m - 1))
         used = (total / 2 - share) / max(m - 2, 1)
         effects -= used[..., :, None] + used[..., None, :]
         effects[..., diagonal, diagonal] = 0
     else:
-        rows_mean = effects.mean(axis=3, keepdims=True)
-        columns_mean = effects.mean(axis=2, keepdims=True)
-        effects -= rows_mean + columns_mean - rows_mean.mean(axis=2, keepdims=True)
-    return effects.reshape(outputs * rows, m * m)
+        rows_mean = effects.mean(axis=2, keepdims=True)
+        columns_mean = effects.mean(axis=1, keepdims=True)
+        effects -= rows_mean + columns_mean - rows_mean.mean(axis=1, keepdims=True)
+    return effects.reshape(rows, m * m)
 
 
 def _ratio(effects: Floats, flips: Floats) -> float:
@@ -162,15 +170,18 @@ def _mixed(parts: Parts, mixture: Matrix, order: Ints) -> tuple[list[Floats], li
     return list(B), list(weights @ parts.b)
 
 
-def _pass(parts: Parts, x: Floats, mixture: Matrix, order: Ints) -> Pass:
+def mixed_pass(parts: Parts, x: Floats, mixture: Matrix, order: Ints) -> Pass:
+    """Forward and backward over the chain of mixtures."""
     B, b = _mixed(parts, mixture, order)
     return run_mixed(parts, order, B, b, x)
 
 
-def _mixed_mse(parts: Parts, x: Floats, y: Floats, mixture: Matrix, order: Ints) -> float:
+def mixed_mse(parts: Parts, x: Floats, y: Floats, mixture: Matrix, order: Ints) -> float:
+    """The mean squared error of the chain of mixtures; infinite where it overflows."""
     z: Floats = x
     with np.errstate(over="ignore", invalid="ignore"):
         for i, B, b in zip(order, *_mixed(parts, mixture, order), strict=True):
-            z = np.asarray(z + parts.act.value(z @ parts.A[i].T + parts.a[i]) @ B.T + b, dtype=np.float32)
-        value = float(np.mean(np.square(z @ parts.L.T + parts.l - y, dtype=np.float64)))
+            hidden = parts.act.value(parts.enter(z) @ parts.A[i].T + parts.a[i])
+            z = np.asarray(z + hidden @ B.T + b, dtype=np.float32)
+        value = float(np.mean(np.square(parts.leave(z) @ parts.L.T + parts.l - y, dtype=np.float64)))
     return value if np.isfinite(value) else float("inf")

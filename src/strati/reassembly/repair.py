@@ -94,12 +94,12 @@ def sweep(
         places, the error predicted after it).
     """
     streams, pre = _forward(parts, ins, outs, x)
-    error = parts.L @ streams[-1] + parts.l[:, None] - y.T
+    error = parts.L @ parts.leave(streams[-1], 0) + parts.l[:, None] - y.T
     before = float(np.mean(np.square(error, dtype=np.float64)))
     order = list(range(len(ins)))
     if before < floor:
         return Swept(np.array(order), before, ())
-    adjoint = _backward(parts, ins, outs, pre)
+    adjoint = _backward(parts, ins, outs, streams, pre)
     moves: list[tuple[int, float]] = []
     z = streams[0]
     ra = streams[1] - streams[0] if len(order) > 1 else z
@@ -185,7 +185,7 @@ def _insertion_gains(passed: Pass, error: Floats) -> NDArray[np.float64]:
 
 
 def _residual(parts: Parts, i: int, j: int, z: Floats) -> Floats:
-    u = parts.A[i] @ z
+    u = parts.A[i] @ parts.enter(z, 0)
     u += parts.a[i][:, None]
     r: Floats = parts.B[j] @ parts.act.spend(u)
     r += parts.b[j][:, None]
@@ -195,7 +195,7 @@ def _residual(parts: Parts, i: int, j: int, z: Floats) -> Floats:
 def _forward(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Floats], list[Floats]]:
     streams, pre = [np.ascontiguousarray(x.T)], []
     for i, j in zip(ins, outs, strict=True):
-        u = parts.A[i] @ streams[-1]
+        u = parts.A[i] @ parts.enter(streams[-1], 0)
         u += parts.a[i][:, None]
         z = parts.B[j] @ parts.act.value(u)
         z += parts.b[j][:, None]
@@ -205,15 +205,16 @@ def _forward(parts: Parts, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Float
     return streams, pre
 
 
-def _backward(parts: Parts, ins: Ints, outs: Ints, pre: list[Floats]) -> list[Floats]:
+def _backward(parts: Parts, ins: Ints, outs: Ints, streams: list[Floats], pre: list[Floats]) -> list[Floats]:
     """Derivatives of the output by the stream before each block: (outputs, width, rows)."""
     rows = pre[0].shape[1]
     g: Floats = np.ascontiguousarray(np.broadcast_to(parts.L[:, :, None], (*parts.L.shape, rows)))
+    g = parts.left_back(streams[-1], g, -2)
     adjoint = [g]
     for k in range(len(pre) - 1, -1, -1):
         inner = parts.B[outs[k]].T @ g
         inner *= parts.act.slope(pre[k])
-        g = g + parts.A[ins[k]].T @ inner
+        g = g + parts.entered_back(streams[k], parts.A[ins[k]].T @ inner, -2)
         adjoint.append(g)
     return adjoint[::-1]
 

@@ -61,14 +61,23 @@ class Reassembly(Result):
     solve_seconds: float
     check_seconds: float
     warnings: tuple[Flag, ...] = ()
+    norms: tuple[int, ...] = ()
 
     @property
     def permutation(self) -> tuple[int, ...]:
-        """Piece numbers in network order: in, out, in, out, ..., last."""
+        """Piece numbers in network order: in, out, in, out, ..., last; each block's norm before it, if it has one."""
         numbers = []
-        for i, j in zip(self.ins, self.outs, strict=True):
+        norms = [self.pieces.norms[n].number for n in self.norms]
+        own = self.per_block
+        for k, (i, j) in enumerate(zip(self.ins, self.outs, strict=True)):
+            numbers += [norms[k]] if own else []
             numbers += [self.pieces.inner[i].number, self.pieces.outer[j].number]
-        return (*numbers, self.pieces.last.number)
+        return (*numbers, *(norms[len(self.ins) :] if own else norms), self.pieces.last.number)
+
+    @property
+    def per_block(self) -> bool:
+        """Whether every block has a norm before it."""
+        return len(self.norms) >= max(len(self.ins), 2)
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """The rebuilt network by name: ``blocks.K.inp``, ``blocks.K.out`` and ``last``, weights and biases."""
@@ -77,6 +86,12 @@ class Reassembly(Result):
             for side, piece in (("inp", self.pieces.inner[i]), ("out", self.pieces.outer[j])):
                 named[f"blocks.{k}.{side}.weight"] = piece.weight
                 named[f"blocks.{k}.{side}.bias"] = piece.bias
+            if self.per_block:
+                norm = self.pieces.norms[self.norms[k]]
+                named[f"blocks.{k}.norm.weight"], named[f"blocks.{k}.norm.bias"] = norm.weight, norm.bias
+        for n in self.norms[len(self.ins) :] if self.per_block else self.norms:
+            norm = self.pieces.norms[n]
+            named["norm.weight"], named["norm.bias"] = norm.weight, norm.bias
         named["last.weight"], named["last.bias"] = self.pieces.last.weight, self.pieces.last.bias
         return named
 
@@ -87,7 +102,8 @@ class Reassembly(Result):
         from strati.run.files import write_atomic
 
         about = {
-            "architecture": "residual blocks x + out(act(inp(x))), then last",
+            "architecture": "residual blocks x + out(act(inp(x))), then last"
+            + (", norms before what they feed" if self.norms else ""),
             "activation": self.activation,
             "permutation": ",".join(map(str, self.permutation)),
             "exact": str(self.exact).lower(),
@@ -108,6 +124,7 @@ class Reassembly(Result):
                 "outputs": len(self.pieces.last.weight),
                 "activation": self.activation,
                 "roles_from_shape": not self.pieces.square,
+                "norms": len(self.pieces.norms),
             },
             "pairing": {
                 "score": self.pairing.score,

@@ -19,7 +19,7 @@ from strati.reassembly import joint
 from strati.reassembly.activations import ACTIVATIONS
 from strati.reassembly.exhaustive import MOST, MOST_ORDERS, how_many, try_every
 from strati.reassembly.last_layer import by_likelihood
-from strati.reassembly.pairing import Pairing, Score, pair, scores, with_pairs
+from strati.reassembly.pairing import Pairing, Score, aligned, pair, pairing_of, scores, with_pairs
 from strati.reassembly.passes import Parts, stack
 from strati.reassembly.pieces import sort_all
 from strati.reassembly.regression import regress_order
@@ -46,7 +46,13 @@ EXACT = 1e-10
 _SWEEP = 192
 _STRIDE = 17
 _JUDGE = 500
-"""Rows of a sweep, how far the next sweep's rows are shifted, and rows on which a repaired order is judged."""
+_ALIGNED = 2000
+"""Rows of a sweep, how far the next sweep's rows are shifted, rows on which a repaired order is judged, and rows
+for the alignment of pairs with the outputs."""
+
+_NOTHING = 0.5
+"""The data are doubted where the error is more than this share of the outputs' variance and of the least error of random
+orders: the search explains the outputs of its own network far better than that long before it is exact."""
 
 _STAGES = 200
 _DRAWN = 10_000
@@ -154,11 +160,11 @@ def _solve(
 ) -> Reassembly:
     x, y = data.x, data.y
     floor = EXACT * float(np.var(y, axis=0, dtype=np.float64).mean())
-    pairing = _pairing(parts, options)
+    rows = (x, y)
+    pairing = _pairing(parts, options, rows)
     seed = Seed.L1 if options.seed_order == "auto" else Seed(options.seed_order)
     order = seed_order(parts, pairing.ins, pairing.outs, x, seed)
     ins, outs = pairing.ins[order], pairing.outs[order]
-    rows = (x, y)
     state = _State(ins, outs, float("inf"), [], [])
     seeded = (ins, outs)
     tick("paired")
@@ -167,7 +173,7 @@ def _solve(
     searched = False
     if state.mse >= floor and (options.pairing in ("auto", "joint")):
         searched = True
-        _search(parts, rows, state, floor, options, tick)
+        parts = _search(parts, rows, state, floor, options, tick)
     if state.mse >= floor:
         _every(parts, rows, state, paired=not searched)
     solved = time.perf_counter() - began
@@ -203,17 +209,27 @@ def _solve(
         solve_seconds=solved,
         check_seconds=time.perf_counter() - began - solved,
         warnings=tuple(_warnings(parts, state, pairing, rows, floor) + _several(pieces, state, unique)),
+        norms=_norms(parts, state.ins),
     )
 
 
-def _pairing(parts: Parts, options: ReassembleConfig) -> Pairing:
+def _norms(parts: Parts, ins: Ints) -> tuple[int, ...]:
+    """The norm of each block, then that of the last layer."""
+    if parts.wardrobe is None:
+        return ()
+    of_blocks, last = parts.wardrobe.of_chain(ins)
+    blocks = () if parts.norm is None else tuple(int(n) for n in of_blocks)
+    return blocks if last is None else (*blocks, last)
+
+
+def _pairing(parts: Parts, options: ReassembleConfig, rows: tuple[Floats, Floats]) -> Pairing:
     """By the score asked for; left alone, the paper's if it separates, else all signals together."""
     if options.pairing not in ("auto", "joint"):
-        return pair(parts, Score(options.pairing))
+        return pair(parts, Score(options.pairing), _some(rows, _ALIGNED))
     diagonal = pair(parts, Score.DIAGONAL)
     if diagonal.separated:
         return diagonal
-    return pair(parts, Score.COMBINED)
+    return pair(parts, Score.COMBINED, _some(rows, _ALIGNED))
 
 
 def _repair(parts: Parts, rows: tuple[Floats, Floats], state: _State, floor: float, tick: Tick) -> None:
@@ -288,14 +304,15 @@ def _search(
     floor: float,
     options: ReassembleConfig,
     tick: Tick,
-) -> None:
+) -> Parts:
+    """The joint search from the chain at hand and from others; the parts, wearing the norms that were found."""
     unknowns = len(parts.A) ** 2
     outputs = rows[1].shape[1]
     found = joint.search(
         parts,
         *_some(rows, max(1000, min(4 * unknowns, 3000)) // outputs),
-        prior=scores(parts, Score.COMBINED),
-        chains=() if options.pairing == "joint" else _chains(parts, state, rows[0]),
+        prior=scores(parts, Score.COMBINED, _some(rows, _ALIGNED)),
+        chains=() if options.pairing == "joint" else _chains(parts, state, rows),
         floor=floor,
         seconds=options.seconds,
         seed=options.seed,
@@ -305,14 +322,21 @@ def _search(
         moved = int((found.ins != state.ins).sum() + (found.outs != state.outs).sum())
         state.ins, state.outs, state.mse = found.ins, found.outs, found.mse
         state.add_round("joint search", moved)
+        return found.parts
+    return parts
 
 
-def _chains(parts: Parts, state: _State, x: Floats) -> list[tuple[Ints, Ints]]:
+def _chains(parts: Parts, state: _State, rows: tuple[Floats, Floats]) -> list[tuple[Ints, Ints]]:
     """The chain at hand, then the pairs of each signal alone in the seed's order: one strong signal is enough."""
     found = [(state.ins, state.outs)]
-    for score in (Score.NORMS, Score.GRAM, Score.DIAGONAL, Score.READOUT, Score.COMBINED):
-        pairing = pair(parts, score)
-        order = seed_order(parts, pairing.ins, pairing.outs, x, Seed.L1)
+    some = _some(rows, _ALIGNED)
+    alone = [pairing_of(parts, "aligned", aligned(parts, *some))]
+    alone += [
+        pair(parts, score, some)
+        for score in (Score.COMBINED, Score.NORMS, Score.GRAM, Score.DIAGONAL, Score.READOUT)
+    ]
+    for pairing in alone:
+        order = seed_order(parts, pairing.ins, pairing.outs, some[0], Seed.L1)
         found.append((pairing.ins[order], pairing.outs[order]))
     return found
 
@@ -398,14 +422,14 @@ def _warnings(
     other = _other_activation(parts, state, rows, floor)
     if other is not None:
         text += f"; with --activation {other} this very order is exact"
-    elif state.mse > 0.5 * _by_chance(parts, rows):
+    elif share > _NOTHING and state.mse > _NOTHING * _by_chance(parts, rows):
         text += (
             "; random orders fit hardly worse: the data do not look like this network's. Is it the right file, target "
             "and activation?"
         )
     else:
         text += (
-            "; is the target the network's own output, and the activation right? A longer --seconds may help"
+            "; the search ended short of the order. A longer --seconds, another --seed or more rows may help"
         )
     found.append(Flag("not-exact", text))
     return found

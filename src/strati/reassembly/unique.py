@@ -91,7 +91,7 @@ def uniqueness(
         found, better = _look(wide, ins, outs, *rows, rounding)
         if better is None:
             return found
-        ins, outs, _ = polish(wide, *better, *rows, floor=rounding**2)
+        _, ins, outs, _ = polish(wide, *better, *rows, floor=rounding**2)
     return found
 
 
@@ -168,7 +168,7 @@ def _same(parts: Parts, ins: Ints, outs: Ints, new_ins: Ints, new_outs: Ints) ->
 
 def _wide(parts: Parts) -> Parts:
     arrays = {name: getattr(parts, name).astype(np.float64) for name in ("A", "a", "B", "b", "L", "l")}
-    return replace(parts, **arrays)
+    return replace(parts, **arrays, wardrobe=None)  # norms stay with those who wear them
 
 
 def _rounding(y: NDArray[np.float64]) -> float:

@@ -56,7 +56,10 @@ def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
     if result["schema"] != "strati.reproduce/1" or not isinstance(names, list) or "pictures" in result:
         return result
     pictures = []
+    drawn = {Path(str(name)).with_suffix("") for name in names if str(name).endswith(".png")}
     for name in names:
+        if str(name).endswith(".svg") and Path(str(name)).with_suffix("") in drawn:
+            continue  # the same picture twice
         file = _picture(str(name), home)
         if file is not None:
             kind = "svg+xml" if file.suffix == ".svg" else "png"

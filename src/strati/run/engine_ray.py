@@ -63,7 +63,8 @@ def run_ray(
                 names = list(unit.files)
                 files = [shared.put(unit.files[name]) for name in names]
                 # The files travel by themselves: a reader would look for them on a machine that has none.
-                running[run_one.remote(body_there, replace(unit, files={}), names, *files)] = unit
+                bare = replace(unit, files=dict.fromkeys(names, ""))
+                running[run_one.remote(body_there, bare, names, *files)] = unit
                 del files
             for reference in ray.wait(list(running), num_returns=1)[0]:
                 unit = running.pop(reference)

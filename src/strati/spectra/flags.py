@@ -28,8 +28,9 @@ def of_eigenvalues(
     steep: bool = False,
     tail: Tail | None = None,
     bulk: Bulk | None = None,
+    noise: bool = False,
 ) -> tuple[Flag, ...]:
-    """The warnings about the eigenvalues and their fits, most serious first."""
+    """The warnings about the eigenvalues and their fits, most serious first; ``noise``: noise explains the spectrum."""
     if found.problem == "not-finite":
         return (Flag("not-finite", "some weights are NaN or infinite; nothing is computed"),)
     if found.problem == "out-of-range":
@@ -67,6 +68,14 @@ def of_eigenvalues(
         )
     if tail is not None and tail.size < _SHORT:
         flags.append(Flag("short-tail", f"only {tail.size} eigenvalues are in the tail: alpha is unreliable"))
+    elif tail is not None and tail.gradual and not noise:
+        flags.append(
+            Flag(
+                "gradual-tail",
+                "the spectrum steepens gradually, its tail has no clear start: alpha is the slope at xmin, and further "
+                "out the exponent may be larger than alpha_stderr says",
+            )
+        )
     if bulk is not None and bulk.capped:
         flags.append(
             Flag(

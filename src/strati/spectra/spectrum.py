@@ -193,7 +193,8 @@ def spectrum(
         from strati.spectra.alternatives import judge_tail
 
         goodness = judge_tail(live, tail, samples=bootstrap, seed=seed)
-    warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk)
+    noise = verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE)
+    warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk, noise=noise)
     warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
     return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
 

@@ -96,6 +96,7 @@ def examine(
             break
         for sizes, count in zip(seen, beyond, strict=True):
             sizes.remove(count)
+    edge = _put_back(seen, found, bulk.level, edge)
     if not any(sizes.noticed for sizes in seen):
         return None
     told = dict.fromkeys(phrase for sizes in seen for phrase in sizes.broken())
@@ -124,6 +125,23 @@ def examine(
         size=found.values.size - spikes,
     )
     return widened, structure
+
+
+def _put_back(seen: list[_Sizes], found: Eigenvalues, level: float, edge: float) -> float:
+    """Put directions back that noise with themselves in it explains, the weakest first; the edge after that.
+
+    The largest directions of correlated noise are the correlated ones. Without them the rest looks less correlated
+    than the noise is, its edge comes out low, and they would stay outside for good.
+    """
+    while any(sizes.removed for sizes in seen):
+        weakest = min((s for s in seen if s.removed), key=lambda s: s.largest_kept(s.removed - 1))
+        weakest.remove(weakest.removed - 1)
+        wider = max(sizes.edge(found, level) for sizes in seen)
+        if weakest.largest_kept(weakest.removed) > wider:
+            weakest.remove(weakest.removed + 1)
+            return edge
+        edge = wider
+    return edge
 
 
 class Neighbours:
@@ -217,6 +235,10 @@ class _Sizes:
             self._known = _leading(self._matrix, count)
         self._take(self._known[:, self._known.shape[1] - count :])
         self.removed = count
+
+    def largest_kept(self, removed: int) -> float:
+        """The largest eigenvalue that is left when so many are taken out."""
+        return float(self._values[self._values.size - removed - 1])
 
     def _take(self, right: FloatArray) -> None:
         """Work out sizes and neighbours of ``E = W (1 - V V^T)`` from those of ``W``: no second pass."""

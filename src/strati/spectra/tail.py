@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.spectra.tail_error import start_stderr
+from strati.spectra.tail_error import is_gradual, start_stderr
 
 if TYPE_CHECKING:
     from strati.types import FloatArray, IntArray
@@ -41,6 +41,7 @@ class Tail:
         size: Number ``n`` of eigenvalues in the tail.
         start: Index of ``xmin`` among the eigenvalues fitted.
         formal_stderr: ``(alpha - 1)/sqrt(n)``, the error if ``xmin`` were known.
+        gradual: The values steepen beyond chance from below ``xmin`` on; the tail has no clear start.
     """
 
     alpha: float
@@ -50,6 +51,7 @@ class Tail:
     size: int
     start: int
     formal_stderr: float = float("nan")
+    gradual: bool = False
 
 
 def fit_tail(eigenvalues: FloatArray, *, error: bool = True) -> Tail | None:
@@ -81,7 +83,9 @@ def fit_tail(eigenvalues: FloatArray, *, error: bool = True) -> Tail | None:
     size = eigenvalues.size - best
     formal = float((alphas[best] - 1) / np.sqrt(size))
     tail = Tail(float(alphas[best]), formal, float(eigenvalues[best]), distance, size, best, formal)
-    return replace(tail, stderr=start_stderr(eigenvalues, tail)) if error else tail
+    if not error:
+        return tail
+    return replace(tail, stderr=start_stderr(eigenvalues, tail), gradual=is_gradual(eigenvalues, tail))
 
 
 def exponents(logs: FloatArray) -> FloatArray:

@@ -7,10 +7,13 @@ two come from one bootstrap, all of it vectorised:
   evenly in the logarithm of the tail's size), and the exponents' root mean square distance from ``alpha`` is taken;
 * never less than the formula's error;
 * a power law that is still steepening at :math:`x_\min` follows a generalised Pareto law there, of which the pure power
-  law is a case; where that law's index, less half its standard error, is smaller than :math:`1/(\alpha - 1)`, the two
-  exponents' difference is added in quadrature, as a systematic error (up to ``alpha - 1`` itself).
+  law is a case; where that law's index, less its standard error, is smaller than :math:`1/(\alpha - 1)`, the two
+  exponents' difference is added in quadrature, as a systematic error (up to twice ``alpha - 1``); likewise where
+  the index, and half its standard error, is larger.
 
-How often ``alpha +- 1.96 stderr`` covers the true exponent: ``python tools/calibrate_spectra.py coverage``.
+How often ``alpha +- 1.96 stderr`` covers the true exponent: ``python tools/calibrate_spectra.py coverage``. Laws that
+steepen more slowly than a generalised Pareto law are not covered; where the upper quarter of the values shows one
+(:func:`is_gradual`), a warning says so.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ if TYPE_CHECKING:
 
 _SAMPLES, _STARTS, _PROBES = 24, 28, 16
 _LEAST_TAIL = 8
-_MARGIN = 0.5  # standard errors by which the index may be smaller than it was found
-_STEEPEST = 2.0  # the systematic error makes alpha - 1 at most this many times larger
+_BELOW, _ABOVE = 1.0, 0.5  # standard errors by which the index may be smaller or larger than it was found
+_STEEPEST = 3.0  # the systematic error makes alpha - 1 at most this many times larger
+_QUARTER, _FEWEST = 4, 20
+_STEEPENS = 3.0  # standard errors
 
 
 def start_stderr(values: FloatArray, tail: Tail) -> float:
@@ -43,12 +48,43 @@ def start_stderr(values: FloatArray, tail: Tail) -> float:
         >>> from strati.spectra.tail import fit_tail
         >>> x = np.sort(np.random.default_rng(0).pareto(1.5, 500) + 1)
         >>> tail = fit_tail(x)
-        >>> tail.formal_stderr < start_stderr(x, tail) < 3 * tail.formal_stderr
+        >>> tail.formal_stderr < start_stderr(x, tail) < 5 * tail.formal_stderr
         True
     """
     again = _resampled(values)
     chance = float(np.sqrt(np.mean((again - tail.alpha) ** 2))) if again.size else 0.0
     return float(np.hypot(max(chance, tail.formal_stderr), _gradual(values[tail.start :], tail)))
+
+
+def is_gradual(values: FloatArray, tail: Tail) -> bool:
+    """Whether the values steepen beyond chance from well below the tail's start on, so that it has no clear start.
+
+    Hill's index of the tail, and of the upper quarter of the values where the tail is no more than that, against the
+    index of a generalised Pareto law: three standard errors apart.
+
+    Args:
+        values: The ascending positive eigenvalues that the tail was fitted to.
+        tail: Its fit.
+
+    Examples:
+        >>> from strati.spectra.tail import fit_tail
+        >>> rng = np.random.default_rng(0)
+        >>> sharp, slow = np.sort(rng.pareto(2.0, 1000) + 1), np.sort(rng.pareto(4.0, 1000) ** 2)
+        >>> is_gradual(sharp, fit_tail(sharp)), is_gradual(slow, fit_tail(slow))
+        (False, True)
+    """
+    quarter = values.size // _QUARTER
+    starts = [tail.start]
+    if quarter >= _FEWEST and tail.size < 1.5 * quarter:
+        starts.append(values.size - quarter)
+    for start in starts:
+        upper = values[start:] / values[start]
+        if upper.size < _FEWEST or upper[-1] <= 1:
+            continue
+        further, error = _index(upper)
+        if float(np.log(upper[1:]).mean()) - further > _STEEPENS * error:
+            return True
+    return False
 
 
 def _resampled(values: FloatArray) -> FloatArray:
@@ -73,12 +109,18 @@ def _resampled(values: FloatArray) -> FloatArray:
 
 
 def _gradual(tail_values: FloatArray, tail: Tail) -> float:
-    """By how much the exponent may still rise beyond the tail that was seen."""
+    """By how much the exponent may still change beyond the tail that was seen."""
     index = 1 / (tail.alpha - 1)
-    further, _ = fit_generalised_pareto(tail_values[1:] / tail_values[0] - 1)
-    error = np.sqrt((1 + 2 * max(further, 0.0)) / tail.size)  # of the indices' difference (Hausman 1978)
-    least = max(further - _MARGIN * error, index / _STEEPEST)
-    return float(max(1 / least - 1 / index, 0.0))
+    further, error = _index(tail_values / tail_values[0])
+    least = max(further - _BELOW * error, index / _STEEPEST)
+    most = max(further + _ABOVE * error, index)
+    return float(max(1 / least - 1 / index, 1 / index - 1 / most, 0.0))
+
+
+def _index(upper: FloatArray) -> tuple[float, float]:
+    """The index of a generalised Pareto law beyond 1, and the error of its difference from Hill's (Hausman 1978)."""
+    further, _ = fit_generalised_pareto(upper[1:] - 1)
+    return further, float(np.sqrt((1 + 2 * max(further, 0.0)) / upper.size))
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
 """What is measured of one checkpoint: spectra, loss, learning coefficient, scales, counts, interventions.
 
 Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr, more)``; ``more`` is what
-differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the settings
-alone, so that it can be done anywhere and once.
+differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the
+settings alone, so that it can be done anywhere and once.
 """
 
 from __future__ import annotations

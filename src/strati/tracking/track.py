@@ -53,14 +53,10 @@ class Track(Result):
     """A run over time: ``series`` and ``changes`` are data frames.
 
     Attributes:
-        steps: Of the checkpoints, in order.
-        curves: The series.
-        breaks: Where they change.
-        settings: What is the same for the learning coefficient of every checkpoint.
-        failed: What could not be measured, and why.
-        store: The file that keeps it.
-        warnings: What a reader must know.
-        spectra: To draw them by: ``layers`` with ``values`` per checkpoint, decimal logarithms of eigenvalues in units of
+        steps: Of the checkpoints, in order. curves: The series. breaks: Where they change. settings: What is the same
+        for the learning coefficient of every checkpoint. failed: What could not be measured, and why. store: The file
+        that keeps it. warnings: What a reader must know. spectra: To draw them by: ``layers`` with ``values`` per
+        checkpoint, decimal logarithms of eigenvalues in units of
             ``1 / unit``, at the shares ``ranks`` of all eigenvalues; ``None`` where there is none.
     """
 
@@ -356,8 +352,8 @@ def _result(
     warnings = []
     if lower:
         text = (
-            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: in the "
-            "middle of training the values are lower than a minimum's would be, and may be negative"
+            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: "
+            "in the middle of training the values are lower than a minimum's would be, and may be negative"
         )
         warnings.append(Flag("off-minimum", text))
     if failed:

@@ -239,3 +239,22 @@ def test_standard_errors_are_over_sequences() -> None:
     intact = rows[rows["intervention"] == "intact"]["performance_stderr"].iloc[0]
     assert intact == pytest.approx(scores.stderr)
     assert standard_error([1.0, float("nan")]) is None
+
+
+def test_weights_that_cannot_be_written_in_place_are_one_line() -> None:
+    with torch.inference_mode():
+        loaded = nn.Sequential(nn.Linear(6, 5))
+    with strati.truncated(loaded, {"0": 2}):  # loaded in inference mode: written in it
+        assert int(torch.linalg.matrix_rank(loaded[0].weight)) == 2
+    shared = nn.Sequential(nn.Linear(6, 5))
+    shared[0].weight = nn.Parameter(torch.randn(1, 6).expand(5, 6))
+    before = shared[0].weight.clone()
+    with (
+        pytest.raises(BadInputError, match="cannot be written in place") as caught,
+        strati.zeroed(shared, "0"),
+    ):
+        pass
+    assert "\n" not in str(caught.value) and torch.equal(shared[0].weight, before)
+    empty = nn.Sequential(nn.Linear(6, 5, device="meta"))
+    with pytest.raises(BadInputError, match="has no values"), strati.zeroed(empty, "0"):
+        pass

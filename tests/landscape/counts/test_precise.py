@@ -10,6 +10,8 @@ from precise import FUNCTIONS, precise_free
 from torch import nn
 
 import strati
+from strati.landscape.chain import as_chain
+from strati.landscape.counts import digits
 from strati.landscape.counts.count import Degeneracy
 
 
@@ -36,9 +38,37 @@ def test_narrow_smooth_networks_use_all_their_parameters(seed: int) -> None:
     model, x = narrow(nn.Tanh, seed)
     assert precise_free(model, x, nn.Tanh) == 0
     result = strati.degeneracy(model, x)
-    check(result, 0)
-    assert result.method == "exact" or seed == 4  # whose last singular value is 4e-15
+    assert check(result, 0)  # seed 4's last singular value is 4e-15: more digits decide
     assert (result.weakly_used > 0) == (seed != 3)  # what a Gram matrix loses
+
+
+@pytest.mark.parametrize("act", [nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU])
+@pytest.mark.parametrize("widths", [[1, 6, 1], [1, 3, 3, 1], [2, 5, 2]])
+def test_more_digits_decide_what_doubles_cannot(widths: list[int], act: type[nn.Module]) -> None:
+    """Singular values far below rounding; every other network has a neuron twice, whose copies share freedom."""
+    for seed in (40, 41):
+        model = mlp(widths, bias=True, act=act, seed=seed)
+        if seed == 41:
+            with torch.no_grad():
+                for tensor in (model[0].weight, model[0].bias):
+                    tensor[1] = tensor[0]
+        x = torch.tensor(np.random.default_rng(seed).standard_normal((24, widths[0])))
+        result = strati.degeneracy(model, x)
+        truth = precise_free(model, x, act)
+        assert check(result, truth)
+        assert sum(layer.free for layer in result.layers) == truth
+
+
+def test_digits_say_when_they_cannot_decide_either() -> None:
+    chain = as_chain(narrow(nn.Tanh, 0)[0]).to(torch.float64)
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64)[:, None]
+    assert [r.low for r in digits.chain_ranks(chain, x, [0, 1]) or ()] == [13, 5]
+    assert (
+        digits.chain_ranks(chain, 1e5 * x, [0, 1]) is None
+    )  # slopes with thousands of zeros after the point
+    odd = as_chain(nn.Sequential(nn.Linear(1, 2), nn.Softsign(), nn.Linear(2, 1))).to(torch.float64)
+    assert digits.chain_ranks(odd, x, [0, 1]) is None
+    assert not digits.affordable(500, 500)
 
 
 @pytest.mark.parametrize("act", list(FUNCTIONS))

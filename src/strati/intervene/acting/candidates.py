@@ -11,6 +11,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.intervene.acting.budget import Budget, target_size
 from strati.intervene.acting.choose import Choice, choose
+from strati.intervene.acting.interactions import layer_weights
 from strati.intervene.acting.predict import Combination, added, difference, random_choices
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
 _ROUNDS = 8
+_CORRECTIONS = 2
 _SURE = 0.95
 _POWERS = (1.0, 0.75, 0.5)
 """Exponents on the costs: below one the plan avoids many small harms less than few large ones, which add up worse."""
@@ -114,20 +116,40 @@ class Candidates:
             return [tuple(lower)]
         return list(dict.fromkeys(self._mixed(lower, used) for _ in range(draws)))
 
+    def corrected(self, measure: Measure, tried: Sequence[Combination]) -> list[Combination]:
+        """The best choices by costs corrected for what the measured combinations say of layers changed together."""
+        seen, found = list(tried), list[Combination]()
+        if self.loss:  # met by measuring, not by adding
+            return found
+        for _ in range(_CORRECTIONS):
+            weights = layer_weights(self.curves, seen)
+            if weights is None:
+                break
+            costs = [w * c for w, c in zip(weights, self.costs, strict=True)]
+            one = measure(choose(costs, self.sizes, self.budget).options)
+            if any(one is c for c in seen):  # nothing new to learn from
+                break
+            seen.append(one)
+            found.append(one)
+        return found
+
     def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> Combination:
         """The plan: of the choices measured the one that cost least; without measurements the best by adding.
 
-        Where there is one even spread and nothing beats it beyond the error, it is the even spread.
+        Where nothing beats the even spread beyond the error, it is the even spread (of several draws the one that cost
+        least). The least of many noisy numbers looks better than it is, so the error is that of as many comparisons as
+        there were choices.
         """
         known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
         if not known or self.loss:
             return tried[0]
-        best = min(known, key=lambda c: c.measured if c.measured is not None else math.inf)
-        if len(even) == 1 and self._fits(even[0].options):
-            gain = difference(best, even, _SURE)
+        best = min(known, key=_measured)
+        fitting = [c for c in even if self._fits(c.options)]
+        if len(fitting) == len(even):
+            gain = difference(best, even, 1 - (1 - _SURE) / len(known))
             unsure = gain["low"] if gain["low"] is not None else gain["gain"]
             if unsure is not None and unsure <= 0:
-                return even[0]
+                return min(even, key=_measured)
         return best
 
     def frontier(
@@ -187,6 +209,10 @@ class Candidates:
     def _fits(self, options: Sequence[int]) -> bool:
         size = sum(float(s[o]) for s, o in zip(self.sizes, options, strict=True))
         return size <= self.budget * (1 + 1e-9)
+
+
+def _measured(combination: Combination) -> float:
+    return math.inf if combination.measured is None else combination.measured
 
 
 def _largest(sizes: Any, most: float) -> int:

@@ -72,11 +72,12 @@ def peft(plan: Plan) -> dict[str, Any]:
 
 _TYPES = {1: "iq1_m", 2: "q2_k", 3: "q3_k", 4: "q4_k", 5: "q5_k", 6: "q6_k", 8: "q8_0", 16: "f16"}
 _NAMES = (
-    (r"^(?:model|transformer)\.(?:layers|h)\.(\d+)\.", r"blk.\1."),
+    (r"^(?:model\.|transformer\.|bert\.|encoder\.)*(?:layers|layer|h)\.(\d+)\.", r"blk.\1."),
     (r"self_attn\.q_proj$", "attn_q"),
     (r"self_attn\.k_proj$", "attn_k"),
     (r"self_attn\.v_proj$", "attn_v"),
     (r"self_attn\.o_proj$", "attn_output"),
+    (r"self_attn\.qkv_proj$", "attn_qkv"),
     (r"mlp\.gate_proj$", "ffn_gate"),
     (r"mlp\.up_proj$", "ffn_up"),
     (r"mlp\.down_proj$", "ffn_down"),
@@ -84,7 +85,14 @@ _NAMES = (
     (r"attn\.c_proj$", "attn_output"),
     (r"mlp\.c_fc$", "ffn_up"),
     (r"mlp\.c_proj$", "ffn_down"),
-    (r"^(?:model\.embed_tokens|transformer\.wte)$", "token_embd"),
+    (r"mlp\.gate_up_proj$", "ffn_up"),
+    (r"attention\.self\.query$", "attn_q"),
+    (r"attention\.self\.key$", "attn_k"),
+    (r"attention\.self\.value$", "attn_v"),
+    (r"attention\.output\.dense$", "attn_output"),
+    (r"intermediate\.dense$", "ffn_up"),
+    (r"output\.dense$", "ffn_down"),
+    (r"^(?:model\.embed_tokens|(?:transformer\.)?wte|(?:bert\.)?embeddings\.word_embeddings)$", "token_embd"),
     (r"^lm_head$", "output"),
 )
 
@@ -105,7 +113,7 @@ def llama_cpp(plan: Plan) -> str:
         name = gguf_name(layer.name)
         lines.append(f"  --tensor-type '^{re.escape(name)}\\.weight$={kind}' \\")
         ends = f"{layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g}"
-        comments.append(f"# {name}: {layer.choice}, measured cost {layer.cost:.3g} ({ends})")
+        comments.append(f"# {name}: {layer.choice}, measured cost {layer.cost:.3g} ({ends}){_doubt(name)}")
     lines += ['  "$@"', *comments, 'exec llama-quantize "$@"  # arguments: in.gguf out.gguf q4_k_m']
     return "\n".join(lines) + "\n"
 
@@ -120,6 +128,11 @@ def gguf_name(layer: str) -> str:
     for pattern, new in _NAMES:
         layer = re.sub(pattern, new, layer)
     return layer
+
+
+def _doubt(name: str) -> str:
+    known = re.fullmatch(r"(blk\.\d+\.(attn|ffn)_[a-z]+)|token_embd|output", name)
+    return "" if known else "; llama.cpp may call it otherwise: see gguf-dump"
 
 
 def _rank(layer: PlannedLayer) -> int:

@@ -191,15 +191,26 @@ def _sampling(chosen: Sequence[Option], ratio: float, scale: Scale, intact: Floa
 
 
 def difference(better: Combination, worse: Sequence[Combination], level: float) -> Mapping[str, float | None]:
-    """How much less the first costs than the mean of the others, example by example, and its interval."""
+    """How much less the first costs than the mean of the others, example by example, and its interval.
+
+    The interval is Student's, of as many values as there are groups of examples.
+
+    Examples:
+        >>> one = Combination((0,), 0.0, 1.0, np.array([1.0, 1.0, 1.0]))
+        >>> two = Combination((1,), 0.0, 2.0, np.array([1.5, 2.0, 2.5]))
+        >>> found = difference(one, [two], 0.95)
+        >>> round(found["gain"], 3), round(found["low"], 3)
+        (1.0, -0.242)
+    """
     measured = [w.measured for w in worse if w.measured is not None]
     if better.measured is None or not measured:
         return {"gain": None, "low": None, "high": None}
     gain = float(np.mean(measured)) - better.measured
-    z = float(stats.norm.ppf(0.5 + level / 2))
     error = None
     if better.groups is not None and all(w.groups is not None for w in worse):
         error = standard_error(np.mean([w.groups for w in worse], axis=0) - better.groups)  # type: ignore[arg-type]
     if error is None:
         return {"gain": gain, "low": None, "high": None}
-    return {"gain": gain, "low": gain - z * error, "high": gain + z * error}
+    assert better.groups is not None
+    half = float(stats.t.ppf(0.5 + level / 2, len(better.groups) - 1)) * error
+    return {"gain": gain, "low": gain - half, "high": gain + half}

@@ -26,7 +26,11 @@ DTYPES: dict[str, Any] = {
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
 }
-INDEX = "model.safetensors.index.json"
+_NAMES: dict[Any, str] = {np.dtype(kind): name for name, kind in DTYPES.items()} | {
+    np.dtype(np.bool_): "BOOL",
+    **{np.dtype(f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{np.dtype(f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,8 @@ def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[st
             new[other_name] = about | {"data_offsets": [place, place + last - first]}
             parts.append((start + first, last - first))
             place += last - first
-        text = json.dumps(new, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
         with target.open("wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
+            out.write(_header(new))
             for part in parts:
                 if isinstance(part, bytes):
                     out.write(part)
@@ -88,10 +90,29 @@ def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[st
 
 
 def write_safetensors(target: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays by name as a new safetensors file."""
-    from safetensors.numpy import save_file
+    """Write arrays by name as a new safetensors file, one after the other.
 
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, target)
+    A full disk is the operating system's own error here; the library's writer would hide it in one of its own.
+    """
+    header: dict[str, Any] = {}
+    place = 0
+    for name, value in tensors.items():
+        if value.dtype not in _NAMES:
+            raise UnsupportedError(name, f"is {value.dtype}; safetensors has no such type")
+        ends = [place, place + value.nbytes]
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": ends}
+        place = ends[1]
+    with target.open("wb") as out:
+        out.write(_header(header))
+        for value in tensors.values():
+            out.write(np.ascontiguousarray(value).tobytes())
+
+
+def _header(header: Mapping[str, Any]) -> bytes:
+    """A safetensors header, its length first; padded, so that the tensors start at a multiple of eight."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def cast(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
@@ -136,7 +157,13 @@ def rewrite_torch(source: Path, target: Path, rewrite: Rewrite) -> None:
         renamed = rewrite.rename(name)
         if renamed is not None:
             new[renamed] = value
-    torch.save(found | {holder: new} if holder is not None else new, target)
+    try:
+        with target.open("wb") as out:
+            torch.save(found | {holder: new} if holder is not None else new, out)
+    except RuntimeError as error:  # torch hides what the operating system said behind its own error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def rewrite_directory(source: Path, target: Path, rewrite: Rewrite) -> None:

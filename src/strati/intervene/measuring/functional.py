@@ -180,21 +180,24 @@ def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measu
 
 
 class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
-    """Ends the recorded pass behind the layer."""
+    """Ends the recorded pass at the first part that depends on the layer."""
 
 
 class Recording:
-    """The outputs of all parts of a network that finish before a given layer starts, on one batch.
+    """The outputs of all parts of a network that do not depend on a given layer, up to the first that does.
 
     Parts are the modules beside the layer and beside each module around it. Replaying, they return what they
-    returned, whatever they contain, so only the layer and what follows is computed. The recorded pass itself ends
-    at the layer: nothing after it is worth keeping.
+    returned, whatever they contain, so only the layer and what depends on it is computed. Beside what runs before the
+    layer this holds its siblings that get the same input, such as the keys and values beside the queries. The recorded
+    pass itself ends at the first part that depends on the layer: nothing after it is worth keeping.
     """
 
     def __init__(self, model: nn.Module, layer: str) -> None:
         self._layer = model.get_submodule(layer)
         self._parts = _parts_around(model, layer)
+        self._waiting = set(_siblings(model, layer))
         self._tape: dict[nn.Module, list[Any]] = {}
+        self._given: Tensor | None = None  # the layer's input itself; ``input`` is a copy
         self._stack = ExitStack()
         self._reached = False
         self.input: Tensor | None = None
@@ -204,6 +207,7 @@ class Recording:
         hooks: list[Any] = [
             self._layer.register_forward_pre_hook(self._reach, with_kwargs=True),
             self._layer.register_forward_hook(self._keep),
+            *(part.register_forward_pre_hook(self._enter_part, with_kwargs=True) for part in self._parts),
             *(part.register_forward_hook(self._record) for part in self._parts),
         ]
         for hook in hooks:
@@ -212,9 +216,10 @@ class Recording:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+        self._given = None
 
     def run(self, forward: Callable[[], object]) -> None:
-        """Run the network up to the layer; one that never gets there runs to its end."""
+        """Run the network until something depends on the layer; one that never gets there runs to its end."""
         with suppress(_Reached):
             forward()
 
@@ -230,18 +235,35 @@ class Recording:
             yield heard
 
     def _reach(self, _module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._reached:  # a layer that is used twice: what comes now depends on it
+            raise _Reached
         self._reached = True
         first = inputs[0] if inputs else next(iter(options.values()), None)
-        self.input = first.clone() if isinstance(first, Tensor) else None
+        if isinstance(first, Tensor):
+            self._given, self.input = first, first.clone()
 
     def _keep(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         self.output = _tensor(output).clone()
-        raise _Reached
+        if not self._waiting:
+            raise _Reached
+
+    def _enter_part(self, _module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if self._reached and not self._independent((inputs, options)):
+            raise _Reached
 
     def _record(self, module: nn.Module, _inputs: Any, output: Any) -> None:
-        if not self._reached:
-            # A copy: what follows may add to the tensor in place.
-            self._tape.setdefault(module, []).append(_copy(output))
+        # A copy: what follows may add to the tensor in place.
+        self._tape.setdefault(module, []).append(_copy(output))
+        self._waiting.discard(module)
+        if self._reached and not self._waiting:
+            raise _Reached
+
+    def _independent(self, given: Any) -> bool:
+        """Whether a part is given the layer's own input and no other tensor, and it is unchanged."""
+        tensors = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+        if self.input is None or not tensors or any(t is not self._given for t in tensors):
+            return False
+        return torch.equal(tensors[0], self.input)
 
     @property
     def reached(self) -> bool:
@@ -316,6 +338,13 @@ def _parts_around(model: nn.Module, layer: str) -> list[nn.Module]:
             if name != word:
                 parts += _callable_parts(child)
     return list(dict.fromkeys(parts))
+
+
+def _siblings(model: nn.Module, layer: str) -> list[nn.Module]:
+    """The modules in the same parent that may get the layer's own input."""
+    around, _, word = layer.rpartition(".")
+    children = model.get_submodule(around).named_children()
+    return [part for name, child in children if name != word for part in _callable_parts(child)]
 
 
 def _callable_parts(module: nn.Module) -> list[nn.Module]:

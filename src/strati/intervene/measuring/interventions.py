@@ -120,8 +120,14 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
 def values_of(
     model: torch.nn.Module, target: Target
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """A layer's weight and bias as arrays of their own."""
+    """A layer's weight and bias as arrays of their own.
+
+    Raises:
+        BadInputError: The layer has a shape but no values (a model on the ``meta`` device).
+    """
     module: Any = model.get_submodule(target.name)
+    if module.weight.is_meta:
+        raise BadInputError(target.name, "has no values (device meta); load the weights first")
     weight = module.weight.detach().float().cpu().numpy().copy()
     return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
 
@@ -150,16 +156,34 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
     old_weight = module.weight.detach().clone()
     old_bias = module.bias.detach().clone() if target.bias else None
     try:
-        with torch.no_grad():
-            module.weight.copy_(torch.from_numpy(change.values))
-            if target.bias and change.bias is not None:
-                module.bias.copy_(torch.from_numpy(change.bias))
+        _put(target.name, module, torch.from_numpy(change.values), change.bias if target.bias else None)
         yield
     finally:
-        with torch.no_grad():  # of its own: callers may switch gradients back on before they leave
-            module.weight.copy_(old_weight)
-            if old_bias is not None:
-                module.bias.copy_(old_bias)
+        _put(target.name, module, old_weight, old_bias)
+
+
+def _put(
+    name: str, module: Any, weight: torch.Tensor, bias: NDArray[np.float32] | torch.Tensor | None
+) -> None:
+    """Write values into a layer where they are.
+
+    Raises:
+        BadInputError: The layer's memory cannot be written to.
+    """
+    import torch
+
+    # A mode of its own: callers may switch gradients back on before they leave, and what was loaded in inference mode
+    # can only be written in it.
+    with torch.inference_mode() if module.weight.is_inference() else torch.no_grad():
+        try:
+            module.weight.copy_(weight)
+            if bias is not None:
+                module.bias.copy_(torch.as_tensor(bias))
+        except RuntimeError as error:
+            reason = str(error).partition(".")[0].partition("\n")[0]
+            raise BadInputError(
+                name, f"its weights cannot be written in place ({reason}); clone them first"
+            ) from None
 
 
 @contextmanager

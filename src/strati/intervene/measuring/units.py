@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -159,6 +160,8 @@ def check_fits(model: nn.Module, task: Task) -> None:
 def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> None:
     """A network without weights must not be better than the trained one: then the direction is wrong.
 
+    Where the function cannot score such a network, a warning says why and that the direction was not checked.
+
     Raises:
         BadInputError: It is better.
     """
@@ -171,7 +174,15 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
             for parameter in subject.model.parameters():
                 parameter.zero_()
             zeroed = float(subject.evaluate(subject.model))
-    except Exception:  # a function that cannot score an empty network says nothing about the direction
+    except Exception as error:  # the user's function may fail in any way; that alone is no reason to stop
+        reason = next(iter(str(error).splitlines()), "")
+        why = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        warnings.warn(
+            f"evaluate fails on the network with all its weights zero ({why}): whether "
+            f"{'higher' if higher_is_better else 'lower'} is better could not be checked",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return
     finally:
         subject.model.load_state_dict(kept)

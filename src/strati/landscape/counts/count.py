@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.batches import whole_inputs
 from strati.landscape.chain import Chain, as_chain
+from strati.landscape.counts import digits
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.hooked import count_module
 from strati.landscape.counts.result import Degeneracy as Degeneracy
@@ -130,6 +131,8 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
     if exactly_too:
         ranks = exactly.exact_ranks(exactly.chain_rows(chain, x, places), sizes, values, found.data)
         ranks = replace(ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in found.layers))
+        if not ranks.total.decided and digits.affordable(sum(sizes), values):
+            ranks = exactly.settled(ranks, digits.chain_ranks(chain, x, places))
     size = ProblemSize(sum(sizes) + unused, unused, found.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)

@@ -4,13 +4,14 @@ At its minimum the Hessian is ``2/n J^T J`` with ``J`` the Jacobian of all outpu
 respect to all parameters (eq. 10 with its factor 2). Its rank is that of ``J``, found from singular values of ``J``
 itself, rows and columns brought to one size first: the square would lose all that is below 1e-8 of the largest.
 What rounding can do is measured by a second Jacobian, of a network a few units in the last place away (``ranks``).
+What it leaves open in small chains, many digits decide (``digits``).
 Freedom shared by several layers is told apart by adding layers one at a time, the last one first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -113,6 +114,20 @@ def exact_ranks(rows: Rows, sizes: list[int], values: int, data: int) -> ExactRa
     live = size[columns <= 2 * size]  # not those that are little more than rounding
     spread = float(live.max() / live.min()) if live.numel() else 1.0
     return ExactRanks(tuple(ranges[::-1]), spectrum, weak, spread, even.hidden, min(edges[-1], values))
+
+
+def settled(ranks: ExactRanks, ranges: tuple[RankRange, ...] | None) -> ExactRanks:
+    """The ranks with what more digits decided, where they did; what doubles took for certain stands.
+
+    Args:
+        ranks: In double precision, undecided.
+        ranges: In many digits; ``None`` if they do not decide, either.
+    """
+    if ranges is None or any(new.low < old for new, old in zip(ranges, ranks.ranks, strict=True)):
+        return ranks
+    # What doubles cannot tell from zero is far below WEAK.
+    weak = ranks.weak + ranges[0].low - ranks.ranks[0]
+    return replace(ranks, ranges=ranges, hidden=False, weak=weak)
 
 
 def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, Tensor, Tensor]:

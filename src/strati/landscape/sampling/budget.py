@@ -17,7 +17,14 @@ from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, 
 _LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
 _RUNGS = 7
 _MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
-_EXCHANGED = 40  # temperatures of a whole ladder, about
+_WORTH = 3.0  # budgets that a whole ladder may cost
+_EXCHANGED = 30  # temperatures of a whole ladder, about
+
+ANNEAL = 4
+"""Rounds per temperature on the way down a ladder, and at one halfway to the next."""
+
+CROWD = 32
+"""Replicas per chain on that way: their numbers tell the shares of a valley's parts."""
 
 _PER_MOVE = 4e-4
 _PER_CALL = 2e-5
@@ -49,8 +56,8 @@ class SamplingPlan(NamedTuple):
         moves = (1 + self.leapfrog) / 2
         if self.exchange:
             together = _EXCHANGED * self.chains
-            alone = _EXCHANGED * 8 * (moves + 1) * (cost.call + self.chains * cost.replica)
-            return alone + (warmup + self.draws) * (moves + 2) * (cost.call + together * cost.replica)
+            down = _EXCHANGED * 2 * ANNEAL * (moves + 1) * (cost.call + CROWD * self.chains * cost.replica)
+            return down + (warmup + self.draws) * (moves + 2) * (cost.call + together * cost.replica)
         rounds = rungs or (_RUNGS if self.ladder else 1)
         iterations = warmup // 2 + rounds * (self.draws + warmup // 3)
         return iterations * moves * (cost.call + self.chains * cost.replica)
@@ -91,7 +98,11 @@ def sampling_plan(
     def affordable(plan: SamplingPlan) -> bool:
         # More chains than the default are the caller's wish; they do not change what is sampled.
         asked = own(plan).seconds(config.warmup, cost, rungs)
-        return min(asked, plan.seconds(config.warmup, cost, rungs) if plan.exchange else asked) <= allowed
+        if not plan.exchange:
+            return asked <= allowed
+        # Chains that start at a singular minimum do not get from valley to valley: a way down is worth more time.
+        dear = _WORTH if plan is exchanged[-1] and config.seconds is None and plan.ladder else 1.0
+        return min(asked, plan.seconds(config.warmup, cost, rungs)) <= dear * allowed
 
     chosen = own(next((p for p in candidates if affordable(p)), candidates[-1]))
     if config.seconds is None or config.draws is not None:

@@ -1,10 +1,12 @@
 """From values on a ladder of temperatures to the learning coefficient at zero temperature.
 
 ``Z(nbeta)`` is a sum of ``nbeta^-lambda_k P_k(ln nbeta)``, so with ``t = ln nbeta`` the value at a temperature is
-``lambda(t) = lambda - (m - 1)/(t + c) - d/dt ln(1 +- exp(-rate (t - u)))``: the limit, the logarithm of a multiplicity
-``m``, and the next exponent fading at the rate of its distance. All of these are tried, over grids of ``c``, ``rate``
-and ``u``, with any number of hot temperatures left out (at a price); the limit is the average over those that fit, and
-its error is their spread and their noise. Where nothing fits, or the temperatures span too little, there is no limit.
+``lambda(t) = lambda - d/dt ln P(t) - d/dt ln(1 +- exp(-rate (t - u)))``: the limit, the logarithms of a multiplicity
+``m`` (``P`` is of degree ``m - 1``: a sum of ``1/(t + c_i)``), and the next exponent, fading at the rate of its
+distance. All of these are tried, over grids of ``c_i``, ``rate`` and ``u``, with any number of hot temperatures left
+out (at a price); the limit is the average over those that fit; its error is their spread and their noise, and never less
+than a share of the way from the coldest value. Where nothing fits, or the temperatures span too little, there is no
+limit.
 """
 
 from __future__ import annotations
@@ -31,12 +33,9 @@ _CORRELATED = (
 _FITS = 0.01  # least probability of the best form's misfit
 _SPAN = 6.0  # least number of e-foldings that the fitted temperatures cover
 _FEWEST = 4
-_MANY, _FEW_FLOOR = (
-    8,
-    0.01,
-)  # fewer temperatures do not tell the laws apart: no better than this share of the limit
+_BRIDGED = 0.15  # of the way from the coldest value to the limit: better than that no law is known
 _PER_CUT = 0.3  # logarithm of weight that each temperature left out costs
-_BLOWN = 3.0  # times the usual error: from there on the chains no longer agree where they are
+_BLOWN = 3.0  # times the largest error before: from there on the chains no longer agree where they are
 _WIDEN = 1.25  # calibrated by tools/calibrate_llc_limit.py on the cases that were not held out
 _END, _STEEP = (
     3.0,
@@ -97,9 +96,9 @@ def extrapolate(
             "the values over the ladder follow no known law: the regime of the limit is not reached"
         )
     limit = _average(fits)
-    if len(t) < _MANY:
-        limit = limit._replace(stderr=max(limit.stderr, _FEW_FLOOR * limit.value))
-    if abs(limit.value - float(y[-1])) > _FARTHEST * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
+    bridged = abs(limit.value - float(y[-1]))
+    limit = limit._replace(stderr=max(limit.stderr, _BRIDGED * bridged))
+    if bridged > _FARTHEST * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
         return NoLimit("the values over the ladder do not settle: the limit is far from the coldest of them")
     return limit
 
@@ -135,7 +134,7 @@ def _trusted(values: FloatArray, errors: FloatArray) -> np.ndarray:
     size = np.maximum(errors, _FLOOR * np.abs(values))
     for k in range(2, len(values)):
         before = size[:k][good[:k]]
-        if len(before) >= 2 and (not good[k] or size[k] > _BLOWN * np.median(before)):
+        if len(before) >= 2 and (not good[k] or size[k] > _BLOWN * before.max()):
             good[k:] = False
             break
     return good
@@ -152,12 +151,27 @@ def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> _La
         logs = -(multiplicity - 1) / (t[None, :] - origin + offsets[:, None])
         plain = 1 + (multiplicity > 1)
         groups.append(_group(logs, y, sigma, multiplicity, plain))
+        if multiplicity > 2:
+            groups.append(_group(_unequal(t - origin, multiplicity), y, sigma, multiplicity, plain + 1))
         if len(t) > _FEWEST:
             for rate in _RATES if multiplicity == 1 else _RATES[_RATES > _QUICK]:
                 for fading in _fading(t, rate):
                     shape = (logs[:, None, :] + fading[None, :, :]).reshape(-1, len(t))
                     groups.append(_group(shape, y, sigma, multiplicity, plain + 2))
     return _LadderFits(*(np.concatenate(parts) for parts in zip(*groups, strict=True)))
+
+
+def _unequal(t: FloatArray, multiplicity: int) -> FloatArray:
+    """Logarithms whose offsets are of two kinds, for every pair of offsets and every way to share them out."""
+    first, second = (
+        _OFFSETS[np.triu_indices(len(_OFFSETS), 1)[0]],
+        _OFFSETS[np.triu_indices(len(_OFFSETS), 1)[1]],
+    )
+    shapes = [
+        -many / (t[None, :] + first[:, None]) - (multiplicity - 1 - many) / (t[None, :] + second[:, None])
+        for many in range(1, multiplicity - 1)
+    ]
+    return np.concatenate(shapes)
 
 
 def _group(

@@ -26,8 +26,8 @@ from strati.rng import derive
 from strati.types import Tick, silent
 
 _MOST_BLOCKS = 12
-_RUNGS = (10.0, 1e2, 1e3, 1e4)  # of the temperature asked for; cold ones cost no more than hot ones
-_COLDER = (1e6, 1e8)  # also for one block, which any temperature draws outright
+_RUNGS = (10.0, 1e2, 1e3, 1e4, 1e5, 1e6)  # of the temperature asked for; cold ones cost no more than hot ones
+_COLDER = (1e7, 1e8)  # also for one block, which any temperature draws outright
 _PROBES = 3
 _TOLERANCE = 1e-8  # of the spread of values on a line, for its third difference to count as zero
 _ROUNDINGS = 1e3

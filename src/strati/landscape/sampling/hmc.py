@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strati.landscape.sampling.budget import SamplingPlan, sampling_plan
+from strati.landscape.sampling.budget import ANNEAL, CROWD, SamplingPlan, sampling_plan
 from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.diagnostics import rhat
 from strati.landscape.sampling.posterior import LocalPosterior, rounding_limit
@@ -45,7 +45,6 @@ _FEWEST_DRAWS = 80
 _HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
 _HOPELESS_DRAWS = 20
 _REACH = 3.0  # longest trajectory, in spreads of a direction
-_ANNEAL = 8  # rounds per temperature on the way down a ladder
 
 
 class State(NamedTuple):
@@ -210,6 +209,27 @@ class _Walk:
         index[behind] = good[picks]
         return State(*(part[:, index] for part in state))
 
+    def resample(self, state: State, colder: float) -> State:
+        """Replicas of the next temperature, each as often as its weight there says (population annealing).
+
+        Parts of a valley between which no move is left get the shares that the colder temperature gives them. Copies
+        go apart in the moves that follow.
+
+        Args:
+            state: Replicas of one temperature.
+            colder: The change of the inverse temperature.
+        """
+        weight = torch.softmax(-colder * state.excess[0].double().nan_to_num(math.inf), dim=0)
+        count = len(weight)
+        places = (torch.arange(count, device=self.device) + self.uniform(1).double()) / count
+        index = torch.searchsorted(weight.cumsum(0), places).clamp(max=count - 1)
+        return State(*(part[:, index] for part in state))
+
+    def some(self, state: State) -> State:
+        """As many replicas as there are chains, at random."""
+        index = torch.randperm(state.excess.shape[1], generator=self.generator)[: self.chains].to(self.device)
+        return State(*(part[:, index] for part in state))
+
     def scales(self, offsets: Tensor, nbeta: Tensor) -> Tensor:
         """Spread of every eigendirection ``(K, d)`` over samples ``(S, K, C, d)``, shrunk to the quadratic's."""
         prior = 1 / (nbeta[:, None] * self.target.curvature + self.target.gamma)
@@ -262,7 +282,7 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     """Anneal from the localisation alone to the coldest temperature, then sample the whole ladder together."""
     target, config = walk.target, walk.config
     coldest = _coldest(target, config, nbeta) if walk.plan.ladder else nbeta
-    state = walk.at(walk.normal(1, walk.chains, target.size) / math.sqrt(target.gamma))
+    state = walk.at(walk.normal(1, CROWD * walk.chains, target.size) / math.sqrt(target.gamma))
     energies = state.excess
     tuning = Tuning(target.theta.new_zeros(1), walk.quadratic_scales(target.theta.new_zeros(1)))
     current = 0.0
@@ -271,13 +291,15 @@ def _exchange(walk: _Walk, nbeta: float, tick: Tick) -> Traces:
     tunings: list[Tuning] = []
     while current < coldest:
         following = _next_temperature(energies, current, coldest, nbeta)
-        state = walk.rescue(state, energies) if ladder else state
-        current = following
-        here = target.theta.new_tensor([current])
-        tuning = Tuning(tuning.log_step, walk.scales(state.offset[None], here))
-        state, tuning, energies = walk.settle(state, here, tuning, _ANNEAL)
+        halfway = math.sqrt(current * following) if current > 0 else following / 2
+        for step in (halfway, following):
+            state = walk.resample(state, step - current)
+            current = step
+            here = target.theta.new_tensor([current])
+            tuning = Tuning(tuning.log_step, walk.scales(state.offset[None], here))
+            state, tuning, energies = walk.settle(state, here, tuning, ANNEAL)
         ladder.append(current)
-        rungs.append(state)
+        rungs.append(walk.some(state))
         tunings.append(tuning)
         tick(f"nbeta {current:.3g}")
         if current > nbeta and current * float(energies.median()) > _LOST * target.size:

@@ -20,6 +20,7 @@ from strati.rng import derive
 _UNITS = 4.0  # in the last place, by which parameters are moved to measure rounding
 _SAFETY = 8.0
 _GAP = 1e4  # between singular values that count and those that do not, times the widest gap among the former
+_KEEPS = 1.5  # factor within which an eigenvalue stays between places that cannot be told apart
 _WORK = 1.5e9  # multiply-adds that a decomposition may take
 _CHUNK = 4_000_000  # numbers of a Jacobian held at once
 
@@ -51,24 +52,36 @@ def hessian_rank(
     Args:
         hessian: The matrix as a function of the parameters.
         theta: Where.
-        others: Further places that ``theta`` cannot be told from: what changes between them counts as rounding.
+        others: Further places that ``theta`` cannot be told from: an eigenvalue counts only if it is there as well.
 
     Examples:
         >>> theta = torch.zeros(3, dtype=torch.float64)
         >>> hessian_rank(lambda t: torch.diag(torch.tensor([1.0, 1e-30, 0.0]).double()), theta).rank
         NumericalRank(low=2, high=2)
     """
-    matrix = hessian(theta)
-    noise = torch.zeros_like(matrix)
-    for place in (_nudged(theta), *others):
-        noise = torch.maximum(noise, (hessian(place) - matrix).abs())
-    scale = _scales(matrix.diagonal().abs().sqrt(), noise.diagonal().sqrt())
-    scaled = matrix * scale[:, None] * scale
-    values = torch.linalg.eigvalsh(scaled)
-    bound = _bound(values.abs().max(), noise * scale[:, None] * scale, len(theta))
+    matrix, places = hessian(theta), [hessian(place) for place in others]
+    rounding = (hessian(_nudged(theta)) - matrix).abs()
+    moved = torch.stack([rounding, *((place - matrix).abs() for place in places)]).amax(0)
+    scale = _scales(matrix.diagonal().abs().sqrt(), rounding.diagonal().sqrt())
+    weight = scale[:, None] * scale
+    values = torch.linalg.eigvalsh(matrix * weight)
+    bound = _bound(values.abs().max(), rounding * weight, len(theta))
     # An eigenvalue is a square: gaps are, too.
     rank = _count(values.abs(), bound, gap=_GAP**1.5)
-    return HessianRank(rank, bool((values < -10 * bound).any()))
+    low = min([rank.low, *(_alike(values, torch.linalg.eigvalsh(p * weight)) for p in places)])
+    beyond = -10 * _bound(values.abs().max(), moved * weight, len(theta))
+    certain = low == rank.low
+    return HessianRank(rank if certain else NumericalRank(low, len(theta)), bool((values < beyond).any()))
+
+
+def _alike(here: Tensor, there: Tensor) -> int:
+    """How many eigenvalues, from the largest on, keep their size between two places.
+
+    A curvature that is there only because the minimum was missed by a little (``12 w^2`` of ``w^4``) does not.
+    """
+    first, second = (v.abs().sort(descending=True).values for v in (here, there))
+    changed = torch.maximum(first, second) > _KEEPS * torch.minimum(first, second)
+    return int(changed.long().argmax()) if bool(changed.any()) else len(here)
 
 
 def jacobian_rank(objective: Objective, theta: Tensor) -> NumericalRank | None:

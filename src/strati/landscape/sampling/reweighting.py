@@ -17,8 +17,8 @@ from strati.landscape.sampling.diagnostics import rhat
 if TYPE_CHECKING:
     from strati.landscape.sampling.traces import Traces
 
-_STANDARD_ERRORS = 4.0  # it is looked at after every temperature
-_SPREAD_RHAT = 1.03  # as for controls: where the distance is slower than that, so is the bias of the loss
+_STANDARD_ERRORS = 5.0  # it is looked at after every temperature
+_SPREAD_RHAT = 1.2  # beyond, the places that the chains are at are those of their way down alone
 _SHARE = 0.01  # of the value: smaller differences do not matter
 
 
@@ -37,9 +37,7 @@ def agreeing(traces: Traces) -> int:
     count = len(traces.nbeta)
     if not traces.global_start or count < 2 or traces.chains < 4:
         return count
-    apart = [(rhat(spread) or np.inf) > _SPREAD_RHAT for spread in traces.spread]
-    lost = [k for k in range(count) if all(apart[k : k + 2])]  # one alone may be chance
-    count = max(1, lost[0]) if lost else count
+    apart = np.array([(rhat(spread) or np.inf) > _SPREAD_RHAT for spread in traces.spread])
     whole = _differences(traces, None)
     parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
     value = np.cumsum(whole)
@@ -47,8 +45,9 @@ def agreeing(traces: Traces) -> int:
     chains = traces.chains
     error = np.sqrt((chains - 1) / chains * ((left_out - left_out.mean(0)) ** 2).sum(0))
     size = np.abs(traces.nbeta[1:] * traces.excess[1:].mean((1, 2)))
-    bad = ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
-    return min(count, int(np.argmax(bad)) + 1) if bad.any() else count
+    apart[1:] |= ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
+    lost = apart[:-1] & apart[1:]  # one alone may be chance
+    return max(1, int(lost.argmax())) if lost.any() else count - int(apart[-1])
 
 
 def _differences(traces: Traces, without: int | None) -> np.ndarray:

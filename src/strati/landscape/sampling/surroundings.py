@@ -26,6 +26,7 @@ from strati.rng import derive
 
 _DESCENTS = 40
 _VALLEYS = (0.05, 0.2, 0.5)  # distances along flat directions, in sizes of the parameters
+_ASIDE = 0.03  # farthest, in sizes of the parameters, of places that rounding does not tell from the minimum
 _NEARBY = 0.01  # the same, at which the Jacobian's rank is that of almost every point
 _TRIALS = 3
 _REACHES = (1e-3, 1e-3 / 64)  # distances at which kinks are looked for, in sizes of the parameters
@@ -170,7 +171,10 @@ def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
     """
     if rank == theta.numel():
         return True
-    size = max(float(theta.abs().mean()), 1e-3)
+    # Each parameter moves by a share of its own size: large ones do not decide how far small ones go.
+    present = theta[theta != 0].abs()
+    typical = max(float(present.median()), 1e-3) if len(present) else 1e-3
+    size = theta.abs().clamp(min=min(typical, 1.0))
     for trial in range(2):
         generator = torch.Generator().manual_seed(derive(0, "nearby", trial))
         step = torch.randn(theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
@@ -289,9 +293,9 @@ class _Look:
         values, vectors = torch.linalg.eigh(self.hessian(reached.point))
         size = values.abs().clamp(min=1e-14 * float(values.abs().max()) + torch.finfo(values.dtype).tiny)
         slope = vectors.T @ self.slope(reached.point)
-        hidden = torch.sqrt(4 * torch.finfo(values.dtype).eps * abs(reached.value) / size).clamp(
-            max=self.size
-        )
+        # Along a valley of minima there is no end of such places: a short way is enough.
+        most = _ASIDE * self.size
+        hidden = torch.sqrt(4 * torch.finfo(values.dtype).eps * abs(reached.value) / size).clamp(max=most)
         return [
             reached.point - vectors @ (slope / size).clamp(-self.size, self.size),
             reached.point + vectors @ hidden,

@@ -3,7 +3,7 @@
 4 bits: the weight's entries, row by row, two to a byte, the first in the high bits; each block of ``blocksize``
 entries is multiplied by its ``absmax``. Nested, ``absmax`` is a code itself: ``nested_quant_map[code] nested_absmax +
 offset``. Table, block size and shape stand in the tensors beside the weight. 8 bits: ``W = code SCB / 127``, a scale
-per row.
+per row (of every expert, where they are fused).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def find_8bit(name: str, weight: Tensor, scale: Tensor, extra: tuple[str, ...]) 
     Raises:
         NotThisError: The scales do not fit the weight.
     """
-    if len(weight.shape) != 2 or scale.shape != weight.shape[:1]:
+    if len(weight.shape) < 2 or scale.shape != weight.shape[:-1]:
         raise NotThisError("its scales (SCB) do not fit its codes")
 
     def decode(get: Get) -> Decoded:

@@ -9,6 +9,7 @@ are ``scaled``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,14 +59,13 @@ def _integers(
     read: Callable[[str], NDArray[Any]],
 ) -> Packed:
     packed, scale = parts["weight_packed"].shape, parts["weight_scale"].shape
-    if "weight_shape" not in parts or parts["weight_shape"].size not in (2, 3):
-        raise NotThisError("its weight_shape is missing")
-    shape = tuple(int(side) for side in read(f"{prefix}.weight_shape").ravel())
-    lead, (outputs, inputs) = shape[:-2], shape[-2:]
+    lead, (outputs, inputs) = _shape(prefix, parts, read)
+    shape = (*lead, outputs, inputs)
     if min(shape) < 1 or packed[:-1] != shape[:-1]:
         raise NotThisError("its weight_shape does not fit its codes")
     bits, dense = _bits(inputs, packed[-1], _told(config))
-    if scale not in ((1,), ()) and scale[:-1] not in (shape[:-1], (*lead, 1)):
+    whole = ((), (1,), lead, (*lead, 1), shape[:-1])  # one scale of all, of an expert, of an output
+    if scale not in whole and scale[:-1] not in (shape[:-1], (*lead, 1)):
         raise NotThisError("its scales do not fit its codes")
     groups = scale[-1] if len(scale) == len(shape) else 1
     index = parts.get("weight_g_idx")
@@ -120,6 +120,31 @@ def _integers(
         _members(prefix, parts),
         decode,
     )
+
+
+def _shape(
+    prefix: str, parts: Mapping[str, Tensor], read: Callable[[str], NDArray[Any]]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Leading axes of a weight, and its outputs and inputs.
+
+    Experts fused in one tensor keep the shape of the stack, of each expert, or the one that all of them share.
+
+    Raises:
+        NotThisError: There is no shape, or the experts differ in it.
+    """
+    lead = parts["weight_packed"].shape[:-2]
+    kept = parts.get("weight_shape")
+    if kept is None or kept.size not in (2, len(lead) + 2, 2 * prod(lead)):
+        raise NotThisError("its weight_shape is missing")
+    told = np.asarray(read(f"{prefix}.weight_shape")).astype(np.int64)
+    if told.ndim == 1 and told.size == len(lead) + 2:
+        sides = told[None]
+        lead = tuple(int(side) for side in told[:-2])
+    else:
+        sides = told.reshape(-1, 2)
+    if (sides != sides[0]).any():
+        raise NotThisError("its experts are of different shapes")
+    return lead, (int(sides[0, -2]), int(sides[0, -1]))
 
 
 def _float4(prefix: str, parts: Mapping[str, Tensor]) -> Packed:

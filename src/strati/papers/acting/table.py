@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
+from strati._version import __version__
 from strati.errors import BadInputError, StratiError, require
 from strati.intervene.acting.curves import scale_of
 from strati.intervene.acting.workshop import Workshop
@@ -20,10 +22,11 @@ from strati.intervene.planning.tasks import make_task
 from strati.intervene.study import Study, study
 from strati.papers.acting.subjects import CASES, Case
 from strati.papers.registry import Reproduction, Row
+from strati.run.files import write_atomic
 from strati.types import Flag, Tick
 
 SHARES = (0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-BITS = (2, 3, 4, 6)
+BITS = (2, 3, 4, 5, 6)
 CELLS = (
     *(("truncate", f"parameters={share}") for share in (0.9, 0.8, 0.6)),
     *(("quantise", f"bits={bits}") for bits in (4.0, 3.0, 2.5)),
@@ -39,12 +42,22 @@ class Cell:
     uniform: float
     gain: float
     error: float
+    predicted: float
+    low: float
+    high: float
 
     @property
     def verdict(self) -> str:
         """Whether the plan is better or worse than the even spread beyond the 95 % interval of their difference."""
         half = float(stats.norm.ppf(0.975)) * self.error
         return "better" if self.gain > half else "worse" if self.gain < -half else "no difference"
+
+    def row(self, what: str) -> Row:
+        """The cell as a line of the table."""
+        inside = "inside" if self.low <= self.plan <= self.high else "outside"
+        note = f"gain {self.gain:.4f} +- {1.96 * self.error:.4f}: {self.verdict}"
+        note += f"; predicted {self.predicted:.4f} ({inside})"
+        return Row(what, None, f"{self.plan:.4f} against {self.uniform:.4f}", note)
 
 
 def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -59,17 +72,14 @@ def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
         except StratiError as error:
             warnings.append(Flag("left-out", f"{name}: {error}"))
             continue
-        for action, budget in CELLS:
-            made = plan(found, budget=budget, action=action, seed=seed, layers=case.layers, combinations=4)
-            cell = judge(case, made, found, seed)
-            verdicts.append(cell.verdict)
-            ours = f"{cell.plan:.4f} against {cell.uniform:.4f}"
-            note = f"gain {cell.gain:.4f} +- {1.96 * cell.error:.4f}: {cell.verdict}"
-            inside = made.predicted["low"] <= cell.plan <= made.predicted["high"]
-            note += f"; predicted {made.predicted['performance']:.4f} ({'inside' if inside else 'outside'})"
-            rows.append(Row(f"{case.name}, {action} to {budget}", None, ours, note))
-            tick(f"{case.name} {action} {budget}")
         rows.append(Row(f"{case.name}: intact loss", None, round(whole(case, found), 4), case.size))
+        for action, budget in CELLS:
+            cell = kept_cell(
+                folder_of(folder, quick, seed) / f"{name}-cells", case, found, action, budget, seed
+            )
+            verdicts.append(cell.verdict)
+            rows.append(cell.row(f"{case.name}, {action} to {budget}"))
+            tick(f"{case.name} {action} {budget}")
     if not verdicts:
         raise BadInputError("acting", "none of the networks can be had here")
     better, worse = verdicts.count("better"), verdicts.count("worse")
@@ -83,9 +93,29 @@ def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     return Reproduction("acting", title, tuple(rows), (), tuple(warnings))
 
 
+def folder_of(folder: Path, quick: bool, seed: int) -> Path:
+    """Where the work of one size and seed lies."""
+    return folder / f"{'quick' if quick else 'full'}-seed-{seed}"
+
+
+def kept_cell(kept: Path, case: Case, found: Study, action: str, budget: str, seed: int) -> Cell:
+    """One cell, computed once: interrupted, the table goes on where it stopped."""
+    path = kept / f"{action}-{budget}.json"
+    about = {"strati": __version__, "size": case.size, "shares": list(SHARES), "bits": list(BITS)}
+    if path.is_file():
+        known = json.loads(path.read_text("utf-8"))
+        if known["about"] == about:
+            return Cell(**known["cell"])
+    made = plan(found, budget=budget, action=action, seed=seed, layers=case.layers, combinations=4)
+    cell = judge(case, made, found, seed)
+    kept.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps({"about": about, "cell": asdict(cell)}).encode())
+    return cell
+
+
 def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tuple[Case, Study]:
     """A network and the study of its layers, truncated and rounded; resumable."""
-    home = folder / f"{'quick' if quick else 'full'}-seed-{seed}"
+    home = folder_of(folder, quick, seed)
     home.mkdir(parents=True, exist_ok=True)
     case = CASES[name](home, quick, seed)
     kinds: list[Any] = [truncate(parameters=SHARES), quantise(bits=BITS, group=32)]
@@ -138,4 +168,8 @@ def judge(case: Case, made: Plan, found: Study, seed: int) -> Cell:
     groups = np.mean([e.groups for e in even if e.groups is not None], axis=0)
     error = standard_error(groups - planned.groups) or 0.0
     uniform = float(np.mean([e.performance for e in even]))
-    return Cell(planned.performance, uniform, uniform - planned.performance, error)
+    guess = made.predicted
+    return Cell(
+        planned.performance, uniform, uniform - planned.performance, error, guess["performance"], guess["low"],
+        guess["high"],
+    )  # fmt: skip

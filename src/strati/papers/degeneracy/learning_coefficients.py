@@ -20,6 +20,7 @@ from strati.landscape.sampling.gauss_newton import closed_form, factorised_hessi
 from strati.landscape.sampling.known import Known, deep_linear, independent, monomial, regular, sum_of_powers
 from strati.landscape.sampling.llc import LLCConfig, learning_coefficient, llc
 from strati.landscape.sampling.scales import effective_parameters, seed_scale
+from strati.papers.pictures import OURS, THEORY, drawn, panels, save
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
 from strati.types import Tick, silent
@@ -100,14 +101,31 @@ def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) ->
         )
         if result.asymptotic is not None:
             errors.append(abs(result.asymptotic / exact - 1))
-            note = f"{100 * errors[-1]:.1f} % off; stated error {result.asymptotic_stderr:.4f}; {note}"
-        rows.append(Row(f"lambda of {name}", exact, result.asymptotic, note))
+            note = f"{100 * errors[-1]:.1f} % off; {note}"
+        error = result.asymptotic_stderr
+        rows.append(Row(f"lambda of {name}", None, result.asymptotic, note, theory=exact, error=error))
         tick(name)
     rows.append(Row("median relative error", None, float(np.median(errors)), "goal: at most 0.03"))
     rows.append(Row("largest relative error", None, float(np.max(errors)), "goal: at most 0.10"))
-    return Reproduction(
-        "llc-truth-table", "Learning coefficients: exact beside sampled (limit for large nbeta)", tuple(rows)
+    title = "Learning coefficients: exact beside sampled (limit for large nbeta)"
+    return Reproduction("llc-truth-table", title, tuple(rows), drawn(_draw_truth, rows, folder, title))
+
+
+def _draw_truth(rows: list[Row], folder: Path, title: str) -> tuple[str, ...]:
+    """Sampled against exact, with two errors; on the diagonal where it is right."""
+    known = [r for r in rows if isinstance(r.theory, float) and isinstance(r.ours, float)]
+    figure, (axis,) = panels(1, title=title, size=(5.0, 4.2))
+    exact, ours = (
+        [float(v) for v in column] for column in zip(*((r.theory, r.ours) for r in known), strict=True)
     )
+    ends = [0.8 * min(exact), 1.25 * max(exact)]
+    axis.plot(ends, ends, color=THEORY, label="exact")
+    axis.errorbar(
+        exact, ours, yerr=[2 * (r.error or 0.0) for r in known], fmt="o", ms=4, color=OURS, label="sampled"
+    )
+    axis.set(xscale="log", yscale="log", xlabel="exact", ylabel="sampled, +- 2 errors")
+    axis.legend(frameon=False)
+    return save(figure, folder, "truth-table")
 
 
 def studies(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Reproduction:
@@ -153,9 +171,15 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
     averaged = llc(flat, _mean_label_loss, (x, labels), config=settings)
     tick("2.2.1 b")
     what = "a loss that sees only the mean output; behaviour sees slope and offset of both outputs"
-    rows.append(Row("2.2.1 lambda of a blind training loss", 0.5, averaged.asymptotic, what))
+    rows.append(Row("2.2.1 lambda of a blind training loss", None, averaged.asymptotic, what, theory=0.5))
     rows.append(
-        Row("2.2.1 lambda of the behavioural loss, same network", 2.0, logit.asymptotic, "4 parameters / 2")
+        Row(
+            "2.2.1 lambda of the behavioural loss, same network",
+            None,
+            logit.asymptotic,
+            "4 parameters / 2",
+            theory=2.0,
+        )
     )
     return rows
 

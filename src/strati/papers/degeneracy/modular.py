@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, jacrev, vmap
 
+from strati.papers.pictures import OURS, THEORY, drawn, panels, save
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive, stream
 from strati.types import Tick
@@ -34,7 +35,20 @@ def section_five(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprodu
     tick("constrained losses")
     rows += _links(100_000 if quick else 500_000, seed)
     tick("links")
-    return Reproduction("modules-section-5", "Modules and degeneracy, section 5", tuple(rows))
+    figures = drawn(_draw_links, rows, folder)
+    return Reproduction("modules-section-5", "Modules and degeneracy, section 5", tuple(rows), figures)
+
+
+def _draw_links(rows: list[Row], folder: Path) -> tuple[str, ...]:
+    """The log law: the share of a full link that a link of weight eps^k costs, against k."""
+    links = [r for r in rows if r.what.startswith("one link")]
+    powers = [float(r.what.partition("^")[2].partition(":")[0]) for r in links]
+    figure, (axis,) = panels(1, title="What a link of weight eps^k costs (eq. 34)", size=(5.0, 3.4))
+    axis.plot(powers, [float(r.theory or 0.0) for r in links], color=THEORY, label="1 - 2k")
+    axis.plot(powers, [float(r.ours or 0.0) for r in links], "o", color=OURS, label="counted")
+    axis.set(xlabel="k", ylabel="share of a full link")
+    axis.legend(frameon=False)
+    return save(figure, folder, "links")
 
 
 def _disjoint(networks: int, seed: int) -> list[Row]:
@@ -101,9 +115,10 @@ def _links(samples: int, seed: int) -> list[Row]:
         rows.append(
             Row(
                 f"one link w = eps^{k:g}: share of a full link (eq. 34)",
-                law,
+                None,
                 float(np.log(volume) / np.log(full)) + 0.0,
                 note,
+                theory=law,
             )
         )
     for ratio in (2.0, 4.0, 8.0):
@@ -113,10 +128,11 @@ def _links(samples: int, seed: int) -> list[Row]:
         rows.append(
             Row(
                 f"two links of {ratio:g} sqrt(eps) against one of {ratio**2:g} sqrt(eps): ratio of ln V (eq. 35)",
-                1.0,
+                None,
                 float(np.log(two) / np.log(one)),
                 f"exactly {1 + np.log(4 / np.pi) / (2 * np.log(ratio)):.3f}: a disc where the law has a square; "
                 f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(one):.2f}",
+                theory=1.0,
             )
         )
     return rows

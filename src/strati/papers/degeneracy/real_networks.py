@@ -180,9 +180,10 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     heads = sum(layer.free_from_synchrony for layer in count.layers)
     yield Row(
         "stories15M, free between values and outputs of heads",
-        "6 x 6 x 48^2 = 82,944",
-        f"{heads:,}",
-        "d_head^2 a head",
+        None,
+        float(heads),
+        "d_head^2 a head: 6 x 6 x 48^2",
+        theory=82_944,
     )
     together = sum(layer.synchronised_blocks for layer in count.layers)
     yield Row(

@@ -1,8 +1,9 @@
 """Grokking followed: modular addition with weight decay and without (Nanda et al. 2023), in which order things change.
 
-A network first learns its part of the table by heart; long after, its test loss falls. The claims: the network has begun to
-change before that (progress measures move first), and without weight decay it does not generalise. Asked here: when do
-spectra leave the random-like phase, when does the learning coefficient fall, when does the test loss, in which order.
+A network first learns its part of the table by heart; long after, its test loss falls. The claims: the network has
+begun to change before that (progress measures move first), and without weight decay it does not generalise. Asked
+here: when do spectra leave the random-like phase, when does the learning coefficient fall, when does the test loss,
+in which order.
 
 The full size is mod 113 on a network of embeddings and one hidden layer, with five seeds, and one seed of the one-layer
 transformer of the paper; both train on the whole batch with weight decay 1.

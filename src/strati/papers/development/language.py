@@ -1,9 +1,10 @@
 """A small attention-only language model followed (Hoogland et al. 2024): which stages of in-context learning appear.
 
-Two layers of attention, no MLP, trained here on the words of Shakespeare. Their stages, each with a measure of ours on text
-that was held out: bigrams (the loss comes down to that of a bigram model), in-context learning (late tokens of a window are
-predicted better than early ones), previous-token heads (attention of the first layer to the token before) and induction
-heads (attention of the second layer, on a repeated random sequence, to what followed the token the first time).
+Two layers of attention, no MLP, trained here on the words of Shakespeare. Their stages, each with a measure of ours
+on text that was held out: bigrams (the loss comes down to that of a bigram model), in-context learning (late tokens
+of a window are predicted better than early ones), previous-token heads (attention of the first layer to the token
+before) and induction heads (attention of the second layer, on a repeated random sequence, to what followed the token
+the first time).
 """
 
 from __future__ import annotations

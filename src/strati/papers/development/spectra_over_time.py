@@ -1,4 +1,4 @@
-"""The papers' own questions over time: quasi-null eigenvalues, spectra of 100 checkpoints, effective parameters by scale."""
+"""The papers' own questions over time: quasi-null eigenvalues, 100 checkpoints, effective parameters by scale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.papers.development.drawing import panels
-from strati.papers.development.training import Training, load, spaced, step_of, trained
+from strati.papers.development.training import Training, spaced, step_of, trained
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
 from strati.types import Tick
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Train a Llama on Shakespeare and count the eigenvalues below the random bulk at every checkpoint."""
-    import torch
-
     from strati.papers.dropped_transformer.training import Trainee, causal_batches, initial
     from strati.tracking.track import track
 
@@ -99,7 +97,7 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
 
 
 def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """``N_eff(eps)`` of a small network on the digits' first principal components, at several checkpoints and scales."""
+    """``N_eff(eps)`` of a small network on three of the digits, at several checkpoints and scales."""
     import torch
 
     from strati.tracking.track import track
@@ -211,5 +209,5 @@ def _few_components(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     chosen = data.y < 3
     x = data.x[chosen].float()
     x = x - x.mean(0)
-    u, s, _ = torch.linalg.svd(x, full_matrices=False)
+    u, _, _ = torch.linalg.svd(x, full_matrices=False)
     return u[:, :count] * len(x) ** 0.5, data.y[chosen].long()

@@ -1,8 +1,8 @@
-"""The toy model of superposition followed (Elhage et al. 2022; Chen et al. 2023): polygons, plateaus, their coefficients.
+"""The toy model of superposition followed (Elhage et al. 2022; Chen et al. 2023): polygons and plateaus.
 
-Six features, one at a time, go through two dimensions and back: ``relu(W^T W x + b)``. The columns of ``W`` form polygons.
-Chen et al.: regular polygons are critical points, training stays near them for long and goes from high loss and low
-learning coefficient to low loss and high learning coefficient. Runs start near the square, as theirs do.
+Six features, one at a time, go through two dimensions and back: ``relu(W^T W x + b)``. The columns of ``W`` form
+polygons. Chen et al.: regular polygons are critical points, training stays near them for long and goes from high loss
+and low learning coefficient to low loss and high learning coefficient. Runs start near the square, as theirs do.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.papers.eigenspectra.figures import confusion_map
+from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
 from strati.rng import stream
 from strati.spectra.phases import Phase
@@ -90,7 +92,10 @@ def phases(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
             Row(str(true), None, counts[true, true] / total, f"of {total}; otherwise {named or 'nothing'}")
         )
     rows.append(Row("all six, neighbours half right", None, score(counts), "wanted: 0.95 or more"))
-    return Reproduction("phases", "Phases of matrices of known making, share named right", tuple(rows))
+    figures = drawn(confusion_map, counts, list(Phase), folder)
+    return Reproduction(
+        "phases", "Phases of matrices of known making, share named right", tuple(rows), figures
+    )
 
 
 def _noise(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:

@@ -6,6 +6,7 @@ quasi-null directions taken out (section 3.1 says they do no work), and spectra 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ import numpy as np
 
 from strati import embedded, zoo
 from strati.papers.beside import beside
+from strati.papers.eigenspectra.figures import Shown, bars, lines, spectra_grid
+from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
 from strati.spectra.comparing.compare import compare
 from strati.spectra.comparing.results import Comparison
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 def rank_collapse(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Fine-tune the embedded network with ever stronger weight decay: does any layer collapse?"""
     rows = []
+    spectra: list[list[Shown]] = []
     folder.mkdir(parents=True, exist_ok=True)
     start = embedded.path("digits-mlp.safetensors")
     for decay in (0.0, 0.01, 0.1, 1.0, 10.0):
@@ -43,8 +47,13 @@ def rank_collapse(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
         note = f"accuracy {_accuracy(model):.1%}; phases {phases}; stable ranks {ranks}; hard ranks {hard}"
         expected = "none" if decay else None
         rows.append(Row(f"weight decay {decay:g}: layers collapsed", expected, float(collapsed), note))
+        spectra.append(
+            [Shown(f"{layer.name}, decay {decay:g}", layer.eigenvalues[1]) for layer in result.layers]
+        )
         tick(f"decay {decay:g}")
-    return Reproduction("rank-collapse", "Rank collapse by strong regularisation (section 3.3)", tuple(rows))
+    title = "Rank collapse by strong regularisation (section 3.3)"
+    figures = drawn(spectra_grid, spectra, folder, "rank-collapse", title)
+    return Reproduction("rank-collapse", title, tuple(rows), figures)
 
 
 def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -81,7 +90,11 @@ def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         Row("loss on the stories, before / after", None, f"{before:.3f} / {_loss(model, stories):.3f}"),
         *_spectral_rows(result),
     )
-    return Reproduction("same-token", "A language model taught to say one word (section 3.3)", rows)
+    title = "A language model taught to say one word (section 3.3)"
+    some = result.layers[:: max(1, len(result.layers) // 5)][:5]
+    grid = [[Shown(_last(layer.name), layer.eigenvalues[k]) for layer in some] for k in (0, 1)]
+    figures = drawn(spectra_grid, grid, folder, "same-token", f"{title}: before (top) and after (bottom)")
+    return Reproduction("same-token", title, rows, figures)
 
 
 def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -111,7 +124,17 @@ def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
         Row("loss without the quasi-null directions", "no measurable effect", changed["quasi-null"]),
         Row("loss without as many from the bulk's lower end", None, changed["bulk"], "control"),
     )
-    return Reproduction("remove-quasi-null", "Do quasi-null directions do any work? (section 3.1)", rows)
+    title = "Do quasi-null directions do any work? (section 3.1)"
+    losses = {
+        "intact": intact,
+        "without quasi-null": changed["quasi-null"],
+        "without bulk's end": changed["bulk"],
+    }
+    return Reproduction("remove-quasi-null", title, rows, drawn(_draw_losses, losses, folder, title))
+
+
+def _draw_losses(losses: dict[str, float], folder: Path, title: str) -> tuple[str, ...]:
+    return bars(losses, folder, "remove-quasi-null", title=title, label="loss per token")
 
 
 def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -119,16 +142,15 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
 
     24 checkpoints each of the embedded architecture (quick) or of an FCN 784-512-512-512-10 on MNIST.
     """
-    from strati.papers.development.drawing import panels
     from strati.papers.development.spectra_over_time import mlp_run
-    from strati.papers.development.training import step_of
 
     rows = []
-    curves: dict[str, list[Any]] = {}
+    ranks: dict[str, dict[str, Sequence[float | None]]] = {}
     for batch in (16, 64, 256):
         _, paths = mlp_run(folder, seed=seed, quick=quick, count=24, batch=batch, tick=tick)
         result = compare(*paths, series=True, jobs=2, tick=tick)
         assert result.series is not None
+        ranks[f"batch {batch}"] = {layer.name: layer.stable_rank for layer in result.series.layers}
         for layer, compared in zip(result.series.layers, result.layers, strict=True):
             edges = compared.metrics["mp_lambda_plus"]
             signal = [_signal_share(v, edge) for v, edge in zip(compared.eigenvalues, edges, strict=True)]
@@ -143,16 +165,14 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             }
             note = "; ".join(f"{k} {_short(a)} to {_short(b)}" for k, (a, b) in numbers.items())
             rows.append(Row(f"batch {batch}, {layer.name}: leaves random-like at", None, when, note))
-            at = [step_of(path) for path in paths]
-            curves.setdefault(layer.name, []).append((f"batch {batch}", at, layer.stable_rank))
-    picture = panels(
-        folder / f"training-series-{'quick' if quick else 'full'}.png",
-        [{"title": f"stable rank, {name}", "lines": lines} for name, lines in curves.items()],
-        title="spectra over training by batch size",
-    )
-    return Reproduction(
-        "training-series", "Spectra over training, 24 checkpoints, three batch sizes", tuple(rows), (picture,)
-    )
+    title = "Spectra over training, 24 checkpoints, three batch sizes"
+    return Reproduction("training-series", title, tuple(rows), drawn(_draw_ranks, ranks, folder, title))
+
+
+def _draw_ranks(
+    ranks: dict[str, dict[str, Sequence[float | None]]], folder: Path, title: str
+) -> tuple[str, ...]:
+    return lines(ranks, folder, "training-series", title=title, label="stable rank")
 
 
 @dataclass(frozen=True)
@@ -276,6 +296,10 @@ def _spectral_rows(result: Comparison) -> tuple[Row, ...]:
 def _signal_share(eigenvalues: np.ndarray[Any, Any], edge: float | None) -> float | None:
     """Share of the squared weights in the directions above the bulk edge: of ``W = W_rand + Delta_sig``."""
     return None if edge is None else float(eigenvalues[eigenvalues > edge].sum() / eigenvalues.sum())
+
+
+def _last(name: str) -> str:
+    return ".".join(name.split(".")[-3:])
 
 
 def _short(value: float | None) -> str:

@@ -7,6 +7,7 @@ claims are put to MiniLM, stories15M and SmolLM2, whose weights the zoo fetches.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from strati import zoo
 from strati.network.open import open as open_network
+from strati.papers.eigenspectra.figures import Shown, bars, points_by_group, spectra_grid
+from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
 from strati.spectra.comparing.compare import compare
 from strati.spectra.comparing.role_differences import Difference, differences
@@ -22,6 +25,8 @@ from strati.types import Tick
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from strati.spectra.comparing.results import ComparedLayer
 
 LANGUAGE = ("minilm", "stories15m", "smollm2")
 VISION = ("mobilenetv2", "efficientnet", "cifar-cnn", "mnist-cnn")
@@ -62,22 +67,51 @@ def quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         for role, part in inner.groupby("role"):
             mean = part["quasi_null"].astype(float).sum() / part["eigenvalue_count"].sum()
             rows.append(Row(f"{name}: {role}", None, 100 * float(mean), f"{len(part)} layers"))
-    return Reproduction(
-        "quasi-null", "Quasi-null eigenvalues in real transformers (section 3.1)", tuple(rows)
-    )
+    title = "Quasi-null eigenvalues in real transformers (section 3.1)"
+    figures = drawn(_draw_shares, rows, folder, "quasi-null", title, (1, 6))
+    return Reproduction("quasi-null", title, tuple(rows), figures)
+
+
+def _draw_shares(
+    rows: list[Row], folder: Path, stem: str, title: str, band: tuple[float, float] | None
+) -> tuple[str, ...]:
+    values = {
+        row.what.removesuffix(", % of all"): float(row.ours) for row in rows if isinstance(row.ours, float)
+    }
+    return bars(values, folder, stem, title=title, label="% of all eigenvalues", band=band)
 
 
 def roles(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Section 3.2, figure 4: attention and MLP layers have different spectra. A test, with the size of the effect."""
     rows = []
+    groups: dict[str, dict[str, list[float]]] = {}
     for name in LANGUAGE[: 2 if quick else 3]:
         table = survey(zoo.path(name), tick)
+        groups[name] = {
+            kind: table[table["role"].str.startswith(start)]["alpha"].dropna().astype(float).tolist()
+            for kind, start in (("attention", "attention"), ("MLP", "mlp"))
+        }
         found = differences([{str(k): v for k, v in row.items()} for row in table.to_dict("records")])
         rows += [_difference_row(name, d) for d in found if d.comparison == "attention against MLP"]
         counts = Counter(zip(table["role"], table["phase"].fillna("none"), strict=True))
         phases = ", ".join(f"{role} {phase} {n}" for (role, phase), n in sorted(counts.items()))
         rows.append(Row(f"{name}: phases by role", None, phases))
-    return Reproduction("roles", "Attention against MLP (section 3.2, figure 4)", tuple(rows))
+        rows.append(_heavier(name, groups[name]))
+    title = "Attention against MLP (section 3.2, figure 4)"
+    figures = drawn(_draw_roles, groups, folder, title)
+    return Reproduction("roles", title, tuple(rows), figures)
+
+
+def _heavier(name: str, alphas: dict[str, list[float]]) -> Row:
+    """The verdict on "MLP layers have the heavier tail": a smaller alpha is a heavier tail."""
+    medians = {kind: float(np.median(values)) for kind, values in alphas.items()}
+    holds = medians["MLP"] < medians["attention"]
+    note = f"median alpha {medians['attention']:.2f} of attention, {medians['MLP']:.2f} of MLP layers"
+    return Row(f"{name}: do MLP layers have the heavier tail?", "yes", "yes" if holds else "no", note)
+
+
+def _draw_roles(groups: dict[str, dict[str, list[float]]], folder: Path, title: str) -> tuple[str, ...]:
+    return points_by_group(groups, folder, "figure-4-alpha", title=title, label="alpha")
 
 
 def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -108,9 +142,25 @@ def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduc
         Row("median change of alpha", "no meaningful difference", float(np.median(alphas))),
         Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(result.layers)}"),
     )
-    return Reproduction(
-        "fine-tuning", "What fine-tuning changed: MiniLM and its descendant (section 3.3)", rows
-    )
+    title = "What fine-tuning changed: MiniLM and its descendant (section 3.3)"
+    return Reproduction("fine-tuning", title, rows, drawn(_draw_tuning, result.layers, folder))
+
+
+def _draw_tuning(layers: Sequence[ComparedLayer], folder: Path) -> tuple[str, ...]:
+    """Figures 5 and 6: attention and MLP layers before (top) and after fine-tuning (bottom)."""
+    paths: list[str] = []
+    for number, kind in ((5, "attention"), (6, "mlp")):
+        own = [
+            layer for layer in layers if (layer.role or "").startswith(kind) and len(layer.eigenvalues) == 2
+        ]
+        some = own[:: max(1, len(own) // 5)][:5]
+        grid = [
+            [Shown(layer.name.rsplit("layer.", 1)[-1], layer.eigenvalues[k]) for layer in some]
+            for k in (0, 1)
+        ]
+        above = f"Figure {number}: {kind} layers of MiniLM, plain (top) and fine-tuned (bottom)"
+        paths += spectra_grid(grid, folder, f"figure-{number}", above)
+    return tuple(paths)
 
 
 def five_trainings(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -132,7 +182,14 @@ def five_trainings(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repro
     phases = np.array([table["phase"].astype(str) for table in tables])
     same = float(np.mean([len(set(column)) == 1 for column in phases.T]))
     rows.append(Row("layers with the same phase in all five", None, same))
-    return Reproduction("five-trainings", "Five trainings of SpliceAI: what is chance?", tuple(rows))
+    title = "Five trainings of SpliceAI: what is chance?"
+    figures = drawn(_draw_chance, rows, folder, title)
+    return Reproduction("five-trainings", title, tuple(rows), figures)
+
+
+def _draw_chance(rows: list[Row], folder: Path, title: str) -> tuple[str, ...]:
+    values = {row.what.partition(":")[0]: float(row.ours) for row in rows[:-1] if isinstance(row.ours, float)}
+    return bars(values, folder, "chance", title=title, label="share of the variance that is chance")
 
 
 def vision_and_language(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -148,7 +205,9 @@ def vision_and_language(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
             note = f"alpha median {alpha.median():.2f}; {phases}"
             expected = "none" if kind == "vision" else "1 to 6"
             rows.append(Row(f"{kind}, {name}: quasi-null, % of all", expected, 100 * float(share), note))
-    return Reproduction("vision-and-language", "Vision against language networks", tuple(rows))
+    title = "Vision against language networks"
+    figures = drawn(_draw_shares, rows, folder, "vision-and-language", title, None)
+    return Reproduction("vision-and-language", title, tuple(rows), figures)
 
 
 def _difference_row(name: str, d: Difference) -> Row:

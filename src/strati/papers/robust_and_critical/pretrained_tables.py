@@ -92,13 +92,13 @@ def _table(case: Case, found: Study) -> list[Row]:
     table = found.frame()
     intact = table[(table["status"] == "done") & (table["intervention"] == "intact")]
     alphas = intact["alpha"].dropna().to_numpy(float)
-    where = f"{case.table}, {case.name}"
+    where = f"{case.table}, {case.name}{_stand_in(paper)}"
     parameters = sum(p.numel() for p in next(iter(case.models.values())).parameters())
     rows = [Row(f"{where}: parameters", _theirs(paper, "parameters"), f"{parameters / 1e6:.1f}M", case.size)]
     for name, value in _performances(case, float(intact["intact_performance"].mean())).items():
         known = MEASURED[name] if name == found.performance["name"] and name in MEASURED else None
-        note = "" if known is None else f"measured before on all data: {known:g}"
-        rows.append(Row(f"{where}: {name}", _theirs(paper, name), round(value, 3), note))
+        note = "" if known is None else "before: measured on all data when it was chosen"
+        rows.append(Row(f"{where}: {name}", _theirs(paper, name), round(value, 3), note, before=known))
     error = float(alphas.std(ddof=1) / len(alphas) ** 0.5)
     mean = f"{alphas.mean():.3f} +- {error:.3f}"
     rows.append(
@@ -177,14 +177,11 @@ def _first_matrices(found: Study) -> list[Row]:
         )
         if len(own) == 0:
             continue
-        note = f"ours: mean of {len(own)} draws, {own.min():.2f} to {own.max():.2f}; theirs: measured before, once"
+        note = f"draws from {own.min():.2f} to {own.max():.2f}; before: measured once, with another draw"
+        what = f"stories15m: loss with w1 of layer {block} re-randomised"
+        error = round(float(own.std(ddof=1) / len(own) ** 0.5), 3) if len(own) > 1 else None
         rows.append(
-            Row(
-                f"stories15m: loss with w1 of layer {block} re-randomised",
-                loss,
-                round(float(np.mean(own)), 2),
-                note,
-            )
+            Row(what, None, round(float(np.mean(own)), 2), note, before=loss, error=error, seeds=len(own))
         )
     return rows
 
@@ -202,6 +199,10 @@ def case_figures(case: Case, found: Study, folder: Path) -> list[str]:
         figure.savefig(folder / name, dpi=110)
         drawn.append(str(folder / name))
     return drawn
+
+
+def _stand_in(paper: Mapping[str, str]) -> str:
+    return f" (stands in for {paper['network']})" if "network" in paper else ""
 
 
 def _theirs(paper: Mapping[str, str], name: str) -> str | None:

@@ -1,24 +1,24 @@
-"""With data: does the rebuilt network predict them, and does any single move make it better?
+"""With data: does the rebuilt network predict them, and does any move make it better?
 
 The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for
-any network.
-Moves: the whole order turned round; two blocks' vectors of a role exchanged; a unit or a block exchanged with,
-or put behind, a
-near one. What comes before the first changed block is not run again. A move is kept if the loss falls.
+any network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.mend`), then single moves
+are tried (:mod:`~strati.reassembly.transformer.judge`). Where the outputs are not reached in the end, matrices are left where the
+weights put them unless the data explain the change: a network repaired by data is never further from them than one without.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.reassembly.transformer.layout import slots_of, unit_kinds
+from strati.reassembly.transformer.judge import Judge
+from strati.reassembly.transformer.mend import mend
 from strati.reassembly.transformer.run import Runner, network
 from strati.types import Flag, Tick, silent
 
@@ -28,16 +28,8 @@ if TYPE_CHECKING:
     from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.transformer.result import TransformerReassembly
 
-_EXACT = 1e-9
-"""Mean squared error, as a share of the outputs' variance, below which given outputs agree to rounding (float32)."""
-
-
-@dataclass(frozen=True)
-class _Move:
-    """New contents of blocks: slot to the old block of each block; and the first block that changes."""
-
-    order: Mapping[str, tuple[int, ...]]
-    start: int
+_EXPLAINED = 0.1
+"""Share of the error that moves of matrices may leave to be believed where the outputs are not reached."""
 
 
 def verified(
@@ -52,168 +44,54 @@ def verified(
     pieces = found.pieces
     model = network(pieces.config, found.tensors(), pieces.where)
     runner = Runner(model, pieces.blueprint, inputs)
-    judge = _Judge(runner, found, wanted)
+    judge = Judge(runner, found, wanted, config.seconds)
     began = time.monotonic()
-    ended = judge.repair(lambda: time.monotonic() - began > config.seconds, tick)
-    loss = judge.loss
-    exact = None
-    if wanted is not None:
-        exact = bool(loss < _EXACT * max(float(np.var(wanted)), 1e-30))
+    ended = _repaired(judge, set(found.uncertain), lambda: time.monotonic() - began > config.seconds, tick)
     warnings = tuple(flag for flag in found.warnings if flag.code != "direction-uncertain")
     if not ended:
         warnings += (
             Flag("time", "stopped at the time limit: another move may lower the loss; give it more time"),
         )
-    elif exact is not True:
+    elif judge.exact is not True:
         warnings += (
             Flag("local", "no single move lowers the loss; the order is the best found with these data"),
         )
-    uncertain = () if exact else tuple(n for n in found.uncertain if n in judge.indifferent)
     blocks, vectors = judge.answer()
+    uncertain: tuple[int, ...] = ()
+    if judge.exact is not True:
+        held = {
+            n
+            for old, new in zip(found.blocks, blocks, strict=True)
+            for n in old.values()
+            if n in new.values()
+        }
+        moved = {n for block in found.blocks for n in block.values()} - held
+        doubted = set(found.uncertain) | moved
+        uncertain = tuple(sorted(doubted - judge.settled() if judge.wanted is None else doubted))
     return replace(
-        found, blocks=blocks, vectors=vectors, loss=loss, exact=exact, warnings=warnings, uncertain=uncertain
+        found,
+        blocks=blocks,
+        vectors=vectors,
+        loss=judge.loss,
+        exact=judge.exact,
+        warnings=warnings,
+        uncertain=uncertain,
     )
 
 
-class _Judge:
-    """The network with its blocks' contents as the answer has them, and the loss."""
-
-    def __init__(self, runner: Runner, found: TransformerReassembly, wanted: NDArray[Any] | None) -> None:
-        self.runner = runner
-        self.blueprint = found.pieces.blueprint
-        self.wanted = wanted
-        self.numbers = {
-            slot.role: [
-                (b if slot.matrix else v)[slot.role] for b, v in zip(found.blocks, found.vectors, strict=True)
-            ]
-            for slot in self.blueprint.block
-        }
-        tensors = found.tensors()
-        self.parameters: dict[str, list[Any]] = {slot.role: [] for slot in self.blueprint.block}
-        for block in range(self.blueprint.blocks):
-            names = {slot.role: slot.name.format(block) for slot in self.blueprint.block}
-            held = {name: np.asarray(tensors[name], np.float32) for name in names.values()}
-            by_name = runner.parameters(block, held)
-            for role, name in names.items():
-                self.parameters[role].append(by_name[name])
-        self.indifferent: set[int] = set()
-        self.losses = self._losses(runner.keep())
-
-    @property
-    def loss(self) -> float:
-        """The mean loss."""
-        return float(self.losses.mean())
-
-    def _losses(self, output: Any) -> NDArray[np.float64]:
-        """Token by token, or row by row of the given outputs."""
-        import torch
-
-        if self.wanted is not None:
-            square = np.square(output.double().numpy() - self.wanted)
-            return np.asarray(square.reshape(len(self.wanted), -1).mean(axis=1))
-        ids = self.runner.inputs["input_ids"]
-        logits = output[:, :-1].reshape(-1, output.shape[-1])
-        found = torch.nn.functional.cross_entropy(logits.double(), ids[:, 1:].reshape(-1), reduction="none")
-        return np.asarray(found.numpy())
-
-    def _apply(self, move: _Move) -> None:
-        for role, order in move.order.items():
-            values = [p.data for p in self.parameters[role]]
-            for parameter, k in zip(self.parameters[role], order, strict=True):
-                parameter.data = values[k]
-            self.numbers[role] = [self.numbers[role][k] for k in order]
-
-    def repair(self, late: Callable[[], bool], tick: Tick) -> bool:
-        """The best move of each kind while it gains; ``False`` if the time was over first."""
-        gained = True
-        while gained:
-            gained = False
-            for share, moves in self._moves():
-                best: tuple[float, _Move] | None = None
-                for move in moves:
-                    if late():
-                        return False
-                    self._apply(move)
-                    new = self._losses(self.runner.output(move.start))
-                    self._apply(_inverse(move))
-                    self._note(move, new)
-                    if self._better(new, share) and (best is None or float(new.mean()) < best[0]):
-                        best = (float(new.mean()), move)
-                if best is not None:
-                    self._apply(best[1])
-                    self.losses = self._losses(self.runner.keep())
-                    gained = True
-                    tick(f"loss {self.loss:.4f}")
-        return True
-
-    def _better(self, new: NDArray[np.float64], share: float) -> bool:
-        """Outputs: at most that share of the error. A loss: lower by three standard errors over the tokens."""
-        if not bool(np.isfinite(new).all()):
-            return False
-        if self.wanted is not None:
-            return float(new.mean()) < self.loss * share
-        change = new - self.losses
-        return float(change.mean()) < -3 * float(change.std()) / float(np.sqrt(len(change))) - 1e-9
-
-    def _note(self, move: _Move, new: NDArray[np.float64]) -> None:
-        """Remember pieces whose exchange the data do not notice."""
-        if np.allclose(new, self.losses, rtol=1e-5, atol=1e-12):
-            for role, order in move.order.items():
-                self.indifferent |= {self.numbers[role][k] for k, old in enumerate(order) if old != k}
-
-    def _moves(self) -> Iterator[tuple[float, list[_Move]]]:
-        """Kinds of moves, each with the share of the error that it may leave: vectors, the whole, blocks, units.
-
-        Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains
-        a little.
-        """
-        n = self.blueprint.blocks
-        any_gain, clear = 1 - 1e-6, 0.5
-        for slot in self.blueprint.block:
-            if not slot.matrix:
-                yield (
-                    any_gain,
-                    [_swap([slot.role], i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 12))],
-                )
-        every = [slot.role for slot in self.blueprint.block]
-        yield clear, [_Move(dict.fromkeys(every, tuple(range(n))[::-1]), 0)]
-        yield clear, [_swap(every, i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 3))]
-        moves = []
-        for i in range(n):
-            for j in (*range(max(0, i - 4), i - 1), *range(i + 2, min(n, i + 5))):
-                order = list(range(n))
-                order.insert(j, order.pop(i))
-                moves.append(_Move(dict.fromkeys(every, tuple(order)), min(i, j)))
-        yield clear, moves
-        for roles in unit_kinds(self.blueprint).values():
-            group = list(slots_of(roles, self.blueprint))
-            biases = [
-                s.role for s in self.blueprint.block if not s.matrix and s.role.partition(".")[0] in group
-            ]
-            for some in (group, group + biases) if biases else (group,):
-                yield clear, [_swap(some, i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 5))]
-
-    def answer(self) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
-        """Blocks and vectors as they stand now."""
-        count = range(self.blueprint.blocks)
-        return tuple(
-            tuple(
-                {s.role: self.numbers[s.role][k] for s in self.blueprint.block if s.matrix is matrix}
-                for k in count
-            )
-            for matrix in (True, False)
-        )  # type: ignore[return-value]
-
-
-def _swap(roles: list[str], i: int, j: int, count: int) -> _Move:
-    order = list(range(count))
-    order[i], order[j] = j, i
-    return _Move(dict.fromkeys(roles, tuple(order)), min(i, j))
-
-
-def _inverse(move: _Move) -> _Move:
-    back = {role: tuple(int(k) for k in np.argsort(order)) for role, order in move.order.items()}
-    return _Move(back, move.start)
+def _repaired(judge: Judge, doubtful: set[int], late: Callable[[], bool], tick: Tick) -> bool:
+    """Repair; ``False`` if the time was over first."""
+    first = {role: list(numbers) for role, numbers in judge.numbers.items()}
+    before = judge.loss
+    if judge.wanted is None:
+        return judge.repair(late, tick)
+    mend(judge, doubtful, late)
+    tick(f"regressed, loss {judge.loss:.4g}")
+    ended = judge.repair(late, tick)
+    if judge.exact is not True and judge.loss > _EXPLAINED * before:
+        judge.restore(first)
+        ended = judge.repair(late, tick, matrices=False) and ended
+    return ended
 
 
 def _inputs(

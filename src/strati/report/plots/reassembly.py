@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +44,21 @@ def scores(result: Reassembly, raw: Any, matched: Any, histogram: Any) -> None:
     histogram.legend()
 
 
+def separation(result: Reassembly) -> Any:
+    """The paper's figure 3 alone."""
+    figure, axes = _figure(1, 3, (11, 3.3))
+    scores(result, *axes[0])
+    return figure
+
+
+def progressions(stages: Sequence[Stage]) -> Any:
+    """The paper's figure 6: one panel per stage."""
+    figure, axes = _figure(1, len(stages), (3.7 * len(stages), 3.3))
+    for axis, stage in zip(axes[0], stages, strict=True):
+        progression(stage, axis)
+    return figure
+
+
 def progression(stage: Stage, axis: Any) -> None:
     """The paper's figure 6: each bar is a block, its height the position it ends in."""
     n = len(stage.order)
@@ -65,21 +81,30 @@ def products(matrices: NDArray[Any], titles: list[str], columns: int = 8) -> Any
 
 
 def properties(
-    singular: NDArray[Any], effective: NDArray[Any], norms: NDArray[Any], active: NDArray[Any]
+    singular: NDArray[Any],
+    effective: NDArray[Any],
+    norms: dict[str, list[float]],
+    active: dict[str, list[float]],
 ) -> Any:
-    """The paper's figures 8 and 9: spectra, effective rank, delta-norm and active fraction by position."""
+    """The paper's figures 8 and 9: spectra, effective rank, delta-norm and active fraction by position.
+
+    ``norms`` and ``active`` hold one series per kind of inputs, by its name.
+    """
     figure, axes = _figure(2, 2, (9, 7))
     position = np.arange(1, len(singular) + 1)
     for values, colour in zip(singular, _colours(position / len(position)), strict=True):
         axes[0, 0].semilogy(values, color=colour, lw=0.8)
     axes[0, 0].set(title="singular values of W_out W_in (purple early, yellow late)")
-    for axis, values, title in (
-        (axes[0, 1], effective, "effective rank"),
-        (axes[1, 0], norms, "mean norm of the residual on its own stream"),
+    for axis, series, title in (
+        (axes[0, 1], {"": effective}, "effective rank"),
+        (axes[1, 0], norms, "mean norm of the residual"),
         (axes[1, 1], active, "active fraction"),
     ):
-        axis.plot(position, values, "o", ms=3)
+        for (name, values), mark in zip(series.items(), "os", strict=False):
+            axis.plot(position, values, mark, ms=3, label=name)
         axis.set(title=title, xlabel="position")
+        if len(series) > 1:
+            axis.legend(frameon=False)
     return figure
 
 

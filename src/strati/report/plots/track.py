@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def plot_track(result: Track, *, most: int = 8, layer: str | None = None) -> Any:
     """The page's time line: one panel per quantity with its changes, and the spectra of one layer over the run.
 
-    The network's own series are drawn with twice their error, layers as thin lines; changes of the network as bands over
-    their intervals, those of layers as ticks at the lower edge.
+    The network's own series are drawn with twice their error, layers as thin lines; changes of the network as bands
+    over their intervals, those of layers as ticks at the lower edge.
 
     Args:
         result: The followed run.

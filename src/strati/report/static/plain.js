@@ -21,11 +21,18 @@ export function skipped(list) {
 }
 
 export function reproduceSection(result, id) {
+  const rows = result.rows || [];
   const off = (r) => (typeof r.paper === "number" && typeof r.ours === "number" && r.paper !== 0 ? (r.ours - r.paper) / Math.abs(r.paper) : null);
-  return section(id, result.title || "Paper and ours", "The paper's number beside ours, computed here.", pictures(result),
-    dataTable({ title: result.title || "Reproduction", rows: result.rows || [], cards: true, columns: [
+  const used = (key) => rows.some((r) => r[key] !== null && r[key] !== undefined);
+  const optional = [["error", "error"], ["agrees", "agrees"], ["theory", "theory"], ["before", "measured before"], ["seeds", "seeds"]]
+    .filter(([key]) => used(key)).map(([key, label]) => ({ label, value: (r) => r[key] }));
+  const how = result.mode ? ` ${result.mode === "quick" ? "Quick run: fewer networks or draws than the paper's." : "Full run."} Seed ${result.seed || 0}.` : "";
+  return section(id, result.title || "Paper and ours", `The paper's number beside ours, computed here.${how}`, pictures(result),
+    dataTable({ title: result.title || "Reproduction", rows, cards: true, columns: [
       { label: "what", left: true, value: (r) => r.what }, { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
+      ...optional.slice(0, 2),
       { label: "difference", value: off, show: (r) => (off(r) === null ? "–" : `${off(r) > 0 ? "+" : ""}${number(100 * off(r), 2)} %`) },
+      ...optional.slice(2),
       { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }));
 }
 

@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
-from strati.network.align import Aligned, align
+from strati.network.align import Aligned, align, rescaled
 from strati.rng import stream
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Load, Outcome, Unit
@@ -40,11 +40,16 @@ if TYPE_CHECKING:
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 2
+LAYOUT = 3
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
 """A quantised layer whose error is more than this many times the predicted one is named."""
+
+WORSE_COMPENSATED = 1.75
+"""The same where the scheme may have moved weights to make up for the rounding of others, as GPTQ does."""
+
+_COMPENSATED = frozenset({"gptq", "compressed-tensors"})
 
 
 @dataclass(frozen=True)
@@ -212,6 +217,7 @@ def _facts(row: Row, seed: int, merge: bool) -> dict[str, Any]:
         "errors": [rounding_error(layer) for layer in row.versions],
         "ranks": [None if x.adapter is None else x.adapter.rank for x in row.versions],
         "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
+        "schemes": [x.quantisation.scheme if x.quantisation is not None else None for x in row.versions],
     }
 
 
@@ -247,7 +253,8 @@ def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
         aligned.first, aligned.second, rng=stream(facts["seed"], "compare", facts["name"]), variance=noise
     )
     rounding = _rounding(aligned, facts["errors"][0] + facts["errors"][-1])
-    flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding)
+    schemes = {facts["schemes"][0], facts["schemes"][-1]}
+    flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding, bool(schemes & _COMPENSATED))
     return PairUpdate(
         relative_change=update.relative_change,
         stable_rank=update.stable_rank,
@@ -272,10 +279,13 @@ def whole(matrices: Sequence[Matrix]) -> Matrix:
 
 
 def _aligned(first: Sequence[Matrix], second: Sequence[Matrix], facts: Any) -> Aligned | None:
-    """The two versions in one order; kernels only where they are stored alike."""
+    """The two versions in one order and scale; kernels only where they are stored alike."""
     if len(first) != len(second):
         return None
-    return align(whole(first), whole(second), facts["role"], facts["widths"])
+    found = align(whole(first), whole(second), facts["role"], facts["widths"])
+    if found is None or found.how is not None or "awq" not in facts["schemes"]:
+        return found
+    return rescaled(found)  # AWQ moves scales of channels from one layer into the next before it rounds
 
 
 def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
@@ -299,8 +309,8 @@ def _interference(aligned: Aligned, ranks: Sequence[int | None]) -> Interference
     return Interference(float((a * b).sum()) / size, min(overlap, 1.0), max(first, last) / a.shape[0])
 
 
-def _rounded_worse(rounding: RoundingError | None) -> list[Flag]:
-    if rounding is None or rounding.ratio <= WORSE:
+def _rounded_worse(rounding: RoundingError | None, compensated: bool) -> list[Flag]:
+    if rounding is None or rounding.ratio <= (WORSE_COMPENSATED if compensated else WORSE):
         return []
     text = f"the error is {rounding.ratio:.2f} times what rounding to the nearest code of its step leaves"
     return [Flag("rounded-worse", text)]

@@ -69,11 +69,13 @@ def sides_of(networks: Sequence[Network]) -> list[Side]:
     """Every network with its layers cut as the others need them."""
     roles = [{layer.role for layer in network.layers()} for network in networks]
     split = any(Role.QKV in own for own in roles) and any(Role.QUERY in own for own in roles)
-    gated = any(Role.MLP_GATE in own for own in roles)
+    gated = next((net for net, own in zip(networks, roles, strict=True) if Role.MLP_GATE in own), None)
     sides = []
     for network, own in zip(networks, roles, strict=True):
         layers = network.layers(split_qkv=split)
-        sides.append(Side(network, unfused(layers) if gated and Role.MLP_GATE not in own else layers))
+        if gated is not None and Role.MLP_GATE not in own:
+            layers = unfused(layers, gated.layers())
+        sides.append(Side(network, layers))
     return sides
 
 

@@ -6,6 +6,9 @@ weight. The largest singular value of such noise is simulated; singular values o
 merged LoRA of rank r is ``B = round(A + L)``: r directions and one rounding. Where less is left over than two
 roundings would leave, it is asked exactly which rank's rounding gives ``B`` (``rounded_sum.py``). A full fine-tune
 leaves directions at all sizes.
+
+Where rounding errors are much larger in some rows or columns than in others, the few large ones would hide every
+direction that lives elsewhere: rows and columns are divided by the size of their errors first, which changes no rank.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ LEVEL = 1e-3
 _DRAWS = 8
 _UNSURE = 1.4
 _EXCESS = 1.25  # what is left may carry this much of rounding's energy before it counts as more than rounding
+_UNEQUAL = 1.5  # mean size of the errors times the mean of its inverse, 1 where all are equal
+_LEAST = 1e-6  # rows of zeros have errors of next to no size
 _COARSE = ("float16", "bfloat16")
 
 
@@ -93,17 +98,20 @@ def rank_test(
     # Below this a singular value is the arithmetic's, not the weights'.
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     noise = rounding_variance(before) + rounding_variance(after) + variance + arithmetic
+    # Of a quantised side the sizes of errors are a guess, too rough to divide by.
+    sizes = None if np.any(variance) else _sizes(noise)
+    if sizes is not None:
+        step, noise = step / sizes, noise / sizes**2
+        singular = scipy.linalg.svdvals(step)[::-1]
     found = _count(step, singular, noise, rng)
     if _tail_energy(singular, found.rank) < 0.9 * _left(step.shape, found.rank) * noise.sum() and not np.any(
         variance
     ):
-        return _exact(before, after, step, found, rng)
+        return _exact(before, after, sizes, found, rng)
     if found.kind is not UpdateKind.DENSE:
         return found
-    for (
-        dtype
-    ) in _COARSE:  # the update itself was computed in a coarser dtype, and the sum stored in a finer one
-        coarse = noise + _spacing(step, dtype) ** 2 / 12
+    for dtype in _COARSE:  # the update was computed in a coarser dtype, and the sum stored in a finer one
+        coarse = noise + (_spacing(b - a, dtype) / (1.0 if sizes is None else sizes)) ** 2 / 12
         if _tail_energy(singular, min(step.shape) // 4) < _EXCESS * coarse.sum():
             again = _count(step, singular, coarse, rng)
             if again.kind is UpdateKind.LOW_RANK:
@@ -111,10 +119,23 @@ def rank_test(
     return found
 
 
+def _sizes(noise: FloatArray) -> FloatArray | None:
+    """The size of the errors, row times column; ``None`` where all are about as large."""
+    rows = noise.mean(axis=1)
+    rows = np.maximum(rows, _LEAST * rows.mean())
+    columns = (noise / rows[:, None]).mean(axis=0)
+    columns = np.maximum(columns, _LEAST * columns.mean())
+    if max(float(side.mean() * (1 / side).mean()) for side in (rows, columns)) < _UNEQUAL:
+        return None
+    sizes: FloatArray = np.sqrt(rows[:, None] * columns / (rows.mean() * columns.mean()))
+    return sizes
+
+
 def _exact(
-    before: Matrix, after: Matrix, step: FloatArray, found: RankTest, rng: np.random.Generator
+    before: Matrix, after: Matrix, sizes: FloatArray | None, found: RankTest, rng: np.random.Generator
 ) -> RankTest:
     """Ask which rank's rounding gives the difference, where the update is not far above the rounding."""
+    step = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     sides = [_spacing(np.asarray(m, np.float64), effective_dtype(m)) / 2 for m in (before, after)]
     # One rounding: that of the sum, or, where the first network is the coarser one, that of its own weights.
     half = (
@@ -123,6 +144,8 @@ def _exact(
         else sides[1]
     )
     half = half + _spacing(step, effective_dtype(after)) / 2  # the update was rounded before it was added
+    if sizes is not None:
+        step, half = step / sizes, half / sizes
     if float(np.square(step).mean()) > 900 * float(np.square(half).mean()):
         return found
     smallest = smallest_rank(step, half, found.rank)

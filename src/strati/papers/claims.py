@@ -1,0 +1,221 @@
+"""What the papers claim, one line each, and whether it holds here: decided from the rows of the reproductions.
+
+A claim names the reproduction that tests it and a rule that reads its rows. The rule, not a hand, writes "held" or
+"not held" into the table on top of the docs' page, so that a new run can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+ROBUST = "robust-and-critical-layers"
+SPECTRA = "top-down-eigenspectra"
+DEGENERACY = "degeneracy-in-the-loss-landscape"
+DROPPED = "dropped-neural-net"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper.
+
+    Attributes:
+        paper: Its short name.
+        says: The statement.
+        rely: What a reader may do with it where it held here.
+        otherwise: The same where it did not; ``rely`` again where that is empty.
+        entry: The reproduction that tests it; ``None`` where nothing here can.
+        rule: From its rows, whether it holds; ``None`` where they do not say.
+    """
+
+    paper: str
+    says: str
+    rely: str
+    entry: str | None = None
+    rule: Callable[[Rows], bool | None] = lambda rows: None
+    otherwise: str = ""
+
+    def advice(self, verdict: str) -> str:
+        """The line for a reader, given the verdict."""
+        return self.otherwise or self.rely if verdict == "not held" else self.rely
+
+    def verdict(self, rows: Rows | None) -> str:
+        """``held``, ``not held``, ``not run`` (no full run is stored) or ``not testable here``.
+
+        Examples:
+            >>> CLAIMS[1].verdict([{"what": "share with alpha in [2, 6]", "ours": 0.17}])
+            'held'
+            >>> CLAIMS[1].verdict(None)
+            'not run'
+        """
+        if self.entry is None:
+            return "not testable here"
+        found = None if rows is None else self.rule(rows)
+        return "not run" if found is None else "held" if found else "not held"
+
+
+def numbers(rows: Rows, start: str, end: str = "", field: str = "ours") -> list[float]:
+    """The numbers of the rows whose name begins and ends so.
+
+    Examples:
+        >>> numbers([{"what": "alpha of FC1", "ours": 4.8}, {"what": "beta", "ours": 1}], "alpha")
+        [4.8]
+    """
+    found = [row[field] for row in rows if row["what"].startswith(start) and row["what"].endswith(end)]
+    return [float(v) for v in found if isinstance(v, int | float)]
+
+
+def _all(rows: Rows, start: str, end: str, test: Callable[[float], bool]) -> bool | None:
+    found = numbers(rows, start, end)
+    return all(test(v) for v in found) if found else None
+
+
+def _only_the_first_is_critical(rows: Rows) -> bool | None:
+    mark = "figure 2: accuracy after reinitialise of FC"
+    classes = {row["what"][len(mark)]: row["note"] for row in rows if row["what"].startswith(mark)}
+    if not classes:
+        return None
+    return all(note.startswith("critical" if layer == "1" else "robust") for layer, note in classes.items())
+
+
+def _pairs(rows: Rows, part: str, place: int) -> list[float]:
+    """The numbers at a place of values such as ``0.028/0.018`` or ``3.1 / 2.9``."""
+    values = [row["ours"] for row in rows if part in row["what"] and isinstance(row["ours"], str)]
+    return [float(v.split("/")[place]) for v in values if v.count("/") == 1]
+
+
+def _mlp_has_the_heavier_tail(rows: Rows) -> bool | None:
+    attention, mlp = (_pairs(rows, ": alpha, attention / MLP", place) for place in (0, 1))
+    return all(m < a for a, m in zip(attention, mlp, strict=True)) if attention else None
+
+
+def _removal_changes_nothing(rows: Rows) -> bool | None:
+    intact, changed = numbers(rows, "loss, intact"), numbers(rows, "loss without the quasi-null")
+    return abs(changed[0] - intact[0]) < 0.01 if intact and changed else None
+
+
+def _no_pretrained_alpha(rows: Rows) -> bool | None:
+    found = _pairs(rows, ": alpha, mean rho/tau over layers", 0)
+    return all(abs(rho) < 0.2 for rho in found) if found else None
+
+
+def _basis_is_sparsest(rows: Rows) -> bool | None:
+    edges: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["what"].endswith(": edges for 99 % of the interaction"):
+            network, kind = row["what"].removesuffix(": edges for 99 % of the interaction").rsplit(", ", 1)
+            edges.setdefault(network, {})[kind] = float(row["ours"])
+    return (
+        all(min(found, key=found.__getitem__) == "interaction" for found in edges.values()) if edges else None
+    )
+
+
+def _behavioural_is_no_lower(rows: Rows) -> bool | None:
+    training = numbers(rows, "2.2.1 lambda of the training loss")
+    behavioural = numbers(rows, "2.2.1 lambda of the behavioural loss", "loss")
+    return behavioural[0] >= training[0] - 0.05 if training and behavioural else None
+
+
+def _every(rows: Rows, start: str) -> bool | None:
+    """Whether rows such as "50 of 50" are all complete."""
+    found = [
+        row["ours"].split(" of ")
+        for row in rows
+        if row["what"].startswith(start) and " of " in str(row["ours"])
+    ]
+    return all(a == b for a, b in found) if found else None
+
+
+def _all_agree(rows: Rows, start: str) -> bool | None:
+    found = [row["agrees"] for row in rows if row["what"].startswith(start) and row.get("agrees")]
+    return all(value == "yes" for value in found) if found else None
+
+
+def _larger_is(rows: Rows, part: str) -> bool | None:
+    """Whether the larger network's value is smaller in attention and in MLP layers, beyond chance."""
+    found = [row["note"] for row in rows if part in row["what"]]
+    sure = [float(note.split("p = ")[1].split(",")[0]) < 0.05 for note in found]
+    return all(n.startswith("smaller") for n in found) and all(sure) if found else None
+
+
+def _pairs_are_separated(rows: Rows) -> bool | None:
+    matched = numbers(rows, "diagonal dominance of pairs, least")
+    rest = numbers(rows, "of what is not a pair, greatest")
+    return matched[0] > rest[0] if matched and rest else None
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(ROBUST, "Alpha does not predict accuracy when a layer is re-initialised or re-randomised (figure 2)",
+          "Yes: do not judge a layer by its alpha.", "fcn-mnist",
+          lambda r: _all(r, "figure 2, right: alpha, mean Spearman", "", lambda v: abs(v) < 0.2)),
+    Claim(ROBUST, "Untrained layers can have the alpha of a well-trained one (figure 2, left)",
+          "Yes: read alpha beside the warning `noise-like`.", "alpha-of-random-layers",
+          lambda r: _all(r, "share with alpha in [2, 6]", "", lambda v: v > 0.01)),
+    Claim(ROBUST, "Re-initialised, only the first layer is critical (figure 2)",
+          "For such networks; the training decides which layers are (Adam makes the second one matter).", "fcn-mnist",
+          _only_the_first_is_critical),
+    Claim(ROBUST, "Activation disagreement goes with accuracy (figure 4)",
+          "Where you have data: a better guide than any metric of the weights alone.", "fcn-mnist",
+          lambda r: _all(r, "figure 4: activation_disagreement, mean Spearman", "", lambda v: v < -0.5)),
+    Claim(ROBUST, "No other metric of the weights alone predicts accuracy either (figure 3)",
+          "Yes.", "fcn-mnist", lambda r: _all(r, "figure 3:", "mean Spearman", lambda v: abs(v) < 0.2)),
+    Claim(ROBUST, "Alpha predicts nothing in pretrained networks (tables 2, 3, figures 5, 6)",
+          "Yes, on the stand-ins that can be had here.", "pretrained", _no_pretrained_alpha),
+    Claim(ROBUST, "The same in a ViT on ImageNet (table 2, figures 5 and 9)", "Not known: none can be had here."),
+    Claim(SPECTRA, "1 to 6 % of a language model's eigenvalues are quasi-null (section 3.1)",
+          "It depends on the network: measure yours.", "quasi-null",
+          lambda r: _all(r, "", ": quasi-null eigenvalues, % of all", lambda v: 1 <= v <= 6)),
+    Claim(SPECTRA, "Vision models have no quasi-null eigenvalues",
+          "It depends on the network: measure yours.", "vision-and-language",
+          lambda r: _all(r, "vision,", "", lambda v: v < 0.5)),
+    Claim(SPECTRA, "Quasi-null directions can be taken out without harm (section 3.1)",
+          "Yes, on stories15M.", "remove-quasi-null", _removal_changes_nothing,
+          "Measure first: on stories15M it costs loss."),
+    Claim(SPECTRA, "MLP layers have the heavier tail (section 3.2, figure 4)",
+          "Compare layers of your own network: the direction is not universal.", "roles", _mlp_has_the_heavier_tail),
+    Claim(SPECTRA, "Fine-tuning changes spectra negligibly (section 3.3)",
+          "Spectra will not show you what a fine-tune did: compare the updates.", "fine-tuning",
+          lambda r: _all(r, "median change of alpha", "", lambda v: v < 0.5)),
+    Claim(SPECTRA, "Strong regularisation does not collapse a layer (section 3.3)",
+          "Yes, up to a weight decay of 10 on the embedded network.", "rank-collapse",
+          lambda r: _all(r, "weight decay", ": layers collapsed", lambda v: v == 0),
+          "Only up to a point: see at which."),
+    Claim(SPECTRA, "A larger model's spectra are more stable across layers (section 3.4)",
+          "Yes, on the pair tested.", "small-and-large", lambda r: _larger_is(r, "distance between neighbouring"),
+          "Not for every kind of layer: compare your own two."),
+    Claim(SPECTRA, "A larger model's eigenvalues are somewhat smaller (section 3.4)",
+          "Yes, on the pair tested.", "small-and-large", lambda r: _larger_is(r, "median eigenvalue"),
+          "Not for every kind of layer: compare your own two."),
+    Claim(DEGENERACY, "The behavioural loss has no lower learning coefficient than the training loss (2.2.1)",
+          "Yes, in the case tested.", "degeneracy-landscape", _behavioural_is_no_lower),
+    Claim(DEGENERACY, "Weight decay empties directions that the data never see (3.1.1)",
+          "With plain gradients and with AdamW.", "degeneracy-landscape",
+          lambda r: _all(r, "3.1.1 share", "decay 0.01", lambda v: v < 0.05)),
+    Claim(DEGENERACY, "Free directions of disjoint modules add up (5.2.1)", "Yes, exactly.", "modules-section-5",
+          lambda r: _every(r, "disjoint modules: free directions add up")),
+    Claim(DEGENERACY, "Effective parameters of joined modules add up with the link held fixed (eq. 31)",
+          "Take it as an upper bound: a module can undo what the other does to the link.", "modules-section-5",
+          lambda r: _every(r, "modules joined by a node: N_eff")),
+    Claim(DEGENERACY, "The interaction basis makes networks sparser (section 4)",
+          "Compare bases on your own network.", "interaction-basis", _basis_is_sparsest),
+    Claim(DROPPED, "The diagonal of W_out W_in tells which projections belong together (section 3)",
+          "On networks that grew a negative diagonal; elsewhere other signals are needed.", "dropped-net-tables",
+          _pairs_are_separated),
+    Claim(DROPPED, "Exchanging neighbours from the delta-norm or Frobenius seed puts the network back (tables 2, 3)",
+          "Yes, and the numbers of both tables come out digit for digit.", "dropped-net-tables",
+          lambda r: all(bool(_all_agree(r, f"table {k} ")) for k in (2, 3)) if r else None,
+          "The network is put back; the counts of the tables differ."),
+    Claim(DROPPED, "The numbers of the repair from the Bradley-Terry order (table 1)",
+          "The order is solved; the paper's count of exchanges is not reached.", "dropped-net-tables",
+          lambda r: _all_agree(r, "table 1 ")),
+    Claim(DROPPED, "Half of the neurons are active (appendix B, figure 8)",
+          "On the raw inputs; on the stream that a block meets it is a fifth.", "dropped-net-tables",
+          lambda r: _all(r, "appendix B: activation probability on the raw inputs", "", lambda v: abs(v - 0.5) < 0.05)),
+    Claim(DROPPED, "Training by itself grows a negative diagonal (appendix A)",
+          "Of every block's trace the sign, with small batches and long training.", "dropped-net-study",
+          lambda r: _all(r, "appendix A, 200 epochs on pred, no weight decay: trace", "mean", lambda v: v < -1)),
+)  # fmt: skip
+"""In the order of the page."""

@@ -1,0 +1,129 @@
+"""The pictures of top-down-eigenspectra: histograms of eigenvalues as small multiples, bars by network, phases.
+
+Eigenvalues are drawn on a logarithmic axis, as the paper draws them, with the bulk that Marchenko and Pastur give
+shaded and the start of the power-law tail marked. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.papers.pictures import COLOURS, OURS, PAPER, panels, save
+
+if TYPE_CHECKING:
+    from strati.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A spectrum to be drawn: its eigenvalues, the bulk's edges and the tail's start where there are any."""
+
+    title: str
+    eigenvalues: FloatArray
+    bulk: tuple[float, float] | None = None
+    tail: float | None = None
+
+
+def spectra_grid(rows: Sequence[Sequence[Shown]], folder: Path, stem: str, title: str) -> tuple[str, ...]:
+    """Small multiples: one row of panels per network or state, one panel per layer, all on the same axis."""
+    columns = max(len(row) for row in rows)
+    figure, axes = panels(len(rows) * columns, columns=columns, title=title, size=(2.5, 2.1), sharex=True)
+    for axis, shown in zip(axes, (one for row in rows for one in row), strict=True):
+        values = np.asarray(shown.eigenvalues, dtype=float)
+        positive = values[values > values.max() * 1e-14]
+        axis.hist(np.log10(positive), bins=50, color=OURS)
+        if shown.bulk is not None and shown.bulk[1] > 0:
+            low, high = (np.log10(max(edge, positive.min())) for edge in shown.bulk)
+            axis.axvspan(low, high, color=COLOURS[4], alpha=0.25, label="bulk")
+        if shown.tail is not None and shown.tail > 0:
+            axis.axvline(np.log10(shown.tail), color=PAPER, ls="--", lw=1, label="tail")
+        axis.set_title(shown.title)
+    for axis in axes[-columns:]:
+        axis.set_xlabel("log10 eigenvalue")
+    axes[0].legend(frameon=False)
+    return save(figure, folder, stem)
+
+
+def linear_and_log(shown: Sequence[Shown], folder: Path, stem: str, title: str) -> tuple[str, ...]:
+    """The same layers with linear and with logarithmic eigenvalues, one above the other (the paper's figure 3)."""
+    figure, axes = panels(2 * len(shown), columns=len(shown), title=title, size=(2.5, 2.1))
+    for k, one in enumerate(shown):
+        values = np.asarray(one.eigenvalues, dtype=float)
+        positive = values[values > values.max() * 1e-14]
+        axes[k].hist(positive, bins=60, color=OURS)
+        axes[k].set(title=one.title, xlabel="eigenvalue")
+        axes[len(shown) + k].hist(np.log10(positive), bins=60, color=OURS)
+        axes[len(shown) + k].set(xlabel="log10 eigenvalue")
+    return save(figure, folder, stem)
+
+
+def bars(
+    values: dict[str, float],
+    folder: Path,
+    stem: str,
+    *,
+    title: str,
+    label: str,
+    band: tuple[float, float] | None = None,
+) -> tuple[str, ...]:
+    """One bar per name; a band where the paper says the values lie."""
+    figure, (axis,) = panels(1, title=title, size=(6.4, 0.6 + 0.28 * len(values)))
+    axis.barh(list(values), list(values.values()), color=OURS)
+    if band is not None:
+        axis.axvspan(*band, color=PAPER, alpha=0.2, label="paper")
+        axis.legend(frameon=False)
+    axis.invert_yaxis()
+    axis.set_xlabel(label)
+    return save(figure, folder, stem)
+
+
+def points_by_group(
+    groups: Mapping[str, Mapping[str, Sequence[float]]], folder: Path, stem: str, *, title: str, label: str
+) -> tuple[str, ...]:
+    """One panel per network, in it every layer as a point by kind (attention, MLP), medians as lines."""
+    figure, axes = panels(len(groups), title=title, sharey=True)
+    for axis, (name, kinds) in zip(axes, groups.items(), strict=True):
+        for place, (values, colour) in enumerate(zip(kinds.values(), COLOURS, strict=False)):
+            spread = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(len(values))
+            axis.plot(place + spread, values, "o", ms=3, color=colour, alpha=0.7)
+            axis.hlines(np.median(values), place - 0.3, place + 0.3, color=colour)
+        axis.set_xticks(range(len(kinds)), list(kinds))
+        axis.set_title(name)
+    axes[0].set_ylabel(label)
+    return save(figure, folder, stem)
+
+
+def confusion_map(counts: dict[tuple[Any, Any], int], names: Sequence[Any], folder: Path) -> tuple[str, ...]:
+    """How the phases of matrices of known making were named: rows the truth, columns the name given."""
+    table = np.array([[counts[a, b] for b in names] for a in names], dtype=float)
+    table /= np.maximum(table.sum(axis=1, keepdims=True), 1)
+    figure, (axis,) = panels(1, size=(6.0, 4.6), title="Share of matrices of a phase that get each name")
+    axis.imshow(table, cmap="cividis", vmin=0, vmax=1)
+    for i in range(len(names)):
+        for j in range(len(names)):
+            if table[i, j] >= 0.005:
+                axis.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", fontsize=7,
+                          color="black" if table[i, j] > 0.5 else "white")  # fmt: skip
+    axis.set_xticks(range(len(names)), [str(n) for n in names], rotation=35, ha="right")
+    axis.set_yticks(range(len(names)), [str(n) for n in names])
+    axis.set(xlabel="named", ylabel="made to be")
+    return save(figure, folder, "phases")
+
+
+def lines(
+    series: dict[str, dict[str, Sequence[float | None]]], folder: Path, stem: str, *, title: str, label: str
+) -> tuple[str, ...]:
+    """One panel per group, one line per name, over checkpoints in order."""
+    figure, axes = panels(len(series), title=title, sharey=True)
+    for axis, (name, inner) in zip(axes, series.items(), strict=True):
+        for (line, values), colour in zip(inner.items(), COLOURS, strict=False):
+            axis.plot([float("nan") if v is None else v for v in values], color=colour, label=line)
+        axis.set(title=name, xlabel="checkpoint")
+    axes[0].set_ylabel(label)
+    axes[0].legend(frameon=False)
+    return save(figure, folder, stem)

@@ -1,0 +1,83 @@
+"""What the reproductions' pictures share: colours, panels, and saving as PNG and SVG.
+
+Colours are those of Okabe and Ito (2008), told apart with any kind of colour vision; text and axes are a middle grey
+on a transparent ground, readable on light and dark pages alike. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from strati.errors import require
+
+OURS = "#0072B2"
+PAPER = "#D55E00"
+THEORY = "#009E73"
+COLOURS = (OURS, PAPER, THEORY, "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+_GREY = "#808080"
+
+
+def panels(
+    count: int, *, columns: int = 3, title: str = "", size: tuple[float, float] = (3.6, 2.8), **shared: Any
+) -> tuple[Any, list[Any]]:
+    """A figure of so many equal panels.
+
+    Args:
+        count: How many.
+        columns: At most so many side by side.
+        title: Over all of them.
+        size: Width and height of one, in inches.
+        shared: ``sharex``, ``sharey`` of matplotlib's ``subplots``.
+
+    Returns:
+        The figure and its axes, those that are not needed taken out.
+    """
+    require("matplotlib", "plot", "drawing the figures of a reproduction")
+    from matplotlib.figure import Figure
+
+    wide = min(count, columns)
+    high = -(-count // wide)
+    figure = Figure(figsize=(size[0] * wide, size[1] * high + (0.4 if title else 0)), layout="constrained")
+    axes = list(figure.subplots(high, wide, squeeze=False, **shared).flat)
+    for spare in axes[count:]:
+        spare.remove()
+    if title:
+        figure.suptitle(title, color=_GREY, fontsize=11)
+    for axis in axes[:count]:
+        _plain(axis)
+    return figure, axes[:count]
+
+
+def drawn(draw: Callable[..., tuple[str, ...]], *given: Any) -> tuple[str, ...]:
+    """What ``draw(*given)`` drew; nothing where matplotlib is not installed: the numbers do not need the picture."""
+    return draw(*given) if find_spec("matplotlib") is not None else ()
+
+
+def save(figure: Any, folder: Path, stem: str) -> tuple[str, ...]:
+    """Write a figure as PNG and as SVG; the paths of both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+    for axis in figure.axes:
+        _plain(axis)
+    figure.savefig(paths[0], dpi=120, transparent=True)
+    figure.savefig(paths[1], transparent=True, metadata={"Date": None})
+    return tuple(map(str, paths))
+
+
+def _plain(axis: Any) -> None:
+    for name in ("top", "right"):
+        axis.spines[name].set_visible(False)
+    for name in ("left", "bottom"):
+        axis.spines[name].set_color(_GREY)
+    axis.tick_params(colors=_GREY, labelsize=8)
+    for text in (axis.title, axis.xaxis.label, axis.yaxis.label):
+        text.set_color(_GREY)
+        text.set_fontsize(9)
+    legend = axis.get_legend()
+    if legend is not None:
+        for text in legend.get_texts():
+            text.set_color(_GREY)
+            text.set_fontsize(8)

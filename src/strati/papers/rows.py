@@ -1,0 +1,167 @@
+"""A paper's number beside ours: the row, and the result that holds the rows.
+
+A row keeps apart what is easily mixed up: what the paper prints, what theory gives, what was measured before by others,
+and what came out here with its error. From these it says whether ours agrees (:attr:`Row.agrees`): no reader has to do
+the subtraction, and no difference goes unmarked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from strati.types import Flag, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+Value = float | str | None
+
+COLUMNS = ("what", "paper", "ours", "error", "agrees", "theory", "before", "seeds", "note")
+"""The columns of a table of rows, in the order in which they are shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of a paper and ours.
+
+    Attributes:
+        what: The quantity, with the table or figure it stands in.
+        paper: What the paper prints; ``None`` where it gives no number.
+        ours: What came out here.
+        note: What a reader must know; it explains a difference.
+        theory: What a theorem or a closed form gives, where there is one.
+        before: What others measured before on the same network; the note says who.
+        error: Standard error of ours.
+        seeds: How many independent networks, draws or seeds stand behind ours.
+        unexplained: The difference is known and its cause is not.
+
+    Examples:
+        >>> Row("alpha", 4.82, 4.826, error=0.01).agrees
+        'yes'
+        >>> Row("alpha", 4.82, 2.2, "trained by Adam", error=0.01).agrees
+        'no'
+        >>> Row("greatest", 3.28, 3.232).agrees
+        'open'
+        >>> Row("iterations", "about 280", 239).agrees is None
+        True
+    """
+
+    what: str
+    paper: Value
+    ours: Value
+    note: str = ""
+    theory: Value = None
+    before: Value = None
+    error: float | None = None
+    seeds: int | None = None
+    unexplained: bool = False
+
+    @property
+    def agrees(self) -> str | None:
+        """``yes`` within two errors or the digits printed, ``no`` with a note that explains it, ``open`` without.
+
+        ``None`` where there is nothing to compare with. Theory stands in where the paper prints nothing; texts agree
+        when they are the same.
+        """
+        if isinstance(self.paper, str) and self.paper == self.ours:
+            return "yes"
+        given = self.paper if _is_number(self.paper) else self.theory
+        if not _is_number(given) or not _is_number(self.ours):
+            return None
+        apart = abs(float(self.ours) - float(given))  # type: ignore[arg-type]
+        if apart <= 2 * (self.error or 0.0) + printed(given):  # type: ignore[arg-type]
+            return "yes"
+        return "no" if self.note and not self.unexplained else "open"
+
+    def cells(self) -> dict[str, Any]:
+        """The row with whether it agrees, by column."""
+        found = asdict(self) | {"agrees": self.agrees}
+        return {name: found[name] for name in COLUMNS}
+
+
+@dataclass(frozen=True)
+class Reproduction(Result):
+    """A paper's table or figure redone. ``mode`` is ``"quick"`` or ``"full"``; all chance came from ``seed``.
+
+    ``sources`` is a checksum of the code that made it (:func:`strati.papers.registry.sources`).
+    """
+
+    verb: ClassVar[str] = "reproduce"
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    figures: tuple[str, ...] = ()
+    warnings: tuple[Flag, ...] = ()
+    mode: str | None = None
+    seed: int = 0
+    sources: str | None = None
+
+    def payload(self) -> dict[str, Any]:
+        """Name, title, how it was run, rows, and the files of the figures drawn."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "mode": self.mode,
+            "seed": self.seed,
+            "sources": self.sources,
+            "rows": [row.cells() for row in self.rows],
+            "figures": self.figures,
+            "warnings": self.warnings,
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """One line per number."""
+        import pandas as pd
+
+        return pd.DataFrame([row.cells() for row in self.rows], columns=list(COLUMNS))
+
+    def summary(self) -> RenderableType:
+        """A table, the paper's number beside ours; columns that nothing stands in are left out."""
+        from strati.tables import Column, table
+
+        cells = [row.cells() for row in self.rows]
+        used = columns_used(cells)
+        columns = [Column(n, right=n not in ("what", "agrees", "note"), keep=n in _KEPT) for n in used]
+        rows = [[cell(row[name]) for name in used] for row in cells]
+        how = f" ({self.mode}, seed {self.seed})" if self.mode else ""
+        return table(columns, rows, title=self.title + how)
+
+
+_KEPT = ("what", "paper", "ours")
+
+
+def columns_used(rows: list[dict[str, Any]]) -> list[str]:
+    """The columns in which any row has something; what, paper and ours always."""
+    return [n for n in COLUMNS if n in _KEPT or any(row.get(n) not in (None, "") for row in rows)]
+
+
+def cell(value: Value) -> str:
+    """A value as a table shows it.
+
+    Examples:
+        >>> cell(None), cell(0.1234567), cell("about 280")
+        ('-', '0.123457', 'about 280')
+    """
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.6g}"
+
+
+def printed(value: float) -> float:
+    """Half a unit of the last digit that a number was printed with.
+
+    Examples:
+        >>> printed(4.82), printed(66), printed(0.0006)
+        (0.005, 0.5, 5e-05)
+    """
+    text = repr(float(value))
+    mantissa, _, exponent = text.partition("e")
+    places = 0 if isinstance(value, int) else len(mantissa.partition(".")[2])
+    return float(f"5e{int(exponent or 0) - places - 1}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

@@ -1,0 +1,160 @@
+r"""Pairs by the data and the weights together: a Bayesian regression around a network of mixtures.
+
+The weights give each input projection a belief :math:`b_{ij}` about its output projection. Taken as a prior of the
+mixture :math:`P` of :mod:`strati.reassembly.relaxed`, with the covariance that one choice of many has
+(:math:`diag(b)`, each piece used once), the error of the network is linear in :math:`P` and in the pairs of blocks that
+are the wrong way round, and the posterior mean is a ridge regression whose columns are scaled by :math:`\sqrt{b_{ij}}`:
+what the weights rule out costs no data. The variance of what remains is the one that makes the data likeliest. A few
+steps, each around the last answer but with the same prior, mend what the linear picture misses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.reassembly.assignment import used_once
+from strati.reassembly.regression import flip_effects, sorted_by_flips
+from strati.reassembly.relaxed import Relaxed, mixed_mse, mixed_pass, piece_effects, to_polytope, uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from strati.reassembly.passes import Floats, Ints, Parts
+
+    Matrix = NDArray[np.float64]
+
+_LEAST = 2e-3
+_OPEN = 0.1
+"""Beliefs below this are left out of the regression, and the share of a belief that is spread over all pieces."""
+
+_FLIP = 0.1
+"""Variance of "this pair of blocks is the wrong way round" once there is an order to start from; 1/4 before."""
+
+
+def softened_belief(parts: Parts, evidence: Matrix, share: float) -> Matrix:
+    """Evidence in nats, less sure of itself by a factor, as a belief in which every piece is used once."""
+    scaled = evidence * share
+    belief = used_once(np.exp(scaled - scaled.max()) + 1e-300, parts.shared, 100)
+    return np.asarray((1 - _OPEN) * belief + _OPEN * uniform(parts))
+
+
+def settle(
+    parts: Parts, x: Floats, y: Floats, belief: Matrix, order: Ints, *, steps: int = 4, ordered: bool = False
+) -> Relaxed:
+    """The posterior mean of the mixture, and an order.
+
+    Args:
+        parts: The weights.
+        x: Inputs.
+        y: Outputs to reach.
+        belief: Prior probability of each pair, every piece used once.
+        order: Order of the input projections to start from.
+        steps: Linearisations.
+        ordered: The order given is worth something.
+    """
+    mixture = belief
+    first, second = np.nonzero(belief > _LEAST)
+    root = np.sqrt(belief[first, second])
+    noise: float | None = None
+    with np.errstate(over="ignore", invalid="ignore"):
+        for step in range(steps):
+            passed = mixed_pass(parts, x, mixture, order)
+            effects = centred(piece_effects(parts, passed, order), belief, parts.shared)
+            flips, pairs = flip_effects(passed)
+            target = (y - passed.output).T.reshape(-1).astype(np.float64)
+            if not bool(np.isfinite(target).all() and np.isfinite(effects).all()):
+                break
+            mean, variance = (0.0, _FLIP) if step or ordered else (0.5, 0.25)
+            target += effects.reshape(len(target), -1) @ (mixture - belief).reshape(-1)
+            target -= mean * flips.sum(axis=1)
+            columns = np.concatenate(
+                [effects[:, first, second] * root.astype(np.float32), flips * np.float32(np.sqrt(variance))],
+                axis=1,
+            )
+            solution, noise = posterior_mean(columns, target, noise)
+            wanted = belief.copy()
+            wanted[first, second] += root * solution[: len(first)]
+            wanted = to_polytope(wanted, parts.shared)
+            mixture = wanted if step == 0 else (mixture + wanted) / 2
+            turned = mean + np.sqrt(variance) * solution[len(first) :]
+            order = order[sorted_by_flips(turned, pairs, len(order))]
+    return Relaxed(mixture, order, mixed_mse(parts, x, y, mixture, order))
+
+
+def centred(effects: NDArray[Any], belief: Matrix, shared: bool, rounds: int = 3) -> NDArray[Any]:
+    """Effects without what every piece used once takes out, each choice counted as far as it is believed."""
+    weight = belief.astype(effects.dtype)
+    if shared:
+        used = (weight.sum(axis=1) + weight.sum(axis=0))[None, :]
+        for _ in range(rounds):
+            part = (
+                (np.einsum("xij,ij->xi", effects, weight) + np.einsum("xij,ij->xj", effects, weight))
+                / used
+                / 2
+            )
+            effects = effects - part[:, :, None] - part[:, None, :]
+        return effects
+    for _ in range(rounds):
+        effects = effects - (np.einsum("xij,ij->xi", effects, weight) / weight.sum(axis=1))[:, :, None]
+        effects = effects - (np.einsum("xij,ij->xj", effects, weight) / weight.sum(axis=0))[:, None, :]
+    return effects
+
+
+def posterior_mean(columns: NDArray[Any], target: Matrix, noise: float | None) -> tuple[Matrix, float]:
+    """Weights of unit prior variance given the target, with the noise that makes the target likeliest.
+
+    The likelihood is climbed by halving and doubling the noise, from the last step's or from a tenth of the target.
+    """
+    (found,), likeliest = posterior_means(columns, target, noise, (1.0,))
+    return found, likeliest
+
+
+def posterior_means(
+    columns: NDArray[Any], target: Matrix, noise: float | None, factors: Sequence[float]
+) -> tuple[list[Matrix], float]:
+    """The posterior mean for the likeliest noise times each factor, and that noise.
+
+    More noise than is likely is for errors of the linear picture, which are none of independent rows.
+    """
+    from scipy.linalg import cho_factor, cho_solve  # a second to import: only where it is needed
+
+    rows, count = columns.shape
+    dual = rows < count
+    gram = (columns @ columns.T if dual else columns.T @ columns).astype(np.float64)
+    side = target if dual else columns.T.astype(np.float64) @ target
+    size = float(target @ target)
+    # less noise than the rounding of the Gram matrix is not to be had
+    rounding = 8 * float(np.finfo(columns.dtype).eps)
+    least = rounding * float(np.trace(gram)) + float(np.finfo(np.float64).tiny)
+    start = max(0.1 * size / rows if noise is None else noise, least)
+
+    def solved(variance: float) -> tuple[float, Matrix]:
+        shifted = gram.copy()
+        shifted[np.diag_indices_from(shifted)] += variance
+        factor = cho_factor(shifted, lower=True, overwrite_a=True, check_finite=False)
+        solution = cho_solve(factor, side, check_finite=False)
+        logs = 2 * float(np.log(np.diag(factor[0])).sum()) + (rows - len(gram)) * float(np.log(variance))
+        left = float(side @ solution) if dual else (size - float(side @ solution)) / variance
+        return -0.5 * (left + logs), np.asarray(solution)
+
+    tried: dict[int, float] = {}
+
+    def at(level: int) -> float:
+        if level not in tried:
+            tried[level] = solved(max(start * 2.0**level, least))[0]
+        return tried[level]
+
+    level = 0
+    for _ in range(40):
+        near = max((level - 1, level, level + 1), key=at)
+        if near == level:
+            break
+        level = near
+    likeliest = max(start * 2.0**level, least)
+    solutions = [solved(likeliest * factor)[1] for factor in factors]
+    found = [columns.T.astype(np.float64) @ one if dual else one for one in solutions]
+    return found, likeliest
