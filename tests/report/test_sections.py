@@ -237,11 +237,40 @@ def test_training_runs_and_checks(opened: Callable[..., Any]) -> None:
     } | head
     found = [{"layer": "fc1", "code": "noise-like", "text": "indistinguishable from random weights"}]
     check = {"schema": "strati.check/1", "found": found, "passed": False} | head
+    track["spectra"] = {
+        "unit": 100,
+        "ranks": [0, 0.5, 1],
+        "layers": [
+            {"layer": "fc1", "values": [[-100, 0, 50], [-110, 0, 60], None, [-120, 0, 80]]},
+            {"layer": "fc2", "values": [[-90, 0, 50], [-90, 0, 55], [-90, 0, 60], [-90, 0, 65]]},
+        ],
+    }
     steps = [{"title": "scan", "command": "strati scan x", "seconds": 1.5}]
     tour = {"schema": "strati.demo/1", "folder": "out", "report": "out/report.html", "steps": steps} | head
     page = opened([track, check, tour]).page
     assert "strati scan x" in page.locator("#demo tbody tr").inner_text()
     assert marks(page, "track", "alpha", "path.line") == 2
+    strip = picture(page, "track", "Time line")
+    assert strip.locator("image.heat").count() == 1
+    assert strip.locator("path.change").count() == 0  # alpha has none
+    strip_of = page.locator("#track figure", has_text="Time line")
+    strip_of.locator("select").select_option("loss")
+    assert strip.locator("path.change").count() == 1
+    spectrum_of = page.locator("#track figure", has_text="Spectrum at this step")
+    assert spectrum_of.locator("path.here").count() == 1
+    before = spectrum_of.locator("path.here").get_attribute("d")
+    ghost = spectrum_of.locator("path.ghost").get_attribute("d")
+    slide = page.locator("#track input[data-step]")
+    slide.evaluate("node => { node.value = 1; node.dispatchEvent(new Event('input')); }")
+    assert (
+        spectrum_of.locator("path.here").get_attribute("d") == ghost != before
+    )  # step 200 holds no spectrum
+    assert "within the interval of 1 change" in page.locator("#track .now").inner_text()
+    slide.evaluate("node => { node.value = 2; node.dispatchEvent(new Event('input')); }")
+    assert spectrum_of.locator("path.here").count() == 0
+    spectrum_of.locator("select").select_option("fc2")
+    assert spectrum_of.locator("path.here").count() == 1
+    assert marks(page, "track", "alpha", "path.band") == 2
     assert marks(page, "track", "loss", "path.line") == 1
     assert page.locator("#track tbody tr").count() == 1
     assert page.locator("#check tbody tr").count() == 1

@@ -1,9 +1,10 @@
 r"""Learning coefficients of many checkpoints that can be compared: one sampler, one step, the same random numbers.
 
-Every checkpoint is sampled by stochastic-gradient Langevin dynamics with the same data, batches, temperature, localisation,
-step, chain length and noise (:mod:`strati.landscape.sampling.sgld`). The step is the one that the stiffest checkpoint
-needs. Since the noise is shared, the fluctuations of neighbouring checkpoints are alike and cancel in their difference:
-:func:`difference_error` states the error of a difference, which is smaller than those of the two levels would make it.
+Every checkpoint is sampled by stochastic-gradient Langevin dynamics with the same data, batches, temperature,
+localisation, step, chain length and noise (:mod:`strati.landscape.sampling.sgld`). The step is the one that the
+stiffest checkpoint needs. Since the noise is shared, the fluctuations of neighbouring checkpoints are alike and
+cancel in their difference: :func:`difference_error` states the error of a difference, which is smaller than those of
+the two levels would make it.
 
 The value is ``nbeta (<L> - L(checkpoint))`` in the middle of training too, where the checkpoint is no minimum and the
 value may be negative; :func:`measured` says where that is so.
@@ -102,10 +103,10 @@ def calibrated(
     Raises:
         BadInputError: No step is small enough.
     """
+    import torch
+
     from strati.landscape.sampling.budget import gradient_cost
     from strati.landscape.sampling.config import LLCConfig
-
-    import torch
 
     stiffest: tuple[float, str, Objective] | None = None
     rule = count = 0.0
