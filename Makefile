@@ -7,7 +7,7 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest screenshots clean
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/strati demo --out out/demo
@@ -48,6 +48,15 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q install $(TORCH)
 	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==1.3.2
 	touch $@
+
+# The built wheel in clean environments: every Python that is there, every extra alone.
+matrix:
+	$(PYTHON) tools/matrix.py
+
+# Which lines the quick tests reach.
+coverage: $(VENV)/test.stamp
+	$(PIP) install $(PINNED) pytest-cov
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' --cov=strati --cov-report=term:skip-covered tests
 
 # The oldest versions that pyproject.toml allows (torch apart, which is pinned everywhere): the tests that need no browser.
 oldest: .venv-oldest/ready.stamp
