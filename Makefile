@@ -7,7 +7,7 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots clean
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/strati demo --out out/demo
@@ -23,6 +23,12 @@ check: $(VENV)/test.stamp docs
 
 docs: $(VENV)/test.stamp
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+# The pages that are made from code and stored results.
+pages: $(VENV)/test.stamp
+	$(BIN)/python tools/api_page.py
+	$(BIN)/python tools/cli_page.py
+	$(BIN)/python tools/reproduce_all.py --docs
 
 slow: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m slow --timeout 3600
