@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ import strati
 from strati.landscape.behaviour import objective
 from strati.landscape.sampling.battery import battery
 from strati.landscape.sampling.config import LLCConfig
+from strati.landscape.sampling.known import deep_linear
 from strati.landscape.sampling.known_cases import minimised, normal, perceptron
 from strati.landscape.sampling.numerical_rank import NumericalRank, jacobian_rank
 from strati.landscape.sampling.surroundings import surroundings
@@ -80,6 +83,27 @@ def test_a_training_loss_along_a_valley_of_its_minima_is_exact(seed):
         y = model(x) + noise
     found = looked(model, "mse", (x, y))
     assert found.rank == NumericalRank(1, 1) and found.exact == 0.5
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([((5, 3, 5), 1), ((2, 2, 2), 1), ((4, 2, 3), 1), ((2, 2, 2, 2), 1), ((3, 4, 4, 3), 2)]),
+    st.sampled_from(["mse", "behavioural-mse"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_layers_of_low_rank_in_single_precision_are_of_low_rank(seed, shape, loss):
+    """Their rank is one or two up to 1e-8 only, and their outputs are rounded: neither counts (Aoyagi's values)."""
+    widths, rank = shape
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(widths)))
+    for layer in model:
+        rows, columns = layer.weight.shape
+        layer.weight.data = torch.randn(rows, rank) @ torch.randn(rank, columns) / 2
+    x = torch.randn(80, widths[0])
+    found = looked(model, loss, x if loss == "behavioural-mse" else (x, model(x).detach()))
+    value, (low, high) = float(deep_linear(widths, rank).value), found.range
+    assert found.exact in (None, value)
+    assert low is None or low - 1e-9 <= value <= high + 1e-9
 
 
 FLAT = {
