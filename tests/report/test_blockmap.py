@@ -1,4 +1,4 @@
-"""The map of a transformer: blocks and roles, by mouse and keyboard, linked by the address; no barrier that axe knows."""
+"""The map of a transformer: blocks and roles, by mouse and keyboard, linked by the address; no barrier for axe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def scan() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shapes = {
         **{f"self_attn.{k}_proj": (32, 32) for k in ("q", "k", "v", "o")},
-        **{"mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64)},
+        "mlp.gate_proj": (64, 32),
+        "mlp.up_proj": (64, 32),
+        "mlp.down_proj": (32, 64),
     }
     tensors = {
         f"model.layers.{block}.{name}.weight": rng.standard_normal(shape).astype(np.float32)
