@@ -7,12 +7,12 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages clean
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/strati demo --out out/demo
 
-test: $(VENV)/test.stamp chromium check
+test: $(VENV)/test.stamp chromium axe check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/test.stamp docs
@@ -95,6 +95,12 @@ chromium:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 	    && apt-get update -q >/dev/null && apt-get install -qy chromium >/dev/null \
 	    || echo "chromium is not installed and cannot be installed here: the browser tests will skip"; }
+
+# axe-core looks for barriers in the page, where npm can be had; without it that test skips and says so.
+axe: $(VENV)/test.stamp
+	@[ -f $(VENV)/axe.min.js ] || { command -v npm >/dev/null && cd $(VENV) && npm pack -s axe-core@4.10.3 >/dev/null \
+	  && tar -xzOf axe-core-4.10.3.tgz package/axe.min.js > axe.min.js; } \
+	  || echo "axe-core cannot be had here: the test for barriers will skip"
 
 clean:
 	rm -rf out site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

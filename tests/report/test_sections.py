@@ -71,6 +71,16 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
     assert page.locator("main figure svg").count() == page.locator("main figure").count()
 
 
+def test_axe_finds_no_barrier_in_any_section(page: Any) -> None:
+    axe = Path(__file__).resolve().parents[2] / ".venv" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("axe-core is not there; `make test` fetches it where npm can be had")
+    page.evaluate(axe.read_text())
+    found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa'] })")
+    barriers = [(v["id"], v["nodes"][0]["html"][:160], len(v["nodes"])) for v in found["violations"]]
+    assert barriers == []
+
+
 def test_strata_show_the_scan(page: Any, results: dict[str, Any]) -> None:
     layers = results["scan"]["layers"]
     assert page.locator("#scan .rows .row").count() == len(layers) == 3

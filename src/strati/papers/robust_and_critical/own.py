@@ -63,7 +63,7 @@ def pretrained_own(
     require("torch", "torch", "running a pretrained network")
     from strati.network.module import as_module
 
-    network: nn.Module = as_module(model).eval()  # type: ignore[arg-type]
+    network: nn.Module = as_module(model).eval()
     found = _data(network, model, Path(data), quick)
     language = found.kind == "tokens" and found.y_test is None
     draws = 2 if quick else 10

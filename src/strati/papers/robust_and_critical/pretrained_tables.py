@@ -17,6 +17,7 @@ from strati.intervene.judging.audit import Audit, MetricRow, audit
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.study import Study
 from strati.papers.registry import Row
+from strati.spectra.scan import scan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -131,6 +132,20 @@ def _table(case: Case, found: Study) -> list[Row]:
     rows.append(
         Row(f"{where}: mean layer alpha", _theirs(paper, "alpha"), mean, f"SEM over {len(alphas)} layers")
     )
+    return rows + _both_ways(where, case)
+
+
+def _both_ways(where: str, case: Case) -> list[Row]:
+    """The mean alpha of a convolutional network with its kernels pooled and flattened: the paper says not which."""
+    model = next(iter(case.models.values()))
+    if not any(p.ndim == 4 for p in model.parameters()):
+        return []
+    rows = []
+    for conv in ("pool", "flatten"):
+        found = scan(model, conv=conv).table["alpha"].dropna().to_numpy(float)
+        error = round(float(found.std(ddof=1) / len(found) ** 0.5), 3)
+        what = f"{where}: mean layer alpha, kernels {'pooled' if conv == 'pool' else 'flattened'}"
+        rows.append(Row(what, None, round(float(found.mean()), 3), f"{len(found)} layers", error=error))
     return rows
 
 
