@@ -48,15 +48,9 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     """
     check_plugins(config.plugins)
     plan = config_of(spec, config)
-    if spec.trained_here:
-        data = prepare(spec, find)
-        model = build(spec.network, data.shape, data.outputs, spec.data.context)
-        names = [network_name(n) for n in range(spec.network.count)]
-        weights = "trained here"
-    else:
-        model = open_checkpoint(str(spec.network.path), spec.network)
-        data = prepare(spec, find, *_tokeniser(spec, model))
-        names, weights = [Path(str(spec.network.path)).name], state_digest(model)
+    opened = open_spec(spec, find)
+    model, data, names = opened.model, opened.data, opened.names
+    weights = "trained here" if spec.trained_here else state_digest(model)
     task = task_of(data, spec)
     check_fits(model, task)
     targets = targets_of(model, plan, lambda: task.output(model, task.batches[0][0][:1]))
@@ -72,7 +66,7 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     identity = {"data": digest, "weights": weights, "plugins": sorted(plan.plugins), "spec": spec.plain()}
     identity |= {"others": digests(others)}
     points = sum(len(plan.points(target, initial)) for target in targets)
-    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial, digests(others))
+    planner = _SpecPlanner(spec, plan, raw, digest, names, targets, weights, initial, digests(others))
     return Job(
         name=spec.name,
         identity=unit_key(identity),
@@ -84,6 +78,30 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
         layers=planner.layers,
         fail=planner.fail,
     )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The network of a spec (one of those to train, untrained), its data, and the names of all its networks."""
+
+    model: nn.Module
+    data: Data
+    names: tuple[str, ...]
+
+
+def open_spec(spec: Spec, find: Find) -> Opened:
+    """Read the data of a spec, and open or build its network.
+
+    Raises:
+        BadInputError: They are not there.
+    """
+    if spec.trained_here:
+        data = prepare(spec, find)
+        model = build(spec.network, data.shape, data.outputs, spec.data.context)
+        return Opened(model, data, tuple(network_name(n) for n in range(spec.network.count)))
+    model = open_checkpoint(str(spec.network.path), spec.network)
+    data = prepare(spec, find, *_tokeniser(spec, model))
+    return Opened(model, data, (Path(str(spec.network.path)).name,))
 
 
 @dataclass(frozen=True)
