@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,16 @@ def test_a_residual_checkpoint(tmp_path: Path) -> None:
     assert study(spec).done == 8 * 2
     with pytest.raises(BadInputError, match="2 numbers for 3 channels"):
         study(spec | {"data": spec["data"] | {"mean": [0.1, 0.2]}})
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    """One rule for all torch verbs: float data and a half-precision module go together."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    half = copy.deepcopy(net).to(torch.bfloat16)
+    x = torch.randn(32, 6)
+    data = (x, net(x).argmax(1))
+    single = copy.deepcopy(half).float()
+    found, same = (strati.study(m, data=data, draws=1).frame() for m in (half, single))
+    np.testing.assert_array_equal(found["performance"], same["performance"])
+    assert next(half.parameters()).dtype == torch.bfloat16  # the caller's own is untouched

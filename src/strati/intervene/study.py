@@ -130,7 +130,8 @@ def study(
             known: by the measure's name (``performance="loss"``, or the function's own name) or ``higher_is_better=``.
             A network with all weights zero must not score better than the intact one.
         data: For modules, instead of ``evaluate``: ``(x, y)``; performance is then the accuracy on them, everything
-            before the changed layer is computed once, and the metrics that need data are recorded too.
+            before the changed layer is computed once, and the metrics that need data are recorded too. A module in half
+            precision is computed in float32; with ``evaluate`` it stays as it is.
         tick: Called after each unit of work, with its name.
         config: All options in one :class:`StudyConfig`.
         **options: Fields of :class:`StudyConfig` by name; they win over ``config`` and over what a spec says.
