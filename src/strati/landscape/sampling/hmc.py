@@ -44,7 +44,6 @@ _ARRIVED = 0.01  # relative change of the distance over a stretch of the warm-up
 _FEWEST_DRAWS = 80
 _HOPELESS = 6  # trajectories so many times too short do not mix: only enough draws are kept to say so
 _HOPELESS_DRAWS = 20
-_LONGER = 3  # times the draws where those of thousands of directions have not mixed
 _REACH = 3.0  # longest trajectory, in spreads of a direction
 
 
@@ -327,7 +326,6 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
         draws = walk.lengthen(tuning)
     if not learn:
         state, tuning, energies = _arrive(walk, state, current, tuning)
-    more = target.size > DENSE_LIMIT and config.draws is None
     for rung in rungs:
         while level < rung:  # a plain number: a tensor of single precision may never reach the rung
             level = min(rung, 2 * level)
@@ -343,14 +341,9 @@ def _local(walk: _Walk, rungs: list[float], tick: Tick) -> Traces:
         state, found, energies = walk.settle(state, current, tuning, _RUNG_SETTLE // 2)
         tuning = tuning._replace(log_step=found.log_step)
         part, state = _record(walk, state, current, tuning, 0, draws)
-        stuck = (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
-        if stuck and more:
-            # Thousands of directions take longer than the cost model knows: what was drawn was their warm-up. Once.
-            more = False
-            part, state = _record(walk, state, current, tuning, 0, draws, every=_LONGER)
-            stuck = (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
         parts.append(part)
         tick(f"nbeta {rung:.3g}")
+        stuck = (rhat(part.lambda_trace()) or math.inf) > config.max_rhat
         if stuck or (draws == _HOPELESS_DRAWS and walk.hopeless):  # colder, the valleys are narrower still
             break
         walk.lengthen(tuning)
@@ -375,16 +368,9 @@ def _arrive(walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning) -> tuple[S
 
 
 def _record(
-    walk: _Walk,
-    state: State,
-    nbeta: Tensor,
-    tuning: Tuning,
-    main: int,
-    count: int | None = None,
-    *,
-    every: int = 1,
+    walk: _Walk, state: State, nbeta: Tensor, tuning: Tuning, main: int, count: int | None = None
 ) -> tuple[Traces, State]:
-    """Finish the warm-up at all temperatures together, then keep every so many-th draw."""
+    """Finish the warm-up at all temperatures together, then keep the draws."""
     target, config = walk.target, walk.config
     draws = walk.lengthen(tuning) if count is None else count
     warmup = config.warmup if walk.plan.exchange else 0
@@ -392,7 +378,7 @@ def _record(
     excess, spread, controls, accepted = [], [], [], target.theta.new_zeros(len(nbeta))
     counted = 0
     total = torch.zeros_like(state.offset[main])
-    for i in range(warmup + every * draws):
+    for i in range(warmup + draws):
         wide = walk.wide(i)
         state, chance = walk.trajectory(state, nbeta, Tuning(log_step, tuning.scale), wide=wide)
         if i < warmup and not wide:
@@ -401,13 +387,12 @@ def _record(
             state = walk.rescale(walk.rescale(state, nbeta), nbeta)
         state = walk.exchange(state, nbeta, i % 2)
         if i >= warmup:
-            accepted += 0 if wide else chance
-            counted += not wide
-        if i >= warmup and (i - warmup) % every == every - 1:
             excess.append(state.excess)
             total += state.offset[main]
             spread.append((state.offset**2).sum(-1))
             controls.append(target.controls(state.offset, state.slope, nbeta).to(torch.float32))
+            accepted += 0 if wide else chance
+            counted += not wide
     traces = Traces(
         nbeta=_array(nbeta),
         main=main,
