@@ -184,18 +184,40 @@ def _outputs(
     size, done = stacking.size(model, target, tape), 0
     while done < len(changes):
         part = changes[done : done + size]
-        trial = size > 1 and not stacking.known(target)
-        if len(part) == 1 or trial:  # alone, or as the first of a kind, to hold the shared pass against
-            answers, heard = _alone(model, task, target, part[0], tape, inputs)
-            yield answers, heard
-            done += 1
-            if trial and len(part) > 1:
-                holds = _holds(model, task, target, part[::-1], tape, inputs, answers)
-                stacking.learn(target, holds, answers)
-                size = stacking.size(model, target, tape)
-            continue
-        yield from zip(*stacked_outputs(model, task, target, part, tape, inputs), strict=True)
         done += len(part)
+        if len(part) == 1:
+            yield _alone(model, task, target, part[0], tape, inputs)
+        elif stacking.known(target):
+            yield from zip(*stacked_outputs(model, task, target, part, tape, inputs), strict=True)
+        else:  # the first of a kind: one change both ways
+            yield from _tried(model, task, target, part, tape, inputs, stacking)
+            size = stacking.size(model, target, tape)
+
+
+def _tried(
+    model: nn.Module,
+    task: Task,
+    target: Target,
+    changes: Sequence[Change],
+    tape: Recording,
+    inputs: Tensor,
+    stacking: Stacking,
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Some changes in one pass, if that gives the last of them the answers it has alone; otherwise each alone."""
+    alone = _alone(model, task, target, changes[-1], tape, inputs)
+    found: list[tuple[Tensor, Tensor | None]] = []
+    try:
+        found = list(zip(*stacked_outputs(model, task, target, changes, tape, inputs), strict=True))
+    except (
+        Exception
+    ):  # any code of the network's own: one that does not take a larger batch is measured without
+        holds = False
+    else:
+        holds = agrees(alone[0], found[-1][0])
+    stacking.learn(target, holds, alone[0])
+    if holds:
+        return found
+    return [*(_alone(model, task, target, c, tape, inputs) for c in changes[:-1]), alone]
 
 
 def _alone(
@@ -204,25 +226,6 @@ def _alone(
     with changed(model, target, change), tape.replayed() as heard:
         logits = task.output(model, inputs)
     return logits, heard[0] if heard else None
-
-
-def _holds(
-    model: nn.Module,
-    task: Task,
-    target: Target,
-    changes: Sequence[Change],
-    tape: Recording,
-    inputs: Tensor,
-    wanted: Tensor,
-) -> bool:
-    """Whether a shared pass gives the last of some changes the answers that it has alone."""
-    try:
-        answers, _ = stacked_outputs(model, task, target, changes, tape, inputs)
-    except (
-        Exception
-    ):  # any code of the network's own: one that does not take a larger batch is measured without
-        return False
-    return agrees(wanted, answers[-1])
 
 
 def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
