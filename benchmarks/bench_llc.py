@@ -83,7 +83,7 @@ def truth(quick: bool) -> None:
     print("truth table: exact, limit for large nbeta, relative error")
     table = truth_table(quick=quick, seed=0, folder=Path("out"))
     for row in table.rows:
-        exact = "" if row.paper is None else f"{row.paper:8.4f}"
+        exact = "" if row.theory is None else f"{row.theory:8.4f}"
         ours = "none" if row.ours is None else f"{row.ours:8.4f}"
         print(f"  {row.what:58s} {exact:8s} {ours:8s}  {row.note}")
 
