@@ -71,6 +71,16 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
     assert page.locator("main figure svg").count() == page.locator("main figure").count()
 
 
+def test_axe_finds_no_barrier_in_any_section(page: Any) -> None:
+    axe = Path(__file__).resolve().parents[2] / ".venv" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("axe-core is not there; `make test` fetches it where npm can be had")
+    page.evaluate(axe.read_text())
+    found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa'] })")
+    barriers = [(v["id"], v["nodes"][0]["html"][:160], len(v["nodes"])) for v in found["violations"]]
+    assert barriers == []
+
+
 def test_strata_show_the_scan(page: Any, results: dict[str, Any]) -> None:
     layers = results["scan"]["layers"]
     assert page.locator("#scan .rows .row").count() == len(layers) == 3
@@ -203,6 +213,7 @@ def test_plans_and_what_became_of_them(page: Any, results: dict[str, Any]) -> No
     rows = page.locator("#plan tbody tr")
     assert rows.count() == len(results["plan"]["layers"])
     assert results["plan"]["layers"][0]["name"] in rows.first.inner_text()
+    assert results["plan"]["verdict"][1:] in page.locator("#plan .note").inner_text()
     assert "of before" in page.locator("#apply").inner_text()
 
 
@@ -236,11 +247,40 @@ def test_training_runs_and_checks(opened: Callable[..., Any]) -> None:
     } | head
     found = [{"layer": "fc1", "code": "noise-like", "text": "indistinguishable from random weights"}]
     check = {"schema": "strati.check/1", "found": found, "passed": False} | head
+    track["spectra"] = {
+        "unit": 100,
+        "ranks": [0, 0.5, 1],
+        "layers": [
+            {"layer": "fc1", "values": [[-100, 0, 50], [-110, 0, 60], None, [-120, 0, 80]]},
+            {"layer": "fc2", "values": [[-90, 0, 50], [-90, 0, 55], [-90, 0, 60], [-90, 0, 65]]},
+        ],
+    }
     steps = [{"title": "scan", "command": "strati scan x", "seconds": 1.5}]
     tour = {"schema": "strati.demo/1", "folder": "out", "report": "out/report.html", "steps": steps} | head
     page = opened([track, check, tour]).page
     assert "strati scan x" in page.locator("#demo tbody tr").inner_text()
     assert marks(page, "track", "alpha", "path.line") == 2
+    strip = picture(page, "track", "Time line")
+    assert strip.locator("image.heat").count() == 1
+    assert strip.locator("path.change").count() == 0  # alpha has none
+    strip_of = page.locator("#track figure", has_text="Time line")
+    strip_of.locator("select").select_option("loss")
+    assert strip.locator("path.change").count() == 1
+    spectrum_of = page.locator("#track figure", has_text="Spectrum at this step")
+    assert spectrum_of.locator("path.here").count() == 1
+    before = spectrum_of.locator("path.here").get_attribute("d")
+    ghost = spectrum_of.locator("path.ghost").get_attribute("d")
+    slide = page.locator("#track input[data-step]")
+    slide.evaluate("node => { node.value = 1; node.dispatchEvent(new Event('input')); }")
+    assert (
+        spectrum_of.locator("path.here").get_attribute("d") == ghost != before
+    )  # step 200 holds no spectrum
+    assert "within the interval of 1 change" in page.locator("#track .now").inner_text()
+    slide.evaluate("node => { node.value = 2; node.dispatchEvent(new Event('input')); }")
+    assert spectrum_of.locator("path.here").count() == 0
+    spectrum_of.locator("select").select_option("fc2")
+    assert spectrum_of.locator("path.here").count() == 1
+    assert marks(page, "track", "alpha", "path.band") == 2
     assert marks(page, "track", "loss", "path.line") == 1
     assert page.locator("#track tbody tr").count() == 1
     assert page.locator("#check tbody tr").count() == 1

@@ -186,7 +186,7 @@ def _check_place(out: Path, source: Path | None) -> None:
 
 
 def _check_network(wanted: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
-    from strati.intervene.acting.workshop import weights_digest
+    from strati.intervene.measuring.interventions import weights_digest
 
     known = [n["hash"] for n in wanted.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
     if known and weights_digest(module) not in known:
@@ -253,24 +253,25 @@ def _measure(
     if error is not None:
         half = float(stats.norm.ppf(0.975)) * error
         low, high = sorted((scale.performance(-half), scale.performance(half)))
-    seconds = (_seconds(module, subject), _seconds(made, subject)) if edits.factors else (None, None)
+    seconds = _seconds(module, made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds
 
 
-def _seconds(model: nn.Module, subject: Any) -> float | None:
-    """Time of one forward pass on the first batch, the shortest of three."""
+def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float | None, float | None]:
+    """Time of one forward pass of both on the first batch, in turns, the shortest of five: other work only adds."""
     import torch
 
     if subject.task is None:
-        return None
+        return None, None
     inputs = subject.task.batches[0][0]
-    times = []
+    times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for _ in range(3):
-            start = time.perf_counter()
-            subject.task.output(model, inputs)
-            times.append(time.perf_counter() - start)
-    return min(times)
+        for _ in range(5):
+            for model, found in zip((before, after), times, strict=True):
+                start = time.perf_counter()
+                subject.task.output(model, inputs)
+                found.append(time.perf_counter() - start)
+    return min(times[0]), min(times[1])
 
 
 def _weight_bytes(source: Path) -> int:

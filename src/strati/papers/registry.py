@@ -145,6 +145,36 @@ ENTRIES: dict[str, Entry] = {
         "strati",
         "what LASER, AlphaPruning, ShortGPT and rank choice claim, measured on the same networks",
     ),
+    "grokking": Entry(
+        "development.grokking:grokking",
+        "development (Nanda et al. 2023)",
+        "modular addition with weight decay and without: spectra, learning coefficient and test loss, in which order",
+    ),
+    "superposition": Entry(
+        "development.superposition:superposition",
+        "development (Chen et al. 2023)",
+        "the toy model of superposition: polygons, plateaus and their learning coefficients",
+    ),
+    "in-context": Entry(
+        "development.language:in_context",
+        "development (Hoogland et al. 2024)",
+        "a two-layer attention-only transformer: which stages of in-context learning appear",
+    ),
+    "quasi-null-training": Entry(
+        "development.spectra_over_time:quasi_null_training",
+        _TOP_DOWN,
+        "quasi-null eigenvalues over a transformer's training (an open question of the paper)",
+    ),
+    "fcn-checkpoints": Entry(
+        "development.spectra_over_time:fcn_checkpoints",
+        _TOP_DOWN,
+        "spectra of 100 checkpoints of a fully connected network, and where they change",
+    ),
+    "effective-parameters-over-training": Entry(
+        "development.spectra_over_time:effective_parameters_over_training",
+        "degeneracy-in-the-loss-landscape",
+        "N_eff(eps) over training: does it fall or rise with the scale",
+    ),
     "dropped-transformer": Entry(
         "dropped_transformer.table:dropped_transformer",
         "dropped-neural-net",

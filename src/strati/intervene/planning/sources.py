@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from strati.errors import BadInputError
-from strati.intervene.measuring.interventions import Target
+from strati.intervene.measuring.interventions import Target, weights_digest
 from strati.intervene.measuring.metrics import check_plugins
 from strati.intervene.measuring.points import Evaluate, Subject, failed_row
 from strati.intervene.measuring.units import (
@@ -72,7 +72,7 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
         name=spec.name,
         identity=unit_key(identity),
         about=_about(spec.name, task, len(names) * points, spec.plain())
-        | {"origin": origin_of(spec, digest, weights) | {"layers": shapes_of(targets)}},
+        | {"origin": origin_of(spec, digest, weights, model) | {"layers": shapes_of(targets)}},
         body=SpecBody(spec, plan, others),
         prepare=planner.prepare,
         train=planner.train,
@@ -212,7 +212,12 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         name="study",
         identity=unit_key(common | {"weights": weights}),
         about=_about("study", measure, units, None)
-        | {"origin": {"layers": shapes_of(t for some in targets.values() for t in some)}},
+        | {
+            "origin": {
+                "layers": shapes_of(t for some in targets.values() for t in some),
+                "networks": {name: {"hash": weights_digest(s.model)} for name, s in subjects.items()},
+            }
+        },
         body=ModelBody(subjects, plan, others),
         prepare=lambda _: None,
         train=lambda _: [],
@@ -226,13 +231,14 @@ def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
     return {"name": name, "performance": measure, "units": units, "spec": spec}
 
 
-def origin_of(spec: Spec, data: str, weights: str) -> dict[str, Any]:
+def origin_of(spec: Spec, data: str, weights: str, model: nn.Module) -> dict[str, Any]:
     """Where the networks and data of a study by spec are, and their hashes."""
     where = spec.data.path or spec.data.name
     found: dict[str, Any] = {"data": {"source": where, "hash": data}}
     if not spec.trained_here:
         path = Path(str(spec.network.path)).resolve()
-        found["networks"] = {path.name: {"path": str(path), "weights": weights[:32]}}
+        about = {"path": str(path), "weights": weights[:32], "hash": weights_digest(model)}
+        found["networks"] = {path.name: about}
     return found
 
 
