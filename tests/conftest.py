@@ -11,6 +11,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# A slow moment of the machine is no failure; what takes too long is cut off by the suite's own limit.
+settings.register_profile("strati", deadline=None)
+settings.load_profile("strati")
 
 # Scripts that are run by hand, in environments of their own.
 collect_ignore_glob = ["spectra/oracle/*.py", "network/oracle/*.py", "fuzz/*.py"]

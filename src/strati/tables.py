@@ -34,12 +34,16 @@ class Column:
         right: Numbers: set right.
         keep: Never dropped on a narrow terminal (names, verdicts, warnings); folded instead.
         gives: Which columns are dropped first: those of the largest number, then from the right.
+        words: Its words may stand below each other before anything else gives way.
+        least: Never narrower than this.
     """
 
     name: str
     right: bool = False
     keep: bool = False
     gives: int = 0
+    words: bool = False
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Table:
 
     def _fitting(self, cells: list[list[Text]], width: int) -> tuple[list[int], list[int]]:
         """Which columns are drawn, and which are dropped."""
-        widths = self._widths(cells)
+        widths = self._least(cells)
         kept = list(range(len(self.columns)))
         order = sorted(
             (i for i in kept if not self.columns[i].keep), key=lambda i: (-self.columns[i].gives, -i)
@@ -86,15 +90,28 @@ class Table:
     def _widths(self, cells: list[list[Text]]) -> list[int]:
         return [
             max(
-                [max(map(len, column.name.split("\n"))), *(row[i].cell_len for row in cells)],
+                [
+                    column.least,
+                    max(map(len, column.name.split("\n"))),
+                    *(row[i].cell_len for row in cells),
+                ],
                 default=0,
             )
             for i, column in enumerate(self.columns)
         ]
 
+    def _least(self, cells: list[list[Text]]) -> list[int]:
+        """Widths with the words of columns that allow it below each other."""
+        widths = self._widths(cells)
+        for i, column in enumerate(self.columns):
+            if column.words:
+                words = [cell_width(word) for row in cells for word in row[i].plain.split()]
+                widths[i] = max([*map(len, column.name.split("\n")), *words])
+        return widths
+
     @staticmethod
     def _total(widths: Sequence[int]) -> int:
-        return sum(widths) + 2 * len(widths)
+        return sum(widths) + 2 * len(widths) + 1
 
     def _drawn(self, cells: list[list[Text]], kept: list[int], width: int) -> RenderableType:
         from rich.box import SIMPLE_HEAD
@@ -102,7 +119,12 @@ class Table:
         from rich.text import Text
 
         widths = self._widths(cells)
-        limits = _folded({i: widths[i] for i in kept}, width - 2 * len(kept))
+        room = width - 2 * len(kept) - 1
+        limits = {i: widths[i] for i in kept}
+        for i, least in enumerate(self._least(cells)):
+            if i in limits and sum(limits.values()) > room:
+                limits[i] = max(least, limits[i] - (sum(limits.values()) - room))
+        limits = _folded(limits, room)
         table = Rich(
             title=Text(printable(self.title, 300), "bold") if self.title else None,
             title_justify="left",
@@ -150,6 +172,13 @@ def table(
     if made and not any(column.keep for column in made):
         made[0] = Column(made[0].name, made[0].right, keep=True)
     return Table(tuple(made), tuple(tuple(row) for row in rows), title, tuple(notes))
+
+
+def cell_width(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def as_cell(value: Any) -> Text:

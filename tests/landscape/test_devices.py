@@ -89,3 +89,73 @@ def test_probes_are_drawn_on_the_networks_device() -> None:
             vectors = list(probes.of(target, "test"))
             assert len(vectors) == (3 if probes.most == 8 else 2)
             assert {(v * target).device.type for v in vectors} == {"cuda"}
+
+
+def item(tensor: Tensor, key: object) -> Tensor:
+    """``tensor[key]`` by operations that fake tensors have: Python's own indexing asks for a real device first."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        missing = tensor.ndim - sum(k is not None and k is not Ellipsis for k in keys)
+        keys[at : at + 1] = [slice(None)] * missing
+    axis = 0
+    for one in keys:
+        if one is None:
+            tensor = tensor.unsqueeze(axis)
+        elif isinstance(one, int):
+            tensor = tensor.select(axis, one)
+            continue
+        else:
+            assert isinstance(one, slice)
+            start, stop, _ = one.indices(tensor.shape[axis])
+            tensor = tensor.narrow(axis, start, stop - start)
+        axis += 1
+    return tensor
+
+
+def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pull, noise and push; the gradient is given, for autograd's own engine needs a real device to run on."""
+    from strati.landscape.sampling.noise import Noise
+    from strati.landscape.sampling.sgld import Steps
+
+    monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
+    for scaled in (False, True):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            steps = Steps.__new__(Steps)
+            steps.theta, steps.scale = cuda(mode, 6), cuda(mode, 6) if scaled else None
+            steps.step, steps.gamma, steps.nbeta, steps.rotation = 0.1, 1.0, 10.0, None
+            steps.gradient = lambda offset, batch: (offset.sum(1), 2 * offset)  # type: ignore[method-assign]
+            offset = cuda(mode, 3, 6)
+            value, heating = steps.advance(offset, (cuda(mode, 4, 2), cuda(mode, 4)), Noise(0))
+            assert {t.device.type for t in (offset, value, heating)} == {"cuda"}
+            assert steps._normal(torch.Generator()).device.type == "cuda"
+
+
+def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from strati.landscape.sampling.config import LLCConfig
+    from strati.landscape.sampling.hmc import State, Tuning, _Walk
+    from strati.landscape.sampling.preconditioner import Dense
+
+    monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        turn = Dense(cuda(mode, 5, 5))
+        target = SimpleNamespace(
+            theta=cuda(mode, 5),
+            gamma=1.0,
+            rotate=turn.rotate,
+            unrotate=turn.unrotate,
+            evaluate=lambda offset: ((offset**2).sum(-1), 2 * offset),
+        )
+        plan = SimpleNamespace(chains=4, leapfrog=8, exchange=False)
+        walk = _Walk(target, LLCConfig(), plan)  # type: ignore[arg-type]
+        drawn = walk.uniform
+        # How many steps a trajectory takes is a number that a fake tensor does not have.
+        walk.uniform = lambda *shape: 0.4 if shape == (1,) else drawn(*shape)  # type: ignore[method-assign,return-value]
+        start = cuda(mode, 2, 4, 5)
+        state = State(start, *target.evaluate(start))
+        tuning = Tuning(cuda(mode, 2), cuda(mode, 2, 5))
+        for wide in (False, True):
+            state, chance = walk.trajectory(state, cuda(mode, 2), tuning, wide=wide)
+            assert {t.device.type for t in (*state, chance)} == {"cuda"}

@@ -180,3 +180,30 @@ def test_an_adapter_of_another_network_is_refused(tmp_path: Path) -> None:
     trained(make(), **options).save_pretrained(tmp_path)
     with pytest.raises(strati.StratiError, match="belongs to another network"):
         merged(strati.open(gpt2()), strati.open(tmp_path))
+
+
+@pytest.mark.parametrize("case", ["lora", "rslora", "dora", "saved", "conv1d", "embedding"])
+def test_a_peft_model_in_memory_beside_its_base(tmp_path: Path, case: str) -> None:
+    """The same comparison, number for number, as of the base's folder and the adapter's."""
+    make, options = CASES[case]
+    base, model = make(), trained(make(), **options)
+    model.save_pretrained(tmp_path / "adapter")
+    base.save_pretrained(tmp_path / "base")
+    if case == "saved":
+        with torch.no_grad():
+            model.base_model.model.lm_head.modules_to_save["default"].weight.mul_(1.5)
+        model.save_pretrained(tmp_path / "adapter")
+    stored = strati.compare(tmp_path / "base", tmp_path / "adapter")
+    found = strati.compare(base, model, seed=0)
+    # A head tied to an embedding with an adapter is the embedding without it: no longer tied.
+    assert [x.name for x in found.unmatched] == (["lm_head.weight"] if case == "embedding" else [])
+    moved = {x.name: (x.update_kind, x.update_rank) for x in found.layers if x.update_kind != "untouched"}
+    assert moved == {
+        x.name: (x.update_kind, x.update_rank) for x in stored.layers if x.update_kind != "untouched"
+    }
+    rank = options["r"]
+    assert moved
+    if case not in ("dora", "saved"):
+        assert set(moved.values()) == {("low-rank", rank)}
+    if case == "saved":
+        assert moved["lm_head.weight"][0] == "dense"

@@ -97,9 +97,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     emit(found, output)
 
 
-def _sparsify(
-    network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output
-) -> None:
+def _sparsify(network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output) -> None:
     from strati.landscape.interactions.sparsify import sparsify
 
     with progress("sparsify", None, quiet=output.quiet) as tick:

@@ -127,7 +127,6 @@ def command(
     read = read_data(data)
     x, y = read.x, read.y
     network = as_module(model, activation=activation)
-    x = _fitting(x, tokens=hasattr(network, "get_input_embeddings"))
     from strati.landscape.counts.count import DegeneracyConfig, degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
@@ -142,14 +141,6 @@ def command(
     if want_scales:
         result = replace(result, scales=_scales(network, loss, rows, config, output))
     emit(result, output)
-
-
-def _fitting(x: Any, *, tokens: bool) -> Any:
-    """Whole numbers are tokens to a transformer (CSV has them as real numbers), pixels and the like to others."""
-    if tokens:
-        whole = x.ndim == 2 and x.dtype.kind == "f" and bool((x == x.round()).all())
-        return x.astype("int64") if whole else x
-    return x.astype("float32") if x.dtype.kind in "iub" else x
 
 
 def _llc(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:

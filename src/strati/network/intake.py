@@ -194,20 +194,33 @@ def _place(value: Any) -> tuple[object, int, object]:
 
 def _array(value: Any) -> NDArray[Any]:
     """A tensor's values, read-only; a view of the same memory where it is on this machine's processor."""
-    if isinstance(value, np.ndarray):
-        array = value.view()
-    else:
-        import torch
-
-        tensor = value.detach().cpu().resolve_conj().resolve_neg()
-        name = str(tensor.dtype).removeprefix("torch.")
-        if numpy_dtype(name).kind == "V" or name.startswith(("bfloat", "float8")):  # numpy has no such type
-            raw = {1: torch.uint8, 2: torch.int16}[tensor.dtype.itemsize]
-            array = tensor.contiguous().view(raw).numpy().view(numpy_dtype(name))
-        else:
-            array = tensor.numpy()
+    array = as_array(value).view()
     array.flags.writeable = False
     return array
+
+
+def as_array(value: Any) -> NDArray[Any]:
+    """Numbers as an array: a tensor of any dtype and device, or whatever numpy takes; no copy where none is needed.
+
+    Examples:
+        >>> as_array([1, 2]).tolist()
+        [1, 2]
+        >>> import torch
+        >>> as_array(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).dtype.name
+        'bfloat16'
+    """
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    import torch
+
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if numpy_dtype(name).kind == "V" or name.startswith(("bfloat", "float8")):  # numpy has no such type
+        raw = {1: torch.uint8, 2: torch.int16}[tensor.dtype.itemsize]
+        found: NDArray[Any] = tensor.contiguous().view(raw).numpy().view(numpy_dtype(name))
+        return found
+    plain: NDArray[Any] = tensor.numpy()
+    return plain
 
 
 def _config(module: nn.Module) -> Mapping[str, Any] | None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
+from strati.tables import MOST_ROWS, Column, Table, table
 from strati.text import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from strati.spectra.scan import Scan
 
@@ -28,94 +25,48 @@ _PHASES = {
     "heavy-tailed": "green",
     "rank-collapse": "bold red",
 }
-_COLUMNS = (
-    *(
-        "",
-        "layer",
-        "role",
-        "shape",
-        "rank",
-        "stable",
-        "alpha",
-        "KS",
-        "p",
-        "spikes",
-        "null",
-        "phase",
+_GIVE_WAY = ("phase", "alpha", "spikes", "shape", "null", "p", "rank", "role", "stable", "KS")
+_COLUMNS = tuple(
+    Column(
+        name,
+        right=name not in ("", "layer", "role", "phase", "warnings"),
+        keep=name not in _GIVE_WAY,
+        gives=_GIVE_WAY.index(name) if name in _GIVE_WAY else 0,
+        words=name == "warnings",
+        least=12 if name == "layer" else 0,
+    )
+    for name in (
+        *("", "layer", "role", "shape", "rank", "stable", "alpha", "KS", "p", "spikes", "null", "phase"),
         "warnings",
-    ),
+    )
 )
-_GIVE_WAY = ("KS", "stable", "role", "rank", "p", "null", "shape", "spikes", "alpha", "phase")
+"""The columns of the table; on a narrow terminal numbers give way, the last named above first."""
+
 _RANGE = (2.0, 6.0)
-_MOST = 400
 
 
 def summarise(scan: Scan) -> RenderableType:
     """The table, then what stands out and what was left out."""
     rows = [item.row() for item in scan.layers]
-    return Group(_LayerTable(scan, rows), *_footer(scan, rows))
+    return Group(_table(scan, rows), *_footer(scan, rows))
 
 
-@dataclass(frozen=True)
-class _LayerTable:
-    """One row per layer, fitted to the width at hand: names and warnings stay, numbers give way."""
-
-    scan: Scan
-    rows: list[dict[str, Any]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        titles = [title for title in _COLUMNS if title != "p" or self.scan.config.bootstrap]
-        shown, more = self._shown()
-        cells = [_cells(row) for row in shown]
-        widths = {
-            title: max([cell_len(title), *(cell_len(cell[title].plain) for cell in cells)])
-            for title in titles
-        }
-        # A warning's codes may stand below each other.
-        codes = (code for cell in cells for code in cell["warnings"].plain.split())
-        widths["warnings"] = max([len("warnings"), *(cell_len(code) for code in codes)])
-        room = options.max_width - 1
-        dropped: list[str] = []
-        for title in _GIVE_WAY:
-            if sum(widths[title] + 1 for title in titles) <= room:
-                break
-            if title in titles:
-                titles.remove(title)
-                dropped.append(title)
-        scan = self.scan
-        table = Table(
-            title=f"{printable(scan.path)}: {scan.parameters:,} parameters, {len(self.rows)} matrices of "
-            f"{scan.tensors} tensors",
-            title_justify="left",
-            header_style="bold",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-        )
-        rest = room - sum(widths[title] + 1 for title in titles if title != "layer") - 1
-        for title in titles:
-            if title == "layer":
-                table.add_column(title, overflow="fold", width=max(min(widths[title], rest), 12))
-            elif title == "warnings":
-                table.add_column(title, overflow="fold", no_wrap=False, min_width=widths[title])
-            else:
-                side: JustifyMethod = "left" if title in ("", "role", "phase") else "right"
-                table.add_column(title, justify=side, no_wrap=True)
-        for cell in cells:
-            table.add_row(*(cell[title] for title in titles))
-        notes = [f"{more} more layers in --json and --export"] if more else []
-        if dropped:
-            notes.append(f"too narrow for: {', '.join(dropped)} (--json and --export have them)")
-        table.caption = "; ".join(notes) or None
-        # Warnings may wrap though long lines elsewhere must not.
-        yield from console.render(table, options.update(no_wrap=False, overflow="fold"))
-
-    def _shown(self) -> tuple[list[dict[str, Any]], int]:
-        """The rows shown, those that ask for attention first if they are too many, still in the network's order."""
-        rows = self.rows
-        if len(rows) <= _MOST:
-            return rows, 0
-        urgent = sorted(range(len(rows)), key=lambda i: -severity(rows[i])[0])[:_MOST]
-        return [rows[i] for i in sorted(urgent)], len(rows) - _MOST
+def _table(scan: Scan, rows: list[dict[str, Any]]) -> Table:
+    """One row per layer; of too many those that ask for attention, still in the network's order."""
+    shown = rows
+    if len(rows) > MOST_ROWS:
+        urgent = sorted(range(len(rows)), key=lambda i: -severity(rows[i])[0])[:MOST_ROWS]
+        shown = [rows[i] for i in sorted(urgent)]
+    columns = [column for column in _COLUMNS if column.name != "p" or scan.config.bootstrap]
+    cells = [_cells(row) for row in shown]
+    more = len(rows) - len(shown)
+    return table(
+        columns,
+        ([cell[column.name] for column in columns] for cell in cells),
+        title=f"{printable(scan.path)}: {scan.parameters:,} parameters, {len(rows)} matrices of "
+        f"{scan.tensors} tensors",
+        notes=[f"{more} more layers in --json and --export"] if more else [],
+    )
 
 
 def severity(row: dict[str, Any]) -> tuple[int, str]:

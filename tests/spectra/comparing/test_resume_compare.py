@@ -1,4 +1,4 @@
-"""A comparison kept in a folder: killed anywhere it goes on, on any engine, and the result is the same to the last byte."""
+"""A comparison kept in a folder: killed anywhere it goes on, on any engine, and the result is the same bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error of rounding beside what its step predicts, in GPTQ and AWQ: what was rounded worse is named, nothing else."""
+"""Errors of rounding beside what the step predicts, in GPTQ and AWQ: what was rounded worse is named, nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def grid(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded(weight: np.ndarray, how: str, inputs: np.ndarray | None = None) -> Coded:
-    """Codes, steps and zero points: to the nearest code, always down, or as GPTQ does (later weights make up for it)."""
+    """Codes, steps and zero points: to the nearest code, always down, or as GPTQ does (later weights make it up)."""
     left = weight.astype(np.float64).copy()
     codes = np.zeros(left.shape, np.int64)
     steps, zeros = (np.zeros((left.shape[0], left.shape[1] // GROUP)) for _ in range(2))

@@ -209,3 +209,16 @@ def test_rounding_of_rows_of_very_unequal_size_is_rounding() -> None:
         first, second = real.astype((np.float32, np.float16)[seed % 3 % 2]), real.astype(ml_dtypes.bfloat16)
         found += update_between(first, second, rng=rng).rank.rank > 0
     assert found < 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((32, 64), 4), ((96, 64), 16), ((160, 128), 64), ((200, 300), 16)]
+)
+def test_a_large_update_whose_product_was_rounded_too(shape: tuple[int, int], rank: int) -> None:
+    """As PEFT merges: the product of the factors in float32, every sum of it rounded, about as large as the weights."""
+    for seed in range(8):
+        rng = np.random.default_rng([seed, rank])
+        base = (0.02 * rng.standard_normal(shape)).astype(np.float32)
+        down = (rng.uniform(-1, 1, (rank, shape[1])) / np.sqrt(shape[1])).astype(np.float32)
+        up = (0.05 * rng.standard_normal((shape[0], rank))).astype(np.float32)
+        assert judged(base, base + np.float32(2) * (up @ down)) == (rank, "low-rank")

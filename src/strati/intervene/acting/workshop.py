@@ -28,6 +28,7 @@ from strati.intervene.measuring.interventions import (
 from strati.intervene.measuring.points import Subject
 from strati.intervene.planning.settings import Point, make, read_setting
 from strati.intervene.planning.tasks import Data, Task, make_task
+from strati.network.intake import as_array
 
 if TYPE_CHECKING:
     from strati.intervene.study import Study
@@ -188,17 +189,13 @@ def as_task(data: Any, study: Study) -> Task:
             x, y = np.asarray(read.x), None if read.y is None else np.asarray(read.y)
         else:
             pair = data if isinstance(data, tuple | list) else (data, None)
-            x, y = (None if v is None else _array(v) for v in pair)  # type: ignore[assignment]
+            x, y = (None if v is None else as_array(v) for v in pair)  # type: ignore[assignment]
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         chance = study.performance.get("chance")
         outputs = int(y.max()) + 1 if y is not None else round(np.exp(chance)) if chance else int(x.max()) + 1
         kind = "tokens" if whole else "images" if x.ndim == 4 else "rows"
         data = Data(kind, outputs, x[:0], None, x, y)
     return make_task(data, name, batch, study.performance.get("chance"))
-
-
-def _array(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
 def _stored_task(study: Study, folder: Path) -> Task:

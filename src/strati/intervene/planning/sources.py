@@ -35,6 +35,7 @@ from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of, windows
+from strati.network.intake import as_array
 from strati.run.engine import Unit
 from strati.run.files import write_atomic
 from strati.run.store import Store, unit_key
@@ -301,12 +302,12 @@ def _is_text(data: Any) -> bool:
     """Token ids alone, in one dimension or rows of them."""
     if not isinstance(data, Tensor | np.ndarray):
         return False
-    found = _array(data)
+    found = as_array(data)
     return bool(found.ndim in (1, 2) and np.issubdtype(found.dtype, np.integer))
 
 
 def _text(data: Any, plan: StudyConfig) -> Data:
-    tokens = windows(_array(data), plan.context, "data")
+    tokens = windows(as_array(data), plan.context, "data")
     return Data("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
 
 
@@ -315,7 +316,7 @@ def _labelled(data: Any) -> Data:
         x, y = data
     except (TypeError, ValueError):
         raise BadInputError("data", "is a pair (x, y): inputs and labels; or an array of token ids") from None
-    x, y = _array(x), _array(y)
+    x, y = as_array(x), as_array(y)
     if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
         raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
     tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
@@ -329,11 +330,7 @@ def _tensors(source: Any) -> dict[str, Any] | None:
     if source is None:
         return None
     found = source.state_dict() if isinstance(source, nn.Module) else source
-    return {name: _array(value) for name, value in found.items()}
-
-
-def _array(value: Any) -> Any:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    return {name: as_array(value) for name, value in found.items()}
 
 
 def _digest(task: Task) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.intervene.planning.spec import Spec
+from strati.landscape.models import output_tensor
 from strati.network.data import read_data
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ class Task:
             found = model(inputs.clamp(min=0), **options)
         else:
             found = model(inputs if inputs.is_floating_point() else inputs.clamp(min=0))
-        logits: Tensor = getattr(found, "logits", found)
-        return logits
+        return output_tensor(found)
 
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The score summed over the targets of each example (a row, an image, a sequence), in double precision."""

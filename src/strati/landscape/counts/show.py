@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from strati.tables import Column, table
 from strati.text import printable
 
 if TYPE_CHECKING:
@@ -19,18 +20,18 @@ TOTAL = "free\n(total)"
 def degeneracy_summary(result: Degeneracy) -> RenderableType:
     """A table per layer, the totals, and the sentence."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="Free directions of each layer's weights and bias", title_justify="left")
-    table.add_column("layer", overflow="fold", min_width=12)
     columns = _columns(result)
-    for heading in columns:
-        table.add_column(heading, justify="right", overflow="fold")
-    for index, layer in enumerate(result.layers):
-        cells = [printable(layer.name, 48), *(values[index] for values in columns.values())]
-        table.add_row(*(Text(cell) for cell in cells))
-    _add_totals(table, result, list(columns))
+    rows = [
+        [printable(layer.name, 48), *(values[index] for values in columns.values())]
+        for index, layer in enumerate(result.layers)
+    ]
+    drawn = table(
+        [Column("layer", keep=True), *(Column(name, right=True, keep=name == TOTAL) for name in columns)],
+        [*rows, *_totals(result, list(columns))],
+        title="Free directions of each layer's weights and bias",
+    )
     lines = [
         f"{result.parameters:,} parameters, {result.free:,} free ({_how(result)}), {result.data:,} data",
         result.sentence,
@@ -39,7 +40,7 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
     if len(result.skipped) > 5:
         lines.append(f"not analysed: {len(result.skipped) - 5} more")
     lines += [f"note: {flag.text}" for flag in result.warnings]
-    parts: list[RenderableType] = [table, *(Text(line) for line in lines)]
+    parts: list[RenderableType] = [drawn, *(Text(line) for line in lines)]
     for more in (result.llc, result.scales):
         if more is not None:
             parts.append(more.summary())
@@ -72,7 +73,7 @@ def _columns(result: Degeneracy) -> dict[str, list[str]]:
     return columns
 
 
-def _add_totals(table: Any, result: Degeneracy, columns: list[str]) -> None:
+def _totals(result: Degeneracy, columns: list[str]) -> list[list[str]]:
     """What is free beside the layers, and the sum of the column: it is the total below the table."""
     rest = {
         "(parameters outside these layers)": result.free_elsewhere,
@@ -80,10 +81,11 @@ def _add_totals(table: Any, result: Degeneracy, columns: list[str]) -> None:
     }
     rows = [(name, free) for name, free in rest.items() if free]
     if len(result.layers) + len(rows) < 2:
-        return
-    table.add_section()
-    for name, free in (*rows, ("total", result.free)):
-        table.add_row(name, *(f"{free:,}" if heading == TOTAL else "" for heading in columns))
+        return []
+    return [
+        [name, *(f"{free:,}" if heading == TOTAL else "" for heading in columns)]
+        for name, free in (*rows, ("total", result.free))
+    ]
 
 
 def _how(result: Degeneracy) -> str:

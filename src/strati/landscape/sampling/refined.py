@@ -71,16 +71,17 @@ class PartCoefficients(Result):
 
     def summary(self) -> RenderableType:
         """The parts as a table."""
-        from rich.table import Table
+        from strati.tables import Column, table
 
-        table = Table(title="learning coefficients of parts", title_justify="left")
-        for column in ("part", "parameters", "lambda", "+-", "R-hat"):
-            table.add_column(column, justify="left" if column == "part" else "right")
-        for name, found in self.parts.items():
-            cells = (found.estimate, found.stderr, found.rhat)
-            shown = ("-" if c is None else f"{c:.4g}" for c in cells)
-            table.add_row(name, str(found.traces.parameters), *shown)
-        return table
+        names = ("parameters", "lambda", "+-", "R-hat")
+        return table(
+            ["part", *(Column(name, right=True) for name in names)],
+            (
+                (name, found.traces.parameters, found.estimate, found.stderr, found.rhat)
+                for name, found in self.parts.items()
+            ),
+            title="learning coefficients of parts",
+        )
 
     def plot(self, **options: Any) -> Any:
         """Values of the parts with their errors."""

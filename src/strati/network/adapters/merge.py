@@ -73,6 +73,52 @@ def merged(base: Network, adapter: Network) -> Network:
     return made
 
 
+def carries_adapter(network: Network) -> bool:
+    """Whether a network holds a base and updates of it: a PEFT model in memory."""
+    return bool(network.contents.adapters) and not is_adapter(network)
+
+
+def unwrapped(network: Network) -> Network:
+    """A PEFT model in memory as the network that it computes: every weight with its update, under its own name."""
+    from strati.network.open import Network as Opened
+
+    contents = network.contents
+    updates = contents.adapters
+    base, saved = {}, []
+    for tensor in contents.tensors:
+        if ".modules_to_save." in tensor.name or tensor.name in updates:
+            saved.append(tensor)
+        else:
+            plain = tensor.name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            base[plain.replace(".original_module.", ".")] = tensor
+    held = replace(
+        contents,
+        tensors=tuple(replace(tensor, name=name) for name, tensor in base.items()),
+        read=lambda name: contents.read(base[name].name),
+        read_part=None,
+        unread=(),
+        ties={},
+        shared={},
+        adapters={},
+        hints={n: contents.hints[t.name] for n, t in base.items() if t.name in contents.hints},
+        quantisation={
+            n: contents.quantisation[t.name] for n, t in base.items() if t.name in contents.quantisation
+        },
+    )
+    own = replace(contents, tensors=tuple(saved))
+    both = merged(Opened(network.path, held), Opened(network.path, own))
+    names = {tensor.name: name for name, tensor in base.items()}
+    changed = {_bare(name) for name in updates}
+    ties = {
+        names[later]: names[first]
+        for later, first in contents.ties.items()
+        if later in names and first in names and not {_bare(names[later]), _bare(names[first])} & changed
+    }
+    made = Opened(network.path, replace(both.contents, ties=ties))
+    made._recipe = (unwrapped, (network,))
+    return made
+
+
 def apply(weight: NDArray[Any], update: Update) -> NDArray[np.float32]:
     """A weight, in the layout the network stores it in, with its update added."""
     whole = weight.astype(np.float32)

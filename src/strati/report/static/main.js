@@ -114,7 +114,7 @@ async function start() {
     navigation(sections);
     const scan = data.results.find((r) => verbOf(r) === "scan");
     if (scan) document.title = `${basename((scan.network || {}).path)} · strati report`;
-    replace(document.getElementById("foot"), h("p", {}, `Made by strati ${data.strati} from ${plural(data.results.length, "result")}. This file is complete in itself and asks the network for nothing.`));
+    replace(document.getElementById("foot"), h("p", {}, `Made by strati ${data.strati} from ${plural(data.results.length, "result")}. This file is self-contained and makes no network requests.`));
     document.documentElement.dataset.ready = "1";
   } catch (error) {
     replace(main, h("p", { class: "note" }, `The data of this page could not be unpacked: ${error.message}. A current browser is needed (one with DecompressionStream).`));

@@ -3,7 +3,7 @@
 export const METRICS = [
   { key: "alpha", label: "α", name: "tail exponent", tail: true, meaning: "Exponent of the power-law tail: the smaller, the heavier the tail.", trust: "The literature reads 2 to 6 as well trained. That is a claim, not a fact: it does not survive intervention." },
   { key: "alpha_stderr", label: "α error", name: "standard error of α", tail: true, meaning: "Error of the exponent, the choice of the tail's start included; never less than (α − 1)/√n.", trust: "Too short where the exponent is reached slowly; a large one says that the tail is hardly a power law." },
-  { key: "xmin", label: "xmin", name: "start of the tail", tail: true, meaning: "Eigenvalue from which the tail is fitted.", trust: "Chosen by least KS distance; move the slider to see how much hangs on it." },
+  { key: "xmin", label: "xmin", name: "start of the tail", tail: true, meaning: "Eigenvalue from which the tail is fitted.", trust: "Chosen by least KS distance; move the slider to see how much depends on it." },
   { key: "ks_distance", label: "KS", name: "KS distance of the tail", tail: true, meaning: "Largest gap between the tail and its power law.", trust: "Small means a good description, not that a power law is the reason." },
   { key: "tail_size", label: "tail n", name: "eigenvalues in the tail", tail: true, meaning: "How many eigenvalues the exponent rests on.", trust: "Below about 50 the exponent is loose." },
   { key: "tail_pvalue", label: "tail p", name: "p-value of the tail", tail: true, meaning: "Share of synthetic power laws that fit worse than this one.", trust: "Small speaks against a power law." },

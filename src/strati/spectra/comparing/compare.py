@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.network.adapters.merge import is_adapter, merged
+from strati.network.adapters.merge import carries_adapter, is_adapter, merged, unwrapped
 from strati.network.open import Network, Openable
 from strati.network.open import open as open_network
 from strati.network.select import as_patterns, select
@@ -170,7 +170,11 @@ def compare(
 
 
 def _with_adapters(networks: list[Network]) -> list[Network]:
-    """An adapter beside its base stands for the base with the adapter merged; adapters alone stay as they are."""
+    """An adapter beside its base stands for the base with the adapter merged; adapters alone stay as they are.
+
+    A PEFT model in memory, which has both, is the network that it computes.
+    """
+    networks = [unwrapped(n) if carries_adapter(n) else n for n in networks]
     base = networks[0]
     if is_adapter(base):
         return networks

@@ -37,6 +37,7 @@ LEVEL = 1e-3
 _DRAWS = 8
 _UNSURE = 1.4
 _EXCESS = 1.25  # what is left may carry this much of rounding's energy before it counts as more than rounding
+_SUMS = 64  # roundings of a product of factors in float32, one for each of its sums; in half precision one
 _UNEQUAL = 1.5  # mean size of the errors times the mean of its inverse, 1 where all are equal
 _LEAST = 1e-6  # rows of zeros have errors of next to no size
 _COARSE = ("float16", "bfloat16")
@@ -98,6 +99,9 @@ def rank_test(
     # Below this a singular value is the arithmetic's, not the weights'.
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     noise = rounding_variance(before) + rounding_variance(after) + variance + arithmetic
+    # The update was rounded itself, before it was added: this shows where it is as large as the weights.
+    dtype = effective_dtype(after)
+    noise = noise + (_SUMS if dtype in ("float32", "float64") else 1) * _spacing(step, dtype) ** 2 / 12
     # Of a quantised side the sizes of errors are a guess, too rough to divide by.
     sizes = None if np.any(variance) else _sizes(noise)
     if sizes is not None:
