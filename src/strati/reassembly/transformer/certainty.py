@@ -1,8 +1,9 @@
 """How sure each unit's place is: what the likeliest other places of it, all else left alone, would cost.
 
 :func:`climb` first takes every such move that the likelihood prefers, so that no margin is negative;
-:func:`place_margins` then gives each unit the cost of its cheapest move. Similarities are not independent of each other, so these
-nats are worth less than nats: :data:`SURE_PLACE` is what 99 of 100 pieces need on networks whose answer is known.
+:func:`place_margins` then gives each unit the cost of its cheapest move. Similarities are not independent of each
+other, so these nats are worth less than nats: :data:`SURE_PLACE` is what 99 of 100 pieces need on networks whose
+answer is known.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ def _result(
     for slot, held in placed.margins.items():
         uncertain |= {blocks[k][slot] for k, margin in enumerate(held) if margin < SURE_PLACE}
     for found in bodies.values():
-        uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE_VECTOR}
+        uncertain |= {
+            n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE_VECTOR
+        }
     for k, margin in enumerate(placed.swap_margins):
         if margin < SURE:
             uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}
