@@ -266,7 +266,7 @@ def test_blocks_of_two_checkpoints_correspond():
 
 
 def test_scales_moved_between_norms_and_readers_are_undone():
-    """Each reader, by its direction row by row, with its own block's norm taken in; untouched networks stay as they are."""
+    """Each reader, row by row, points as with its own block's norm taken in; other networks stay as they are."""
     from strati.reassembly.transformer.fold import folded
     from strati.reassembly.transformer.roles import find_roles
 

@@ -1,8 +1,9 @@
 """Scales moved between a norm and the matrices that read through it, undone: only their product means anything.
 
-A network is unchanged when a norm's weight is multiplied and the columns of its readers divided by any scales. Where that
-was done, block by block, a reader's column norms run against its own norm's weights far more than training ever
-makes them: norms and readers are paired by that, and the weights taken into the readers for what is computed from them.
+A network is unchanged when a norm's weight is multiplied and the columns of its readers divided by any scales. Where
+that was done, block by block, a reader's column norms run against its own norm's weights far more than training ever
+makes them: norms and readers are paired by that, and the weights taken into the readers for what is computed from
+them.
 """
 
 from __future__ import annotations
