@@ -23,6 +23,8 @@ import strati
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from halves import SHAPES, agreement, as_graph, dense, mixed, planted, true_halves, two_halves
 
+FRESH = 70_000
+"""First seed of the graphs: none that a threshold was chosen on."""
 CUTOFFS = (None, 1e-2, 1e-4, 1e-8)
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU)
 
@@ -69,7 +71,7 @@ def whole(seeds: range) -> None:
     print(f"random networks of one piece: left whole in {left} of {total}")
 
 
-def graphs(seeds: int) -> None:
+def graphs(seeds: int, only: str = "") -> None:
     """Planted modules with edges between them (found, and how well), and lognormal strengths without any."""
     cases = {
         "4 modules of 4, 20 % of the edges between them": ([4] * 4, 0.2),
@@ -79,8 +81,10 @@ def graphs(seeds: int) -> None:
         "modules of 2 and 8, 5 %": ([2, 8], 0.05),
     }
     for name, (sizes, cross) in cases.items():
+        if only not in name:
+            continue
         right, agreements = 0, []
-        for seed in range(seeds):
+        for seed in range(FRESH, FRESH + seeds):
             edges, truth = planted(seed, sizes, cross)
             labels = np.concatenate([np.array(row) for row in strati.modules(as_graph(edges)).labels])
             right += labels.max() + 1 == len(sizes)
@@ -90,9 +94,11 @@ def graphs(seeds: int) -> None:
             flush=True,
         )
     for sigma in (1.0, 3.0):
+        if only not in f"lognormal strengths (sigma {sigma:g})":
+            continue
         false = [
             seed
-            for seed in range(2 * seeds)
+            for seed in range(FRESH, FRESH + 2 * seeds)
             if len(strati.modules(as_graph(lognormal(seed, sigma))).modules) > 1
         ]
         print(
@@ -109,12 +115,14 @@ def lognormal(seed: int, sigma: float) -> list[np.ndarray]:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true")
-    options.add_argument("--graphs", action="store_true")
+    options.add_argument("--graphs", action="store_true", help="Only graphs of known making.")
+    options.add_argument("--seeds", type=int, help="Graphs of each kind (twice as many without modules).")
+    options.add_argument("--only", default="", help="Only graphs whose name holds this text.")
     chosen = options.parse_args()
     count = 2 if chosen.quick else 8
     torch.set_num_threads(1)
     start = time.process_time()
-    graphs(5 if chosen.quick else 20)
+    graphs(chosen.seeds or (5 if chosen.quick else 20), chosen.only)
     if chosen.graphs:
         print(f"{time.process_time() - start:.0f} CPU s")
         return

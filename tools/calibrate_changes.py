@@ -2,8 +2,8 @@
 
     python tools/calibrate_changes.py [--draws 400] [--seed 0]
 
-Without a break: how often a run of several series raises an alarm at level 0.05 (all series together). With breaks: how many
-are found, how many of the 95 % intervals hold the true step, and how often an extra one is reported.
+Without a break: how often a run of several series raises an alarm at level 0.05 (all series together). With breaks: how
+many are found, how many of the 95 % intervals hold the true step, and how often an extra one is reported.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 
 from strati.errors import BadInputError
 from strati.papers.registry import ENTRIES, Reproduction, Row, reproduce
+from strati.types import silent
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -69,9 +70,9 @@ def test_a_reproduction_says_how_it_was_run(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_training_series_follows_layers_out_of_randomness(tmp_path: Path) -> None:
-    from strati.papers.eigenspectra import spectra_experiments
+    from strati.papers.development.spectra_over_time import mlp_run
 
-    paths = list(spectra_experiments._checkpoints(tmp_path, 64, 0, True, count=24))
+    _, paths = mlp_run(tmp_path, seed=0, quick=True, count=24, batch=64, tick=silent)
     assert len(paths) >= 20
     from strati.spectra.comparing.compare import compare
 

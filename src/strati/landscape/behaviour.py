@@ -23,7 +23,7 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.batches import as_batches
 from strati.landscape.batches import as_tensor as as_tensor
 from strati.landscape.models import Inputs as Inputs
-from strati.landscape.models import output_tensor
+from strati.landscape.models import attention_in_batches, output_tensor
 from strati.network.select import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
@@ -113,9 +113,10 @@ class FlatModel:
     def __call__(self, theta: Tensor, x: Inputs) -> Tensor:
         """The network's output at parameters ``theta``; differentiable, and batched by ``torch.func.vmap``."""
         weights = self.fixed | self.split(theta)
-        if isinstance(x, Mapping):
-            return output_tensor(functional_call(self.module, weights, (), dict(x)))
-        return output_tensor(functional_call(self.module, weights, (x,)))
+        with attention_in_batches():
+            if isinstance(x, Mapping):
+                return output_tensor(functional_call(self.module, weights, (), dict(x)))
+            return output_tensor(functional_call(self.module, weights, (x,)))
 
     def inputs(self, x: Any) -> Inputs:
         """Inputs as tensors of this model's type; integers (tokens) stay integers."""

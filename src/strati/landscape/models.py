@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.network.roles import role_of
@@ -77,6 +79,17 @@ def is_transformer(model: nn.Module) -> bool:
         parameter.ndim == 2 and role_of(name, 0).startswith("attention.")
         for name, parameter in model.named_parameters()
     )
+
+
+def attention_in_batches() -> AbstractContextManager[None]:
+    """Attention as plain products inside ``torch.func.vmap``; as it is elsewhere.
+
+    The fused kernel has no rule for batches of parameters: it would go through them one at a time, and warn.
+    """
+    if torch._C._functorch.maybe_current_level() is None:
+        return nullcontext()
+    found: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return found
 
 
 def device_of(model: nn.Module | None, device: torch.device | str | None = None) -> torch.device | None:

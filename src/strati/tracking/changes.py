@@ -1,16 +1,15 @@
 r"""Where a series over training steps changes its course, how sure that is, and between which steps it happened.
 
-A series is fitted by straight lines that join, in :math:`x = \ln(\text{step} + \text{first spacing})`:
-:math:`y = a + b x + \sum_k c_k \max(0, x - \tau_k)`. A break at :math:`\tau` is worth
-:math:`T = n \ln(\mathrm{RSS}_0 / \mathrm{RSS}_1)`, the largest over all :math:`\tau`; how large ``T`` gets without
-any break is simulated for the steps at hand, with errors that are correlated from step to step (an AR(1) process). How
-strongly is not known exactly from few points: the p-value is the mean over all correlations, each weighted by how well it
-explains that of the residuals about the richest fit, which is simulated too. Breaks are
-added, one at a time or two where neither alone is plain, while their p-values, corrected for the number of series, are
-below the level; in the end each break is
-judged again, given the others, and left out if they explain it. That is the p-value it carries. The interval holds the
-:math:`\tau` whose ``T`` is within the chi-squared quantile of the best one, widened for correlated errors and to the
-checkpoints on either side.
+A series is fitted by straight lines that join, in :math:`x = \ln(\text{step} + \text{first spacing})`: :math:`y = a +
+b x + \sum_k c_k \max(0, x - \tau_k)`. A break at :math:`\tau` is worth :math:`T = n \ln(\mathrm{RSS}_0 /
+\mathrm{RSS}_1)`, the largest over all :math:`\tau`; how large ``T`` gets without any break is simulated for the steps
+at hand, with errors that are correlated from step to step (an AR(1) process). How strongly is not known exactly from
+few points: the p-value is the mean over all correlations, each weighted by how well it explains that of the residuals
+about the richest fit, which is simulated too. Breaks are added, one at a time or two where neither alone is plain,
+while their p-values, corrected for the number of series, are below the level; in the end each break is judged again,
+given the others, and left out if they explain it. That is the p-value it carries. The interval holds the :math:`\tau`
+whose ``T`` is within the chi-squared quantile of the best one, widened for correlated errors and to the checkpoints
+on either side.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> FloatArray:
 
 
 def _correlation(x: FloatArray, y: FloatArray, grid: FloatArray) -> float | None:
-    """Of neighbouring residuals about the fit with as many breaks as are ever looked for, so that none passes for it."""
+    """Of neighbouring residuals about the fit with the most breaks, so that no break passes for correlation."""
     places: list[float] = []
     for _ in range(_MOST):
         if x.size < 2 * len(places) + LEAST:

@@ -1,9 +1,10 @@
 r"""Learning coefficients of many checkpoints that can be compared: one sampler, one step, the same random numbers.
 
-Every checkpoint is sampled by stochastic-gradient Langevin dynamics with the same data, batches, temperature, localisation,
-step, chain length and noise (:mod:`strati.landscape.sampling.sgld`). The step is the one that the stiffest checkpoint
-needs. Since the noise is shared, the fluctuations of neighbouring checkpoints are alike and cancel in their difference:
-:func:`difference_error` states the error of a difference, which is smaller than those of the two levels would make it.
+Every checkpoint is sampled by stochastic-gradient Langevin dynamics with the same data, batches, temperature,
+localisation, step, chain length and noise (:mod:`strati.landscape.sampling.sgld`). The step is the one that the
+stiffest checkpoint needs. Since the noise is shared, the fluctuations of neighbouring checkpoints are alike and
+cancel in their difference: :func:`difference_error` states the error of a difference, which is smaller than those of
+the two levels would make it.
 
 The value is ``nbeta (<L> - L(checkpoint))`` in the middle of training too, where the checkpoint is no minimum and the
 value may be negative; :func:`measured` says where that is so.
@@ -37,6 +38,7 @@ _TURNS = (
     10.0  # times that the localisation turns a chain around during its draws, so that flat directions mix
 )
 _SHORTER, _TRIALS = 4.0, 6  # a step that lets chains diverge is divided by this, so many times
+_MOST_OF_HALF = 1.05  # of half the parameters: a wall can lift a value a little above
 _STEADY = 1.1  # R-hat above which no value is given
 
 
@@ -93,7 +95,7 @@ def calibrated(
         loss: Name of the loss.
         nbeta: Inverse temperature; ``n / ln n`` by default.
         gamma: Localisation; by default the larger of ``N / |theta|^2`` (at the smallest weights) and what turns a chain
-            around ten times in its length, so that flat directions mix.
+            around twenty times in its length, so that flat directions mix.
         chains: 4 by default.
         draws: 400 by default, or what ``seconds`` allow.
         seconds: Spend about so many seconds (of the cost model) on an estimate.
@@ -102,10 +104,10 @@ def calibrated(
     Raises:
         BadInputError: No step is small enough.
     """
+    import torch
+
     from strati.landscape.sampling.budget import gradient_cost
     from strati.landscape.sampling.config import LLCConfig
-
-    import torch
 
     stiffest: tuple[float, str, Objective] | None = None
     rule = count = 0.0
@@ -152,6 +154,11 @@ def measured(objective: Objective, shared: Shared) -> Level:
         return _refused(
             "the chains diverged at the step that all checkpoints share; a larger gamma would help"
         )
+    if not _bounded(traces, shared):
+        return _refused(
+            "the chains left the neighbourhood: the step that all checkpoints share is too long here; a larger gamma "
+            "would help"
+        )
     agreement = rhat(trace)
     if agreement is None or agreement > _STEADY:
         shown = "undefined" if agreement is None else f"{agreement:.3g}"
@@ -162,14 +169,19 @@ def measured(objective: Objective, shared: Shared) -> Level:
         return _refused(
             "the chains are still on their way from where they started; more draws or a larger gamma would help"
         )
+    value, error = float(trace.mean()), standard_error(trace)
+    half = traces.parameters / 2
+    if error is None or error > half or value - 3 * error > _MOST_OF_HALF * half:
+        return _refused(
+            f"the average {value:.4g} cannot be that of {traces.parameters} parameters (half of them at most): the "
+            "chains left for places of higher loss; a larger gamma would help"
+        )
     parts = np.array_split(trace, min(BLOCKS, trace.shape[1]), axis=1)
     blocks = np.stack([part.mean(1) for part in parts], axis=1)
-    lower = traces.centre is not None and shared.nbeta * -traces.centre > 0.02 * max(
-        abs(float(trace.mean())), 1
-    )
+    lower = traces.centre is not None and shared.nbeta * -traces.centre > 0.02 * max(abs(value), 1.0)
     return Level(
-        float(trace.mean()),
-        standard_error(trace),
+        value,
+        error,
         tuple(tuple(float(f"{v:.7g}") for v in row) for row in blocks),
         None,
         lower,

@@ -1,8 +1,8 @@
 """What is measured of one checkpoint: spectra, loss, learning coefficient, scales, counts, interventions.
 
 Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr, more)``; ``more`` is what
-differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the settings
-alone, so that it can be done anywhere and once.
+differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the
+settings alone, so that it can be done anywhere and once.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from strati.errors import BadInputError, require
 from strati.tracking.config import METRICS, TrackConfig
@@ -23,6 +25,13 @@ if TYPE_CHECKING:
 
 Point = tuple[Any, ...]
 """``(what, layer, value, stderr)``, and for learning coefficients a mapping with their blocks and what to know."""
+
+
+SPECTRUM = "spectrum"
+"""The name of points that hold a spectrum to be drawn, and are no series."""
+
+RANKS = tuple(k / 23 for k in range(24))
+UNIT = 100
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,25 @@ def spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
             value = row.get(name)
             error = row.get("alpha_stderr") if name == "alpha" else None
             points.append((name, item.layer.name, None if value is None else float(value), error))
+        points.append(
+            (SPECTRUM, item.layer.name, None, None, {"spectrum": quantiles(item.spectrum.eigenvalues)})
+        )
     return points
+
+
+def quantiles(eigenvalues: Any) -> list[int]:
+    """Hundredths of the decimal logarithm of eigenvalues at :data:`RANKS`: enough to draw a spectrum by.
+
+    Examples:
+        >>> quantiles([1.0, 10.0, 100.0])[:: len(RANKS) - 1]
+        [0, 200]
+    """
+    values = np.sort(np.asarray(eigenvalues, float))
+    if values.size == 0 or not values[-1] > 0:
+        return []
+    logarithms = np.log10(np.maximum(values, values[-1] * 1e-12))
+    found: list[int] = (UNIT * np.quantile(logarithms, RANKS)).round().astype(int).tolist()
+    return found
 
 
 def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackConfig) -> nn.Module:
@@ -227,14 +254,9 @@ def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     points: list[Point] = []
     for row in found.to_dict()["scales"]:
         error = row.get("stderr")
-        points.append(
-            (
-                f"effective_parameters[{row['epsilon']:g}]",
-                None,
-                row["effective"],
-                None if error is None else 2 * error,
-            )
-        )
+        name = f"effective_parameters[{row['epsilon']:g}]"
+        more = {"reason": row.get("reason") if row["effective"] is None else None}
+        points.append((name, None, row["effective"], None if error is None else 2 * error, more))
     return points
 
 

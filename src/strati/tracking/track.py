@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +23,7 @@ from strati.tracking.changes import LEAST, find_changes
 from strati.tracking.coefficient import difference_error
 from strati.tracking.config import TrackConfig
 from strati.tracking.groups import grouped
-from strati.tracking.measure import Measurer, as_network, loss_name, whole_data
+from strati.tracking.measure import RANKS, SPECTRUM, UNIT, Measurer, as_network, loss_name, whole_data
 from strati.tracking.steps import Checkpoint, in_order
 from strati.types import Flag, Result, Tick, silent
 
@@ -50,7 +50,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Track(Result):
-    """A run over time: ``series`` and ``changes`` are data frames."""
+    """A run over time: ``series`` and ``changes`` are data frames.
+
+    Attributes:
+        steps: Of the checkpoints, in order. curves: The series. breaks: Where they change. settings: What is the same
+        for the learning coefficient of every checkpoint. failed: What could not be measured, and why. store: The file
+        that keeps it. warnings: What a reader must know. spectra: To draw them by: ``layers`` with ``values`` per
+        checkpoint, decimal logarithms of eigenvalues in units of
+            ``1 / unit``, at the shares ``ranks`` of all eigenvalues; ``None`` where there is none.
+    """
 
     verb: ClassVar[str] = "track"
 
@@ -61,6 +69,7 @@ class Track(Result):
     failed: tuple[dict[str, Any], ...] = ()
     store: str | None = None
     warnings: tuple[Flag, ...] = ()
+    spectra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def series(self) -> pd.DataFrame:
@@ -92,6 +101,7 @@ class Track(Result):
             "failed": self.failed,
             "store": self.store,
             "warnings": self.warnings,
+            "spectra": dict(self.spectra),
         }
 
     def frame(self) -> pd.DataFrame:
@@ -297,6 +307,7 @@ def _result(
     kept = {unit.key: unit for unit in store.units()}
     table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
     blocks: dict[tuple[str, str | None], dict[int, Any]] = {}
+    spectra: dict[str, dict[int, list[int]]] = {}
     lower = set()
     failed = []
     for unit in units:
@@ -309,15 +320,18 @@ def _result(
                 {"checkpoint": ordered[place].name, "quantity": unit.config["quantity"], "reason": row.reason}
             )
         for what, layer, value, error, *more in row.value.get("points", ()):
+            known, name = more[0] if more else {}, ordered[place].name
+            if what == SPECTRUM:
+                spectra.setdefault(layer, {})[place] = known["spectrum"]
+                continue
             table.setdefault((what, layer), {})[place] = (value, error)
-            if more:
-                name = ordered[place].name
-                blocks.setdefault((what, layer), {})[place] = more[0]["blocks"]
-                if more[0]["off_minimum"]:
-                    lower.add(name)
-                if more[0]["reason"] is not None:
-                    part = f"{what} of {layer}" if layer else what
-                    failed.append({"checkpoint": name, "quantity": part, "reason": more[0]["reason"]})
+            if known.get("blocks"):
+                blocks.setdefault((what, layer), {})[place] = known["blocks"]
+            if known.get("off_minimum"):
+                lower.add(name)
+            if known.get("reason") is not None:
+                part = f"{what} of {layer}" if layer else what
+                failed.append({"checkpoint": name, "quantity": part, "reason": known["reason"]})
     if failed and len(failed) == len(units):
         raise BadInputError(failed[0]["checkpoint"], f"nothing could be measured: {failed[0]['reason']}")
     curves = tuple(
@@ -338,8 +352,8 @@ def _result(
     warnings = []
     if lower:
         text = (
-            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: in the "
-            "middle of training the values are lower than a minimum's would be, and may be negative"
+            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: "
+            "in the middle of training the values are lower than a minimum's would be, and may be negative"
         )
         warnings.append(Flag("off-minimum", text))
     if failed:
@@ -347,8 +361,26 @@ def _result(
         text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
         warnings.append(Flag("incomplete", text))
     return Track(
-        steps, curves, _breaks(steps, curves, config), settings, tuple(failed), path, tuple(warnings)
+        steps,
+        curves,
+        _breaks(steps, curves, config),
+        settings,
+        tuple(failed),
+        path,
+        tuple(warnings),
+        _drawn(spectra, len(ordered)),
     )
+
+
+def _drawn(spectra: Mapping[str, Mapping[int, list[int]]], count: int) -> dict[str, Any]:
+    """The spectra as the page takes them."""
+    if not spectra:
+        return {}
+    layers = [
+        {"layer": name, "values": [places.get(i) or None for i in range(count)]}
+        for name, places in spectra.items()
+    ]
+    return {"unit": UNIT, "ranks": [round(rank, 4) for rank in RANKS], "layers": layers}
 
 
 def _changed(series: Series, blocks: Mapping[int, Any]) -> Series:

@@ -37,10 +37,11 @@ class Tracker:
         log: Called with ``({"layer/metric": value}, step)`` after each scan, from the tracker's thread.
         layers: Patterns that choose layers (as ``layers=`` everywhere).
         metrics: Which numbers of a scan are kept.
-        share: The largest share of the loop's time that copying the weights may take; beyond it scans are skipped.
+        share: The largest share of the loop's time that it may take: copying the weights, which the loop waits for, and
+            scanning them, which may hold it up. Beyond it scans are skipped.
 
     Attributes:
-        skipped: Steps whose scan was left out because the last one was not done, or copying took too long.
+        skipped: Steps whose scan was left out because the last one was not done, or the share was used up.
         done: Number of scans.
 
     Examples:
@@ -68,6 +69,9 @@ class Tracker:
         if out is None and log is None:
             raise BadInputError("Tracker", "writes nowhere; give out= (a folder) or log= (a function)")
         self.model, self.every, self.log, self.layers, self.metrics = model, every, log, layers, metrics
+        from strati.spectra.scan import scan  # now: an import in the thread would hold up the loop
+
+        self._look = scan
         self.share = share
         self.skipped = 0
         self.done = 0
@@ -75,7 +79,7 @@ class Tracker:
         self._thread: threading.Thread | None = None
         self._warned = False
         self._began = time.perf_counter()
-        self._copying = 0.0
+        self._cost = 0.0
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -88,11 +92,11 @@ class Tracker:
                 self.skipped += 1
                 return
             now = time.perf_counter()
-            if self.done and self._copying > self.share * (now - self._began):
+            if self.done and self._cost > self.share * (now - self._began):
                 self.skipped += 1
                 return
             weights = _copied(self.model)
-            self._copying += time.perf_counter() - now
+            self._cost += time.perf_counter() - now
             self._thread = threading.Thread(target=self._scan, args=(weights, step), daemon=True)
             self._thread.start()
         except Exception as error:  # nothing may stop the training: said once, as a warning
@@ -110,10 +114,9 @@ class Tracker:
         self.close()
 
     def _scan(self, weights: Mapping[str, NDArray[Any]], step: int) -> None:
+        began = time.perf_counter()
         try:
-            from strati.spectra.scan import scan
-
-            found = scan(weights, layers=self.layers, workers=1)
+            found = self._look(weights, layers=self.layers, workers=1)
             rows = {item.layer.name: item.row() for item in found}
             values = {
                 f"{name}/{metric}": float(row[metric])
@@ -121,6 +124,7 @@ class Tracker:
                 for metric in self.metrics
                 if row.get(metric) is not None
             }
+            self._cost += time.perf_counter() - began
             if self._path is not None:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"step": step, "values": values}) + "\n")

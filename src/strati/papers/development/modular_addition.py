@@ -1,8 +1,8 @@
 """Networks that learn ``a + b mod p`` from a part of the table, as Nanda et al. (2023) set them up. Needs torch.
 
-One layer of attention and one of ReLU without layer norm, read at the ``=`` sign. Only that position is ever read, so keys
-and values are computed once per symbol and place, which changes no number and makes a step several times cheaper. The
-quick network has no attention: the two embeddings are added.
+One layer of attention and one of ReLU without layer norm, read at the ``=`` sign. Only that position is ever read, so
+keys and values are computed once per symbol and place, which changes no number and makes a step several times
+cheaper. The quick network has no attention: the two embeddings are added.
 """
 
 from __future__ import annotations

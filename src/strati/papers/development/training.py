@@ -1,8 +1,8 @@
 """A training that can be stopped at any time and goes on where it was: its checkpoints at given steps. Needs torch.
 
-Weights are kept as ``step-000100.safetensors``. Beside them ``resume.pt`` holds the optimiser and the next step; it is
-replaced in one move. Batches depend on the seed and the step alone, so that a training that was interrupted gives the same
-checkpoints as one that was not.
+Weights are kept as ``step-000100.safetensors``. Beside them ``resume.pt`` holds the optimiser and the next step; it
+is replaced in one move. Batches depend on the seed and the step alone, so that a training that was interrupted gives
+the same checkpoints as one that was not.
 """
 
 from __future__ import annotations

@@ -191,7 +191,8 @@ def _rows(seed: int) -> Iterator[NDArray[np.int64]]:
         yield text[starts[:, None] + np.arange(CONTEXT)]
 
 
-def _causal(seed: int) -> Batches:
+def causal_batches(seed: int) -> Batches:
+    """Windows of the text, to be predicted from left to right."""
     import torch
 
     for rows in _rows(seed):
@@ -230,8 +231,8 @@ def _images(seed: int) -> Batches:
 
 
 _SOURCES: dict[str, Callable[[int], Batches]] = {
-    "llama": _causal,
-    "gpt2": _causal,
+    "llama": causal_batches,
+    "gpt2": causal_batches,
     "bert": _masked,
     "vit": _images,
 }

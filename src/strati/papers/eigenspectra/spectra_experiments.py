@@ -6,9 +6,8 @@ quasi-null directions taken out (section 3.1 says they do no work), and spectra 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,11 +142,12 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
 
     24 checkpoints each of the embedded architecture (quick) or of an FCN 784-512-512-512-10 on MNIST.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    from strati.papers.development.spectra_over_time import mlp_run
+
     rows = []
     ranks: dict[str, dict[str, Sequence[float | None]]] = {}
     for batch in (16, 64, 256):
-        paths = list(_checkpoints(folder, batch, seed, quick, count=24))
+        _, paths = mlp_run(folder, seed=seed, quick=quick, count=24, batch=batch, tick=tick)
         result = compare(*paths, series=True, jobs=2, tick=tick)
         assert result.series is not None
         ranks[f"batch {batch}"] = {layer.name: layer.stable_rank for layer in result.series.layers}
@@ -183,14 +183,16 @@ class _Data:
     y_test: torch.Tensor
 
 
-def _digits() -> _Data:
+def digits() -> _Data:
+    """The embedded digits."""
     import torch
 
     with np.load(embedded.path("digits.npz")) as file:
         return _Data(*(torch.from_numpy(file[k]) for k in ("x", "y", "x_test", "y_test")))
 
 
-def _mnist() -> _Data:
+def mnist() -> _Data:
+    """MNIST, pixels between 0 and 1."""
     import torch
 
     with np.load(zoo.path("mnist")) as file:
@@ -210,7 +212,7 @@ def _mlp(path: Path) -> torch.nn.Module:
 def _train(model: torch.nn.Module, *, epochs: int, batch: int, rate: float, decay: float, seed: int) -> None:
     import torch
 
-    data = _digits()
+    data = digits()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     chance = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
@@ -220,32 +222,6 @@ def _train(model: torch.nn.Module, *, epochs: int, batch: int, rate: float, deca
             optimiser.step()
 
 
-def _checkpoints(folder: Path, batch: int, seed: int, quick: bool, count: int) -> Iterator[Path]:
-    """Train, saving checkpoints spaced evenly in the logarithm of the step."""
-    import torch
-
-    data = _digits() if quick else _mnist()
-    widths = (64, 96, 64, 10) if quick else (784, 512, 512, 512, 10)
-    torch.manual_seed(seed)
-    parts: list[torch.nn.Module] = []
-    for a, b in pairwise(widths):
-        parts += [torch.nn.Linear(a, b), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*parts[:-1])
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
-    last = (40 if quick else 8) * (len(data.y) // batch)
-    marks = sorted({0, *np.unique(np.geomspace(1, last, count - 1).round().astype(int)).tolist()})
-    chance = torch.Generator().manual_seed(seed)
-    for step in range(last + 1):
-        if step in marks:
-            path = folder / f"batch-{batch}-step-{step:06d}.safetensors"
-            _save(model, path)
-            yield path
-        picked = torch.randint(len(data.y), (batch,), generator=chance)
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(data.x[picked]), data.y[picked]).backward()
-        optimiser.step()
-
-
 def _save(model: torch.nn.Module, path: Path) -> None:
     from safetensors.numpy import save_file
 
@@ -253,7 +229,7 @@ def _save(model: torch.nn.Module, path: Path) -> None:
 
 
 def _accuracy(model: torch.nn.Module) -> float:
-    data = _digits()
+    data = digits()
     return float((model(data.x_test).argmax(1) == data.y_test).double().mean())
 
 
