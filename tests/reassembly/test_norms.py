@@ -67,7 +67,7 @@ def test_a_norm_is_torchs():
 
 def test_the_adjoint_goes_through_norms():
     """Against difference quotients in the stream before the first block."""
-    pieces, x, y, _ = network(3, 6, 10, final=True, rows=4)
+    pieces, x, _, _ = network(3, 6, 10, final=True, rows=4)
     found = sort_out(as_pieces(pieces))
     parts = stack(found, "tanh")
     order = np.arange(3)
@@ -80,7 +80,7 @@ def test_the_adjoint_goes_through_norms():
 
 
 def test_the_effect_of_a_norm_is_first_order_true():
-    pieces, x, y, _ = network(3, 6, 10, rows=50)
+    pieces, x, _, _ = network(3, 6, 10, rows=50)
     parts = stack(sort_out(as_pieces(pieces)), "tanh")
     order = np.arange(3)
     output, effects = _effects(parts, parts.wardrobe, order, order, x)

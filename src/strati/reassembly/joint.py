@@ -80,8 +80,8 @@ def search(
     """
     began = time.monotonic()
     best: Found | None = None
-    for share in _SHARES if prior is not None else ():
-        if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
+    for share in _SHARES:
+        if prior is None or (best is not None and (best.mse < floor or time.monotonic() - began > seconds)):
             break
         believed = softened_belief(parts, prior, share)
         settled = settle(parts, x, y, believed, first_order(parts, x, y, believed))

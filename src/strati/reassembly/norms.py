@@ -1,10 +1,11 @@
 """Which norm piece belongs to which block, where blocks have a norm before them.
 
-A norm's weights are taken into the input projection that wears it (:mod:`strati.reassembly.normalise`). Before anything is
-known, every input projection wears the mean of all norms: after training they differ little from each other, so that
-pairs and order can be found nearly right. Then the effect of each norm in each place is predicted by one forward and
-one backward pass, the error regressed on it, and each proposal judged by its true error, as for the output projections
-(:mod:`strati.reassembly.joint`). One more norm than blocks, or a single one, stands before the last layer.
+A norm's weights are taken into the input projection that wears it (:mod:`strati.reassembly.normalise`). Before
+anything is known, every input projection wears the mean of all norms: after training they differ little from each
+other, so that pairs and order can be found nearly right. Then the effect of each norm in each place is predicted by
+one forward and one backward pass, the error regressed on it, and each proposal judged by its true error, as for the
+output projections (:mod:`strati.reassembly.joint`). One more norm than blocks, or a single one, stands before the last
+layer.
 """
 
 from __future__ import annotations

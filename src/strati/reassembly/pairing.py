@@ -3,8 +3,8 @@
 Training leaves traces that tie a block's two matrices together: a negative diagonal of ``W_out W_in``
 (dropped-neural-net, section 3), row norms of ``W_in`` that follow column norms of ``W_out`` neuron by neuron,
 similar Gram matrices over neurons (both conserved up to a constant by gradient flow), and neurons that matter to the
-last layer reading alike (the first steps of training add to ``W_in`` what ``W_last W_out`` asks for). With data the last
-of these is far sharper (:func:`aligned`). None is universal, so the separation of matched from unmatched scores
+last layer reading alike (the first steps of training add to ``W_in`` what ``W_last W_out`` asks for). With data the
+last of these is far sharper (:func:`aligned`). None is universal, so the separation of matched from unmatched scores
 always goes with the answer.
 """
 
@@ -162,9 +162,9 @@ _ROLE = 1.0
 def aligned(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
     r"""How far what a pair would add to the outputs goes along with the recorded outputs.
 
-    Training makes every block add something of what was asked for: with the hidden units :math:`H_i` of input projection
-    ``i`` on the raw inputs, :math:`M_i = H_i^T Y` is how each unit goes with the outputs and :math:`N_j = (W_{last}
-    W_{out}^j)^T` what each unit would add to them; the score is the cosine of the two.
+    Training makes every block add something of what was asked for: with the hidden units :math:`H_i` of input
+    projection ``i`` on the raw inputs, :math:`M_i = H_i^T Y` is how each unit goes with the outputs and
+    :math:`N_j = (W_{last} W_{out}^j)^T` what each unit would add to them; the score is the cosine of the two.
     """
     moved, added = unit_responses(parts, x, y)
     m = len(moved)
@@ -191,7 +191,7 @@ def unit_responses(
 
 
 def _reads_more_than_writes(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
-    """For pieces of unknown role: what goes with the outputs as an input projection against what it would add to them."""
+    """Of pieces whose role is open: how far each reads what goes with the outputs, less what it would add to them."""
     moved, added = unit_responses(parts, x, y)
     sizes = [np.linalg.norm(pieces.reshape(len(pieces), -1), axis=1) for pieces in (parts.A, parts.B)]
     ratio = np.log(_safe(np.linalg.norm(moved, axis=(1, 2)) / _safe(sizes[0])))

@@ -51,8 +51,8 @@ _ALIGNED = 2000
 for the alignment of pairs with the outputs."""
 
 _NOTHING = 0.5
-"""The data are doubted where the error is more than this share of the outputs' variance and of the least error of random
-orders: the search explains the outputs of its own network far better than that long before it is exact."""
+"""The data are doubted where the error is more than this share of the outputs' variance and of the least error of
+random orders: the search explains the outputs of its own network far better than that long before it is exact."""
 
 _STAGES = 200
 _DRAWN = 10_000

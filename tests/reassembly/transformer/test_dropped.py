@@ -263,3 +263,85 @@ def test_a_stray_matrix_of_a_fine_tune_is_recognised(tmp_path):
 
 def test_blocks_of_two_checkpoints_correspond():
     assert correspond(zoo("minilm"), zoo("minilm-tuned")).partners == (0, 1, 2, 3, 4, 5)
+
+
+def test_scales_moved_between_norms_and_readers_are_undone():
+    """Each reader, row by row, points as with its own block's norm taken in; other networks stay as they are."""
+    from strati.reassembly.transformer.fold import folded
+    from strati.reassembly.transformer.roles import find_roles
+
+    state, config = llama(blocks=6, width=32, seed=3)
+    for name, values in state.items():  # norms of training are near one, not around zero
+        if "layernorm" in name:
+            state[name] = 1 + 0.1 * values
+    for rescale in (True, False):
+        dropped = drop(state, network=config, seed=1, rescale=rescale)
+        pieces = dropped.pieces
+        numbers = find_roles(pieces, calibration.default_prior()).block
+        found = folded(pieces, numbers)
+        for block, vectors in zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True):
+            for role, norm in (("q", "norm1.weight"), ("v", "norm1.weight"), ("up", "norm2.weight")):
+                plain = np.asarray(pieces.arrays[block[role]], float)
+                if not rescale:
+                    assert np.array_equal(found.arrays[block[role]], pieces.arrays[block[role]])
+                    continue
+                wanted = plain * np.asarray(pieces.arrays[vectors[norm]], float)
+                got = np.asarray(found.arrays[block[role]], float)
+                cosine = (
+                    (wanted * got).sum(axis=1) / np.linalg.norm(wanted, axis=1) / np.linalg.norm(got, axis=1)
+                )
+                assert cosine.min() > 0.999
+
+
+def test_permuted_and_rescaled_stories_are_put_back():
+    known = calibration.measured()
+    prior = calibration.prior_of(one for name, one in known.items() if name != "stories15m")
+    dropped = drop(zoo("stories15m"), seed=2, permute=True, rescale=True)
+    found = solve_transformer(dropped.pieces, None, None, strati.ReassembleConfig(), prior=prior)
+    right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
+    assert right.all_matrices and right.forward
+
+
+def test_recorded_outputs_make_a_post_norm_network_exact():
+    """A small BERT whose vectors are all in other blocks' places: its outputs bring every one of them home."""
+    from dataclasses import replace
+
+    from strati.reassembly.transformer.verify import verified
+
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, vocab_size=40,
+        max_position_embeddings=32, type_vocab_size=1,
+    )  # fmt: skip
+    model = transformers.BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.ndim == 1:
+                values.add_(0.1 * torch.randn_like(values))
+            elif "layer" in name:
+                values.mul_(3)
+    tokens = np.random.default_rng(0).integers(0, 40, (8, 16))
+    with torch.no_grad():
+        outputs = model(input_ids=torch.tensor(tokens)).logits.numpy()
+    dropped = drop(model, seed=3)
+    alone = strati.reassemble(dropped)
+    shuffled = tuple(
+        {role: dropped.answer["vectors"][(k + 1) % 3][role] for role in dropped.answer["vectors"][0]}
+        for k in range(3)
+    )
+    start = replace(
+        alone, blocks=tuple(dropped.answer["blocks"]), vectors=shuffled, uncertain=tuple(range(60))
+    )
+    found = verified(start, tokens, outputs, strati.ReassembleConfig(seconds=60))
+    after = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
+    assert found.exact is True and found.uncertain == () and after.all_matrices
+    fixed = [
+        role for role in dropped.answer["vectors"][0] if role != "k.bias"
+    ]  # softmax does not see a key's bias
+    assert all(
+        mine[role] == true[role]
+        for mine, true in zip(found.vectors, dropped.answer["vectors"], strict=True)
+        for role in fixed
+    )

@@ -1,19 +1,22 @@
 """``strati reproduce dropped-transformer``: every network that can be had here, dropped and put back from its weights.
 
-Each network is solved with a prior measured on the other networks only. Rows give pieces, pairs and order;
-then how likeness
-falls with the distance of two blocks, role by role, for trained and for freshly initialised networks.
+Each network is solved with a prior measured on the other networks only: pieces, pairs, order and direction without
+data, with 256 tokens where it predicts the next one, and how many of the pieces it calls sure are wrong. Then the
+harder settings, and why it works (:mod:`~strati.papers.dropped_transformer.why`). What was measured is kept in the
+folder, so that an interrupted run goes on.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from strati.papers.dropped_transformer import why
 from strati.papers.dropped_transformer.training import (
     FOLLOWED,
     STEPS_KEPT,
@@ -25,54 +28,110 @@ from strati.papers.dropped_transformer.training import (
 from strati.papers.registry import Reproduction, Row
 from strati.reassembly.config import ReassembleConfig
 from strati.reassembly.transformer import calibration
-from strati.reassembly.transformer.arrange import Similarity
-from strati.reassembly.transformer.drop import Dropped, drop
-from strati.reassembly.transformer.layout import stacks, unit_kinds
+from strati.reassembly.transformer.drop import DropConfig, Dropped, drop
 from strati.reassembly.transformer.scoring import score
 from strati.reassembly.transformer.solve import solve_transformer
-from strati.reassembly.transformer.stream import features, similarities
+from strati.run.files import write_atomic
 from strati.zoo.fetch import path as zoo_path
 
 if TYPE_CHECKING:
     from strati.types import Tick
 
 _ZOO = ("smollm2", "stories15m", "minilm", "minilm-tuned", "whisper")
+_HARDER = ("stories15m", "minilm", FOLLOWED.name)
+_SETTINGS: dict[str, dict[str, bool]] = {
+    "roles hidden": {"hide_roles": True},
+    "permuted": {"permute": True},
+    "rescaled": {"rescale": True},
+    "permuted and rescaled": {"permute": True, "rescale": True},
+    "all": {"hide_roles": True, "permute": True, "rescale": True},
+}
+"""Networks on which the harder settings are measured, and these."""
+
+_VERIFY = 30.0
+"""Seconds for the repair with tokens."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Results by name in a file each."""
+
+    folder: Path
+
+    def get(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was measured before, or what is measured now."""
+        file = self.folder / f"{name.replace('/', '-').replace(' ', '-')}.json"
+        if file.is_file():
+            found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made = make()
+        write_atomic(file, json.dumps(made) + "\n")
+        return made
 
 
 def dropped_transformer(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """The table and the likeness by distance; ``quick``: networks of the zoo that are small, nothing trained."""
+    """The table, the harder settings and the reasons; ``quick``: small networks of the zoo, nothing trained."""
     models: dict[str, Any] = {name: zoo_path(name) for name in (_ZOO[1:4] if quick else _ZOO)}
     if not quick:
         for trainee in TRAINEES:
             models[trainee.name] = trained(folder / "networks", trainee, tick=tick)
-    dropped = {name: drop(model, seed=seed) for name, model in models.items()}
-    known = dict(calibration.measured())
-    if not quick:
-        known = {name: calibration.measure(_pieces(one), one.answer) for name, one in dropped.items()}
-        text = json.dumps({name: calibration.to_json(one) for name, one in known.items()}, sort_keys=True)
-        (folder / "measured.json").write_text(text)
-    rows = []
-    for name, one in dropped.items():
-        rows.append(_solved(name, one, known, seed))
+    kept = _Kept(folder / f"rows-seed{seed}")
+    known = dict(calibration.measured()) if quick else _measured(models, kept, folder, seed)
+    rows: list[Row] = []
+    wrong: list[tuple[str, int]] = []
+    sure = sure_wrong = 0
+    for name, model in models.items():
+        found = kept.get(name, partial(_measure_one, name, model, {}, known, seed, True))
+        rows.append(Row(name, None, found["ours"], found["note"]))
+        wrong += [(role, apart) for role, apart in found["misplaced"]]
+        sure, sure_wrong = sure + found["sure"], sure_wrong + found["sure_wrong"]
         tick(name)
-    for name, one in dropped.items():
-        rows.append(_falling(f"likeness by distance: {name}", one))
-    fresh = drop(initial(FOLLOWED), seed=seed)
-    rows.append(_falling(f"likeness by distance: {FOLLOWED.name}, before training", fresh))
-    if not quick:
-        home = folder / "networks" / FOLLOWED.name
-        steps = [step for step in STEPS_KEPT if (home / f"step-{step}").is_dir()]
-        for step in steps:
-            rows.append(
-                _solved(
-                    f"{FOLLOWED.name} at step {step}", drop(home / f"step-{step}", seed=seed), known, seed
-                )
-            )
+    share = 100 * (1 - sure_wrong / max(sure, 1))
+    note = f"{sure_wrong} wrong of {sure}; each network by a prior of the others"
+    rows.append(Row("pieces called sure that are in place, %", None, round(share, 2), note))
+    rows.append(why.confused(wrong))
+    for name in _HARDER:
+        for setting, options in _SETTINGS.items() if name in models else ():
+            one = partial(_measure_one, name, models[name], options, known, seed, False)
+            found = kept.get(f"{name}, {setting}", one)
+            rows.append(Row(f"{name}, {setting}", None, found["ours"], found["note"]))
+            tick(setting)
+    more, figures = _reasons(models, known, kept, folder, seed, quick)
     title = "transformers dropped into unlabelled pieces, put back from the weights alone"
-    return Reproduction("dropped-transformer", title, tuple(rows))
+    return Reproduction("dropped-transformer", title, tuple(rows + more), figures)
 
 
-def _solved(name: str, dropped: Dropped, known: dict[str, calibration.Measured], seed: int) -> Row:
+def _measured(
+    models: dict[str, Any], kept: _Kept, folder: Path, seed: int
+) -> dict[str, calibration.Measured]:
+    """What each signal is worth on each network, written as the package's ``measured.json`` is."""
+    plain = {}
+    for name, model in models.items():
+
+        def make(model: Any = model) -> dict[str, Any]:
+            dropped = drop(model, seed=seed)
+            return calibration.to_json(calibration.measure(_pieces(dropped), dropped.answer))
+
+        plain[name] = kept.get(f"measured {name}", make)
+    write_atomic(folder / "measured.json", json.dumps(plain, sort_keys=True))
+    return {name: calibration.from_json(one) for name, one in plain.items()}
+
+
+def _measure_one(
+    name: str,
+    model: Any,
+    options: dict[str, bool],
+    known: dict[str, calibration.Measured],
+    seed: int,
+    data: bool,
+) -> dict[str, Any]:
+    return _solved(name, drop(model, config=DropConfig(seed=seed, **options)), known, seed, data=data)
+
+
+def _solved(
+    name: str, dropped: Dropped, known: dict[str, calibration.Measured], seed: int, *, data: bool = True
+) -> dict[str, Any]:
     family = name.split("-")[0] if name.startswith("minilm") else name.split(" at step")[0]
     prior = calibration.prior_of(one for other, one in known.items() if not other.startswith(family))
     began = time.perf_counter()
@@ -80,35 +139,78 @@ def _solved(name: str, dropped: Dropped, known: dict[str, calibration.Measured],
     found = solve_transformer(pieces, None, None, ReassembleConfig(seed=seed), prior=prior)
     taken = time.perf_counter() - began
     right = score(found.blocks, found.vectors, dropped.answer, pieces.arrays)
+    sure, sure_wrong = _sure(found, dropped.answer)
     ours = f"{right.matrices} of {right.of_matrices} matrices, pairs {right.pairs}, tau {right.tau:.2f}"
     note = (
         f"{dropped.count} pieces; direction {'right' if right.forward else 'WRONG'}; vectors {right.vectors} of "
-        f"{right.of_vectors}; {len(found.uncertain)} pieces uncertain; {taken:.1f} s"
+        f"{right.of_vectors}; {len(found.uncertain)} pieces uncertain, {sure_wrong} of {sure} others wrong; "
+        f"{taken:.1f} s"
     )
-    if pieces.config.get("model_type") in ("llama", "gpt2") and int(pieces.config.get("vocab_size", 0)) < 100:
+    config = pieces.config
+    if data and config.get("model_type") in ("llama", "gpt2") and int(config.get("vocab_size", 0)) < 100:
         tokens = sample(FOLLOWED, 4)
-        better = solve_transformer(pieces, tokens, None, ReassembleConfig(seed=seed, seconds=60), prior=prior)
+        better = solve_transformer(
+            pieces, tokens, None, ReassembleConfig(seed=seed, seconds=_VERIFY), prior=prior
+        )
         again = score(better.blocks, better.vectors, dropped.answer, pieces.arrays)
         note += (
             f"; with 256 tokens {again.matrices} matrices and {again.vectors} vectors, loss {better.loss:.3f}"
         )
-    return Row(name, None, ours, note)
-
-
-def _falling(what: str, dropped: Dropped) -> Row:
-    """Mean likeness of two pieces of one role that are one, two, three and more blocks apart."""
-    pieces = _pieces(dropped)
-    numbers = {
-        s.role: [b[s.role] for b in dropped.answer["blocks"]] for s in pieces.blueprint.block if s.matrix
+    return {
+        "ours": ours,
+        "note": note,
+        "misplaced": why.misplaced(found.blocks, dropped.answer),
+        "sure": sure,
+        "sure_wrong": sure_wrong,
+        "matrices": right.matrices,
+        "of_matrices": right.of_matrices,
     }
-    flat = {role: features(role, stack) for role, stack in stacks(pieces, numbers).items()}
-    given = Similarity(unit_kinds(pieces.blueprint), similarities(flat), pieces.blueprint.blocks)
-    parts = []
-    for role in flat:
-        table = given.between[role, role]
-        near = [f"{np.diagonal(table, k).mean():+.2f}" for k in range(1, min(4, len(table)))]
-        parts.append(f"{role} {' '.join(near)}")
-    return Row(what, None, "; ".join(parts), "1, 2, 3 blocks apart")
+
+
+def _sure(found: Any, answer: Any) -> tuple[int, int]:
+    """Pieces of blocks that are not called uncertain, and how many of them are not in their place."""
+    sure = wrong = 0
+    for mine, theirs in ((found.blocks, answer["blocks"]), (found.vectors, answer["vectors"])):
+        for one, other in zip(mine, theirs, strict=True):
+            for role, number in one.items():
+                if number not in found.uncertain:
+                    sure += 1
+                    wrong += number != other[role]
+    return sure, wrong
+
+
+def _reasons(
+    models: dict[str, Any],
+    known: dict[str, calibration.Measured],
+    kept: _Kept,
+    folder: Path,
+    seed: int,
+    quick: bool,
+) -> tuple[list[Row], tuple[str, ...]]:
+    """Likeness by distance and depth, before and over training, and the public puzzle; two figures."""
+    rows: list[Row] = []
+    curves: dict[str, Dropped] = {}
+    for name, model in models.items():
+        dropped = drop(model, seed=seed)
+        rows.append(why.falling(name, dropped))
+        if name in _ZOO:
+            rows.append(why.by_depth(name, dropped))
+        if name in ("smollm2", "stories15m", "minilm", FOLLOWED.name):
+            curves[f"{name}, trained"] = dropped
+    fresh = drop(initial(FOLLOWED), seed=seed)
+    rows.append(why.falling(f"{FOLLOWED.name}, before training", fresh))
+    curves[f"{FOLLOWED.name}, before training"] = fresh
+    steps: list[tuple[int, int, int]] = []
+    home = folder / "networks" / FOLLOWED.name
+    for step in () if quick else STEPS_KEPT:
+        if (home / f"step-{step}").is_dir():
+            name = f"{FOLLOWED.name} at step {step}"
+            found = kept.get(name, partial(_measure_one, name, home / f"step-{step}", {}, known, seed, False))
+            rows.append(Row(name, None, found["ours"], found["note"]))
+            steps.append((step, found["matrices"], found["of_matrices"]))
+    rows.append(why.residual_path())
+    folder.mkdir(parents=True, exist_ok=True)
+    return rows, why.draw(folder, curves, steps)
 
 
 def _pieces(dropped: Dropped) -> Any:

@@ -131,7 +131,7 @@ def arrange(given: Similarity, prior: Coefficients, rng: np.random.Generator) ->
 def log_likelihood(
     given: Similarity, places: Mapping[str, Ints], prior: Coefficients, *, of: str | None = None
 ) -> float:
-    """Of all similarities, each pair of roles with its own coefficients and variance; or of those of one kind of units."""
+    """Of all similarities, or those of one kind of units; each pair of roles has its own coefficients and variance."""
     total = 0.0
     for (one, two), table in given.together.items():
         if of is not None and of not in (one, two):

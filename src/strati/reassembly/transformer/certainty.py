@@ -1,8 +1,9 @@
 """How sure each unit's place is: what the likeliest other places of it, all else left alone, would cost.
 
 :func:`climb` first takes every such move that the likelihood prefers, so that no margin is negative;
-:func:`place_margins` then gives each unit the cost of its cheapest move. Similarities are not independent of each other, so these
-nats are worth less than nats: :data:`SURE_PLACE` is what 99 of 100 pieces need on networks whose answer is known.
+:func:`place_margins` then gives each unit the cost of its cheapest move. Similarities are not independent of each
+other, so these nats are worth less than nats: :data:`SURE_PLACE` is what 99 of 100 pieces need on networks whose
+answer is known.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ on the networks that ``strati reproduce dropped-transformer`` trains, each solve
 
 _ALL = 16
 _NEAR = 3
-"""Up to so many blocks every exchange is tried, with more of them those so near."""
+"""Up to so many blocks every exchange is tried, and every unit put so far away; with more, exchanges two blocks apart:
+what is wrong in a long chain is wrong among neighbours, and each trial costs more."""
 
 
 def climb(given: Similarity, places: Mapping[str, Ints], prior: Coefficients) -> dict[str, Ints]:
@@ -63,14 +65,14 @@ def place_margins(given: Similarity, prior: Coefficients) -> dict[str, tuple[flo
 @cache
 def _orders(count: int) -> tuple[Ints, ...]:
     """New places of ``count`` units: two exchanged, or one put a few places away and those between moved up."""
-    reach = count if count <= _ALL else _NEAR
+    reach = count if count <= _ALL else 2
     found = []
     for i in range(count):
         for j in range(i + 1, min(count, i + reach + 1)):
             exchanged = np.arange(count)
             exchanged[[i, j]] = j, i
             found.append(exchanged)
-            if 1 < j - i <= _NEAR:
+            if count <= _ALL and 1 < j - i <= _NEAR:
                 rest = np.delete(np.arange(count), i)
                 forward = np.insert(rest, j, i)
                 found += [forward, np.argsort(forward)]

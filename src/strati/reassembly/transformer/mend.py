@@ -1,10 +1,10 @@
 r"""Recorded outputs regressed on what every piece would do in every other block's place. Needs torch.
 
-Around the present arrangement the effect on the outputs of putting piece ``j`` of a role into block ``k`` is measured by
-running the blocks from ``k`` on. The error of the outputs is then linear in the permutations of all roles at once, with
-a prior that believes what the weights place surely; the posterior mean (:mod:`strati.reassembly.posterior`), rounded to whole
-permutations, is a proposal that moves many pieces together where no single exchange gains. Proposals are judged by the
-true error only.
+Around the present arrangement the effect on the outputs of putting piece ``j`` of a role into block ``k`` is measured
+by running the blocks from ``k`` on. The error of the outputs is then linear in the permutations of all roles at once,
+with a prior that believes what the weights place surely; the posterior mean (:mod:`strati.reassembly.posterior`),
+rounded to whole permutations, is a proposal that moves many pieces together where no single exchange gains. Proposals
+are judged by the true error only.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def _entity_sets(judge: Judge) -> list[list[list[str]]]:
     sets = [
         alone,
         units + alone,
-        [unit + some for unit, some in zip(units, inner, strict=True)] + [[v] for v in vectors if v not in taken],
+        [unit + some for unit, some in zip(units, inner, strict=True)]
+        + [[v] for v in vectors if v not in taken],
         [[slot.role] for slot in slots if slot.matrix] + alone,
     ]
     return [one for k, one in enumerate(sets) if one and one not in sets[:k]]
@@ -124,7 +125,8 @@ def _proposals(judge: Judge, entities: Sequence[Sequence[str]], doubtful: set[in
                 orders.append(dict.fromkeys(roles, order) if order != tuple(range(n)) else {})
             every = [_joined(orders)]
             every += [
-                _joined([o for o, m in zip(orders, matrix, strict=True) if m is kind]) for kind in (True, False)
+                _joined([o for o, m in zip(orders, matrix, strict=True) if m is kind])
+                for kind in (True, False)
             ]
             every += [Proposal(o) for o in orders]
             found |= {str(p.orders): p for p in every if p.orders}

@@ -13,6 +13,7 @@ from strati.reassembly.transformer.arrange import log_likelihood
 from strati.reassembly.transformer.calibration import Prior, default_prior
 from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.direction import Direction, direction, signs
+from strati.reassembly.transformer.fold import folded
 from strati.reassembly.transformer.layout import end_tables
 from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
 from strati.reassembly.transformer.result import TransformerReassembly
@@ -64,7 +65,8 @@ def solve_transformer(
     roles = find_roles(pieces, known)
     tick("roles")
     block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
-    placed = place_matrices(pieces, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
+    plain = folded(pieces, roles.block)
+    placed = place_matrices(plain, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
     placed, way = _directed(pieces, placed, roles.whole, known)
     bodies = place_vectors(
         pieces,
@@ -123,7 +125,9 @@ def _result(
     for slot, held in placed.margins.items():
         uncertain |= {blocks[k][slot] for k, margin in enumerate(held) if margin < SURE_PLACE}
     for found in bodies.values():
-        uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE_VECTOR}
+        uncertain |= {
+            n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE_VECTOR
+        }
     for k, margin in enumerate(placed.swap_margins):
         if margin < SURE:
             uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}

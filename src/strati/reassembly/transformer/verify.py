@@ -1,9 +1,9 @@
 """With data: does the rebuilt network predict them, and does any move make it better?
 
 The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for
-any network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.mend`), then single moves
-are tried (:mod:`~strati.reassembly.transformer.judge`). Where the outputs are not reached in the end, matrices are left where the
-weights put them unless the data explain the change: a network repaired by data is never further from them than one without.
+any network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.mend`), then
+single moves are tried (:mod:`~strati.reassembly.transformer.judge`). Where the outputs are not reached in the end,
+matrices are left where the weights put them unless the data explain the change nearly in full.
 """
 
 from __future__ import annotations
