@@ -117,7 +117,7 @@ def start(seed: int) -> Superposition:
     generator = torch.Generator().manual_seed(derive(seed, "superposition start"))
     with torch.no_grad():
         corners = torch.tensor([[1.0, 0, -1, 0, 0, 0], [0, 1.0, 0, -1, 0, 0]])
-        model.weight.copy_(0.9 * corners + 0.15 * torch.randn(WIDTH, FEATURES, generator=generator))
+        model.weight.copy_(0.9 * corners + 0.05 * torch.randn(WIDTH, FEATURES, generator=generator))
         model.bias.copy_(torch.tensor([0.0, 0, 0, 0, 0.3, 0.3]))
     return model
 
