@@ -34,7 +34,7 @@ class Noise:
         self._left = torch.empty(0, dtype=torch.int8)
 
     def add(self, values: Tensor, size: float, scale: Tensor | None = None) -> None:
-        """Add increments of standard deviation ``size`` (times ``scale`` per column) to values in place, columns last."""
+        """Add increments of standard deviation ``size`` (times ``scale`` per column) to ``(..., d)`` in place."""
         ones = self._take(values.numel()).view(values.shape).to(values.device)
         if scale is None:
             values.add_(ones, alpha=size / _DEVIATION)

@@ -240,6 +240,7 @@ class Steps:
             self._copy = _FlatCopy(self.objective.flat)
         if self._held is None or self._held[0] is not offset or self._held[1] != offset._version:
             torch.add(self.theta, offset[0], out=self._copy.values)
+            self._held = None
         return self._copy.gradient(*batch, self.objective.loss)
 
     def _moved(self, offset: Tensor, slopes: tuple[Tensor, ...], noise: Noise) -> Tensor:
@@ -267,7 +268,7 @@ class Steps:
         return power
 
     def _pieces(self, offset: Tensor) -> list[list[_Piece]]:
-        """By parameter: views of a chain's offsets, of the given weights and of the network's own, kept while they last."""
+        """By parameter: views of a chain's offsets, of the given weights and of the network's own, made once."""
         if self._views is None or self._views[0] is not offset:
             assert self._copy is not None
             found: list[list[_Piece]] = []
