@@ -7,12 +7,12 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest screenshots clean
+.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/strati demo --out out/demo
 
-test: $(VENV)/test.stamp chromium check
+test: $(VENV)/test.stamp chromium axe check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(VENV)/test.stamp docs
@@ -23,6 +23,12 @@ check: $(VENV)/test.stamp docs
 
 docs: $(VENV)/test.stamp
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+# The pages that are made from code and stored results.
+pages: $(VENV)/test.stamp
+	$(BIN)/python tools/api_page.py
+	$(BIN)/python tools/cli_page.py
+	$(BIN)/python tools/reproduce_all.py --docs
 
 slow: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m slow --timeout 3600
@@ -48,6 +54,15 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q install $(TORCH)
 	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==1.3.2
 	touch $@
+
+# The built wheel in clean environments: every Python that is there, every extra alone.
+matrix:
+	$(PYTHON) tools/matrix.py
+
+# Which lines the quick tests reach.
+coverage: $(VENV)/test.stamp
+	$(PIP) install $(PINNED) pytest-cov
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' --cov=strati --cov-report=term:skip-covered tests
 
 # The oldest versions that pyproject.toml allows (torch apart, which is pinned everywhere): the tests that need no browser.
 oldest: .venv-oldest/ready.stamp
@@ -80,6 +95,12 @@ chromium:
 	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] \
 	    && apt-get update -q >/dev/null && apt-get install -qy chromium >/dev/null \
 	    || echo "chromium is not installed and cannot be installed here: the browser tests will skip"; }
+
+# axe-core looks for barriers in the page, where npm can be had; without it that test skips and says so.
+axe: $(VENV)/test.stamp
+	@[ -f $(VENV)/axe.min.js ] || { command -v npm >/dev/null && cd $(VENV) && npm pack -s axe-core@4.10.3 >/dev/null \
+	  && tar -xzOf axe-core-4.10.3.tgz package/axe.min.js > axe.min.js; } \
+	  || echo "axe-core cannot be had here: the test for barriers will skip"
 
 clean:
 	rm -rf out site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,8 +19,13 @@ import strati
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "landscape" / "counts"))
-from degenerate_nets import exact_free, random_network
+from degenerate_nets import exact_free, mlp, random_network
+from precise import precise_free
 from test_networks import CASES
+
+FRESH = 80_000
+"""First seed of the networks held against many digits: none that a threshold was chosen on."""
+ACTIVATIONS = (nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ReLU)
 
 
 def network(width: int, depth: int = 5, inputs: int = 784, outputs: int = 10) -> nn.Module:
@@ -75,6 +80,31 @@ def other_networks(seeds: int) -> None:
         )
 
 
+def against_many_digits(seeds: int) -> None:
+    """Narrow smooth networks, and networks with one input scaled by 1e5 to 1e8, against 60-digit arithmetic."""
+    print(f"against 60-digit arithmetic, {seeds} seeds each (tanh, sigmoid, GELU, SiLU, ReLU in turn):")
+    widths = {"1-4-1": [1, 4, 1], "1-6-1": [1, 6, 1], "1-3-3-1": [1, 3, 3, 1], "2-4-2": [2, 4, 2]}
+    cases = {name: (shape, 0.0) for name, shape in widths.items()}
+    cases |= {f"3-4-2, one input times 1e{power:g}": ([3, 4, 2], power) for power in (5.0, 6.0, 7.0, 8.0)}
+    for name, (shape, power) in cases.items():
+        exact = wrong = above = inside = 0
+        for seed in range(FRESH, FRESH + seeds):
+            act = ACTIVATIONS[seed % len(ACTIVATIONS)]
+            model = mlp(shape, bias=True, act=act, seed=seed)
+            x = torch.randn(24, shape[0], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            x[:, 0] *= 10.0**power
+            result, truth = strati.degeneracy(model, x), precise_free(model, x, act)
+            exact += result.method == "exact"
+            wrong += result.method == "exact" and result.free != truth
+            above += max(result.structural_free, strati.degeneracy(model, x, exact=False).free) > truth
+            inside += result.structural_free <= truth <= (result.free_at_most or 0)
+        print(
+            f"  {name:30s} called exact {exact}, of them wrong {wrong}; lower bound above the truth {above}; "
+            f"truth inside the range {inside}",
+            flush=True,
+        )
+
+
 def deep(data: int = 1_000) -> None:
     torch.manual_seed(0)
     model, x = network(200, depth=7), torch.randn(data, 784)
@@ -88,8 +118,15 @@ def deep(data: int = 1_000) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true")
-    quick = options.parse_args().quick
+    options.add_argument(
+        "--digits", action="store_true", help="Only hold counts against 60-digit arithmetic."
+    )
+    chosen = options.parse_args()
+    quick = chosen.quick
     repeats = 1 if quick else 2
+    against_many_digits(5 if quick else 15)
+    if chosen.digits:
+        return
     accuracy(100 if quick else 300)
     other_networks(3 if quick else 10)
     deep()

@@ -1,4 +1,4 @@
-"""Write the list of public names into docs/api.md, from strati's own table of them.
+"""Write the list of public names into docs/api.md and docs/stability.md, from strati's own table of them.
 
     .venv/bin/python tools/api_page.py
 
@@ -12,11 +12,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api.md"
+STABLE = ROOT / "docs" / "stability.md"
 START = "## Networks\n"
 
 
-def listing() -> str:
-    """A heading per group of names, and a directive per name."""
+def listing(line_of: str = "::: {home}.{name}") -> str:
+    """A heading per group of names, and a line per name."""
     source = (ROOT / "src" / "strati" / "__init__.py").read_text()
     table = re.search(r"_HOME = \{(.*?)\n\}", source, re.DOTALL)
     assert table is not None
@@ -26,11 +27,15 @@ def listing() -> str:
             name = group[1].replace(" (torch)", "").replace("a network", "networks")
             lines += ["", f"## {name[0].upper()}{name[1:]}", ""]
         elif entry := re.match(r'\s+"(\w+)": "([\w.]+)",', line):
-            lines.append(f"::: {entry[2]}.{entry[1]}")
-    lines += ["", "## Schemas", "", "::: strati.schemas.schema", "::: strati.schemas.names"]
+            lines.append(line_of.format(home=entry[2], name=entry[1]))
     return "\n".join(lines).lstrip() + "\n"
+
+
+SCHEMAS = "\n## Schemas\n\n::: strati.schemas.schema\n::: strati.schemas.names\n"
 
 
 if __name__ == "__main__":
     text = PAGE.read_text()
-    PAGE.write_text(text[: text.index(START)] + listing())
+    PAGE.write_text(text[: text.index(START)] + listing() + SCHEMAS)
+    text = STABLE.read_text()
+    STABLE.write_text(text[: text.index(START)] + listing("- `strati.{name}`"))

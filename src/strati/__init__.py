@@ -23,9 +23,11 @@ _HOME = {
     "Inspection": "strati.network.inspect",
     "InspectConfig": "strati.network.inspect",
     "as_module": "strati.network.module",
+    "ModuleConfig": "strati.network.module",
     # spectra
     "spectrum": "strati.spectra.spectrum",
     "Spectrum": "strati.spectra.spectrum",
+    "SpectrumConfig": "strati.spectra.spectrum",
     "scan": "strati.spectra.scan",
     "Scan": "strati.spectra.scan",
     "ScanConfig": "strati.spectra.scan",
@@ -77,6 +79,7 @@ _HOME = {
     "PlanConfig": "strati.intervene.plan",
     "apply": "strati.intervene.apply",
     "Applied": "strati.intervene.apply",
+    "ApplyConfig": "strati.intervene.apply",
     "load_factored": "strati.intervene.acting.factored",
     # the loss landscape (torch)
     "llc": "strati.landscape.sampling.llc",
@@ -112,6 +115,7 @@ _HOME = {
     # papers and pages
     "reproduce": "strati.papers.registry",
     "Reproduction": "strati.papers.registry",
+    "ReproduceConfig": "strati.papers.registry",
     "write_report": "strati.report.page",
     # errors
     "StratiError": "strati.errors",
@@ -163,6 +167,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.errors import UnsupportedError as UnsupportedError
     from strati.intervene.acting.factored import load_factored as load_factored
     from strati.intervene.apply import Applied as Applied
+    from strati.intervene.apply import ApplyConfig as ApplyConfig
     from strati.intervene.apply import apply as apply
     from strati.intervene.judging.audit import Audit as Audit
     from strati.intervene.judging.audit import AuditConfig as AuditConfig
@@ -226,9 +231,11 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.network.inspect import Inspection as Inspection
     from strati.network.inspect import inspect as inspect
     from strati.network.layers import Layer as Layer
+    from strati.network.module import ModuleConfig as ModuleConfig
     from strati.network.module import as_module as as_module
     from strati.network.open import Network as Network
     from strati.network.open import open as open
+    from strati.papers.registry import ReproduceConfig as ReproduceConfig
     from strati.papers.registry import Reproduction as Reproduction
     from strati.papers.registry import reproduce as reproduce
     from strati.reassembly.config import ReassembleConfig as ReassembleConfig
@@ -245,6 +252,7 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.spectra.scan import ScanConfig as ScanConfig
     from strati.spectra.scan import scan as scan
     from strati.spectra.spectrum import Spectrum as Spectrum
+    from strati.spectra.spectrum import SpectrumConfig as SpectrumConfig
     from strati.spectra.spectrum import spectrum as spectrum
     from strati.tracking.config import TrackConfig as TrackConfig
     from strati.tracking.track import Track as Track

@@ -59,6 +59,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
         "did you mean 'seed'?"
     """
     names = list(known)
+    if not names:
+        return "there are none"
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from strati import embedded
+from strati.cli.main import strati
 
 SPEC = """
 name = "cli"
@@ -257,3 +258,25 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(spec: Path, calm: bytes, tmp
         assert exported(spec, small, "--workers", "1") == calm
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_what_a_study_would_cost_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    out, told = tmp_path / "run", tmp_path / "estimate.json"
+    words = [
+        "study",
+        "fcn-digits",
+        "--out",
+        str(out),
+        "--estimate",
+        "-j",
+        "1",
+        "--json",
+        str(told),
+        "--quiet",
+    ]
+    strati.main(words, standalone_mode=False)
+    found = json.loads(told.read_text())
+    assert found["schema"] == "strati.estimate/1"
+    assert (found["path"], found["matrices"], found["workers"]) == ("fcn-digits", 48, 1)
+    assert 0 < found["seconds"] < 600
+    assert not out.exists()

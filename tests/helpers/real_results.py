@@ -43,10 +43,12 @@ def make(home: Path) -> dict[str, Path]:
     data = str(embedded.path("digits.npz"))
     (home / "study.toml").write_text(STUDY)
     names = ("inspect", "scan", "compare", "series", "study", "degeneracy", "basis", "pieces", "reproduce")
-    names += ("llc", "scales", "sparsify", "made", "report", "plan", "apply")
+    names += ("llc", "parts", "scales", "sparsify", "made", "report", "plan", "apply", "estimate", "coded")
     found = {name: home / f"{name}.json" for name in names}
     run("inspect", model, "--json", found["inspect"])
     run("scan", model, "--eigenvalues", "--json", found["scan"])
+    run("scan", model, "--estimate", "--json", found["estimate"])
+    run("scan", coded(home), "--eigenvalues", "--json", found["coded"])
     run("compare", initial, model, "--eigenvalues", "--json", found["compare"])
     run("compare", "--series", *checkpoints(home), "--json", found["series"])
     run("study", home / "study.toml", "--out", home / "study", "--json", found["study"])
@@ -74,6 +76,19 @@ def make(home: Path) -> dict[str, Path]:
 
 def run(*words: str | Path) -> None:
     strati.main([*map(str, words), "--quiet"], standalone_mode=False)
+
+
+def coded(home: Path) -> Path:
+    """The embedded network with its matrices in four bits and a step per row."""
+    tensors = {}
+    for name, weight in load_file(embedded.path("digits-mlp.safetensors")).items():
+        if weight.ndim == 2:
+            step = np.abs(weight).max(axis=1, keepdims=True) / 7
+            tensors |= {name: np.round(weight / step).astype(np.int8), f"{name}_scale": step}
+        else:
+            tensors[name] = weight
+    save_file(tensors, home / "coded.safetensors")
+    return home / "coded.safetensors"
 
 
 def checkpoints(home: Path) -> list[Path]:
@@ -129,6 +144,9 @@ def degeneracy(found: dict[str, Path]) -> None:
     scales = effective_parameters(model, x, scales=[1e-2, 1e-1, 1.0], **few)
     replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(found["degeneracy"])
     chains.to_json(found["llc"])
+    llc(model, "behavioural-mse", x, sampler="sgld", ladder=False, per_layer=True, **few).to_json(
+        found["parts"]
+    )
     scales.to_json(found["scales"])
 
 

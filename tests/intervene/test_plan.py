@@ -231,8 +231,8 @@ def test_the_luckiest_of_many_equal_choices_is_not_taken_for_better() -> None:
     wrong = right = 0
     for _ in range(400):
         even = [drawn((1, 1, 1, 1), 1.0)]
-        wrong += some.best([drawn((0, 2, 1, 1), 1.0) for _ in range(8)], even) is not even[0]
-        right += some.best([drawn((0, 2, 1, 1), -1.0) for _ in range(8)], even) is not even[0]
+        wrong += some.best([drawn((0, 2, 1, 1), 1.0) for _ in range(8)], even)[0] is not even[0]
+        right += not some.best([drawn((0, 2, 1, 1), -1.0) for _ in range(8)], even)[1]
     assert wrong / 400 < 0.083
     assert right == 400
 
@@ -253,6 +253,21 @@ def test_wrong_plans_are_one_line(measured: Study, budget: str, action: str, wor
     with pytest.raises(BadInputError, match=word) as caught:
         strati.plan(measured, budget=budget, action=action)
     assert "\n" not in str(caught.value)
+
+
+def test_another_network_than_the_study_s_is_refused(measured: Study, tmp_path: Path) -> None:
+    import copy
+
+    model = next(iter(measured.body.subjects.values())).model
+    same = strati.plan(
+        measured, budget="bits=4", action="quantise", combinations=0, model=copy.deepcopy(model)
+    )
+    assert same.additivity["n"] > 0
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.fc0.weight[0, 0] += 1.0
+    with pytest.raises(BadInputError, match="another network than the study measured"):
+        strati.plan(measured, budget="bits=4", action="quantise", model=other)
 
 
 def test_options_of_a_plan(measured: Study) -> None:

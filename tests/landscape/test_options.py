@@ -96,3 +96,22 @@ def test_the_same_on_the_named_device() -> None:
     assert one.to_json() == two.to_json()
     basis = [strati.interaction_basis(network(), X, device=device) for device in (None, torch.device("cpu"))]
     assert np.array_equal(basis[0].layers[0].matrix, basis[1].layers[0].matrix)
+
+
+def test_only_some_layers_are_made_sparse_on_a_device() -> None:
+    """Three of six inputs depend on the others, and so do neurons behind them; only the layers asked for change."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    x = np.random.default_rng(0).normal(size=(40, 3)) @ np.random.default_rng(1).normal(size=(3, 6))
+    seen: list[str] = []
+    some = sparsify(net, x, layers="0", device="cpu", tick=seen.append)
+    assert seen == ["0", "2", "4"]
+    assert some.layers[0].zeros_after >= 3 * 8
+    assert some.change < 1e-10
+    for name in ("2.weight", "4.weight"):
+        np.testing.assert_array_equal(some.tensors[name], net.state_dict()[name].numpy())
+    np.testing.assert_array_equal(
+        sparsify(net, x).tensors["0.weight"], sparsify(net, x, device="cpu").tensors["0.weight"]
+    )
+    with pytest.raises(BadInputError, match="matches no layer"):
+        sparsify(net, x, layers="fc9")

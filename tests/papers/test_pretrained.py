@@ -84,3 +84,60 @@ def test_the_projection_keeps_areas() -> None:
         area = torch.linalg.det(torch.stack([east - origin, north - origin]))
         areas.append(float(area) / np.cos(np.deg2rad(latitude + step / 2)))
     assert np.ptp(areas) < 1e-3 * np.mean(areas)
+
+
+def test_a_users_own_language_model_gets_its_line(tmp_path: Path) -> None:
+    """A tiny GPT-2 saved as a Hugging Face directory, token ids as data: the paper's form, no stand-in."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from strati.papers.robust_and_critical.own import pretrained_own
+
+    torch.manual_seed(0)
+    settings = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    transformers.GPT2LMHeadModel(settings).save_pretrained(tmp_path / "tiny")
+    np.save(tmp_path / "tokens.npy", np.random.default_rng(0).integers(0, 50, 400))
+    found = pretrained_own(tmp_path / "tiny", tmp_path / "tokens.npy", quick=True, folder=tmp_path / "out")
+    rows = {row.what: row for row in found.rows}
+    loss = rows["table 3, tiny: loss"]
+    assert loss.paper is None and loss.before is None
+    assert loss.ours == pytest.approx(np.log(50), abs=0.2)  # untrained: uniform over the vocabulary
+    assert found.mode == "quick" and len(found.figures) == 2
+    assert rows["tiny: layers by class"].note == "0 points failed"
+
+
+def test_images_by_class_go_to_a_resnet_of_the_users(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    image = pytest.importorskip("PIL.Image")
+    from strati.papers.robust_and_critical.own import pretrained_own
+
+    torch.manual_seed(0)
+    settings = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=2
+    )
+    transformers.ResNetForImageClassification(settings).eval().save_pretrained(tmp_path / "resnet")
+    rng = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(3):
+            pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
+            image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.png")
+    found = pretrained_own(tmp_path / "resnet", tmp_path / "images", quick=True, folder=tmp_path / "out")
+    assert {row.what for row in found.rows} >= {
+        "table 2, resnet: accuracy",
+        "table 2, resnet: mean layer alpha",
+    }
+
+
+def test_the_papers_networks_are_known_by_their_shape() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from strati.papers.robust_and_critical.own import _paper_name
+
+    with torch.device("meta"):
+        small = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+        vit = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
+        other = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3))
+    assert _paper_name(small, "x") == "GPT-2"
+    assert _paper_name(vit, "x") == "ViT"
+    assert _paper_name(other, "x") is None

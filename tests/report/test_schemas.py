@@ -54,8 +54,6 @@ def test_real_results_keep_to_theirs(real: dict[str, Path]) -> None:
         seen.add(result["schema"])
     rest = {
         "strati.demo/1",
-        "strati.estimate/1",
-        "strati.llc-parts/1",
         "strati.track/1",
         "strati.check/1",
     }  # tested with their verbs

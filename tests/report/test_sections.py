@@ -21,7 +21,7 @@ def results(real: dict[str, Path]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def page(opened: Callable[..., Any], results: dict[str, dict[str, Any]]) -> Any:
-    return opened(list(results.values())).page
+    return opened([result for name, result in results.items() if name != "coded"]).page
 
 
 def drag(page: Any, selector: str, value: float) -> None:
@@ -53,6 +53,7 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
         "apply",
         "degeneracy",
         "llc",
+        "llc-parts",
         "scales",
         "basis",
         "sparsify",
@@ -60,6 +61,7 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
         "reassemble-make",
         "inspect",
         "reproduce",
+        "estimate",
     ]
     assert page.locator("main > section").evaluate_all("nodes => nodes.map(n => n.id)") == sections
     assert (
@@ -67,6 +69,16 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
         == sections
     )
     assert page.locator("main figure svg").count() == page.locator("main figure").count()
+
+
+def test_axe_finds_no_barrier_in_any_section(page: Any) -> None:
+    axe = Path(__file__).resolve().parents[2] / ".venv" / "axe.min.js"
+    if not axe.is_file():
+        pytest.skip("axe-core is not there; `make test` fetches it where npm can be had")
+    page.evaluate(axe.read_text())
+    found = page.evaluate("axe.run(document, { runOnly: ['wcag2a', 'wcag2aa'] })")
+    barriers = [(v["id"], v["nodes"][0]["html"][:160], len(v["nodes"])) for v in found["violations"]]
+    assert barriers == []
 
 
 def test_strata_show_the_scan(page: Any, results: dict[str, Any]) -> None:
@@ -163,10 +175,45 @@ def test_sampled_results_stand_alone(page: Any, results: dict[str, Any]) -> None
     assert page.locator("#scales tbody tr").count() == len(results["scales"]["scales"])
 
 
+def test_learning_coefficients_of_parts(page: Any, results: dict[str, Any]) -> None:
+    parts = results["parts"]["parts"]
+    known = [row for row in parts if row["estimate"] is not None]
+    assert known
+    assert marks(page, "llc-parts", "λ̂ by part", "circle") == len(known)
+    assert page.locator("#llc-parts tbody tr").count() == len(parts)
+    assert all(row["part"] in page.locator("#llc-parts").inner_text() for row in parts)
+
+
+def test_what_a_run_would_cost(page: Any, results: dict[str, Any]) -> None:
+    text = page.locator("#estimate").inner_text()
+    name, rows, columns = results["estimate"]["largest"]
+    assert f"{rows} × {columns}" in text
+    assert name in text
+    assert "memory at most" in text
+
+
+def test_the_rounding_floor_of_a_quantised_layer_is_drawn(
+    opened: Callable[..., Any], results: dict[str, Any]
+) -> None:
+    """At its place on the axis of eigenvalues; a layer that is not quantised has none."""
+    layer = results["coded"]["layers"][0]
+    floor, values = layer["quantisation"]["noise_floor"], layer["eigenvalues"]
+    assert values[0] < floor < values[-1]
+    page = opened([results["coded"], results["scan"]]).page
+    text = page.locator("#scan text.rule-text", has_text="rounding floor")
+    assert text.count() == 1
+    at = float(text.get_attribute("x"))
+    rules = text.locator("xpath=..").locator("line.rule")
+    places = [float(x) for x in rules.evaluate_all("nodes => nodes.map(n => n.getAttribute('x1'))")]
+    assert min(abs(at - place) for place in places) < 6
+    assert page.locator("#scan-2 text.rule-text", has_text="rounding floor").count() == 0
+
+
 def test_plans_and_what_became_of_them(page: Any, results: dict[str, Any]) -> None:
     rows = page.locator("#plan tbody tr")
     assert rows.count() == len(results["plan"]["layers"])
     assert results["plan"]["layers"][0]["name"] in rows.first.inner_text()
+    assert results["plan"]["verdict"][1:] in page.locator("#plan .note").inner_text()
     assert "of before" in page.locator("#apply").inner_text()
 
 
@@ -208,7 +255,10 @@ def test_training_runs_and_checks(opened: Callable[..., Any]) -> None:
             {"layer": "fc2", "values": [[-90, 0, 50], [-90, 0, 55], [-90, 0, 60], [-90, 0, 65]]},
         ],
     }
-    page = opened([track, check]).page
+    steps = [{"title": "scan", "command": "strati scan x", "seconds": 1.5}]
+    tour = {"schema": "strati.demo/1", "folder": "out", "report": "out/report.html", "steps": steps} | head
+    page = opened([track, check, tour]).page
+    assert "strati scan x" in page.locator("#demo tbody tr").inner_text()
     assert marks(page, "track", "alpha", "path.line") == 2
     strip = picture(page, "track", "Time line")
     assert strip.locator("image.heat").count() == 1

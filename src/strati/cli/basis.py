@@ -70,7 +70,7 @@ def command(model: str, data: str, output: Output, sparsify: str | None, **optio
     inputs = _first(read_data(data), options["rows"])
     network = as_module(model, activation=options["activation"])
     if sparsify is not None:
-        _sparsify(network, inputs, sparsify, output)
+        _sparsify(network, inputs, sparsify, options, output)
     else:
         _survey(network, inputs, options, output)
 
@@ -89,7 +89,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
             layers=options["layers"] or None, device=options["device"], tick=tick,
         )  # fmt: skip
         graph = interaction_graph(basis, tick=tick)
-    found = modules(graph, options["epsilon"], number=options["number"], seed=seed)
+        found = modules(graph, options["epsilon"], number=options["number"], seed=seed, tick=tick)
     if options["compare"]:
         found = replace(
             found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites))
@@ -97,10 +97,15 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     emit(found, output)
 
 
-def _sparsify(network: nn.Module, inputs: Data, path: str, output: Output) -> None:
+def _sparsify(
+    network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output
+) -> None:
     from strati.landscape.interactions.sparsify import sparsify
 
-    result = sparsify(network, inputs.x)
+    with progress("sparsify", None, quiet=output.quiet) as tick:
+        result = sparsify(
+            network, inputs.x, layers=options["layers"] or None, device=options["device"], tick=tick
+        )
     result.save(path)
     emit(result, output)
     if not output.quiet and output.json != "-":

@@ -169,6 +169,35 @@ def workers_option(function: F) -> F:
     )(function)
 
 
+def resume_options(function: F) -> F:
+    """Add ``--out``, ``--engine`` and ``--address`` of verbs that can keep each finished layer in a folder."""
+    options = (
+        click.option(
+            "--out",
+            metavar="DIR",
+            help="Keep each finished layer here. Interrupted? Run the same command again to resume.",
+        ),
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="With --out: work in processes on this machine, or on a Ray cluster.",
+        ),
+        click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def estimate_option(function: F) -> F:
+    """Add ``--estimate``; the verb receives ``estimate``."""
+    return click.option(
+        "--estimate", is_flag=True, help="Show what it would cost (time, memory), and do nothing else."
+    )(function)
+
+
 def device_option(function: F) -> F:
     """Add ``--device``; the verb receives ``device``, a text for torch, or ``None``: where the model is."""
     return click.option(

@@ -7,7 +7,16 @@ import sys
 
 import click
 
-from strati.cli.common import Output, emit, layers_option, output_options, seed_option, workers_option
+from strati.cli.common import (
+    Output,
+    emit,
+    estimate_option,
+    layers_option,
+    output_options,
+    resume_options,
+    seed_option,
+    workers_option,
+)
 from strati.run.progress import progress
 
 
@@ -19,22 +28,10 @@ from strati.run.progress import progress
 )
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @layers_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    help="Keep each finished layer here. Interrupted? Run the same command again to resume.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="With --out: work in processes on this machine, or on a Ray cluster.",
-)
-@click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster.")
+@resume_options
 @workers_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
-@click.option("--estimate", is_flag=True, help="Show what it would cost (time, memory), and do nothing else.")
+@estimate_option
 @seed_option
 @output_options
 def command(

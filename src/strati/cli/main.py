@@ -62,6 +62,11 @@ class _InterruptedError(Exception):
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is called."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words, which an eager option may want to look at."""
+        ctx.meta[_WORDS] = tuple(args)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs in the order of a first visit."""
         return list(VERBS)
@@ -89,7 +94,9 @@ class Verbs(click.Group):
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, message="strati %(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, _, v: _version(c, v),
+              help="Show the version; with --verbose, all that a bug report needs.")  # fmt: skip
+@click.option("--verbose", is_flag=True, is_eager=True, expose_value=False, hidden=True)
 def strati() -> None:
     """Stratigraphy for neural networks.
 
@@ -103,6 +110,21 @@ def strati() -> None:
     """
 
 
+def _version(context: click.Context, asked: bool) -> None:
+    if not asked or context.resilient_parsing:
+        return
+    if "--verbose" in context.meta.get(_WORDS, ()):
+        from strati.cli.version import details
+
+        click.echo(details())
+    else:
+        click.echo(f"strati {__version__}")
+    context.exit()
+
+
+_WORDS = "strati.words"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -111,6 +133,9 @@ def main(arguments: list[str] | None = None) -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
         sys.stdout.reconfigure(errors="replace")
+    if os.name == "nt":
+        print("strati: error: Windows is not supported; use Linux, macOS or WSL", file=sys.stderr)
+        sys.exit(2)
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
     interrupts.raise_once()
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
 from strati.cli.common import Output, emit, output_options, seed_option, show
-from strati.errors import require
+from strati.errors import BadInputError, require
 from strati.run.progress import progress
 from strati.types import Result
 
@@ -56,26 +57,52 @@ class Catalogue(Result):
 @click.option(
     "--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work."
 )
+@click.option(
+    "--model", metavar="MODEL", help="pretrained: your own network instead of those that can be fetched."
+)
+@click.option(
+    "--data", metavar="DATA", help="pretrained: its data (text or token ids; images as .npz or a folder)."
+)
 @click.option("--plot", is_flag=True, help="Print where the figures are (PNG and SVG, below --out).")
 @seed_option
 @output_options
-def command(name: str | None, quick: bool, folder: str, plot: bool, seed: int, output: Output) -> None:
+def command(
+    name: str | None,
+    quick: bool,
+    folder: str,
+    model: str | None,
+    data: str | None,
+    plot: bool,
+    seed: int,
+    output: Output,
+) -> None:
     """Redo a paper's table or figure NAME, the paper's number beside ours; no NAME lists them.
 
     \b
     Example:
       strati reproduce
       strati reproduce alpha-of-random-layers --quick
+      strati reproduce pretrained --model gpt2 --data wikitext/test.txt
     """
     from strati.papers.registry import ENTRIES, reproduce
 
     if name is None:
         emit(Catalogue(ENTRIES), output)
         return
+    if (model is None) != (data is None) or (model is not None and name != "pretrained"):
+        raise BadInputError(
+            str(name), "--model and --data belong together, and to `strati reproduce pretrained`"
+        )
     if plot:
         require("matplotlib", "plot", "drawing the figures of a reproduction")
     with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:
-        result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
+        if model is not None and data is not None:
+            from strati.papers.robust_and_critical.own import pretrained_own
+
+            place = Path(folder) / name
+            result = pretrained_own(model, data, quick=quick, seed=seed, folder=place, tick=tick)
+        else:
+            result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
     emit(result, output)
     if plot:
         for path in result.figures:

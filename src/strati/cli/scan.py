@@ -12,8 +12,10 @@ from strati.cli.common import (
     Output,
     device_option,
     emit,
+    estimate_option,
     layers_option,
     output_options,
+    resume_options,
     seed_option,
     workers_option,
 )
@@ -54,24 +56,10 @@ if TYPE_CHECKING:
     help="Convolutions: pool the k x k slices, or flatten to one matrix.",
 )
 @layers_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    help="Keep each finished layer here. Interrupted? Run the same command again to resume.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="With --out: work in processes on this machine, or on a Ray cluster.",
-)
-@click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster.")
+@resume_options
 @workers_option
 @device_option
-@click.option(
-    "--estimate", is_flag=True, help="Show what the scan would cost (time, memory), and do nothing else."
-)
+@estimate_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
 @seed_option
 @output_options

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options
+from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
 from strati.errors import BadInputError, StoppedError
 from strati.run.files import check_table, export_table
 from strati.run.progress import progress
@@ -22,10 +22,10 @@ from strati.run.progress import progress
     "folder",
     required=True,
     metavar="DIR",
-    help="Folder of the store; a stopped study resumes there.",
+    help="Folder of the store; a stopped study resumes there. Not touched with --estimate.",
 )
 @click.option("--export", metavar="FILE", help="Write the rows, sorted by key, as .csv or .parquet.")
-@click.option("--seed", type=click.IntRange(0), help="Seed of all chance; default: the spec's.")
+@click.option("--seed", type=click.IntRange(0), help="Random seed; default: the spec's.")
 @click.option(
     "--init",
     "scheme",
@@ -38,11 +38,12 @@ from strati.run.progress import progress
     show_default=True,
     help="Where units run.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes; default: one per processor core.")
+@workers_option
 @click.option(
     "--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here."
 )
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@estimate_option
 @output_options
 def command(
     spec: str,
@@ -51,19 +52,21 @@ def command(
     seed: int | None,
     scheme: str | None,
     engine: str,
-    workers: int | None,
+    workers: int,
     address: str | None,
     retry: bool,
+    estimate: bool,
     output: Output,
 ) -> None:
     """Run the intervention study SPEC: a TOML file, or the name of a built-in one (fcn-digits).
 
     Each layer is re-initialised and re-randomised, one at a time; performance and every metric are recorded.
-    Stopped in whatever way, the same command goes on where it was.
+    Interrupted? Run the same command again to resume.
 
     \b
     Example:
       strati study fcn-digits --out digits
+      strati study fcn-digits --out digits --estimate
       strati study fcn-digits --out digits --export rows.csv --workers 2
     """
     from strati.errors import require
@@ -82,6 +85,11 @@ def command(
     require("torch", "torch", "an intervention study")
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
+    if estimate:
+        from strati.intervene.cost import estimate_study
+
+        emit(estimate_study(wanted, workers=workers), output)
+        return
     resume = f"strati {shlex.join(sys.argv[1:])}"
     try:
         from strati.intervene.study import study

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from strati.errors import BadInputError, require
 from strati.intervene.plan import Plan, load_plan
 from strati.intervene.study import Study, load_study
-from strati.types import Result
+from strati.options import resolve
+from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,13 +69,27 @@ class Applied(Result):
         return applied_summary(self)
 
 
+@dataclass(frozen=True)
+class ApplyConfig:
+    """Options of :func:`apply`.
+
+    Attributes:
+        factored: Truncated layers as two matrices, with a module map (:func:`strati.load_factored` reads it), where
+            that is smaller.
+    """
+
+    factored: bool = False
+
+
 def apply(
     plan: Plan | Mapping[str, Any] | str | Path,
     model: Any,
     *,
     out: str | Path,
     data: Any = None,
-    factored: bool = False,
+    config: ApplyConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> Applied:
     """Write the network that a plan makes, then measure it.
 
@@ -84,8 +99,9 @@ def apply(
             file, or a module in memory (written as ``model.safetensors``).
         out: A new folder. Never the original's.
         data: What to measure on; by default the study's own data.
-        factored: Truncated layers as two matrices, with a module map (:func:`strati.load_factored` reads it), where
-            that is smaller.
+        config: Options; keywords of the same names win.
+        tick: Called when the network is written, and when it is measured.
+        **options: Fields of :class:`ApplyConfig`.
 
     Returns:
         Where it is, sizes, and predicted beside measured performance.
@@ -96,6 +112,7 @@ def apply(
         UnsupportedError: A format or change that cannot be written.
     """
     require("torch", "torch", "applying a plan")
+    chosen = resolve(ApplyConfig, config, options, of="apply")
     from torch import nn
 
     from strati.intervene.acting.written import Edits, open_network_of
@@ -109,15 +126,17 @@ def apply(
     module = model if source is None else open_network_of(source, study)
     _check_network(wanted, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
-    edits = Edits(wanted, module, study, factored)
+    edits = Edits(wanted, module, study, chosen.factored)
     with _new_folder(place, before) as folder:
         if source is None:
             edits.write_module(folder)
         else:
             edits.write_file(source, folder)
         after = _weight_bytes(folder)
+        tick("written")
         made = edits.reopen(folder, source, study)
         measured, seconds = _measure(wanted, study, module, made, data, edits)
+        tick("measured")
     return Applied(
         written=str(place),
         parameters_before=edits.parameters_before,
@@ -167,7 +186,7 @@ def _check_place(out: Path, source: Path | None) -> None:
 
 
 def _check_network(wanted: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
-    from strati.intervene.acting.workshop import weights_digest
+    from strati.intervene.measuring.interventions import weights_digest
 
     known = [n["hash"] for n in wanted.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
     if known and weights_digest(module) not in known:
@@ -234,24 +253,25 @@ def _measure(
     if error is not None:
         half = float(stats.norm.ppf(0.975)) * error
         low, high = sorted((scale.performance(-half), scale.performance(half)))
-    seconds = (_seconds(module, subject), _seconds(made, subject)) if edits.factors else (None, None)
+    seconds = _seconds(module, made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds
 
 
-def _seconds(model: nn.Module, subject: Any) -> float | None:
-    """Time of one forward pass on the first batch, the shortest of three."""
+def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float | None, float | None]:
+    """Time of one forward pass of both on the first batch, in turns, the shortest of five: other work only adds."""
     import torch
 
     if subject.task is None:
-        return None
+        return None, None
     inputs = subject.task.batches[0][0]
-    times = []
+    times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
-        for _ in range(3):
-            start = time.perf_counter()
-            subject.task.output(model, inputs)
-            times.append(time.perf_counter() - start)
-    return min(times)
+        for _ in range(5):
+            for model, found in zip((before, after), times, strict=True):
+                start = time.perf_counter()
+                subject.task.output(model, inputs)
+                found.append(time.perf_counter() - start)
+    return min(times[0]), min(times[1])
 
 
 def _weight_bytes(source: Path) -> int:

@@ -271,7 +271,7 @@ def _plan(
         bench.combination(o) for o in _ticked(candidates.random(config.combinations), tick, "combination")
     ]
     tried += candidates.corrected(bench.combination, [*tried, *even])
-    best = candidates.best(tried, even)
+    best, fell_back = candidates.best(tried, even)
     found = additivity([c for c in (*tried, *even) if c is not best] or tried)
     picked = [c.options[o] for c, o in zip(curves, best.options, strict=True)]
     intact = bench.intact_groups()
@@ -293,7 +293,7 @@ def _plan(
         networks=tuple({"name": w.subject.name, "hash": w.digest()} for w in workshops),
         verdict=_size_verdict(candidates, best, even)
         if candidates.loss
-        else _verdict(gain, best, even, config.level),
+        else _verdict(gain, best, fell_back, config.level),
         quantity=quantity,
         exact=candidates.exact,
         frontier=tuple(candidates.frontier(_metrics(study, curves))),
@@ -402,10 +402,8 @@ def _size_verdict(candidates: Candidates, best: Combination, even: Sequence[Comb
     return f"NOT smaller than the even spread within the same loss ({plan:.1%} against {spread:.1%})"
 
 
-def _verdict(
-    gain: Mapping[str, float | None], best: Combination, even: Sequence[Combination], level: float
-) -> str:
-    if any(best.options == c.options for c in even):
+def _verdict(gain: Mapping[str, float | None], best: Combination, fell_back: bool, level: float) -> str:
+    if fell_back:
         how = "by added costs" if best.measured is None else "of all choices measured"
         return f"{how}, nothing is better than the even spread beyond its error: the plan is the even spread"
     if gain["gain"] is None:

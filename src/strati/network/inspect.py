@@ -14,7 +14,7 @@ from strati.network.select import select
 from strati.options import resolve
 from strati.tables import Column, table
 from strati.text import printable
-from strati.types import Flag, Result
+from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,12 +116,15 @@ class InspectConfig:
     conv: Conv = "pool"
 
 
-def inspect(net: Openable, *, config: InspectConfig | None = None, **options: Any) -> Inspection:
+def inspect(
+    net: Openable, *, config: InspectConfig | None = None, tick: Tick = silent, **options: Any
+) -> Inspection:
     """List the layers of a network and what would be skipped; no weight is analysed.
 
     Args:
         net: Whatever names a network (:func:`strati.open`).
         config: Options; or give them by name.
+        tick: Called after each layer with its name.
         **options: Fields of :class:`InspectConfig`; they win over ``config``.
 
     Returns:
@@ -141,7 +144,11 @@ def inspect(net: Openable, *, config: InspectConfig | None = None, **options: An
     network = open_network(net)
     layers = select(network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), chosen.layers)
     skipped = network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv)
-    return Inspection(summary_of(network), tuple(map(_row, layers)), skipped, network.warnings)
+    rows = []
+    for layer in layers:
+        rows.append(_row(layer))
+        tick(layer.name)
+    return Inspection(summary_of(network), tuple(rows), skipped, network.warnings)
 
 
 def summary_of(network: Network) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from strati.errors import BadInputError, UnsupportedError, require
+from strati.options import resolve
+from strati.types import Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,8 +46,28 @@ _ADVICE = "build the nn.Module yourself and pass it"
 _TOO_MANY_ORDERS = 12
 
 
+@dataclass(frozen=True)
+class ModuleConfig:
+    """Options of :func:`as_module`.
+
+    Attributes:
+        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it (an ONNX file
+            does, and what its graph says is run).
+        heads: Attention heads of a vision transformer, where its width does not tell.
+    """
+
+    activation: ActivationName = "relu"
+    heads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a nonlinearity that is not known."""
+        if self.activation not in get_args(ActivationName):
+            known = ", ".join(get_args(ActivationName))
+            raise BadInputError(self.activation, f"no such activation; there are: {known}")
+
+
 def as_module(
-    source: Openable, *, activation: ActivationName = "relu", heads: int | None = None
+    source: Openable, *, config: ModuleConfig | None = None, tick: Tick = silent, **options: Any
 ) -> nn.Module:
     """Rebuild the network of a checkpoint, in evaluation mode.
 
@@ -52,9 +75,9 @@ def as_module(
 
     Args:
         source: Whatever names a network (:func:`strati.open`). A module is returned as it is.
-        activation: The nonlinearity between the layers of a multilayer perceptron; files do not hold it (an ONNX file
-            does, and what its graph says is run).
-        heads: Attention heads of a vision transformer, where its width does not tell.
+        config: Options; keywords of the same names win.
+        tick: Called when the network is rebuilt, with its path.
+        **options: Fields of :class:`ModuleConfig`.
 
     Returns:
         A module whose parameters have the checkpoint's names, or the transformers model.
@@ -70,15 +93,16 @@ def as_module(
         ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']
     """
     require("torch", "torch", "running a network")
-    if activation not in get_args(ActivationName):
-        raise BadInputError(
-            activation, f"no such activation; there are: {', '.join(get_args(ActivationName))}"
-        )
+    chosen = resolve(ModuleConfig, config, options, of="as_module")
     from strati.network.open import open
 
     network = open(source)
-    if network.module is not None:
-        return network.module
+    found = network.module if network.module is not None else _rebuilt(network, chosen)
+    tick(str(network.path))
+    return found
+
+
+def _rebuilt(network: Network, chosen: ModuleConfig) -> nn.Module:
     folder = Path(network.path)
     config = network.config or {}
     if not network.in_memory and folder.is_dir() and ("model_type" in config or "architectures" in config):
@@ -92,7 +116,7 @@ def as_module(
         from strati.network.formats.onnx_graph import read_program
 
         return onnx_module(read_program(network.path), network.path)
-    return _from_tensors(network, activation, heads)
+    return _from_tensors(network, chosen.activation, chosen.heads)
 
 
 def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Module:

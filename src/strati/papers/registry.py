@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from strati.errors import BadInputError
+from strati.options import resolve
 from strati.papers.rows import Reproduction, Row
 from strati.types import Tick, silent
 
@@ -182,27 +184,43 @@ ENTRIES: dict[str, Entry] = {
 """Name -> entry, in the order they are listed. ``function`` is ``"module:function"`` below ``strati.papers``."""
 
 
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Options of :func:`reproduce`.
+
+    Attributes:
+        quick: Fewer networks or draws, minutes instead of an hour.
+        seed: Random seed.
+        folder: Where figures and resumable work are kept; created on demand.
+    """
+
+    quick: bool = False
+    seed: int = 0
+    folder: str | Path = "out"
+
+
 def reproduce(
-    name: str, *, quick: bool = False, seed: int = 0, folder: str | Path = "out", tick: Tick = silent
+    name: str, *, config: ReproduceConfig | None = None, tick: Tick = silent, **options: Any
 ) -> Reproduction:
     """Run one reproduction.
 
     Args:
         name: One of :data:`ENTRIES`.
-        quick: Fewer networks or draws, minutes instead of an hour.
-        seed: Seed of all chance.
-        folder: Where figures and resumable work are kept; created on demand.
+        config: Options; keywords of the same names win.
         tick: Called after each unit of work.
+        **options: Fields of :class:`ReproduceConfig`.
 
     Raises:
-        BadInputError: There is no such reproduction.
+        BadInputError: There is no such reproduction or option.
     """
+    chosen = resolve(ReproduceConfig, config, options, of="reproduce")
     if name not in ENTRIES:
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
-    found = body(quick=quick, seed=seed, folder=Path(folder) / name, tick=tick)
-    return replace(found, mode="quick" if quick else "full", seed=seed, sources=sources(name))
+    found = body(quick=chosen.quick, seed=chosen.seed, folder=Path(chosen.folder) / name, tick=tick)
+    mode = "quick" if chosen.quick else "full"
+    return replace(found, mode=mode, seed=chosen.seed, sources=sources(name))
 
 
 def sources(name: str) -> str:

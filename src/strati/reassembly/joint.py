@@ -18,9 +18,10 @@ import numpy as np
 from strati.reassembly.assignment import assign, match
 from strati.reassembly.norms import dress
 from strati.reassembly.passes import run
-from strati.reassembly.posterior import settle, softened_belief
+from strati.reassembly.posterior import first_order, settle, softened_belief
 from strati.reassembly.regression import RIDGES, regress_order, ridge
 from strati.reassembly.relaxed import relax, softened, to_polytope, uniform
+from strati.reassembly.repair import insert, insertion_rows
 from strati.rng import stream
 from strati.types import Tick, silent
 
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from strati.reassembly.passes import Floats, Ints, Parts
 
 
-_SHARES = (0.3, 0.6, 0.1)
+_SHARES = (0.5, 0.25, 0.1)
 _PART = 0.5
-"""How much of the weights' evidence is believed at the first starts; the share of that belief in later starts."""
+_IDLE = 6
+"""How much of the weights' evidence is believed at the first starts; the share of that belief in later
+starts; so many starts from the best chain's order without gain end these."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,24 @@ def search(
     for share in _SHARES if prior is not None else ():
         if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
             break
-        order = np.arange(len(parts.A)) if best is None else _whole_order(parts, best)
         believed = softened_belief(parts, prior, share)
-        settled = settle(parts, x, y, believed, order, ordered=best is not None)
+        settled = settle(parts, x, y, believed, first_order(parts, x, y, believed))
         tried = Found(*polish(parts, *_rounded(parts, settled.mixture, settled.order), x, y, floor=floor), 0)
         tick(f"belief {share:g}")
         best = tried if best is None or tried.mse < best.mse else best
+    number = idle = 0
+    while best is not None and prior is not None and idle < _IDLE:
+        if best.mse < floor or time.monotonic() - began > seconds:
+            break
+        # around the best chain's order the linear picture is truer: its pairs are believed by half, or less
+        held, order = softened(best.parts, best.ins, best.outs, 0.6 - 0.1 * (number % 6))
+        mixed = _PART * softened_belief(parts, prior, _SHARES[number % 2]) + (1 - _PART) * held
+        settled = settle(best.parts, x, y, mixed, order, ordered=True)
+        rounded = _rounded(parts, settled.mixture, settled.order)
+        tried = Found(*polish(best.parts, *rounded, x, y, floor=floor), 0)
+        number, idle = number + 1, 0 if tried.mse < 0.999 * best.mse else idle + 1
+        tick(f"refined {number}")
+        best = tried if tried.mse < best.mse else best
     for chain in chains:
         if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
             break
@@ -117,20 +132,17 @@ def search(
     return best
 
 
-def _whole_order(parts: Parts, found: Found) -> Ints:
-    """The order of a chain's blocks as one of all candidates for input projections."""
-    return softened(parts, found.ins, found.outs, 0.5)[1]
-
-
 def polish(
     parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, *, floor: float, rounds: int = 30
 ) -> tuple[Parts, Ints, Ints, float]:
     """Alternate ordering and exchanging pieces (and norms) from a given chain until neither lowers the error."""
     mse = parts.mse(ins, outs, x, y)
-    for _ in range(rounds):
+    for number in range(rounds):
         before = mse
-        order, mse = regress_order(parts, ins, outs, x, y, steps=4, floor=floor)
+        order, mse = regress_order(parts, ins, outs, x, y, steps=4 if number else 12, floor=floor)
         ins, outs = ins[order], outs[order]
+        if mse >= floor:
+            ins, outs, mse = _inserted(parts, ins, outs, x, y, mse)
         if mse < floor:
             break
         ins, outs, mse = exchange(parts, ins, outs, x, y)
@@ -139,6 +151,20 @@ def polish(
         if mse < floor or mse > 0.999 * before:
             break
     return parts, ins, outs, mse
+
+
+def _inserted(
+    parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats, mse: float, rounds: int = 6
+) -> tuple[Ints, Ints, float]:
+    """Blocks put elsewhere, judged on some rows, while that lowers the error on all of them."""
+    step = max(1, len(x) // insertion_rows(len(ins)))
+    for _ in range(rounds):
+        order, _, moves = insert(parts, ins, outs, x[::step], y[::step])
+        new = parts.mse(ins[order], outs[order], x, y) if moves else mse
+        if new >= 0.99 * mse:
+            break
+        ins, outs, mse = ins[order], outs[order], new
+    return ins, outs, mse
 
 
 def exchange(parts: Parts, ins: Ints, outs: Ints, x: Floats, y: Floats) -> tuple[Ints, Ints, float]:

@@ -166,7 +166,7 @@ def aligned(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float6
     ``i`` on the raw inputs, :math:`M_i = H_i^T Y` is how each unit goes with the outputs and :math:`N_j = (W_{last}
     W_{out}^j)^T` what each unit would add to them; the score is the cosine of the two.
     """
-    moved, added = _unit_responses(parts, x, y)
+    moved, added = unit_responses(parts, x, y)
     m = len(moved)
     moved, added = moved.reshape(m, -1), added.reshape(len(added), -1)
     moved = moved / _safe(np.linalg.norm(moved, axis=1, keepdims=True))
@@ -174,7 +174,7 @@ def aligned(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float6
     return np.asarray(moved @ added.T)
 
 
-def _unit_responses(
+def unit_responses(
     parts: Parts, x: NDArray[Any], y: NDArray[Any]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """How each hidden unit goes with the outputs (pieces, units, outputs), and what it would add to them."""
@@ -192,7 +192,7 @@ def _unit_responses(
 
 def _reads_more_than_writes(parts: Parts, x: NDArray[Any], y: NDArray[Any]) -> NDArray[np.float64]:
     """For pieces of unknown role: what goes with the outputs as an input projection against what it would add to them."""
-    moved, added = _unit_responses(parts, x, y)
+    moved, added = unit_responses(parts, x, y)
     sizes = [np.linalg.norm(pieces.reshape(len(pieces), -1), axis=1) for pieces in (parts.A, parts.B)]
     ratio = np.log(_safe(np.linalg.norm(moved, axis=(1, 2)) / _safe(sizes[0])))
     ratio = (ratio - ratio.mean()) / _safe(ratio.std())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.assignment import used_once
+from strati.reassembly.pairing import unit_responses
 from strati.reassembly.regression import flip_effects, sorted_by_flips
 from strati.reassembly.relaxed import Relaxed, mixed_mse, mixed_pass, piece_effects, to_polytope, uniform
 
@@ -40,6 +41,22 @@ def softened_belief(parts: Parts, evidence: Matrix, share: float) -> Matrix:
     scaled = evidence * share
     belief = used_once(np.exp(scaled - scaled.max()) + 1e-300, parts.shared, 100)
     return np.asarray((1 - _OPEN) * belief + _OPEN * uniform(parts))
+
+
+def first_order(parts: Parts, x: Floats, y: Floats, belief: Matrix) -> Ints:
+    """An order of the input projections to start from, by what training leaves in blocks of different depth.
+
+    Late blocks write along the last layer (``W_last W_out`` is large for its ``W_out``) and read what goes with the
+    outputs no more; early ones add most of what goes with them. Ranks of the three, each pair as far as it is believed.
+    """
+    moved, added = unit_responses(parts, x, y)
+    sizes = [np.linalg.norm(pieces.reshape(len(pieces), -1), axis=1) + 1e-30 for pieces in (parts.A, parts.B)]
+    share = belief / np.maximum(belief.sum(axis=1, keepdims=True), 1e-30)
+    writes = share @ (np.linalg.norm(added, axis=(1, 2)) / sizes[1])
+    reads = np.linalg.norm(moved, axis=(1, 2)) / sizes[0]
+    adds = (share * (moved.reshape(len(moved), -1) @ added.reshape(len(added), -1).T)).sum(axis=1)
+    ranks = [np.argsort(np.argsort(values, kind="stable")) for values in (writes, -reads, -adds)]
+    return np.argsort(sum(ranks), kind="stable")
 
 
 def settle(

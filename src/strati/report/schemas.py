@@ -31,6 +31,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "plan": ("layers",),
     "apply": (),
     "check": ("found",),
+    "llc-parts": ("parts",),
+    "estimate": (),
+    "demo": ("steps",),
 }
 """Verb -> fields that are lists of records."""
 
@@ -45,6 +48,9 @@ _NEEDED = {
     "track": "series",
     "apply": "written",
     "check": "found",
+    "llc-parts": "parts",
+    "estimate": "seconds",
+    "demo": "steps",
 }
 """The field without which a result cannot be drawn, where it is not ``layers``."""
 

@@ -6,7 +6,6 @@ comes (:func:`drive`), and the folder and store it is kept in. What the units co
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 
 from strati.errors import BadInputError, StoppedError
 from strati.run.engine import Body, Engine, Outcome, Unit, run_here
+from strati.run.locks import lock
 from strati.run.store import Finished, Store
 from strati.types import Tick, silent
 
@@ -116,12 +116,7 @@ def shared_folder(folder: Path) -> Iterator[bool]:
             folder, f"cannot be written to ({error.strerror or error}); choose another folder"
         ) from None
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone
+        yield lock(handle, wait=False)
     finally:
         os.close(handle)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +24,9 @@ from strati.rng import derive
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Load, Outcome, Unit, cores
 from strati.run.store import Finished, unit_key
+from strati.run.threads import in_threads, interruptible
 from strati.spectra.record import LAYOUT, from_record, to_record
-from strati.spectra.spectrum import Spectrum, spectrum
+from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
 from strati.spectra.stored import matrices_of
 from strati.types import Tick, silent
 
@@ -43,18 +43,8 @@ STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
 
 
-@dataclass(frozen=True)
-class SpectrumOptions:
-    """What the spectrum of a layer depends on, besides its weights."""
-
-    level: float = 0.01
-    bootstrap: int = 0
-    seed: int = 0
-    device: str | None = None
-
-
 def spectra(
-    layers: Sequence[Layer], options: SpectrumOptions, *, workers: int = 0, tick: Tick = silent
+    layers: Sequence[Layer], options: SpectrumConfig, *, workers: int = 0, tick: Tick = silent
 ) -> list[Spectrum]:
     """The spectra of layers, in their order.
 
@@ -75,20 +65,13 @@ def spectra(
         tick(layer.name)
         return found
 
-    count = min(workers or os.cpu_count() or 1, len(layers))
     with threadpool_limits(limits=1, user_api="blas"):
-        if count < 2:
-            return [one(layer) for layer in layers]
         # Threads suffice: LAPACK releases the interpreter's lock, and nothing is copied between processes.
-        pool = ThreadPoolExecutor(count)
-        try:
-            return list(pool.map(one, layers))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        return in_threads(one, layers, workers or os.cpu_count() or 1)
 
 
 def stored_spectra(
-    layers: Sequence[Layer], options: SpectrumOptions, *, out: str | Path, run: Run
+    layers: Sequence[Layer], options: SpectrumConfig, *, out: str | Path, run: Run
 ) -> Iterator[Spectrum]:
     """The spectra of layers, in their order, each computed once and kept in the folder ``out``.
 
@@ -183,7 +166,7 @@ class _Values:
         return self.matrices
 
 
-def _unit(layer: Layer, options: SpectrumOptions, files: dict[int, Any]) -> Unit:
+def _unit(layer: Layer, options: SpectrumConfig, files: dict[int, Any]) -> Unit:
     config = {"name": layer.name, "dtype": _dtype(layer)}
     identity = {
         "options": options,
@@ -196,21 +179,20 @@ def _unit(layer: Layer, options: SpectrumOptions, files: dict[int, Any]) -> Unit
     return Unit(unit_key(identity), layer.name, "", config, {"matrices": LayerReader(layer)})
 
 
-def _work(unit: Unit, load: Load, *, options: SpectrumOptions) -> dict[str, Any]:
+def _work(unit: Unit, load: Load, *, options: SpectrumConfig) -> dict[str, Any]:
     matrices: list[NDArray[Any]] = load("matrices")
     config = unit.config
-    return to_record(_spectrum(lambda: iter(matrices), config["name"], config["dtype"], options))
+    work = partial(_spectrum, lambda: iter(matrices), config["name"], config["dtype"], options)
+    return to_record(interruptible(work))
 
 
 def _keep(outcome: Outcome) -> Finished:
     return Finished(outcome.unit.key, outcome.unit.name, outcome.value, outcome.reason)
 
 
-def _spectrum(source: Any, name: str, dtype: str | None, options: SpectrumOptions) -> Spectrum:
+def _spectrum(source: Any, name: str, dtype: str | None, options: SpectrumConfig) -> Spectrum:
     seed = derive(options.seed, "scan", name) if options.bootstrap else 0
-    return spectrum(
-        source, dtype, level=options.level, bootstrap=options.bootstrap, seed=seed, device=options.device
-    )
+    return spectrum(source, dtype, config=options, seed=seed)
 
 
 def _dtype(layer: Layer) -> str | None:

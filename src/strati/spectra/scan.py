@@ -16,8 +16,8 @@ from strati.errors import BadInputError
 from strati.options import nearest, resolve
 from strati.run.driver import Run
 from strati.spectra import on_device
-from strati.spectra.layerwise import SpectrumOptions, at_once, spectra, stored_spectra
-from strati.spectra.spectrum import Spectrum
+from strati.spectra.layerwise import at_once, spectra, stored_spectra
+from strati.spectra.spectrum import Spectrum, SpectrumConfig
 from strati.spectra.stored import stored_fields, stored_flags
 from strati.types import Flag, Result, Tick, silent
 
@@ -64,9 +64,9 @@ class ScanConfig:
         if self.bootstrap < 0:
             raise BadInputError("bootstrap", "must be 0 or more")
 
-    def spectrum(self) -> SpectrumOptions:
+    def spectrum(self) -> SpectrumConfig:
         """What a layer's spectrum depends on."""
-        return SpectrumOptions(self.level, self.bootstrap, self.seed, self.device)
+        return SpectrumConfig(self.level, self.bootstrap, self.seed, self.device)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.options import resolve
 from strati.spectra import flags, ranks
 from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_nulls
 from strati.spectra.eigenvalues import Eigenvalues
@@ -24,7 +25,7 @@ from strati.spectra.quasi_null import quasi_null
 from strati.spectra.structure import Neighbours, evened, examine
 from strati.spectra.tail import Tail, fit_tail
 from strati.text import as_html
-from strati.types import Flag, jsonable
+from strati.types import Flag, Tick, jsonable, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,14 +112,30 @@ class Spectrum:
         return plot_spectrum(self, **options)
 
 
+@dataclass(frozen=True)
+class SpectrumConfig:
+    """Options of :func:`spectrum`.
+
+    Attributes:
+        level: Chance that the largest eigenvalue of pure noise passes for a spike.
+        bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
+        seed: Seed of the bootstrap.
+        device: Solve on this torch device (``"cuda"``), in float64; by default with LAPACK.
+    """
+
+    level: float = 0.01
+    bootstrap: int = 0
+    seed: int = 0
+    device: str | None = None
+
+
 def spectrum(
     W: Matrices,
     dtype: Any = None,
     *,
-    level: float = 0.01,
-    bootstrap: int = 0,
-    seed: int = 0,
-    device: str | None = None,
+    config: SpectrumConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> Spectrum:
     """The spectrum of a matrix and what it says.
 
@@ -126,10 +143,9 @@ def spectrum(
         W: A matrix; several of one shape (their eigenvalues are pooled, as for the slices of a
             convolution); or a function that yields them one at a time, each time it is called.
         dtype: The dtype the weights came in, if the array was converted since.
-        level: Chance that the largest eigenvalue of pure noise passes for a spike.
-        bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
-        seed: Seed of the bootstrap.
-        device: Solve on this torch device (``"cuda"``), in float64; by default with LAPACK.
+        config: Options; keywords of the same names win.
+        tick: Called when the eigenvalues are there (``"eigenvalues"``), and at the end (``"fits"``).
+        **options: Fields of :class:`SpectrumConfig`.
 
     Returns:
         The spectrum. Weights that are not finite, constant, or too few give ``None`` and a warning.
@@ -143,6 +159,7 @@ def spectrum(
         >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]
         ('random-like', 200, ['noise-like'])
     """
+    chosen = resolve(SpectrumConfig, config, options, of="spectrum")
     source = _source(W)
     sizes, neighbours = EntrySizes(), Neighbours()
 
@@ -150,7 +167,8 @@ def spectrum(
         sizes.add(matrix)
         neighbours.add(matrix)
 
-    found = _eigenvalues(source(), dtype, look=look, device=device)
+    found = _eigenvalues(source(), dtype, look=look, device=chosen.device)
+    tick("eigenvalues")
     if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
         return Spectrum(
             found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, flags.of_eigenvalues(found)
@@ -165,7 +183,7 @@ def spectrum(
     steep = tail is not None and tail.alpha >= _NO_EXPONENT
     if steep:
         tail = None
-    bulk = fit_random_part(found, level=level) if fitted else None
+    bulk = fit_random_part(found, level=chosen.level) if fitted else None
     entries = sizes.tail()
     verdict, nulls, structure = None, None, None
     if bulk is not None:
@@ -189,13 +207,14 @@ def spectrum(
             bulk, found, entries=entries, tail=tail, structure=structure, nulls=nulls if nulls else 0
         )
     goodness = None
-    if bootstrap and tail is not None:
+    if chosen.bootstrap and tail is not None:
         from strati.spectra.alternatives import judge_tail
 
-        goodness = judge_tail(live, tail, samples=bootstrap, seed=seed)
+        goodness = judge_tail(live, tail, samples=chosen.bootstrap, seed=chosen.seed)
     noise = verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE)
     warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk, noise=noise)
     warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
+    tick("fits")
     return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
 
 

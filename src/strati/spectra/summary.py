@@ -133,7 +133,8 @@ def severity(row: dict[str, Any]) -> tuple[int, str]:
         return 2, f"alpha {alpha:.1f}"
     if row["quasi_null"] and row["quasi_null"] > 0.01 * min(row["rows"], row["cols"]):
         return 1, f"{row['quasi_null']} quasi-null directions"
-    return (1, next(iter(sorted(codes)))) if codes - {"quantised", "coarse-dtype"} else (0, "")
+    serious = sorted(codes - {"quantised", "coarse-dtype", "gradual-tail"})
+    return (1, serious[0]) if serious else (0, "")
 
 
 def _cells(row: dict[str, Any]) -> dict[str, Text]:

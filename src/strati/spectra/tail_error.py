@@ -8,8 +8,8 @@ two come from one bootstrap, all of it vectorised:
 * never less than the formula's error;
 * a power law that is still steepening at :math:`x_\min` follows a generalised Pareto law there, of which the pure power
   law is a case; where that law's index, less its standard error, is smaller than :math:`1/(\alpha - 1)`, the two
-  exponents' difference is added in quadrature, as a systematic error (up to twice ``alpha - 1``); likewise where
-  the index, and half its standard error, is larger.
+  exponents' difference is added in quadrature, as a systematic error (up to one and a half times
+  ``alpha - 1``); likewise where the index, and half its standard error, is larger.
 
 How often ``alpha +- 1.96 stderr`` covers the true exponent: ``python tools/calibrate_spectra.py coverage``. Laws that
 steepen more slowly than a generalised Pareto law are not covered; where the upper quarter of the values shows one
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _SAMPLES, _STARTS, _PROBES = 24, 28, 16
 _LEAST_TAIL = 8
 _BELOW, _ABOVE = 1.0, 0.5  # standard errors by which the index may be smaller or larger than it was found
-_STEEPEST = 3.0  # the systematic error makes alpha - 1 at most this many times larger
+_STEEPEST = 2.5  # the systematic error makes alpha - 1 at most this many times larger
 _QUARTER, _FEWEST = 4, 20
 _STEEPENS = 3.0  # standard errors
 

@@ -6,7 +6,6 @@ each other.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from strati.errors import BadInputError
+from strati.run.locks import lock
 from strati.zoo.catalogue import CATALOGUE, Item, Package
 
 
@@ -135,5 +135,5 @@ def _copy(source: IO[bytes], place: Path) -> None:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file.fileno(), wait=True)
         yield

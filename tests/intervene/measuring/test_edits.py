@@ -222,3 +222,32 @@ def test_changes_in_memory_undo_themselves_whatever_happens() -> None:
 def test_settings_out_of_place(make: Any, word: str) -> None:
     with pytest.raises(BadInputError, match=word):
         make()
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("truncate", 3),
+        ("truncate", "energy=0.8"),
+        ("remove-small", 2),
+        ("remove-large", 2),
+        ("quantise", "bits=3,group=4"),
+        ("prune", 0.4),
+        ("prune", "2:4"),
+        ("scale", -2.0),
+        ("signal-only", None),
+        ("noise-only", None),
+        ("shuffle", None),
+        ("noise", 0.3),
+    ],
+)
+def test_a_transposed_layer_is_changed_as_its_plain_twin(name: str, setting: Any) -> None:
+    """GPT-2 stores its weights the other way round: the same matrix, whatever its order in memory."""
+    from transformers.pytorch_utils import Conv1D
+
+    turned = nn.Sequential(Conv1D(12, 20))
+    turned[0].weight.data = torch.from_numpy(W.T.copy())
+    with strati.intervened(turned, name, {"0": setting}):
+        found = turned[0].weight.detach().numpy().T.copy()
+    assert name == "noise-only" or not np.array_equal(found, W)  # random entries are all noise
+    assert np.allclose(found, changed_by(name, setting, W), atol=1e-6)

@@ -114,11 +114,16 @@ def test_replaying_equals_full_passes_in_every_layer(name: str) -> None:
     assert len(targets) >= 3
     tapes = Tapes()  # carried from layer to layer, and back again at the end
     for target in (*targets, targets[0]):
-        changes = changes_of(model, target)
+        changes = changes_of(model, target, count=5)  # enough for some to share a pass
         found = measure_module(model, task, target, changes, tapes=tapes)
         for change, one in zip(changes, found, strict=True):
             with changed(model, target, change):
-                assert one.performance == full(model, task), target.name
+                assert one.performance == pytest.approx(full(model, task), rel=1e-6), target.name
+        alone = measure_module(model, task, target, changes[:1], tapes=tapes)
+        with changed(model, target, changes[0]):
+            assert alone[0].performance == full(model, task), target.name
+        for shared, single in zip(found[:1], alone, strict=True):
+            assert shared.activations == pytest.approx(single.activations, rel=1e-5, abs=1e-9)
     assert whole_performance(model, task) == full(model, task)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all("forward" not in module.__dict__ for module in model.modules())
@@ -167,6 +172,80 @@ class InPlace(nn.Module):
         z += self.b(y)
         out: Tensor = self.c(z)
         return out
+
+
+class Siblings(nn.Module):
+    """Two layers of one input; before the second, the first may have been added to that input in place."""
+
+    def __init__(self, spoiled: bool) -> None:
+        super().__init__()
+        self.start, self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+        self.end, self.spoiled = nn.Linear(12, 5), spoiled
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        first = self.a(x)
+        if self.spoiled:
+            x += first
+        out: Tensor = self.end(first * torch.tanh(self.b(x)))
+        return out
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_siblings_that_get_the_same_input_run_once(spoiled: bool) -> None:
+    torch.manual_seed(0)
+    model, task = Siblings(spoiled).eval(), make_task(rows(), "loss", 50)
+    target = next(t for t in find_targets(model) if t.name == "a")
+    changes = changes_of(model, target, count=3)
+    want = []
+    for change in changes:
+        with changed(model, target, change):
+            want.append(full(model, task))
+    runs: list[int] = []
+    plain = model.b.forward
+
+    def counted(x: Tensor) -> Tensor:
+        runs.append(1)
+        return plain(x)
+
+    model.b.forward = counted  # type: ignore[method-assign]
+    found = measure_module(model, task, target, changes)
+    assert [one.performance for one in found] == want
+    assert len(runs) > 1 if spoiled else len(runs) == 1
+
+
+class Mixing(nn.Module):
+    """What one row gives depends on the others in its batch, or the batch has to be of one size."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Linear(12, 12), nn.Linear(12, 5), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x))
+        if self.how == "mixes":
+            y = y - y.max(0).values
+        elif self.how == "refuses":
+            y = y.view(25, 12)
+        out: Tensor = self.b(y)
+        return out
+
+
+@pytest.mark.parametrize("how", ["plain", "mixes", "refuses"])
+def test_changes_share_a_pass_only_where_that_changes_nothing(how: str) -> None:
+    torch.manual_seed(0)
+    model, task = Mixing(how).eval(), make_task(rows(), "loss", 25)
+    passes: list[int] = []
+    model.b.register_forward_hook(lambda _m, _i, out: passes.append(len(out)))
+    target = next(t for t in find_targets(model) if t.name == "a")
+    changes = changes_of(model, target, count=9)
+    found = measure_module(model, task, target, changes)
+    shared = [n for n in passes if n > 25]
+    # two batches: a trial and the changes behind it in the first, all nine in the second
+    assert shared == {"plain": [225, 200, 225], "mixes": [225], "refuses": []}[how]
+    for change, one in zip(changes, found, strict=True):
+        with changed(model, target, change):
+            assert one.performance == pytest.approx(full(model, task), rel=1e-6)
 
 
 def test_in_place_changes_and_repeated_calls_do_not_disturb_the_tape() -> None:

@@ -47,7 +47,7 @@ def test_value_at_a_temperature_against_quadrature(loss, nbeta, gamma):
         lambda w: loss(w[0], w[1]), torch.zeros(2), config=LIGHT, nbeta=nbeta, gamma=gamma, ladder=False
     )
     exact = quadrature(loss, nbeta, gamma)
-    assert abs(result.estimate - exact) < 0.02 * exact
+    assert abs(result.estimate - exact) < 4 * result.stderr + 1e-3 * exact and result.stderr < 0.02 * exact
     assert abs(result.estimate - exact) < 5 * result.stderr + 1e-3 * exact
     assert result.asymptotic is None and "no colder" in result.reason
 

@@ -31,7 +31,8 @@ def test_cold_chains_that_are_caught_are_found_by_the_hotter_ones(traces):
     assert agreeing(dataclasses.replace(traces, excess=excess)) <= broken + 1
 
 
-def test_distances_that_have_not_mixed_end_the_ladder(traces):
+def test_distances_that_do_not_move_end_the_ladder(traces):
+    """Chains a decade apart from one another, each where its way down left it."""
     apart = traces.spread.copy()
-    apart[5:] *= 1 + np.arange(traces.chains)[None, :, None]
+    apart[5:] *= 10.0 ** (np.arange(traces.chains) % 4)[None, :, None]
     assert agreeing(dataclasses.replace(traces, spread=apart)) <= 5

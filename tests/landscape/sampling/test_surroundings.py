@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -13,8 +15,11 @@ import strati
 from strati.landscape.behaviour import objective
 from strati.landscape.sampling.battery import battery
 from strati.landscape.sampling.config import LLCConfig
+from strati.landscape.sampling.known import deep_linear
+from strati.landscape.sampling.known_cases import minimised, normal, perceptron
 from strati.landscape.sampling.numerical_rank import NumericalRank, jacobian_rank
 from strati.landscape.sampling.surroundings import surroundings
+from strati.rng import derive
 
 
 def zeros(size: int) -> torch.Tensor:
@@ -66,6 +71,64 @@ def test_curved_valleys_of_minima_are_exact():
 def test_kinks_are_seen(power):
     found = surroundings(lambda w: (w.abs() ** power).sum(), zeros(2))
     assert not found.smooth and found.exact is None and found.range == (None, None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_training_loss_along_a_valley_of_its_minima_is_exact(seed):
+    """Two linear layers 1-2-1 at the least-squares fit of noisy data: one square and a curved valley, so 1/2."""
+    torch.manual_seed(seed)
+    x, noise = torch.tensor([[-1.0], [0.5], [1.0]]).double(), torch.tensor([[1.0], [0.0], [1.0]]).double()
+    model = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 1, bias=False)).double()
+    with torch.no_grad():
+        y = model(x) + noise
+    found = looked(model, "mse", (x, y))
+    assert found.rank == NumericalRank(1, 1) and found.exact == 0.5
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([((5, 3, 5), 1), ((2, 2, 2), 1), ((4, 2, 3), 1), ((2, 2, 2, 2), 1), ((3, 4, 4, 3), 2)]),
+    st.sampled_from(["mse", "behavioural-mse"]),
+)
+@settings(max_examples=20, deadline=None)
+def test_layers_of_low_rank_in_single_precision_are_of_low_rank(seed, shape, loss):
+    """Their rank is one or two up to 1e-8 only, and their outputs are rounded: neither counts (Aoyagi's values)."""
+    widths, rank = shape
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(a, b, bias=False) for a, b in pairwise(widths)))
+    for layer in model:
+        rows, columns = layer.weight.shape
+        layer.weight.data = torch.randn(rows, rank) @ torch.randn(rank, columns) / 2
+    x = torch.randn(80, widths[0])
+    found = looked(model, loss, x if loss == "behavioural-mse" else (x, model(x).detach()))
+    value, (low, high) = float(deep_linear(widths, rank).value), found.range
+    assert found.exact in (None, value)
+    assert low is None or low - 1e-9 <= value <= high + 1e-9
+
+
+FLAT = {
+    "1 + w1^2 + w2^4": (lambda w: 1 + w[0] ** 2 + w[1] ** 4, 1),
+    "0.3 + w1^4 + w2^4": (lambda w: 0.3 + (w**4).sum(), 0),
+    "1 + w1^2 + w2^6": (lambda w: 1 + w[0] ** 2 + w[1] ** 6, 1),
+}
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-5, 1e-4, 1e-3, 5e-3, 0.02, 0.1])
+@pytest.mark.parametrize("name", FLAT)
+def test_curvature_beside_a_flat_minimum_is_not_counted(name, offset):
+    """The loss's rounding hides where the minimum of a fourth power is: what curvature is left there is no rank."""
+    potential, rank = FLAT[name]
+    found = surroundings(potential, torch.full((2,), offset, dtype=torch.float64))
+    assert found.exact is None and found.rank.low <= rank <= found.rank.high
+
+
+def test_units_that_ran_away_are_not_called_free():
+    """Training to the end makes steps of two units, weights of 1e4: how many directions are left is hidden."""
+    model, x = perceptron((2, 3, 1), nn.Tanh)
+    with torch.no_grad():
+        y = model(x) + 0.1 * normal(derive(0, "trained 2-3-1 tanh, training loss"), len(x), 1)
+    found = looked(minimised(model, x, y), "mse", (x, y))
+    assert found.exact is None and found.range[0] <= 4.5 and found.range[1] == 6.5
 
 
 def test_half_a_square_is_not_smooth():

@@ -133,8 +133,10 @@ class Candidates:
             found.append(one)
         return found
 
-    def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> Combination:
-        """The plan: of the choices measured the one that cost least; without measurements the best by adding.
+    def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> tuple[Combination, bool]:
+        """The plan, and whether it is the even spread for want of anything better.
+
+        Of the choices measured the one that cost least; without measurements the best by adding.
 
         Where nothing beats the even spread beyond the error, it is the even spread (of several draws the one that cost
         least). The least of many noisy numbers looks better than it is, so the error is that of as many comparisons as
@@ -142,26 +144,27 @@ class Candidates:
         """
         known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
         if not known or self.loss:
-            return tried[0]
+            return tried[0], len(even) == 1 and tried[0].options == even[0].options
         best = min(known, key=_measured)
         fitting = [c for c in even if self._fits(c.options)]
         if len(fitting) == len(even):
             gain = difference(best, even, 1 - (1 - _SURE) / len(known))
             unsure = gain["low"] if gain["low"] is not None else gain["gain"]
             if unsure is not None and unsure <= 0:
-                return min(even, key=_measured)
-        return best
+                return min(even, key=_measured), True
+        return best, False
 
     def frontier(
-        self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 9
+        self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 13
     ) -> Iterator[dict[str, Any]]:
         """Added cost over budgets, for the page: plan, even spread, and spread by metrics of the layers.
 
-        By alpha, layers of small alpha keep more; by stable rank, layers of large stable rank do.
+        By alpha, layers of small alpha keep more; by stable rank, layers of large stable rank do. Budgets lie closer
+        together where they are small: that is where curves bend.
         """
         full = sum(float(s[-1]) for s in self.sizes)
         least = sum(float(s.min()) for s in self.sizes)
-        for size in np.linspace(least, full, points):
+        for size in least + (full - least) * np.linspace(0.0, 1.0, points) ** 2:
             found = choose(self.costs, self.sizes, float(size))
             share = float(size) / full
             even = [_largest(s, share * float(s[-1])) for s in self.sizes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +17,14 @@ from strati.intervene.acting.curves import KEEP
 from strati.intervene.measuring.changes import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.intervene.measuring.edits import truncate_rank
 from strati.intervene.measuring.functional import whole_scores
-from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
+from strati.intervene.measuring.interventions import (
+    Change,
+    Target,
+    changed,
+    find_targets,
+    values_of,
+    weights_digest,
+)
 from strati.intervene.measuring.points import Subject
 from strati.intervene.planning.settings import Point, make, read_setting
 from strati.intervene.planning.tasks import Data, Task, make_task
@@ -116,15 +122,6 @@ class Workshop:
         return edits
 
 
-def weights_digest(model: nn.Module) -> str:
-    """A short hash of the weights of all layers, whatever the order and precision they are stored in."""
-    total = hashlib.sha256()
-    for target in sorted(find_targets(model), key=lambda t: t.name):
-        weight = values_of(model, target)[0]
-        total.update(target.name.encode() + repr(weight.shape).encode() + weight.tobytes())
-    return total.hexdigest()[:32]
-
-
 def open_workshops(study: Study, *, model: Any = None, data: Any = None) -> list[Workshop]:
     """The networks of a study on the bench: those in memory, given, or where the study remembers them.
 
@@ -137,6 +134,8 @@ def open_workshops(study: Study, *, model: Any = None, data: Any = None) -> list
     body = study.body
     if model is not None:
         subject = _given(study, model, data)
+        if subject is not None:
+            _check_same(study, subject.model, model)
         return [Workshop(subject, layers, getattr(body, "others", {}))] if subject is not None else []
     if body is not None and hasattr(body, "subjects"):
         return [Workshop(subject, layers, body.others) for subject in body.subjects.values()]
@@ -144,6 +143,15 @@ def open_workshops(study: Study, *, model: Any = None, data: Any = None) -> list
     if spec is None or study.store is None:
         return []
     return _reopened(study, spec, Path(study.store).parent)
+
+
+def _check_same(study: Study, module: nn.Module, model: Any) -> None:
+    """Refuse another network than those the study measured, where it knows them."""
+    networks = study.origin.get("networks", {}).values()
+    known = [n["hash"] for n in networks if isinstance(n, Mapping) and "hash" in n]
+    if known and weights_digest(module) not in known:
+        what = "model" if isinstance(model, nn.Module) else model
+        raise BadInputError(what, "is another network than the study measured (its weights differ)")
 
 
 def _given(study: Study, model: Any, data: Any) -> Subject | None:

@@ -22,7 +22,7 @@ from strati.intervene.judging.verdicts import Case, Verdict, typical_changes, ve
 from strati.intervene.study import Study, load_study
 from strati.options import resolve
 from strati.text import natural
-from strati.types import Result
+from strati.types import Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,12 +174,15 @@ class Audit(Result):
         return self.study.plot(metric=metric, **options)
 
 
-def audit(source: str | Path | Study, *, config: AuditConfig | None = None, **options: Any) -> Audit:
+def audit(
+    source: str | Path | Study, *, config: AuditConfig | None = None, tick: Tick = silent, **options: Any
+) -> Audit:
     """Say what the metrics of a study are worth.
 
     Args:
         source: The study, or the folder it is kept in; an unfinished one is audited as far as it got.
         config: Thresholds, shuffles, seed.
+        tick: Called after each intervention with its name, and after all of them pooled (``"pooled"``).
         **options: Fields of :class:`AuditConfig` by name; they win over ``config``.
 
     Raises:
@@ -222,6 +225,7 @@ def audit(source: str | Path | Study, *, config: AuditConfig | None = None, **op
         own = [row for group in _groups(part) for row in _metric_rows(*group, kind, names, config, found)]
         rows += own
         verdicts += _verdicts(table, part, kind, own, found, study.performance, config)
+        tick(kind or "pooled")
     means = [_mean_row(name, rows) for name in names]
     order = {name: i for i, name in enumerate(names)}
     rows.sort(key=lambda row: order[row.metric])

@@ -196,7 +196,7 @@ def prune(matrix: NDArray[Any], share: float | None = None, pattern: str | None 
         >>> prune(np.array([[1.0, -2.0, 3.0, 4.0]]), pattern="1:2").tolist()
         [[0.0, -2.0, 0.0, 4.0]]
     """
-    w = np.array(matrix, dtype=np.float64)
+    w = np.array(matrix, dtype=np.float64, order="C")  # a flat view of any other order would be a copy
     if pattern is None:
         assert share is not None
         gone = np.argsort(np.abs(w), axis=None, kind="stable")[: round(share * w.size)]

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strati.intervene.measuring.interventions import Change, Target, changed, replaced_forward
 from strati.intervene.measuring.metrics import Disagreement, as_rows
+from strati.intervene.measuring.stacked import Stacking, agrees, repeated, stacked_outputs
 from strati.intervene.measuring.tally import Scores, Tally
 from strati.intervene.planning.tasks import Task
 from strati.landscape.chain import Chain
@@ -162,13 +163,66 @@ def measure_module(
             tape = tapes.record(model, target.name, number, run)
             if watch is not None and tape.output is not None and tape.input is not None:
                 watch(tape.input, tape.output)
-            for i, change in enumerate(changes):
-                with changed(model, target, change), tape.replayed() as heard:
-                    logits = task.output(model, inputs)
+            outcomes = _outputs(model, task, target, changes, tape, inputs, tapes.stacking)
+            for i, (logits, heard) in enumerate(outcomes):
                 tallies[i].add(logits, targets)
-                if activations and tape.output is not None and heard:
-                    both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard[0], target.kind))
+                if activations and tape.output is not None and heard is not None:
+                    both.add_one(i, as_rows(tape.output, target.kind), as_rows(heard, target.kind))
     return _measured(tallies, both if activations else None)
+
+
+def _outputs(
+    model: nn.Module,
+    task: Task,
+    target: Target,
+    changes: Sequence[Change],
+    tape: Recording,
+    inputs: Tensor,
+    stacking: Stacking,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The network's answers on one batch and the layer's outputs, change by change; several share a pass."""
+    size, done = stacking.size(model, target, tape), 0
+    while done < len(changes):
+        part = changes[done : done + size]
+        trial = size > 1 and not stacking.known(target)
+        if len(part) == 1 or trial:  # alone, or as the first of a kind, to hold the shared pass against
+            answers, heard = _alone(model, task, target, part[0], tape, inputs)
+            yield answers, heard
+            done += 1
+            if trial and len(part) > 1:
+                holds = _holds(model, task, target, part[::-1], tape, inputs, answers)
+                stacking.learn(target, holds, answers)
+                size = stacking.size(model, target, tape)
+            continue
+        yield from zip(*stacked_outputs(model, task, target, part, tape, inputs), strict=True)
+        done += len(part)
+
+
+def _alone(
+    model: nn.Module, task: Task, target: Target, change: Change, tape: Recording, inputs: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    with changed(model, target, change), tape.replayed() as heard:
+        logits = task.output(model, inputs)
+    return logits, heard[0] if heard else None
+
+
+def _holds(
+    model: nn.Module,
+    task: Task,
+    target: Target,
+    changes: Sequence[Change],
+    tape: Recording,
+    inputs: Tensor,
+    wanted: Tensor,
+) -> bool:
+    """Whether a shared pass gives the last of some changes the answers that it has alone."""
+    try:
+        answers, _ = stacked_outputs(model, task, target, changes, tape, inputs)
+    except (
+        Exception
+    ):  # any code of the network's own: one that does not take a larger batch is measured without
+        return False
+    return agrees(wanted, answers[-1])
 
 
 def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
@@ -224,14 +278,17 @@ class Recording:
             forward()
 
     @contextmanager
-    def replayed(self) -> Iterator[list[Tensor]]:
-        """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come."""
+    def replayed(self, times: int = 1, batch: int = 0) -> Iterator[list[Tensor]]:
+        """Within, recorded parts answer from the tape; the list gets the layer's outputs as they come.
+
+        With ``times``, whatever starts with the ``batch`` is repeated as often.
+        """
         heard: list[Tensor] = []
         with ExitStack() as stack:
             hook = self._layer.register_forward_hook(lambda _m, _a, output: heard.append(_tensor(output)))
             stack.callback(hook.remove)
             for part, outputs in self._tape.items():
-                stack.enter_context(_answering(part, outputs))
+                stack.enter_context(_answering(part, outputs, partial(repeated, times=times, batch=batch)))
             yield heard
 
     def _reach(self, _module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -286,6 +343,7 @@ class Tapes:
     def __init__(self) -> None:
         self._kept: dict[int, Recording] = {}
         self._sizes: dict[int, int] = {}
+        self.stacking = Stacking()
 
     def record(self, model: nn.Module, layer: str, batch: int, run: Callable[[], object]) -> Recording:
         """Record one batch up to a layer, with the help of the recording before it."""
@@ -309,15 +367,15 @@ def _recorded(model: nn.Module, layer: str, run: Callable[[], object], before: R
 
 
 @contextmanager
-def _answering(part: nn.Module, outputs: list[Any]) -> Iterator[None]:
-    """A module that returns recorded outputs for its first calls, then works again."""
+def _answering(part: nn.Module, outputs: list[Any], copy: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """A module that returns copies of recorded outputs for its first calls, then works again."""
     original: Callable[..., Any] = part.forward
     left = iter(outputs)
     nothing = object()
 
     def answer(*args: Any, **options: Any) -> Any:
         recorded = next(left, nothing)
-        return original(*args, **options) if recorded is nothing else _copy(recorded)
+        return original(*args, **options) if recorded is nothing else tree_map_only(Tensor, copy, recorded)
 
     with replaced_forward(part, answer):
         yield

@@ -6,6 +6,7 @@ is what ``blocks`` finds: it can only be dropped, which makes it the identity.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -130,6 +131,15 @@ def values_of(
         raise BadInputError(target.name, "has no values (device meta); load the weights first")
     weight = module.weight.detach().float().cpu().numpy().copy()
     return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """A short hash of the weights of all layers, whatever the order and precision they are stored in."""
+    total = hashlib.sha256()
+    for target in sorted(find_targets(model), key=lambda t: t.name):
+        weight = values_of(model, target)[0]
+        total.update(target.name.encode() + repr(weight.shape).encode() + weight.tobytes())
+    return total.hexdigest()[:32]
 
 
 @contextmanager

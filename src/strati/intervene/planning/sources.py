@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from strati.errors import BadInputError
-from strati.intervene.measuring.interventions import Target
+from strati.intervene.measuring.interventions import Target, weights_digest
 from strati.intervene.measuring.metrics import check_plugins
 from strati.intervene.measuring.points import Evaluate, Subject, failed_row
 from strati.intervene.measuring.units import (
@@ -48,15 +48,9 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     """
     check_plugins(config.plugins)
     plan = config_of(spec, config)
-    if spec.trained_here:
-        data = prepare(spec, find)
-        model = build(spec.network, data.shape, data.outputs, spec.data.context)
-        names = [network_name(n) for n in range(spec.network.count)]
-        weights = "trained here"
-    else:
-        model = open_checkpoint(str(spec.network.path), spec.network)
-        data = prepare(spec, find, *_tokeniser(spec, model))
-        names, weights = [Path(str(spec.network.path)).name], state_digest(model)
+    opened = open_spec(spec, find)
+    model, data, names = opened.model, opened.data, opened.names
+    weights = "trained here" if spec.trained_here else state_digest(model)
     task = task_of(data, spec)
     check_fits(model, task)
     targets = targets_of(model, plan, lambda: task.output(model, task.batches[0][0][:1]))
@@ -72,18 +66,42 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     identity = {"data": digest, "weights": weights, "plugins": sorted(plan.plugins), "spec": spec.plain()}
     identity |= {"others": digests(others)}
     points = sum(len(plan.points(target, initial)) for target in targets)
-    planner = _SpecPlanner(spec, plan, raw, digest, tuple(names), targets, weights, initial, digests(others))
+    planner = _SpecPlanner(spec, plan, raw, digest, names, targets, weights, initial, digests(others))
     return Job(
         name=spec.name,
         identity=unit_key(identity),
         about=_about(spec.name, task, len(names) * points, spec.plain())
-        | {"origin": origin_of(spec, digest, weights) | {"layers": shapes_of(targets)}},
+        | {"origin": origin_of(spec, digest, weights, model) | {"layers": shapes_of(targets)}},
         body=SpecBody(spec, plan, others),
         prepare=planner.prepare,
         train=planner.train,
         layers=planner.layers,
         fail=planner.fail,
     )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The network of a spec (one of those to train, untrained), its data, and the names of all its networks."""
+
+    model: nn.Module
+    data: Data
+    names: tuple[str, ...]
+
+
+def open_spec(spec: Spec, find: Find) -> Opened:
+    """Read the data of a spec, and open or build its network.
+
+    Raises:
+        BadInputError: They are not there.
+    """
+    if spec.trained_here:
+        data = prepare(spec, find)
+        model = build(spec.network, data.shape, data.outputs, spec.data.context)
+        return Opened(model, data, tuple(network_name(n) for n in range(spec.network.count)))
+    model = open_checkpoint(str(spec.network.path), spec.network)
+    data = prepare(spec, find, *_tokeniser(spec, model))
+    return Opened(model, data, (Path(str(spec.network.path)).name,))
 
 
 @dataclass(frozen=True)
@@ -193,7 +211,12 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         name="study",
         identity=unit_key(common | {"weights": weights}),
         about=_about("study", measure, units, None)
-        | {"origin": {"layers": shapes_of(t for some in targets.values() for t in some)}},
+        | {
+            "origin": {
+                "layers": shapes_of(t for some in targets.values() for t in some),
+                "networks": {name: {"hash": weights_digest(s.model)} for name, s in subjects.items()},
+            }
+        },
         body=ModelBody(subjects, plan, others),
         prepare=lambda _: None,
         train=lambda _: [],
@@ -207,13 +230,14 @@ def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
     return {"name": name, "performance": measure, "units": units, "spec": spec}
 
 
-def origin_of(spec: Spec, data: str, weights: str) -> dict[str, Any]:
+def origin_of(spec: Spec, data: str, weights: str, model: nn.Module) -> dict[str, Any]:
     """Where the networks and data of a study by spec are, and their hashes."""
     where = spec.data.path or spec.data.name
     found: dict[str, Any] = {"data": {"source": where, "hash": data}}
     if not spec.trained_here:
         path = Path(str(spec.network.path)).resolve()
-        found["networks"] = {path.name: {"path": str(path), "weights": weights[:32]}}
+        about = {"path": str(path), "weights": weights[:32], "hash": weights_digest(model)}
+        found["networks"] = {path.name: about}
     return found
 
 

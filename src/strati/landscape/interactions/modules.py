@@ -17,7 +17,7 @@ from strati.landscape.interactions.graph import InteractionGraph
 from strati.landscape.interactions.partition import LayeredGraph, partition, quality
 from strati.landscape.interactions.separation import by_chance, components, separate
 from strati.options import resolve
-from strati.types import Flag, Result
+from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,6 +230,7 @@ def modules(
     epsilon: float | None = None,
     *,
     config: ModulesConfig | None = None,
+    tick: Tick = silent,
     **options: Any,
 ) -> Modules:
     """The modules of a network: the partition with the least interaction between its parts.
@@ -247,6 +248,7 @@ def modules(
         epsilon: Cutoff: squared edges below it count as none. Default :data:`RELATIVE_EPSILON` times the
             strongest.
         config: Options; keywords of the same names win.
+        tick: Called after each stage with its name: the partition, the random baseline.
         options: Fields of :class:`ModulesConfig`.
 
     Raises:
@@ -283,6 +285,9 @@ def modules(
     else:
         labels = partition(layered, number=number, seed=seed, thorough=asked)
     count = int(labels.max(initial=-1)) + 1
+    tick("partition")
+    baseline = by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None
+    tick("random baseline")
     return Modules(
         graph,
         tuple(FoundModule(k, _places(layered, np.flatnonzero(labels == k))) for k in range(count)),
@@ -293,7 +298,7 @@ def modules(
         weight,
         number,
         quality(layered, labels),
-        by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None,
+        baseline,
         seed,
         "evidence" if free else "balance" if number is None else "number",
         power,

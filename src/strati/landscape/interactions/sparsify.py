@@ -12,6 +12,7 @@ Layer by layer from the input on:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,8 +25,9 @@ from torch import nn
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, ChainStage, as_chain
 from strati.landscape.interactions.sites import as_data
+from strati.network.select import select_names
 from strati.options import resolve
-from strati.types import Flag, Result
+from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,9 +141,17 @@ class Sparsified(Result):
 
 @dataclass(frozen=True)
 class SparsifyConfig:
-    """Options of :func:`sparsify`: second moments below ``tolerance`` of the largest count as zero."""
+    """Options of :func:`sparsify`.
+
+    Attributes:
+        tolerance: Second moments below this share of the largest count as zero.
+        layers: Rewrite only these layers: patterns as ``--layers`` takes them.
+        device: Where the network runs; where the model is by default. The elimination is done on the processor.
+    """
 
     tolerance: float = TOLERANCE
+    layers: str | Sequence[str] | None = None
+    device: str | torch.device | None = None
 
     def __post_init__(self) -> None:
         """Refuse a tolerance that is none."""
@@ -150,7 +160,12 @@ class SparsifyConfig:
 
 
 def sparsify(
-    model: nn.Module | str | Path, x: ArrayLike, *, config: SparsifyConfig | None = None, **options: Any
+    model: nn.Module | str | Path,
+    x: ArrayLike,
+    *,
+    config: SparsifyConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
 ) -> Sparsified:
     """Set weights to zero by the freedom that dependent activations and synchronised neurons leave.
 
@@ -158,6 +173,7 @@ def sparsify(
         model: A chain of linear layers and activations, or the path of such a checkpoint.
         x: Data, one row each; only on these the outputs are kept.
         config: Options; keywords of the same names win.
+        tick: Called after each layer with its name.
         options: Fields of :class:`SparsifyConfig`.
 
     Raises:
@@ -172,27 +188,33 @@ def sparsify(
         >>> result.zeros_after >= 3 * 5, result.change < 1e-12
         (True, True)
     """
-    tolerance = resolve(SparsifyConfig, config, options, of="sparsify").tolerance
+    chosen = resolve(SparsifyConfig, config, options, of="sparsify")
     if isinstance(model, str | Path):
         from strati.network.module import as_module
 
         model = as_module(model)
     chain = as_chain(model)
     data = as_data(x)
-    exact = chain.to(torch.float64)
-    rows: FloatArray = exact.rows(data).numpy()
-    work = [_Work(stage) for stage in exact.stages]
+    device = torch.device(chosen.device or chain.stages[0].weight.device)
+    data = data.to(device)
+    exact = chain.to(torch.float64, device)
+    rows: FloatArray = exact.rows(data).cpu().numpy()
+    work = [_Work(stage, device) for stage in exact.stages]
     before = [stage.zeros() for stage in work]
+    wanted = set(select_names([stage.name for stage in work], chosen.layers))
+    open_ones = [stage.name in wanted for stage in work]
     dependent: list[int] = []
     blocks: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
     for k, stage in enumerate(work):
-        dependent.append(stage.pivot(rows, tolerance))
-        last = k + 1 == len(work)
-        blocks.append(((), (), 0) if last else stage.recombine(rows, work[k + 1]))
+        dependent.append(stage.pivot(rows, chosen.tolerance) if open_ones[k] else 0)
+        both = k + 1 < len(work) and open_ones[k] and open_ones[k + 1]  # a recombination changes the reader too
+        blocks.append(stage.recombine(rows, work[k + 1]) if both else ((), (), 0))
         rows = stage.forward(rows)
+        tick(stage.name)
     unread = [0] * len(work)
     for k in range(len(work) - 2, -1, -1):
-        unread[k] = work[k].silence(work[k + 1])
+        if open_ones[k]:
+            unread[k] = work[k].silence(work[k + 1])
     tensors, change = _finish(chain, work, data)
     layers = tuple(
         SparsifiedLayer(stage.name, stage.size, before[k], stage.zeros(), dependent[k], *blocks[k], unread[k])
@@ -204,10 +226,10 @@ def sparsify(
 class _Work:
     """One stage being rewritten, in double precision."""
 
-    def __init__(self, stage: ChainStage) -> None:
-        self.name, self.activation = stage.name, stage.activation
-        self.weight: FloatArray = stage.weight.numpy().copy()
-        self.bias: FloatArray | None = None if stage.bias is None else stage.bias.numpy().copy()
+    def __init__(self, stage: ChainStage, device: torch.device) -> None:
+        self.name, self.activation, self.device = stage.name, stage.activation, device
+        self.weight: FloatArray = stage.weight.cpu().numpy().copy()
+        self.bias: FloatArray | None = None if stage.bias is None else stage.bias.cpu().numpy().copy()
 
     @property
     def size(self) -> int:
@@ -221,7 +243,9 @@ class _Work:
 
     def forward(self, rows: FloatArray) -> FloatArray:
         with torch.no_grad():
-            return np.asarray(self.activation(torch.from_numpy(self.before(rows))).numpy())
+            given, weight = (torch.from_numpy(array).to(self.device) for array in (rows, self.weight))
+            bias = 0.0 if self.bias is None else torch.from_numpy(self.bias).to(self.device)
+            return np.asarray(self.activation(given @ weight.T + bias).cpu().numpy())
 
     def pivot(self, rows: FloatArray, tolerance: float) -> int:
         """Zero the columns of inputs that are combinations of others; how many."""
@@ -356,8 +380,8 @@ def _finish(chain: Chain, work: list[_Work], data: torch.Tensor) -> tuple[dict[s
     if any(not np.isfinite(value).all() for value in tensors.values()):
         raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
     with torch.no_grad():
-        wanted = chain.to(torch.float64).forward(data)[0][-1]
-        found = Chain(tuple(stages)).to(torch.float64).forward(data)[0][-1]
+        wanted = chain.to(torch.float64, data.device).forward(data)[0][-1]
+        found = Chain(tuple(stages)).to(torch.float64, data.device).forward(data)[0][-1]
     size = float(wanted.abs().max())
     return tensors, float((wanted - found).abs().max()) / (size if size > 0 else 1.0)
 

@@ -4,9 +4,9 @@
 ``lambda(t) = lambda - d/dt ln P(t) - d/dt ln(1 +- exp(-rate (t - u)))``: the limit, the logarithms of a multiplicity
 ``m`` (``P`` is of degree ``m - 1``: a sum of ``1/(t + c_i)``), and the next exponent, fading at the rate of its
 distance. All of these are tried, over grids of ``c_i``, ``rate`` and ``u``, with any number of hot temperatures left
-out (at a price); the limit is the average over those that fit; its error is their spread and their noise, and never less
-than a share of the way from the coldest value. Where nothing fits, or the temperatures span too little, there is no
-limit.
+out (at a price); the limit is the average over those that fit; its error is their spread and their noise, and never
+less than a share of the way from the coldest value. Where nothing fits, or the temperatures span too little, there is
+no limit.
 """
 
 from __future__ import annotations

@@ -92,10 +92,11 @@ def on_training(
     model: nn.Module, x: Tensor, y: Tensor, loss: str = "mse"
 ) -> Callable[[LLCConfig], LearningCoefficient]:
     """The training loss at its minimum, reached from the given model."""
-    return lambda config: llc(_minimised(model, x, y, loss), loss, (x, y), config=config)
+    return lambda config: llc(minimised(model, x, y, loss), loss, (x, y), config=config)
 
 
-def _minimised(model: nn.Module, x: Tensor, y: Tensor, loss: str) -> nn.Module:
+def minimised(model: nn.Module, x: Tensor, y: Tensor, loss: str = "mse") -> nn.Module:
+    """The given model at a minimum of its training loss."""
     optimiser = torch.optim.LBFGS(
         model.parameters(),
         max_iter=3000,

@@ -20,6 +20,7 @@ from strati.rng import derive
 _UNITS = 4.0  # in the last place, by which parameters are moved to measure rounding
 _SAFETY = 8.0
 _GAP = 1e4  # between singular values that count and those that do not, times the widest gap among the former
+_GAP_SINGLE = 1e3  # the same where the parameters are rounded to single precision
 _KEEPS = 1.5  # factor within which an eigenvalue stays between places that cannot be told apart
 _WORK = 1.5e9  # multiply-adds that a decomposition may take
 _CHUNK = 4_000_000  # numbers of a Jacobian held at once
@@ -63,13 +64,22 @@ def hessian_rank(
     rounding = (hessian(_nudged(theta)) - matrix).abs()
     moved = torch.stack([rounding, *((place - matrix).abs() for place in places)]).amax(0)
     scale = _scales(matrix.diagonal().abs().sqrt(), rounding.diagonal().sqrt())
-    weight = scale[:, None] * scale
-    values = torch.linalg.eigvalsh(matrix * weight)
-    bound = _bound(values.abs().max(), rounding * weight, len(theta))
+
+    def scaled(of: Tensor) -> Tensor:
+        return of * scale[:, None] * scale  # one after the other: the product of two scales may overflow
+
+    values = torch.linalg.eigvalsh(scaled(matrix))
+    bound = _bound(values.abs().max(), scaled(rounding), len(theta))
     # An eigenvalue is a square: gaps are, too.
     rank = _count(values.abs(), bound, gap=_GAP**1.5)
-    low = min([rank.low, *(_alike(values, torch.linalg.eigvalsh(p * weight)) for p in places)])
-    beyond = -10 * _bound(values.abs().max(), moved * weight, len(theta))
+    # A parameter whose effect is small here may have more of it there: without the scales that changes little.
+    plain = torch.linalg.eigvalsh(matrix) if places else values
+    alike = [
+        max(_alike(values, torch.linalg.eigvalsh(scaled(p))), _alike(plain, torch.linalg.eigvalsh(p)))
+        for p in places
+    ]
+    low = min([rank.low, *alike])
+    beyond = -10 * _bound(values.abs().max(), scaled(moved), len(theta))
     certain = low == rank.low
     return HessianRank(rank if certain else NumericalRank(low, len(theta)), bool((values < beyond).any()))
 
@@ -105,8 +115,26 @@ def jacobian_rank(objective: Objective, theta: Tensor) -> NumericalRank | None:
     values = torch.linalg.svdvals(here * scale)
     bound = _bound(values.max(), (noise * scale)[None], max(outputs, objective.flat.size))
     found = _count(values, bound, gap=_GAP)
+    if bool((theta.to(torch.float32) == theta).all()):
+        low = min(found.low, _beyond_single(objective, theta, here))
+        found = found if low == found.low else NumericalRank(low, len(theta))
     # Neither the number of outputs nor rounding can be exceeded.
     return NumericalRank(found.low, min(found.high, outputs, objective.flat.size))
+
+
+def _beyond_single(objective: Objective, theta: Tensor, jacobian: Tensor) -> int:
+    """The rank without singular values that parameters in single precision have by rounding alone.
+
+    Layers of rank one, say, are so up to 1e-8 only. Such values lie below what one rounding does, and a wide gap sets
+    them apart; where singular values fall off gradually they count, as the parameters given are what they are.
+    """
+    noise = _column_noise(objective, theta, torch.finfo(torch.float32).eps)
+    scale = _scales(torch.linalg.vector_norm(jacobian, dim=0), noise)
+    values = torch.linalg.svdvals(jacobian * scale)
+    bound = _bound(values.max(), (noise * scale)[None], max(jacobian.shape))
+    above = int((values > bound).sum())
+    apart = 0 < above < len(values) and float(values[above - 1]) > _GAP_SINGLE * float(values[above])
+    return above if apart else len(theta)
 
 
 def _scales(size: Tensor, noise: Tensor) -> Tensor:
@@ -157,8 +185,8 @@ def _triangular(objective: Objective, theta: Tensor) -> Tensor:
     return factor
 
 
-def _column_noise(objective: Objective, theta: Tensor) -> Tensor:
-    nudged = _nudged(theta)
+def _column_noise(objective: Objective, theta: Tensor, precision: float | None = None) -> Tensor:
+    nudged = _nudged(theta, precision)
     total = torch.zeros_like(theta)
     for piece in _pieces(objective):
         here, there = (
@@ -168,7 +196,7 @@ def _column_noise(objective: Objective, theta: Tensor) -> Tensor:
     return total.sqrt()
 
 
-def _nudged(theta: Tensor) -> Tensor:
+def _nudged(theta: Tensor, precision: float | None = None) -> Tensor:
     generator = torch.Generator().manual_seed(derive(0, "rounding", theta.numel()))
     signs = torch.randint(0, 2, theta.shape, generator=generator).to(theta) * 2 - 1
-    return theta * (1 + _UNITS * torch.finfo(theta.dtype).eps * signs)
+    return theta * (1 + _UNITS * (precision or torch.finfo(theta.dtype).eps) * signs)

@@ -3,7 +3,8 @@
 Chains that come down a ladder and get caught on the way agree with one another for a long time: R-hat and errors see
 little of it. But what the hotter draws say about the colder temperature does not depend on whether the colder chains
 found their way, so the difference, summed down the ladder, shows where they lost it. So does the distance from the
-minimum, which mixes later than the loss.
+minimum, which mixes later than the loss: soon where the chains started at the minimum, and only where they no longer
+move at all where a population brought them down, each part of a valley with its share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.landscape.sampling.config import Sampler
 from strati.landscape.sampling.diagnostics import rhat
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 _STANDARD_ERRORS = 5.0  # it is looked at after every temperature
 _SPREAD_RHAT = 1.2  # beyond, the places that the chains are at are those of their way down alone
+_STARTED_RHAT = (
+    1.05  # the same for chains that started at the minimum: they have to get there by their own moves
+)
 _SHARE = 0.01  # of the value: smaller differences do not matter
 
 
@@ -35,9 +40,18 @@ def agreeing(traces: Traces) -> int:
         True
     """
     count = len(traces.nbeta)
-    if not traces.global_start or count < 2 or traces.chains < 4:
+    if traces.sampler != Sampler.HMC or count < 2 or traces.chains < 4:
         return count
-    apart = np.array([(rhat(spread) or np.inf) > _SPREAD_RHAT for spread in traces.spread])
+    largest = _SPREAD_RHAT if traces.global_start else _STARTED_RHAT
+    apart = np.array([(rhat(spread) or np.inf) > largest for spread in traces.spread])
+    if traces.global_start:
+        apart[1:] |= _disagree(traces)
+    lost = apart[:-1] & apart[1:]  # one alone may be chance
+    return max(1, int(lost.argmax())) if lost.any() else count - int(apart[-1])
+
+
+def _disagree(traces: Traces) -> np.ndarray:
+    """Whether each temperature but the first differs from what all hotter ones say, beyond chance."""
     whole = _differences(traces, None)
     parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
     value = np.cumsum(whole)
@@ -45,9 +59,8 @@ def agreeing(traces: Traces) -> int:
     chains = traces.chains
     error = np.sqrt((chains - 1) / chains * ((left_out - left_out.mean(0)) ** 2).sum(0))
     size = np.abs(traces.nbeta[1:] * traces.excess[1:].mean((1, 2)))
-    apart[1:] |= ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
-    lost = apart[:-1] & apart[1:]  # one alone may be chance
-    return max(1, int(lost.argmax())) if lost.any() else count - int(apart[-1])
+    found: np.ndarray = ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
+    return found
 
 
 def _differences(traces: Traces, without: int | None) -> np.ndarray:

@@ -27,6 +27,9 @@ from strati.rng import derive
 _DESCENTS = 40
 _VALLEYS = (0.05, 0.2, 0.5)  # distances along flat directions, in sizes of the parameters
 _ASIDE = 0.03  # farthest, in sizes of the parameters, of places that rounding does not tell from the minimum
+_SAME = (
+    1e-9  # of the loss farther away: a minimum that is lower by less is no other than the given parameters
+)
 _NEARBY = 0.01  # the same, at which the Jacobian's rank is that of almost every point
 _TRIALS = 3
 _REACHES = (1e-3, 1e-3 / 64)  # distances at which kinks are looked for, in sizes of the parameters
@@ -296,10 +299,25 @@ class _Look:
         # Along a valley of minima there is no end of such places: a short way is enough.
         most = _ASIDE * self.size
         hidden = torch.sqrt(4 * torch.finfo(values.dtype).eps * abs(reached.value) / size).clamp(max=most)
-        return [
+        places = [
             reached.point - vectors @ (slope / size).clamp(-self.size, self.size),
             reached.point + vectors @ hidden,
         ]
+        moved = reached.point - self.theta
+        if bool(moved.any()) and self.start - reached.value <= _SAME * self.rise():
+            # Data in single precision put the minimum beside the parameters that made them: curvature that comes from
+            # the way between the two is rounding.
+            places += [self.theta, reached.point + moved]
+        return places
+
+    def rise(self) -> float:
+        """How much larger the loss is one size of the parameters away."""
+        generator = torch.Generator().manual_seed(derive(0, "rise", len(self.theta)))
+        ways = torch.randn(_TRIALS, len(self.theta), generator=generator, dtype=self.theta.dtype).to(
+            self.theta
+        )
+        ahead = [self.value(self.theta + self.size * way) - self.start for way in ways]
+        return max((v for v in ahead if math.isfinite(v)), default=0.0)
 
     def flat_valley(self, point: Tensor, rank: int) -> bool:
         """Whether the loss, least over the stiff directions, stays at its minimum along all others."""

@@ -8,11 +8,11 @@ from inside the model's folder.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from strati.errors import BadInputError
 from strati.network.contents import MAX_DIMENSIONS, MAX_TENSORS, Contents, Hint, Skipped, Tensor, numpy_dtype
@@ -219,8 +219,17 @@ def _hint(node: Node, position: int, weight: str, turned: bool) -> Hint:
     return Hint(label=label)
 
 
-def _node(wire: Wire, start: int, stop: int) -> Node:
-    node = Node()
+class NodeWords(Protocol):
+    """What every reading of a node keeps: its name and operator, the values it takes and gives."""
+
+    inputs: list[str]
+    outputs: list[str]
+    name: str
+    operator: str
+
+
+def node_words(wire: Wire, start: int, stop: int, node: NodeWords) -> Iterator[tuple[int, int, int]]:
+    """Read a node's words into ``node``; yields number and place of its other fields."""
     for number, kind, a, b in wire.fields(start, stop):
         if kind != 2:
             continue
@@ -232,7 +241,14 @@ def _node(wire: Wire, start: int, stop: int) -> Node:
             node.name = wire.text(a, b)
         elif number == 4:
             node.operator = wire.text(a, b)
-        elif number == 5:
+        else:
+            yield number, a, b
+
+
+def _node(wire: Wire, start: int, stop: int) -> Node:
+    node = Node()
+    for number, a, b in node_words(wire, start, stop, node):
+        if number == 5:
             _attribute(wire, a, b, node)
     return node
 

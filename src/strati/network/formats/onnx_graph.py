@@ -15,7 +15,7 @@ import numpy as np
 
 from strati.errors import UnsupportedError
 from strati.network.contents import numpy_dtype
-from strati.network.formats.onnx import Weight, locate, read_weight
+from strati.network.formats.onnx import Weight, locate, node_words, read_weight
 from strati.network.formats.wire import Wire
 from strati.network.source import Source
 
@@ -82,18 +82,8 @@ def read_program(path: str | Path) -> Program:
 
 def _operation(wire: Wire, start: int, stop: int) -> Operation:
     node = Operation()
-    for number, kind, a, b in wire.fields(start, stop):
-        if kind != 2:
-            continue
-        if number == 1:
-            node.inputs.append(wire.text(a, b))
-        elif number == 2:
-            node.outputs.append(wire.text(a, b))
-        elif number == 3:
-            node.name = wire.text(a, b)
-        elif number == 4:
-            node.operator = wire.text(a, b)
-        elif number == 7:
+    for number, a, b in node_words(wire, start, stop, node):
+        if number == 7:
             node.domain = wire.text(a, b)
         elif number == 5:
             name, value = _attribute(wire, a, b)

@@ -6,7 +6,9 @@ there, but a metric that does not help here has not earned trust either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 from strati import zoo
+from strati._version import __version__
 from strati.errors import BadInputError, StratiError, require
 from strati.intervene.acting.workshop import Measurement
 from strati.intervene.measuring.interventions import as_matrix, find_targets, values_of
@@ -23,12 +26,13 @@ from strati.intervene.planning.settings import drop, prune
 from strati.intervene.planning.tasks import Data
 from strati.intervene.study import Study, study
 from strati.papers.acting.subjects import Case
-from strati.papers.acting.table import bench, studied
+from strati.papers.acting.table import bench, folder_of, studied
 from strati.papers.registry import Reproduction, Row
+from strati.run.files import write_atomic
 from strati.spectra.spectrum import spectrum
 from strati.types import Flag, Tick
 
-PRUNED = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
+PRUNED = (0.3, 0.5, 0.7, 0.9)
 SPARSITIES = (0.5, 0.7)
 SPREAD = 0.3
 """AlphaPruning's tau: shares between 1 - tau and 1 + tau of the mean one."""
@@ -38,28 +42,56 @@ def claims(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Run all four; quick: the fully connected network and stories15M only, on fewer sequences."""
     require("torch", "torch", "acting on networks")
     home = folder.parent / "acting"  # the studies of the table serve here too
+    kept = folder_of(folder, quick, seed)
     rows: list[Row] = []
     warnings: list[Flag] = []
-    for name in ("fcn-mnist", "stories15m") if quick else ("fcn-mnist", "stories15m", "minilm"):
+    for name in ("fcn-mnist", "stories15m") if quick else ("fcn-mnist", "resnet20", "stories15m", "minilm"):
         try:
-            case, found = studied(name, home, quick, seed, tick)
+            rows += _of_network(name, home, kept, quick, seed, tick)
         except StratiError as error:
             warnings.append(Flag("left-out", f"{name}: {error}"))
-            continue
-        rows += laser(case, found)
-        rows += rank_by_stable_rank(case, found, seed)
-        rows += alpha_pruning(case, found, folder / name, seed, tick)
-        if case.blocks:
-            rows += short_gpt(case.name, _dropped(case, folder / f"{name}-drop", seed, tick))
     if not quick:
         try:
-            rows += short_gpt("SmolLM2-135M", _smollm2(folder / "smollm2-drop", seed, tick))
+            rows += kept_rows(
+                kept / "smollm2-short-gpt.json",
+                lambda: short_gpt("SmolLM2-135M", _smollm2(kept / "smollm2-drop", seed, tick)),
+            )
         except StratiError as error:
             warnings.append(Flag("left-out", f"smollm2: {error}"))
     if not rows:
         raise BadInputError("acting-claims", "none of the networks can be had here")
     title = "Claims about acting on layers, measured on small real networks"
     return Reproduction("acting-claims", title, tuple(rows), (), tuple(warnings))
+
+
+def _of_network(name: str, home: Path, kept: Path, quick: bool, seed: int, tick: Tick) -> list[Row]:
+    """The claims on one network, each computed once: interrupted, the command goes on where it stopped."""
+    case, found = studied(name, home, quick, seed, tick)
+    parts: dict[str, Callable[[], list[Row]]] = {
+        "laser": lambda: laser(case, found),
+        "ranks": lambda: rank_by_stable_rank(case, found, seed),
+        "alpha": lambda: alpha_pruning(case, found, kept / name, seed, tick),
+    }
+    if case.blocks:
+        parts["short-gpt"] = lambda: short_gpt(case.name, _dropped(case, kept / f"{name}-drop", seed, tick))
+    rows: list[Row] = []
+    for part, make in parts.items():
+        rows += kept_rows(kept / f"{name}-{part}.json", make, size=case.size)
+        tick(f"{case.name} {part}")
+    return rows
+
+
+def kept_rows(path: Path, make: Callable[[], list[Row]], **about: Any) -> list[Row]:
+    """Rows from a file, or made and kept there; a file of another version or size is not used."""
+    about |= {"strati": __version__, "pruned": list(PRUNED)}
+    if path.is_file():
+        known = json.loads(path.read_text("utf-8"))
+        if known["about"] == about:
+            return [Row(**row) for row in known["rows"]]
+    rows = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps({"about": about, "rows": [asdict(row) for row in rows]}))
+    return rows
 
 
 def laser(case: Case, found: Study) -> list[Row]:

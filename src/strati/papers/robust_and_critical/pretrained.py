@@ -7,6 +7,7 @@ WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
     rows: list[Row] = []
     figures: list[str] = []
     warnings: list[Flag] = []
-    for make in (_stories15m, _geoclip, _resnet20, _smollm2):
+    for make in (_stories15m, _stories15m_initial, _geoclip, _resnet20, _smollm2):
         name = make.__name__.removeprefix("_")
         full = folder / f"full-seed-{seed}" / name
         small = quick and not _finished(full)
@@ -128,6 +129,18 @@ def _stories15m(quick: bool, seed: int) -> Case:
         size=f"{draws} draws, {len(stories)} stories",
         table="table 3",
         figures=("figure 6", "figure 10"),
+    )
+
+
+def _stories15m_initial(quick: bool, seed: int) -> Case:
+    """The same network, drawn from the distribution that such a network starts from instead of the layer's moments."""
+    case = _stories15m(quick, seed)
+    return replace(
+        case,
+        name="stories15m-initial",
+        models={"stories15m-initial": next(iter(case.models.values()))},
+        config=replace(case.config, init="normal"),
+        figures=("figure 6, initial distribution", "figure 10, initial distribution"),
     )
 
 

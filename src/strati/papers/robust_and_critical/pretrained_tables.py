@@ -17,6 +17,7 @@ from strati.intervene.judging.audit import Audit, MetricRow, audit
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.study import Study
 from strati.papers.registry import Row
+from strati.spectra.scan import scan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,8 +28,10 @@ FIGURE_METRICS = (
 )
 MEASURED = {"accuracy": 91.73, "loss": 1.136, "perplexity": 17.6}
 STORIES_W1 = (7.70, 4.40, 3.07, 2.21, 1.95, 3.66)
+STANDS_FOR = {"resnet20": "ResNet34", "stories15m": "GPT-2", "smollm2": "GPT-2-Large"}
+"""Networks that can be had here, and those of the paper that they stand in for."""
 PAPER = {
-    "resnet20": {
+    "ResNet34": {
         "network": "ResNet34",
         "parameters": "21.8M",
         "loss": "1.071",
@@ -36,7 +39,15 @@ PAPER = {
         "alpha": "3.380 +- 0.195",
         "mean": "0.006/0.005",
     },
-    "stories15m": {
+    "ViT": {
+        "network": "ViT",
+        "parameters": "86.6M",
+        "loss": "0.825",
+        "accuracy": "78.852",
+        "alpha": "4.711 +- 0.271",
+        "mean": "-0.051/-0.035",
+    },
+    "GPT-2": {
         "network": "GPT-2",
         "parameters": "127M",
         "loss": "3.399",
@@ -44,7 +55,7 @@ PAPER = {
         "alpha": "3.865 +- 0.136",
         "mean": "0.028/0.018",
     },
-    "smollm2": {
+    "GPT-2-Large": {
         "network": "GPT-2-Large",
         "parameters": "774M",
         "loss": "2.967",
@@ -57,7 +68,10 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what it is measured on, and where the paper has one like it."""
+    """A network, what it is measured on, and where the paper has one like it.
+
+    ``beside`` names the network of the paper that this one is; without it, the one that it stands in for, if any.
+    """
 
     name: str
     models: Mapping[str, nn.Module]
@@ -67,6 +81,12 @@ class Case:
     figures: tuple[str, str]
     data: Any = None
     evaluate: Callable[[nn.Module], float] | None = None
+    beside: str | None = None
+
+    @property
+    def paper(self) -> Mapping[str, str]:
+        """The paper's line that belongs beside this network's, empty where it has none."""
+        return PAPER.get(self.beside or STANDS_FOR.get(self.name, ""), {})
 
 
 def case_rows(case: Case, found: Study) -> list[Row]:
@@ -88,15 +108,23 @@ def case_rows(case: Case, found: Study) -> list[Row]:
 
 def _table(case: Case, found: Study) -> list[Row]:
     """Parameters, loss, accuracy or perplexity, mean layer alpha with its standard error, as in tables 2 and 3."""
-    paper = PAPER.get(case.name, {})
+    paper = case.paper
     table = found.frame()
     intact = table[(table["status"] == "done") & (table["intervention"] == "intact")]
     alphas = intact["alpha"].dropna().to_numpy(float)
-    where = f"{case.table}, {case.name}{_stand_in(paper)}"
+    where = f"{case.table}, {case.name}"
     parameters = sum(p.numel() for p in next(iter(case.models.values())).parameters())
-    rows = [Row(f"{where}: parameters", _theirs(paper, "parameters"), f"{parameters / 1e6:.1f}M", case.size)]
+    rows = [
+        Row(
+            f"{where}: parameters",
+            _theirs(paper, "parameters"),
+            f"{parameters / 1e6:.1f}M",
+            case.size + _stand_in(case),
+        )
+    ]
     for name, value in _performances(case, float(intact["intact_performance"].mean())).items():
-        known = MEASURED[name] if name == found.performance["name"] and name in MEASURED else None
+        own = case.name in STANDS_FOR and name == found.performance["name"]
+        known = MEASURED.get(name) if own else None
         note = "" if known is None else "before: measured on all data when it was chosen"
         rows.append(Row(f"{where}: {name}", _theirs(paper, name), round(value, 3), note, before=known))
     error = float(alphas.std(ddof=1) / len(alphas) ** 0.5)
@@ -104,6 +132,20 @@ def _table(case: Case, found: Study) -> list[Row]:
     rows.append(
         Row(f"{where}: mean layer alpha", _theirs(paper, "alpha"), mean, f"SEM over {len(alphas)} layers")
     )
+    return rows + _both_ways(where, case)
+
+
+def _both_ways(where: str, case: Case) -> list[Row]:
+    """The mean alpha of a convolutional network with its kernels pooled and flattened: the paper says not which."""
+    model = next(iter(case.models.values()))
+    if not any(p.ndim == 4 for p in model.parameters()):
+        return []
+    rows = []
+    for conv in ("pool", "flatten"):
+        found = scan(model, conv=conv).table["alpha"].dropna().to_numpy(float)
+        error = round(float(found.std(ddof=1) / len(found) ** 0.5), 3)
+        what = f"{where}: mean layer alpha, kernels {'pooled' if conv == 'pool' else 'flattened'}"
+        rows.append(Row(what, None, round(float(found.mean()), 3), f"{len(found)} layers", error=error))
     return rows
 
 
@@ -128,7 +170,7 @@ def _performances(case: Case, intact: float) -> dict[str, float]:
 
 def _correlations(case: Case, verdict: Audit) -> list[Row]:
     """Of each figure's metric: mean over layers (the paper's number for alpha), pooled, and within layer types."""
-    paper = PAPER.get(case.name, {})
+    paper = case.paper
     means = {row.metric: row for row in verdict.means}
     within = {v.metric: v.spearman_within_types for v in verdict.verdicts if v.intervention is None}
     rows = []
@@ -201,8 +243,8 @@ def case_figures(case: Case, found: Study, folder: Path) -> list[str]:
     return drawn
 
 
-def _stand_in(paper: Mapping[str, str]) -> str:
-    return f" (stands in for {paper['network']})" if "network" in paper else ""
+def _stand_in(case: Case) -> str:
+    return f"; stands in for {STANDS_FOR[case.name]}" if case.name in STANDS_FOR and not case.beside else ""
 
 
 def _theirs(paper: Mapping[str, str], name: str) -> str | None:

@@ -128,12 +128,18 @@ def arrange(given: Similarity, prior: Coefficients, rng: np.random.Generator) ->
     return sorted(ended.values(), key=lambda one: -one.fit)
 
 
-def log_likelihood(given: Similarity, places: Mapping[str, Ints], prior: Coefficients) -> float:
-    """Of all similarities, each pair of roles with its own coefficients and variance."""
+def log_likelihood(
+    given: Similarity, places: Mapping[str, Ints], prior: Coefficients, *, of: str | None = None
+) -> float:
+    """Of all similarities, each pair of roles with its own coefficients and variance; or of those of one kind of units."""
     total = 0.0
     for (one, two), table in given.together.items():
+        if of is not None and of not in (one, two):
+            continue
         total += float(table[places[one][:, None] == places[two][None, :]].sum())
     for pair in given.pairs():
+        if of is not None and of not in (given.kind(pair[0]), given.kind(pair[1])):
+            continue
         values, shapes = _entries(given, places, pair)
         if len(values):
             rest = values - _coefficients(values, shapes, prior.get(pair, (0, 0, 0, 0))) @ shapes

@@ -13,6 +13,7 @@ from strati.reassembly.assignment import assign
 from strati.reassembly.transformer import units
 from strati.reassembly.transformer.arrange import Similarity, arrange, joined, log_likelihood
 from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
+from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
 from strati.reassembly.transformer.layout import slots_of, stacks, unit_kinds
 from strati.types import Tick, silent
@@ -47,6 +48,7 @@ class Placed:
         pairs: Which pieces were put together, and why.
         order_margin: Log-likelihood that the least costly exchange of two neighbouring blocks would cost.
         swap_margins: The same for each two neighbours.
+        margins: Slot to what the cheapest other place of each block's piece would cost its unit.
     """
 
     numbers: Mapping[str, tuple[int, ...]]
@@ -55,6 +57,7 @@ class Placed:
     pairs: tuple[Pairing, ...]
     order_margin: float | None
     swap_margins: tuple[float, ...]
+    margins: Mapping[str, tuple[float, ...]]
 
 
 def place_matrices(
@@ -89,15 +92,15 @@ def place_matrices(
     }
     bare, more = likeness(stacked, blueprint, heads)
     given = joined(bare, prior.same, more, rng)
-    best = arrange(given, prior.coefficients, rng)[0]
+    places = climb(given, arrange(given, prior.coefficients, rng)[0].places, prior.coefficients)
     tick("arranged")
     for kind, roles in kinds.items():
-        order = np.argsort(best.places[kind])
+        order = np.argsort(places[kind])
         for role in roles:
             stacked[role] = stacked[role][order]
         for slot in slots_of(roles, blueprint):
             numbers[slot] = [numbers[slot][k] for k in order]
-    given = _reordered(given, {kind: np.argsort(best.places[kind]) for kind in kinds})
+    given = _reordered(given, {kind: np.argsort(places[kind]) for kind in kinds})
     pairs += _between_units(given, prior, numbers, pieces)
     swaps = _swap_margins(given, prior)
     return Placed(
@@ -107,6 +110,11 @@ def place_matrices(
         pairs=tuple(pairs),
         order_margin=min(swaps, default=None),
         swap_margins=tuple(swaps),
+        margins={
+            slot: found
+            for kind, found in place_margins(given, prior.coefficients).items()
+            for slot in slots_of(kinds[kind], blueprint)
+        },
     )
 
 
@@ -120,6 +128,7 @@ def turned(placed: Placed) -> Placed:
         pairs=placed.pairs,
         order_margin=placed.order_margin,
         swap_margins=placed.swap_margins[::-1],
+        margins={slot: found[::-1] for slot, found in placed.margins.items()},
     )
 
 

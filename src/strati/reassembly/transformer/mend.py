@@ -35,7 +35,7 @@ _NOISES = (1.0, 30.0, 1e3)
 
 _COORDINATES = 4096
 _ROUNDS = 18
-_SURE, _DOUBTFUL = 0.9, 0.3
+_SURE, _DOUBTFUL = 0.97, 0.3
 """Numbers of the outputs used; rounds at most; belief that a piece is in its place, where its margin is sure or not."""
 
 
@@ -79,9 +79,9 @@ def _entity_sets(judge: Judge) -> list[list[list[str]]]:
     taken = {v for some in inner for v in some}
     alone = [[v] for v in vectors]
     sets = [
+        alone,
         units + alone,
         [unit + some for unit, some in zip(units, inner, strict=True)] + [[v] for v in vectors if v not in taken],
-        alone,
         [[slot.role] for slot in slots if slot.matrix] + alone,
     ]
     return [one for k, one in enumerate(sets) if one and one not in sets[:k]]

@@ -11,6 +11,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.reassembly.transformer.arrange import log_likelihood
 from strati.reassembly.transformer.calibration import Prior, default_prior
+from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.direction import Direction, direction, signs
 from strati.reassembly.transformer.layout import end_tables
 from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 SURE = 3.0
 """Nats by which a place must be better than the next best one to be called sure: odds of 20 to 1."""
+
+SURE_VECTOR = 6.0
+"""The same for a bias or a norm, whose evidence is of few signals that go together: below it, too many were wrong."""
 
 _FIT = 0.5
 """Weight of the fit's own preference for a direction beside the other signs."""
@@ -116,8 +120,10 @@ def _result(
     for pair in placed.pairs:
         if pair.margin < SURE:
             uncertain |= {pair.a, pair.b}
+    for slot, held in placed.margins.items():
+        uncertain |= {blocks[k][slot] for k, margin in enumerate(held) if margin < SURE_PLACE}
     for found in bodies.values():
-        uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE}
+        uncertain |= {n for n, margin in zip(found.numbers, found.margins, strict=True) if margin < SURE_VECTOR}
     for k, margin in enumerate(placed.swap_margins):
         if margin < SURE:
             uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.transformer.result import TransformerReassembly
 
-_EXPLAINED = 0.1
+_EXPLAINED = 1e-3
 """Share of the error that moves of matrices may leave to be believed where the outputs are not reached."""
 
 

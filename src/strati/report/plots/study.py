@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from strati.intervene.study import Study
 
-COLOURS = {"reinitialise": "tab:blue", "rerandomise": "tab:orange"}
+COLOURS = {"reinitialise": "#0072B2", "rerandomise": "#D55E00"}
+"""Of the paper's two interventions; others take the rest of Okabe and Ito's colours in the order of their names."""
+_OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
 NAMES = {"reinitialise": "re-initialised", "rerandomise": "re-randomised"}
 
 
@@ -99,14 +101,17 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
 
 
 def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: str) -> None:
-    for kind, points in part.groupby("intervention"):
+    kinds = [str(kind) for kind in sorted(set(part["intervention"]))]
+    rest = [kind for kind in kinds if kind not in COLOURS]
+    for kind in kinds:
+        points = part[part["intervention"] == kind]
         axes.scatter(
             points[metric],
             points["performance"],
             s=9,
             alpha=0.6,
-            color=COLOURS[str(kind)],
-            label=NAMES[str(kind)],
+            color=COLOURS.get(kind) or _OTHERS[rest.index(kind) % len(_OTHERS)],
+            label=NAMES.get(kind, kind),
         )
     x, y = part[metric].to_numpy(float), part["performance"].to_numpy(float)
     text = title

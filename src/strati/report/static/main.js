@@ -10,17 +10,18 @@ import { auditSection, studySection } from "./audit.js";
 import { degeneracySection } from "./degeneracy.js";
 import { basisSection } from "./basis.js";
 import { reassemblySection } from "./reassembly.js";
-import { llcSection, scalesSection } from "./sampling.js";
+import { llcSection, partsSection, scalesSection } from "./sampling.js";
 import { applySection, checkSection, planSection } from "./acting.js";
 import { trackSection } from "./tracking.js";
-import { inspectSection, madeSection, reproduceSection, skipped, sparsifySection } from "./plain.js";
+import { demoSection, estimateSection, inspectSection, madeSection, reproduceSection, skipped, sparsifySection } from "./plain.js";
 
 const DRAW = {
   study: studySection, audit: auditSection, compare: compareSection, degeneracy: degeneracySection, basis: basisSection,
   reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, scales: scalesSection, track: trackSection,
   plan: planSection, apply: applySection, check: checkSection, sparsify: sparsifySection, "reassemble-make": madeSection,
+  "llc-parts": partsSection, estimate: estimateSection, demo: demoSection,
 };
-const ORDER = ["check", "scan", "compare", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "scales", "basis", "sparsify", "reassemble", "reassemble-make", "inspect", "reproduce"];
+const ORDER = ["check", "scan", "compare", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "llc-parts", "scales", "basis", "sparsify", "reassemble", "reassemble-make", "inspect", "reproduce", "estimate", "demo"];
 const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
 
 function scanSection(scan, id, verdicts) {

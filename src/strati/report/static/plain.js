@@ -1,7 +1,7 @@
 // Results that are tables: what a file holds (inspect), what was skipped, a paper's numbers beside ours (reproduce), a
-// sparser network (sparsify), a puzzle that was made (reassemble --make).
+// sparser network (sparsify), a puzzle that was made (reassemble --make), what a run would cost, the steps of the tour.
 
-import { h, section } from "./dom.js";
+import { h, section, stat } from "./dom.js";
 import { basename, count, number, plural } from "./format.js";
 import { dataTable } from "./table.js";
 
@@ -55,4 +55,18 @@ export function madeSection(result, id) {
   return section(id, "A dropped network", `${basename(result.folder)}: ${plural((result.permutation || []).length, "piece")}, training error ${number(result.loss, 3)}.`,
     dataTable({ title: "How it was made", rows: recipe, columns: [{ label: "setting", left: true, value: (r) => r.key, show: (r) => r.key }, { label: "value", value: (r) => r.value, show: (r) => (typeof r.value === "number" ? number(r.value) : String(r.value)) }] }),
     h("p", { class: "caption" }, `Right order: ${(result.permutation || []).join(", ")}`));
+}
+
+export function estimateSection(result, id) {
+  const largest = result.largest || [];
+  const seconds = result.seconds;
+  const time = seconds < 60 ? `${number(seconds, 2)} s` : seconds < 3600 ? `${number(seconds / 60, 2)} minutes` : seconds < 86400 ? `${number(seconds / 3600, 2)} hours` : `${number(seconds / 86400, 2)} days`;
+  return section(id, "What it would cost", `${basename(result.path)}: about ${time} on the machine that made this estimate, ${number(result.workers)} at once.`,
+    h("div", { class: "stats" }, stat("matrices", count(result.matrices)), stat("to read", `${number(result.bytes / 1e9, 3)} GB`), stat("operations", number(result.flops, 3)), stat("memory at most", `${number(result.memory / 1e9, 3)} GB`),
+      largest.length ? stat("largest layer", `${largest[1]} × ${largest[2]}`, largest[0]) : null));
+}
+
+export function demoSection(result, id) {
+  return section(id, "The tour", `${plural((result.steps || []).length, "step")}, results in ${basename(result.folder)}.`,
+    dataTable({ title: "Steps", rows: result.steps || [], columns: [{ label: "step", left: true, value: (r) => r.title, show: (r) => r.title }, { label: "command", left: true, value: (r) => r.command, show: (r) => r.command }, { label: "seconds", value: (r) => r.seconds }] }));
 }

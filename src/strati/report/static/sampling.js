@@ -1,8 +1,8 @@
 // Sampled quantities: the learning coefficient with its chains, and effective parameters over scales of the loss.
 
 import { empty, h, s, section, stat } from "./dom.js";
-import { isNumber, number } from "./format.js";
-import { dots, errorBar, figure, frame, legend, line, verticalRule } from "./chart.js";
+import { isNumber, number, plural } from "./format.js";
+import { dots, errorBar, figure, frame, legend, line, rowName, verticalRule } from "./chart.js";
 import { OKABE, padded } from "./scale.js";
 import { dataTable } from "./table.js";
 
@@ -17,6 +17,32 @@ export function llcSection(result, id) {
   if ((result.ladder || []).length > 1) parts.push(ladder(result));
   body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds no chains."), diagnostics(result));
   return body;
+}
+
+// Learning coefficients of layers, heads or groups of data: a dot with its standard error for each, and the table.
+export function partsSection(result, id) {
+  const rows = result.parts || [];
+  const known = rows.filter((r) => isNumber(r.estimate));
+  const body = section(id, "Learning coefficients by part", `${plural(rows.length, "part")}, each sampled with the rest of the network held fixed.`);
+  if (known.length) body.append(partsChart(known));
+  body.append(rows.length ? dataTable({ title: "Parts", rows, filter: true, columns: [
+    { label: "part", left: true, value: (r) => r.part, show: (r) => r.part }, ...[["estimate", "λ̂"], ["stderr", "standard error"], ["asymptotic", "λ̂ (limit)"], ["rhat", "R̂"], ["ess", "effective draws"]].map(([key, label]) => ({ label, value: (r) => r[key] })),
+    { label: "why a value is missing", left: true, value: (r) => r.reason, show: (r) => r.reason || "" }] }) : empty("This result holds no parts."));
+  return body;
+}
+
+function partsChart(rows) {
+  const error = (r) => (isNumber(r.stderr) ? r.stderr : 0);
+  return figure({ title: "λ̂ by part", wide: true, draw: (width) => {
+    const names = Math.min(240, width * 0.35);
+    const chart = frame({ width, height: 56 + 26 * rows.length, margin: { left: names }, label: "Learning coefficient of each part", x: { domain: padded([0, ...rows.flatMap((r) => [r.estimate - error(r), r.estimate + error(r)])]), label: "λ̂" }, y: { domain: [rows.length - 0.5, -0.5], none: true } });
+    rows.forEach((r, i) => {
+      rowName(chart, i, r.part);
+      line(chart, [[r.estimate - error(r), i], [r.estimate + error(r), i]], { class: "line thin", stroke: OKABE[0] });
+    });
+    dots(chart, rows.map((r, i) => ({ x: r.estimate, y: i, colour: OKABE[0], tip: `${r.part}\nλ̂ ${number(r.estimate)} ± ${number(error(r), 2)}` })), 4);
+    return chart.svg;
+  }, caption: "Bars are one standard error. A smaller λ̂ means a part that can be changed in more ways without raising the loss." });
 }
 
 export function scalesSection(result, id) {

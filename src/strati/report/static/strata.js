@@ -7,6 +7,7 @@ import { METRICS, TEXTURES, metricOf, texture } from "./meanings.js";
 import { PHASES, colourScale, phaseColour } from "./scale.js";
 import { dataTable, order } from "./table.js";
 import { layerView } from "./layer.js";
+import { blockMap, isTransformer } from "./blockmap.js";
 
 const THIN = 30;
 const THICK = 78;
@@ -102,6 +103,7 @@ export function strata(scan, context) {
     const node = document.getElementById(`${context.id}-row-${index}`);
     if (node && scroll) list.scrollTop = node.offsetTop - list.clientHeight / 2;
     replace(detail, layerView(layers[index], context));
+    history.replaceState(null, "", `#${context.id}:${encodeURIComponent(layers[index].name)}`); // the address links to this layer
   }
 
   function move(event) {
@@ -123,7 +125,7 @@ export function strata(scan, context) {
   }
 
   const head = (what, label, classes) => h("span", { role: "columnheader", class: classes, "aria-sort": "none" }, h("button", { type: "button", "data-sort": what, on: { click: () => sortBy(what) } }, label));
-  const heads = h("div", { class: "row heads" }, head("index", "№", "bed"), head("name", "layer", "who"), head("metric", "α", "value"), head("phase", "phase", "phase"), h("span", { class: "flags" }));
+  const heads = h("div", { class: "row heads", role: "row" }, head("index", "№", "bed"), head("name", "layer", "who"), head("metric", "α", "value"), head("phase", "phase", "phase"), h("span", { class: "flags" }));
   const unique = (values) => [...new Set(values.filter(Boolean))].sort();
   const codes = unique(layers.flatMap((l) => (l.warnings || []).map((w) => w.code)));
   const controls = h("div", { class: "controls" },
@@ -134,12 +136,21 @@ export function strata(scan, context) {
     picker("Phase", [["", "all"], ...unique(layers.map((l) => l.phase)).map((p) => [p, p])], "", (v) => { state.phase = v; render(); }),
     picker("Flags", [["", "all"], ["none", "none"], ["any", "any"], ...codes.map((c) => [c, c])], "", (v) => { state.flag = v; render(); }));
   list.addEventListener("keydown", move);
+  const linked = linkedLayer(layers, context.id);
+  state.chosen = linked ? linked.index : state.chosen;
   render();
-  replace(detail, layerView(layers[0], context));
+  replace(detail, layerView(layers[state.chosen], context));
   const families = new Set(layers.map((l) => texture(l.role)));
   const textures = h("ul", { class: "legend textures" }, TEXTURES.filter(([k]) => families.has(k)).map(([k, label]) => h("li", {}, h("i", { class: `t-${k}` }), label)));
-  return h("div", { class: "strata" }, controls, h("div", { class: "under" }, key, textures, tally),
-    h("div", { class: "survey" }, core, h("div", { class: "list card" }, heads, list), detail), numbersTable(scan, layers));
+  const map = isTransformer(layers) ? blockMap(layers, (index) => choose(index, true)) : null;
+  return h("div", { class: "strata" }, map, controls, h("div", { class: "under" }, key, textures, tally),
+    h("div", { class: "survey" }, core, h("div", { class: "list card" }, h("div", { role: "table", "aria-label": "Sort the layers by" }, heads), list), detail), numbersTable(scan, layers));
+}
+
+// The layer that the page's address names after the section ("#scan:encoder.0.weight"), if there is one.
+function linkedLayer(layers, id) {
+  const [section, name] = decodeURIComponent(location.hash.slice(1)).split(/:(.*)/s);
+  return section === id && name ? layers.find((l) => l.name === name) : undefined;
 }
 
 function numbersTable(scan, layers) {

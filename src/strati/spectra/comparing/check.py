@@ -42,6 +42,7 @@ CODES = {
     "no-bulk": "no Marchenko-Pastur bulk",
     "no-tail": "no power-law tail",
     "short-tail": "too few eigenvalues in the tail",
+    "gradual-tail": "a tail without a clear start: alpha's error may be too small",
     "few-eigenvalues": "too few eigenvalues for a fit",
     "spikes-capped": "more spikes than are counted",
     "coarse-dtype": "the dtype hides small singular values",

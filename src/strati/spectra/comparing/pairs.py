@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from strati.rng import stream
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Load, Outcome, Unit
 from strati.run.store import Finished, unit_key
+from strati.run.threads import in_threads, interruptible
 from strati.spectra.comparing.mixture import Mixture, mixture
 from strati.spectra.comparing.results import Interference, RoundingError
 from strati.spectra.comparing.update import update_between
@@ -106,15 +106,7 @@ def updates(
     """
     if out is None:
         with threadpool_limits(limits=1):  # threads of BLAS would fight each other, and change the last bits
-            body = partial(_of_row, seed=seed, merge=merge)
-            count = min(workers or os.cpu_count() or 1, len(rows))
-            if count < 2:
-                return [body(row) for row in rows]
-            pool = ThreadPoolExecutor(count)
-            try:
-                return list(pool.map(body, rows))
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+            return in_threads(partial(_of_row, seed=seed, merge=merge), rows, workers or os.cpu_count() or 1)
     return _stored(rows, seed, merge, Path(out), run or Run())
 
 
@@ -181,7 +173,7 @@ class _Given:
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
     with threadpool_limits(limits=1):
         versions = [load(str(n)) for n in range(len(unit.files))]
-        return asdict(pair_update(versions, unit.config))
+        return asdict(interruptible(partial(pair_update, versions, unit.config)))
 
 
 def _keep(outcome: Outcome) -> Finished:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from strati.network.align import unfused
 from strati.network.roles import Role
 from strati.spectra.comparing.matching import Unmatched
-from strati.spectra.layerwise import SpectrumOptions, spectra, stored_spectra
+from strati.spectra.layerwise import spectra, stored_spectra
 from strati.spectra.scan import Scanned
-from strati.spectra.spectrum import Spectrum
+from strati.spectra.spectrum import Spectrum, SpectrumConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +92,7 @@ def with_spectra(
     found = []
     for n, side in enumerate(sides):
         layers = [x for x in side.layers if wanted is None or x.name in wanted[n]]
-        options = SpectrumOptions()
+        options = SpectrumConfig()
         if out is None:
             values = spectra(layers, options, workers=workers, tick=tick)
         else:

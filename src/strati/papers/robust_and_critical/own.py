@@ -1,0 +1,148 @@
+"""``reproduce pretrained --model PATH --data PATH``: tables 2 and 3 on a network of the user's own.
+
+The paper's networks (ResNet-34 and ViT on ImageNet, GPT-2 and GPT-2-Large on WikiText-103) cannot be had everywhere;
+where a user has one of them, or any other, its line of the table is made here and stands beside the paper's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.errors import BadInputError, require
+from strati.intervene.planning.config import StudyConfig
+from strati.intervene.study import study
+from strati.network.data import read_data
+from strati.network.media import as_windows, read_images, read_text
+from strati.papers.registry import sources
+from strati.papers.robust_and_critical.pretrained_tables import Case, case_figures, case_rows
+from strati.papers.rows import Reproduction
+from strati.run.engine import cores
+from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.intervene.planning.tasks import Data
+
+_SIZES = {"images": 10_000, "tokens": 100}
+"""At most so many images, or windows of text; a quick run takes a twentieth."""
+_CONTEXT = 1024
+SCALES = {"resnet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "vit": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))}
+"""Mean and deviation of the pixels (0 to 1) that pretrained networks of these families were trained with."""
+
+
+def pretrained_own(
+    model: str | Path,
+    data: str | Path,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    folder: Path = Path("out"),
+    tick: Tick = silent,
+) -> Reproduction:
+    """Re-randomise every layer of a network ten times and lay its numbers beside the paper's.
+
+    Args:
+        model: A checkpoint that :func:`strati.as_module` rebuilds: a Hugging Face directory, or a file with the names
+            of timm or torchvision.
+        data: For language models ``.txt`` (through the model's own tokenizer) or token ids (``.npy``); for images
+            ``.npz`` with ``x`` and ``y``, or a folder of images by class.
+        quick: Two draws and a twentieth of the data.
+        seed: Seed of the draws.
+        folder: Where the store and the figures go; the same command goes on there.
+        tick: Called after each unit of work.
+
+    Raises:
+        BadInputError: The network cannot be rebuilt, or the data do not fit it.
+    """
+    require("torch", "torch", "running a pretrained network")
+    from strati.network.module import as_module
+
+    network: nn.Module = as_module(model).eval()
+    found = _data(network, model, Path(data), quick)
+    language = found.kind == "tokens" and found.y_test is None
+    draws = 2 if quick else 10
+    config = StudyConfig(
+        interventions=("rerandomise",),
+        draws=draws,
+        seed=seed,
+        performance="perplexity" if language else "accuracy",
+        batch=1 if language else 100,
+    )
+    name = Path(str(model)).name
+    case = Case(
+        name,
+        {name: network},
+        config,
+        data=found,
+        size=f"{draws} draws, {len(found.x_test)} {'windows' if language else 'images'}",
+        table="table 3" if language else "table 2",
+        figures=("figure 6", "figure 10") if language else ("figure 5", "figure 8"),
+        beside=_paper_name(network, name),
+    )
+    mark = hashlib.sha256(f"{Path(str(model)).resolve()} {Path(data).resolve()}".encode()).hexdigest()[:8]
+    place = folder / f"own-{name}-{mark}-{'quick' if quick else 'full'}-seed-{seed}"
+    result = study(case.models, data=found, config=config, out=place, tick=tick, workers=cores(),
+                   resume="the same command")  # fmt: skip
+    title = f"{name}, every layer re-randomised: robust-and-critical-layers, section 5"
+    rows, figures = tuple(case_rows(case, result)), tuple(case_figures(case, result, place))
+    made = Reproduction("pretrained", title, rows, figures)
+    return replace(made, mode="quick" if quick else "full", seed=seed, sources=sources("pretrained"))
+
+
+def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> Data:
+    from strati.intervene.planning.tasks import Data
+
+    settings: Any = getattr(network, "config", None)
+    if path.suffix in (".txt", ".npy"):
+        tokens = read_text(path, model) if path.suffix == ".txt" else read_data(path).x
+        longest = getattr(settings, "max_position_embeddings", None) or _CONTEXT
+        tokens = as_windows(tokens, min(_CONTEXT, int(longest))) if tokens.ndim == 1 else tokens
+        windows = tokens[: _share("tokens", quick)]
+        vocabulary = int(getattr(settings, "vocab_size", 0) or windows.max() + 1)
+        return Data("tokens", vocabulary, windows[:0], None, windows, None)
+    x, y = _images(path, _share("images", quick))
+    outputs = int(getattr(settings, "num_labels", 0) or 0)
+    family = "vit" if "vit" in type(network).__name__.lower() else "resnet"
+    mean, std = SCALES[family]
+    scale: dict[str, Any] = {"mean": mean, "std": std} if x.ndim == 4 and x.shape[1] == 3 else {}
+    return Data("images", max(outputs, int(y.max()) + 1), x[:0], None, x, y, **scale)
+
+
+def _share(kind: str, quick: bool) -> int:
+    return _SIZES[kind] // 20 if quick else _SIZES[kind]
+
+
+def _images(path: Path, most: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Images, channels first, and their labels, spread over a folder's classes."""
+    if path.is_dir():
+        found = read_images(path)
+        chosen = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).astype(int))
+        pairs = [found[int(i)] for i in chosen]
+        if len({pixels.shape for pixels, _ in pairs}) > 1:
+            raise BadInputError(path, "the images differ in size; give them the size that the network takes")
+        return np.stack([pixels for pixels, _ in pairs]), np.array([label for _, label in pairs])
+    read = read_data(path)
+    if read.y is None:
+        raise BadInputError(path, "has no labels y; give x and y, or a folder of images by class")
+    x = read.x
+    if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        x = np.ascontiguousarray(np.moveaxis(x, -1, 1))
+    return x[:most], np.asarray(read.y)[:most]
+
+
+def _paper_name(network: nn.Module, name: str) -> str | None:
+    """Which of the paper's networks this is, by its class, depth and size; ``None`` for any other."""
+    kind = type(network).__name__.lower()
+    settings: Any = getattr(network, "config", None)
+    if "gpt2" in kind:
+        return {12: "GPT-2", 36: "GPT-2-Large"}.get(int(getattr(settings, "num_hidden_layers", 0) or 0))
+    parameters = sum(p.numel() for p in network.parameters())
+    if "vit" in kind and 80e6 < parameters < 95e6:
+        return "ViT"
+    return "ResNet34" if "resnet" in kind and 21e6 < parameters < 22.5e6 else None

@@ -1,0 +1,114 @@
+"""The docs are true: tutorials run, the pages of verbs and codes are complete, public names are there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import strati
+from strati.cli.main import VERBS
+
+HOME = Path(__file__).resolve().parents[1]
+SOURCE = Path(strati.__file__).parent
+TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, HOME / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for themselves
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_tutorials_run_and_their_pages_are_theirs(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    tutorials = tool("tutorials")
+    monkeypatch.setattr(tutorials, "HOME", tmp_path)
+    made = tutorials.page(tutorials.run(path), path.name)
+    assert tutorials.without_output(made) == tutorials.without_output(path.with_suffix(".md").read_text())
+    assert "**What to take home.**" in made and ".png)" in made
+
+
+def test_five_tutorials() -> None:
+    assert len(TUTORIALS) == 5
+
+
+def test_the_page_of_verbs_is_their_help() -> None:
+    page = tool("cli_page")
+    assert page.PAGE.read_text() == page.text(), "run tools/cli_page.py"
+    assert all(f"## {verb}\n" in page.text() for verb in VERBS)
+
+
+def test_every_code_is_explained() -> None:
+    """Every code that a warning can carry stands in docs/codes.md, with what to do."""
+    page = (HOME / "docs" / "codes.md").read_text()
+    explained = set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE))
+    used = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Flag" and node.args:
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str) and len(first.value) > 1:
+                    used.add(first.value)
+    from strati.spectra.comparing.check import CODES
+
+    assert sorted((used | set(CODES)) - explained) == []
+
+
+def test_public_names_are_listed_and_there() -> None:
+    page = (HOME / "docs" / "stability.md").read_text()
+    listed = set(re.findall(r"`strati\.(\w+)`", page))
+    assert listed == {*strati.__all__, "open"} - {"__version__"}
+    for name in sorted(listed):
+        assert getattr(strati, name) is not None, name
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    pages = [HOME / "README.md", *(HOME / "docs").rglob("*.md")]
+    pattern = re.compile(rf"^```{kind}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page.name, text) for page in pages for text in pattern.findall(page.read_text())]
+
+
+def test_python_in_the_docs_is_python_and_names_what_there_is() -> None:
+    for page, text in blocks("python"):
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "strati"
+            ):
+                if node.attr in ("errors", "schemas", "zoo", "integrations"):
+                    continue
+                assert node.attr in {*strati.__all__, "open"}, f"{page}: strati.{node.attr}"
+
+
+def test_commands_in_the_docs_have_options_that_there_are() -> None:
+    import click
+
+    from strati.cli.main import strati as group
+
+    context = click.Context(group)
+    for page, text in blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            words = line.partition("#")[0].replace("$ ", "").split()
+            if len(words) < 2 or words[0] != "strati" or words[1].startswith("-"):
+                continue
+            command = group.get_command(context, words[1])
+            assert command is not None, f"{page}: no verb {words[1]}"
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+            for word in words[2:]:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in known, f"{page}: {words[1]} has no {word}"

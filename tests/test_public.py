@@ -1,0 +1,167 @@
+"""One rule for every public function: what comes by position, ``config=None``, ``tick=``, options by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import strati
+from strati.errors import BadInputError
+from strati.types import silent
+
+POSITIONAL = {
+    "apply": ["plan", "model"],
+    "as_module": ["source"],
+    "audit": ["source"],
+    "check": ["model", "base"],
+    "compare": ["networks"],
+    "degeneracy": ["model", "x"],
+    "effective_parameters": ["model", "x"],
+    "inspect": ["net"],
+    "interaction_basis": ["model", "x", "kind"],
+    "interaction_graph": ["basis"],
+    "learning_coefficient": ["potential", "theta"],
+    "llc": ["model", "loss", "data"],
+    "modules": ["graph", "epsilon"],
+    "plan": ["study"],
+    "reassemble": ["pieces", "x", "y"],
+    "reproduce": ["name"],
+    "scan": ["network"],
+    "sparsify": ["model", "x"],
+    "spectrum": ["W", "dtype"],
+    "study": ["source"],
+    "track": ["checkpoints"],
+}
+"""Every function that computes, and what it takes by position."""
+
+PLAIN = {"load_factored", "load_study", "open", "write_report"}
+"""Functions that only read or write what they are given: they have no options."""
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Public functions; interventions as settings and networks changed in memory describe, they do not compute."""
+    found = {name: getattr(strati, name) for name in dir(strati) if not name.startswith("_")}
+    homes = ("strati.intervene.planning.settings", "strati.intervene.measuring.in_memory")
+    return {n: f for n, f in found.items() if inspect.isfunction(f) and f.__module__ not in homes}
+
+
+def config_of(function: Callable[..., Any]) -> type:
+    """The config class, from the annotation ``NameConfig | None``."""
+    text = str(inspect.signature(function).parameters["config"].annotation)
+    name, _, rest = text.partition(" | ")
+    assert rest == "None", text
+    kind = getattr(strati, name)
+    assert isinstance(kind, type)
+    return kind
+
+
+def test_the_list_is_complete() -> None:
+    assert set(functions()) == set(POSITIONAL) | PLAIN
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_what_comes_by_position_and_what_by_name(name: str) -> None:
+    parameters = inspect.signature(functions()[name]).parameters.values()
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)]
+    assert by_position == POSITIONAL[name]
+    assert not any(p.kind is p.POSITIONAL_ONLY for p in parameters)
+    assert [p.kind for p in parameters][-1] is inspect.Parameter.VAR_KEYWORD
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_config_and_tick(name: str) -> None:
+    parameters = inspect.signature(functions()[name]).parameters
+    assert parameters["config"].default is None
+    assert parameters["tick"].default is silent
+    kind = config_of(functions()[name])
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert all(
+        field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        for field in dataclasses.fields(kind)
+    ), "every option has a default, and it stands in the config"
+    fields = {field.name for field in dataclasses.fields(kind)}
+    assert not fields & set(parameters) - {"epsilon"}, "a default would stand in two places"
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_an_unknown_keyword_is_refused_with_the_nearest_name(name: str) -> None:
+    """A letter too many at the end of a known option; a config without any option says so."""
+    function = functions()[name]
+    field = next((field.name for field in dataclasses.fields(config_of(function))), "")
+    given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
+    with pytest.raises(BadInputError) as caught:
+        function(*usable(name), **given, **{f"{field}x": 1})
+    assert f"no option '{field}x'" in str(caught.value)
+    assert (f"'{field}'" if field else "there are none") in str(caught.value)
+    assert str(caught.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_a_config_of_another_kind_is_refused(name: str) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Other:
+        pass
+
+    given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
+    with pytest.raises(BadInputError, match="config must be a"):
+        functions()[name](*usable(name), **given, config=Other())
+
+
+def usable(name: str) -> list[Any]:
+    """Small inputs that each function accepts."""
+    import numpy as np
+    import torch
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    x = torch.randn(30, 3, dtype=torch.float64)
+    weights = {"fc.weight": np.eye(4, 3)}
+    if name in ("interaction_graph", "modules"):
+        basis = strati.interaction_basis(net, x)
+        return [basis if name == "interaction_graph" else strati.interaction_graph(basis)]
+    if name in ("audit", "plan"):
+        return [strati.study(net.float(), data=(x.float(), net.float()(x.float()).argmax(1)))]
+    chosen: dict[str, list[Any]] = {
+        "apply": ["plan.json", net],
+        "as_module": [net],
+        "check": [weights],
+        "compare": [weights, weights],
+        "degeneracy": [net, x],
+        "effective_parameters": [net, x],
+        "inspect": [weights],
+        "interaction_basis": [net, x],
+        "learning_coefficient": [lambda t: (t**2).sum(), torch.zeros(2)],
+        "llc": [net, "behavioural-mse", x],
+        "reassemble": ["pieces"],
+        "reproduce": ["phases"],
+        "scan": [weights],
+        "sparsify": [net, x.numpy()],
+        "spectrum": [np.eye(4, 3)],
+        "study": [net],
+        "track": [[weights, weights]],
+    }
+    return chosen[name]
+
+
+def test_ticks_are_called() -> None:
+    """What takes no time by itself says that it is done, too."""
+    graph = usable("modules")[0]
+    for name, call in {
+        "modules": lambda tick: strati.modules(graph, tick=tick),
+        "sparsify": lambda tick: strati.sparsify(*usable("sparsify"), tick=tick),
+        "spectrum": lambda tick: strati.spectrum(*usable("spectrum"), tick=tick),
+        "inspect": lambda tick: strati.inspect(*usable("inspect"), tick=tick),
+        "as_module": lambda tick: strati.as_module(*usable("as_module"), tick=tick),
+        "scan": lambda tick: strati.scan(*usable("scan"), tick=tick),
+        "audit": lambda tick: strati.audit(*usable("audit"), tick=tick),
+    }.items():
+        seen: list[str] = []
+        typing.cast(Callable[..., Any], call)(seen.append)
+        assert seen, name
+        assert all(isinstance(text, str) for text in seen), name
