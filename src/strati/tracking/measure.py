@@ -276,7 +276,7 @@ def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[P
     from strati.intervene.planning.settings import zero
     from strati.intervene.study import study
 
-    chosen = {"layers": list(config.layers)} if config.layers else {}
+    chosen: dict[str, Any] = {"layers": list(config.layers)} if config.layers else {}
     found = study(model, data=whole_data(data, model, config), interventions=[zero()], **chosen)
     points: list[Point] = []
     for row in found.rows:

@@ -66,7 +66,7 @@ class Setup:
 
 TRANSFORMER = Setup(113, 0.3, True, 20_000, 100, 1, 20, 4, 150)
 FULL = Setup(113, 0.4, False, 20_000, 50, 5, 20, 4, 150)
-QUICK = Setup(31, 0.5, False, 2_000, 50, 2, 12, 4, 150)
+QUICK = Setup(31, 0.5, False, 2_000, 50, 2, 9, 4, 100)
 RATE, DECAY, BETAS = 3e-3, 1.0, (0.9, 0.98)
 """Nanda et al. have a rate of 1e-3; thrice that makes everything happen in a third of the steps."""
 
@@ -166,7 +166,7 @@ def _followed(
         some,
         data=(x, y),
         model=model,
-        out=paths[0].parent / "followed",
+        out=paths[0].parent / f"followed-{setup.chains}-{setup.draws}",
         what="spectra,llc",
         loss="cross_entropy",
         chains=setup.chains,
@@ -213,7 +213,7 @@ def _order(runs: list[Followed], setup: Setup) -> list[Row]:
     rows = []
     events = [run.events() for run in runs]
     for what in events[0]:
-        known = [e[what] for e in events if e[what] is not None]
+        known = [at for at in (e[what] for e in events) if at is not None]
         spread = "no seed" if not known else f"{np.median(np.array(known, float)):.0f}"
         note = (
             f"range over {len(known)} of {len(runs)} seeds: {min(known):.0f} to {max(known):.0f}"
