@@ -86,7 +86,9 @@ class Followed:
 
     def coefficient(self) -> tuple[list[float], list[float], list[float]]:
         """Steps, values and errors of the learning coefficient."""
-        curve = next(s for s in self.track.curves if s.what == "llc" and s.layer is None)
+        curve = next((s for s in self.track.curves if s.what == "llc" and s.layer is None), None)
+        if curve is None:  # every checkpoint was refused
+            return [], [], []
         known = [
             (t, v, e or 0.0)
             for t, v, e in zip(self.track.steps, curve.values, curve.stderr, strict=True)
@@ -196,7 +198,7 @@ def _ending(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
         f"{setup.seeds} seeds with decay {DECAY:g}, 1 without"
     )
     grokked = sum(run.test[-1] < _END for run in runs)
-    ends = ", ".join(str(run.steps[-1]) for run in runs)
+    ends = ", ".join(str(run.steps[-1]) if run.test[-1] < _END else "not reached" for run in runs)
     return [
         Row("runs with weight decay that generalise", "all", f"{grokked} of {len(runs)}", size),
         Row("their test loss falls below 0.01 at step", "about 10,000 (rate 1e-3)", ends),
@@ -237,7 +239,9 @@ def _order(runs: list[Followed], setup: Setup) -> list[Row]:
     rows.append(
         Row("changes of the learning coefficient at steps", None, "; ".join(breaks) or "none found", note)
     )
-    rows.append(Row("checkpoints refused", None, _refused(runs), f"of {setup.coefficients} in each run"))
+    rows.append(
+        Row("learning coefficients refused", None, _refused(runs), f"of {setup.coefficients} in each run")
+    )
     return rows
 
 
