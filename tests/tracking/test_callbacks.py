@@ -73,7 +73,7 @@ def test_a_used_up_share_skips_scans() -> None:
 
 
 def test_the_share_bounds_what_a_loop_pays() -> None:
-    """What the tracker counts for itself stays near the share it was given: one scan may exceed it, no second starts."""
+    """What the tracker counts for itself stays near its share: one scan may exceed it, no second starts."""
     model = nn.Linear(120, 120)
     with strati.Tracker(model, every=1, log=lambda v, s: None, share=0.2) as tracker:
         began = time.perf_counter()

@@ -208,14 +208,20 @@ def _memory(x: FloatArray, y: FloatArray, grid: FloatArray) -> FloatArray:
     """How likely each of the correlations :data:`_MEMORIES` is, given that of the residuals about the richest fit."""
     seen = _correlation(x, y, grid)
     if seen is None:
-        return np.eye(len(_MEMORIES))[0]
+        return _surely(0)
     mean, spread = _usual_correlations(x.tobytes(), grid.tobytes())
     weight = np.exp(-0.5 * ((seen - mean) / spread) ** 2) / spread
     total = float(weight.sum())
     if total <= 0:  # beyond anything simulated: the nearest
-        return np.eye(len(_MEMORIES))[int(np.argmin(np.abs(seen - mean)))]
+        return _surely(int(np.argmin(np.abs(seen - mean))))
     found: FloatArray = weight / total
     return found
+
+
+def _surely(place: int) -> FloatArray:
+    weight = np.zeros(len(_MEMORIES))
+    weight[place] = 1.0
+    return weight
 
 
 def _correlation(x: FloatArray, y: FloatArray, grid: FloatArray) -> float | None:

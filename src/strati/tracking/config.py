@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from strati.errors import BadInputError
 from strati.options import nearest
@@ -89,5 +90,5 @@ class TrackConfig:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")
 
 
-def _head(given: object) -> str:
-    return given if isinstance(given, str) else ".".join(str(n) for n in tuple(given))  # type: ignore[arg-type, call-overload]
+def _head(given: Any) -> str:
+    return given if isinstance(given, str) else ".".join(str(number) for number in given)

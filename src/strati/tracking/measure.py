@@ -276,10 +276,11 @@ def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[P
     from strati.intervene.planning.settings import zero
     from strati.intervene.study import study
 
-    found = study(model, data=data, interventions=[zero()], layers=list(config.layers) or None)
+    chosen: dict[str, Any] = {"layers": list(config.layers)} if config.layers else {}
+    found = study(model, data=whole_data(data, model, config), interventions=[zero()], **chosen)
     points: list[Point] = []
     for row in found.rows:
-        if row["status"] == "done":
+        if row["status"] == "done" and row["intervention"] == "zero":
             points.append(("zeroed", row["layer"], row["performance"], None))
     intact = next((row["intact_performance"] for row in found.rows if row["status"] == "done"), None)
     return [("intact", None, intact, None), *points]

@@ -102,3 +102,29 @@ def test_beside_the_minimum_is_said():
     model = nn.Linear(3, 1).double()
     result = strati.llc(model, "mse", (x, y), sampler="sgld", chains=4, draws=600)
     assert result.estimate is None and "not at a minimum" in result.reason
+
+
+def test_a_look_elsewhere_does_not_move_a_large_chain() -> None:
+    """The network's weights are kept at the chain's place between steps; a gradient taken elsewhere must not stay."""
+    from strati.landscape.sampling.config import LLCConfig
+    from strati.landscape.sampling.noise import Noise
+    from strati.landscape.sampling.sgld import TOGETHER, Steps
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 200))
+    x = torch.randn(8, 20)
+    loss = behavioural_loss(model, x)
+    assert loss.flat.size > TOGETHER
+    places = []
+    for look in (False, True):
+        steps = Steps(loss, LLCConfig(sampler="sgld", step=1e-5, gamma=1.0), 50.0)
+        offset, noise = torch.zeros(1, loss.flat.size), Noise(1)
+        for _ in range(3):
+            steps.advance(offset, (x, loss.target), noise)
+            if look:
+                steps.gradient(torch.ones(1, loss.flat.size), (x, loss.target))
+        places.append((offset.clone(), steps.advance(offset, (x, loss.target), noise)[0]))
+    torch.testing.assert_close(places[0][0], places[1][0], rtol=0, atol=0)
+    torch.testing.assert_close(places[0][1], places[1][1], rtol=0, atol=0)
+    offset.zero_()  # a chain that starts anew is seen, too
+    assert float(steps.advance(offset, (x, loss.target), noise)[0]) < 1e-8

@@ -15,9 +15,7 @@ inverse root-mean-square gradient (Li et al. 2016).
 from __future__ import annotations
 
 import copy
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -156,6 +154,9 @@ def _centre(
     return float(np.mean(np.array(there) - np.array(baselines)))
 
 
+_Piece = tuple[Tensor, Tensor, Tensor, Tensor | None, slice]
+
+
 class Steps:
     """One Langevin step for a group of chains, with a calibrated step size and preconditioner."""
 
@@ -170,6 +171,8 @@ class Steps:
             self._use_curvature()
         self.step = config.step if config.step is not None else 0.0
         self._copy: _FlatCopy | None = None
+        self._views: tuple[Tensor, list[list[_Piece]]] | None = None
+        self._held: tuple[Tensor, int] | None = None  # the chain whose place the copy holds, and its version
         ends = np.cumsum([0, *objective.flat.sizes]).tolist()
         self._places = [slice(a, b) for a, b in pairwise(ends)]
 
@@ -225,20 +228,66 @@ class Steps:
 
     def advance(self, offset: Tensor, batch: tuple[Inputs, Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
-        if self.theta.numel() > TOGETHER:  # tensor by tensor: a large model needs no flat gradient
+        if self.theta.numel() > TOGETHER:
             value, found = self._one(offset, batch)
-            slopes = list(zip(self._places, found, strict=True))
-        else:
-            value, slope = self.gradient(offset, batch)
-            slopes = [(slice(None), slope)]
+            return value, (self.step * self.nbeta / 8) * self._moved(offset, found, noise)
+        value, slope = self.gradient(offset, batch)
         self._shake(offset, noise)
-        power = functools.reduce(operator.add, [self._push(offset, slope, place) for place, slope in slopes])
-        return value, (self.step * self.nbeta / 8) * power
+        return value, (self.step * self.nbeta / 8) * self._push(offset, slope)
 
     def _one(self, offset: Tensor, batch: tuple[Inputs, Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self._copy is None:
             self._copy = _FlatCopy(self.objective.flat)
-        return self._copy.gradient(self.theta, offset[0], *batch, self.objective.loss)
+        if self._held is None or self._held[0] is not offset or self._held[1] != offset._version:
+            torch.add(self.theta, offset[0], out=self._copy.values)
+            self._held = None
+        return self._copy.gradient(*batch, self.objective.loss)
+
+    def _moved(self, offset: Tensor, slopes: tuple[Tensor, ...], noise: Noise) -> Tensor:
+        """Pull, noise and gradient of one chain piece by piece, each piece in the cache for all of it.
+
+        The network's weights are set to the new place on the way, so that the next pass need not go over them.
+        Returns ``slope . P slope``.
+        """
+        pull, root, rate = 0.5 * self.step * self.gamma, math.sqrt(self.step), 0.5 * self.step * self.nbeta
+        powers = []
+        for slope, pieces in zip(slopes, self._pieces(offset), strict=True):
+            flat = slope.reshape(-1)  # may copy, so one tensor at a time
+            for here, theta, values, scale, part in pieces:
+                force = scaled = flat[part]
+                if scale is None:
+                    noise.add(here.mul_(1 - pull), root)
+                else:
+                    scaled = force * scale
+                    noise.add(here.mul_(1 - pull * scale), root, scale.sqrt())
+                here.sub_(scaled, alpha=rate)
+                powers.append(torch.dot(scaled, force))  # unlike vecdot it makes no vector of products
+                torch.add(theta, here, out=values)
+        power = torch.stack(powers).sum()[None]
+        self._held = (offset, offset._version)
+        return power
+
+    def _pieces(self, offset: Tensor) -> list[list[_Piece]]:
+        """By parameter: views of a chain's offsets, of the given weights and of the network's own, made once."""
+        if self._views is None or self._views[0] is not offset:
+            assert self._copy is not None
+            found: list[list[_Piece]] = []
+            for place in self._places:
+                cuts = [slice(k, min(k + _PIECE, place.stop)) for k in range(place.start, place.stop, _PIECE)]
+                found.append(
+                    [
+                        (
+                            offset[0, cut],
+                            self.theta[cut],
+                            self._copy.values[cut],
+                            None if self.scale is None else self.scale[cut],
+                            slice(cut.start - place.start, cut.stop - place.start),
+                        )
+                        for cut in cuts
+                    ]
+                )
+            self._views = (offset, found)
+        return self._views[1]
 
     def _shake(self, offset: Tensor, noise: Noise) -> None:
         """The localisation's pull and the noise."""
@@ -251,16 +300,13 @@ class Steps:
                 scale = self.scale[piece]
                 noise.add(offset[:, piece].mul_(1 - pull * scale), root, scale.sqrt())
 
-    def _push(self, offset: Tensor, slope: Tensor, place: slice) -> Tensor:
-        """The gradient's part of the step, on some of the parameters; returns ``slope . P slope``.
+    def _push(self, offset: Tensor, slope: Tensor) -> Tensor:
+        """The gradient's part of the step; returns ``slope . P slope``.
 
         The localisation's part of the force is no part of the heating: it does not raise the loss.
         """
-        slope = slope.reshape(len(offset), -1)  # may copy, so one tensor at a time
-        scaled = slope if self.scale is None else slope * self.scale[place]
-        offset[:, place].sub_(scaled, alpha=0.5 * self.step * self.nbeta)
-        if len(slope) == 1:
-            return torch.dot(scaled[0], slope[0])[None]  # unlike vecdot it makes no vector of products
+        scaled = slope if self.scale is None else slope * self.scale
+        offset.sub_(scaled, alpha=0.5 * self.step * self.nbeta)
         power: Tensor = torch.linalg.vecdot(scaled, slope)
         return power
 
@@ -294,7 +340,7 @@ class Steps:
 
 
 class _FlatCopy:
-    """A module whose parameters live in one vector, without copying the weights twice."""
+    """A module whose parameters live in one vector (``values``), without copying the weights twice."""
 
     def __init__(self, flat: FlatModel) -> None:
         self.values = flat.theta.clone()
@@ -309,15 +355,9 @@ class _FlatCopy:
         self.module = copy.deepcopy(flat.module, memo).to(flat.dtype)
 
     def gradient(
-        self,
-        theta: Tensor,
-        offset: Tensor,
-        x: Inputs,
-        target: Tensor,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        self, x: Inputs, target: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Loss ``(1,)`` and its gradient by parameter, in the flat vector's order."""
-        torch.add(theta, offset, out=self.values)
+        """Loss ``(1,)`` at :attr:`values` and its gradient by parameter, in the flat vector's order."""
         value = loss(output_tensor(self.module(**x) if isinstance(x, Mapping) else self.module(x)), target)
         return value.detach()[None], torch.autograd.grad(value, self.parameters, materialize_grads=True)
 

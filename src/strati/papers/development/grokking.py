@@ -66,7 +66,7 @@ class Setup:
 
 TRANSFORMER = Setup(113, 0.3, True, 20_000, 100, 1, 20, 4, 150)
 FULL = Setup(113, 0.4, False, 20_000, 50, 5, 20, 4, 150)
-QUICK = Setup(31, 0.5, False, 2_000, 50, 2, 12, 4, 150)
+QUICK = Setup(31, 0.5, False, 2_000, 50, 2, 9, 4, 100)
 RATE, DECAY, BETAS = 3e-3, 1.0, (0.9, 0.98)
 """Nanda et al. have a rate of 1e-3; thrice that makes everything happen in a third of the steps."""
 
@@ -86,7 +86,9 @@ class Followed:
 
     def coefficient(self) -> tuple[list[float], list[float], list[float]]:
         """Steps, values and errors of the learning coefficient."""
-        curve = next(s for s in self.track.curves if s.what == "llc" and s.layer is None)
+        curve = next((s for s in self.track.curves if s.what == "llc" and s.layer is None), None)
+        if curve is None:  # every checkpoint was refused
+            return [], [], []
         known = [
             (t, v, e or 0.0)
             for t, v, e in zip(self.track.steps, curve.values, curve.stderr, strict=True)
@@ -166,7 +168,7 @@ def _followed(
         some,
         data=(x, y),
         model=model,
-        out=paths[0].parent / "followed",
+        out=paths[0].parent / f"followed-{setup.chains}-{setup.draws}",
         what="spectra,llc",
         loss="cross_entropy",
         chains=setup.chains,
@@ -196,7 +198,7 @@ def _ending(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
         f"{setup.seeds} seeds with decay {DECAY:g}, 1 without"
     )
     grokked = sum(run.test[-1] < _END for run in runs)
-    ends = ", ".join(str(run.steps[-1]) for run in runs)
+    ends = ", ".join(str(run.steps[-1]) if run.test[-1] < _END else "not reached" for run in runs)
     return [
         Row("runs with weight decay that generalise", "all", f"{grokked} of {len(runs)}", size),
         Row("their test loss falls below 0.01 at step", "about 10,000 (rate 1e-3)", ends),
@@ -213,7 +215,7 @@ def _order(runs: list[Followed], setup: Setup) -> list[Row]:
     rows = []
     events = [run.events() for run in runs]
     for what in events[0]:
-        known = [e[what] for e in events if e[what] is not None]
+        known = [at for at in (e[what] for e in events) if at is not None]
         spread = "no seed" if not known else f"{np.median(np.array(known, float)):.0f}"
         note = (
             f"range over {len(known)} of {len(runs)} seeds: {min(known):.0f} to {max(known):.0f}"
@@ -237,7 +239,9 @@ def _order(runs: list[Followed], setup: Setup) -> list[Row]:
     rows.append(
         Row("changes of the learning coefficient at steps", None, "; ".join(breaks) or "none found", note)
     )
-    rows.append(Row("checkpoints refused", None, _refused(runs), f"of {setup.coefficients} in each run"))
+    rows.append(
+        Row("learning coefficients refused", None, _refused(runs), f"of {setup.coefficients} in each run")
+    )
     return rows
 
 

@@ -52,7 +52,7 @@ class Size:
 
 
 FULL = Size(5000, 256, 8, 256, 8, 20_000, 30, 15, 64, 200)
-QUICK = Size(300, 48, 4, 48, 16, 800, 12, 4, 16, 60)
+QUICK = Size(300, 48, 4, 48, 16, 800, 12, 3, 16, 150)
 
 
 class AttentionOnly(nn.Module):
@@ -151,7 +151,7 @@ def followed(size: Size, *, seed: int, folder: Path, tick: Tick) -> Reproduction
     paths = trained(folder / name, model, loss, plan, tick=tick)
     held = text[cut : cut + size.rows * (size.context + 1)].reshape(-1, size.context + 1)
     stages = [_stage(load(model, path), held, size, step_of(path)) for path in paths]  # type: ignore[arg-type]
-    tracked = _tracked(model, paths, held, size, folder / f"followed-{name}", seed, tick)
+    tracked = _tracked(model, paths, held, size, folder / f"followed-{name}-{size.draws}", seed, tick)
     level = next((s for s in tracked.curves if s.what == "llc"), None)
     parameters = sum(p.numel() for p in model.parameters())
     rows = _rows(stages, _bigram_loss(bigram, held), tracked, parameters, size)

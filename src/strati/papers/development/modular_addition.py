@@ -47,7 +47,8 @@ class Adder(nn.Module):
 
         def scores(rows: Tensor) -> Tensor:
             keys = self.k_proj(rows).unflatten(-1, (self.heads, size))
-            return (keys * query).sum(-1) / size**0.5
+            found: Tensor = (keys * query).sum(-1) / size**0.5
+            return found
 
         table, own = scores(places), scores(last)
         a, b = x.long().unbind(1)

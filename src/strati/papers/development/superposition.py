@@ -90,7 +90,8 @@ def data(seed: int) -> Tensor:
     """One feature at a time, uniform between 0 and 1."""
     generator = torch.Generator().manual_seed(derive(seed, "superposition"))
     which = torch.randint(FEATURES, (ROWS,), generator=generator)
-    return torch.nn.functional.one_hot(which, FEATURES) * torch.rand(ROWS, 1, generator=generator)
+    found: Tensor = torch.nn.functional.one_hot(which, FEATURES) * torch.rand(ROWS, 1, generator=generator)
+    return found
 
 
 def polygon(weight: NDArray[np.floating]) -> tuple[int, bool]:
@@ -117,7 +118,7 @@ def start(seed: int) -> Superposition:
     generator = torch.Generator().manual_seed(derive(seed, "superposition start"))
     with torch.no_grad():
         corners = torch.tensor([[1.0, 0, -1, 0, 0, 0], [0, 1.0, 0, -1, 0, 0]])
-        model.weight.copy_(0.9 * corners + 0.15 * torch.randn(WIDTH, FEATURES, generator=generator))
+        model.weight.copy_(0.9 * corners + 0.05 * torch.randn(WIDTH, FEATURES, generator=generator))
         model.bias.copy_(torch.tensor([0.0, 0, 0, 0, 0.3, 0.3]))
     return model
 
@@ -130,7 +131,8 @@ def _followed(folder: Path, seed: int, steps: int, count: int, tick: Tick) -> tu
     def loss(model: nn.Module, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(derive(seed, "batch", step))
         rows = x[torch.randint(ROWS, (BATCH,), generator=generator)]
-        return ((model(rows) - rows) ** 2).sum(1).mean()
+        found: Tensor = ((model(rows) - rows) ** 2).sum(1).mean()
+        return found
 
     plan = Training(steps, spaced(steps, count), rate=0.3, sgd=True)
     paths = trained(folder / f"seed-{seed}-{steps}", start(seed), loss, plan, tick=tick)
@@ -149,7 +151,7 @@ def _followed(folder: Path, seed: int, steps: int, count: int, tick: Tick) -> tu
     level = next(s for s in found.curves if s.what == "llc")
     each = next(s for s in found.curves if s.what == "loss")
     model = Superposition()
-    kinds = [polygon(load(model, path).weight.detach().numpy()) for path in paths]  # type: ignore[union-attr, operator]
+    kinds = [polygon(load(model, path).weight.detach().numpy()) for path in paths]  # type: ignore[operator]
     losses = [FEATURES * (v or float("nan")) for v in each.values]
     plateaus: list[Plateau] = []
     begin = 0

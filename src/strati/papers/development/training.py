@@ -113,7 +113,7 @@ def trained(
         for group in optimiser.param_groups:
             group["lr"] = plan.rate * min(1.0, (step + 1) / max(1, plan.warmup))
         optimiser.zero_grad()
-        loss(model, step).backward()  # type: ignore[no-untyped-call]
+        loss(model, step).backward()
         if plan.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
         optimiser.step()
