@@ -15,11 +15,11 @@ import numpy as np
 
 from strati.reassembly.activations import Activation, activation
 from strati.reassembly.normalise import Normaliser
+from strati.reassembly.wardrobe import Wardrobe, first_worn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.norms import Wardrobe
     from strati.reassembly.pieces import PieceSet
 
     Floats = NDArray[np.float32]
@@ -156,8 +156,6 @@ def stack(pieces: PieceSet, name: str) -> Parts:
     parts = Parts(A, a, B, b, pieces.last.weight, pieces.last.bias, act, pieces.blocks, pieces.square)
     if not pieces.norms:
         return parts
-    from strati.reassembly.norms import first_worn  # it needs passes itself
-
     norm = Normaliser(centred=pieces.centred)
     parts = replace(
         parts,

@@ -26,7 +26,9 @@ EXACT = 1e-9
 """Mean squared error, as a share of the outputs' variance, below which given outputs agree to rounding (float32)."""
 
 _SURE = 3.0
-"""Standard errors by which a loss must fall for a move to be kept, or rise for a place to be sure."""
+_LOWER = 5.0
+"""Standard errors by which a loss must rise for a place to be sure, and fall for a move to be kept: hundreds of moves
+are tried, so that three would be reached by chance."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Judge:
             for role, name in names.items():
                 self.parameters[role].append(by_name[name])
         self.least: dict[int, float] = {}
+        self.held: set[int] = set()
         self.losses = self._losses(runner.keep())
 
     @property
@@ -155,6 +158,8 @@ class Judge:
                 for move in moves:
                     if late():
                         return False
+                    if self._moves_held(move):
+                        continue
                     self._apply(move)
                     new = self._losses(self.runner.output(move.start))
                     self._apply(_inverse(move))
@@ -174,7 +179,7 @@ class Judge:
             return False
         if self.wanted is not None:
             return float(new.mean()) < self.loss * share
-        return self._errors_apart(new) < -_SURE
+        return self._errors_apart(new) < -_LOWER
 
     def _errors_apart(self, new: NDArray[np.float64]) -> float:
         """By how many standard errors over tokens, or rows, a loss is higher than the present one."""
@@ -183,6 +188,15 @@ class Judge:
             return 0.0
         spread = float(change.std()) / float(np.sqrt(len(change)))
         return float(change.mean()) / max(spread, 1e-30) if bool(np.isfinite(new).all()) else float("inf")
+
+    def _moves_held(self, move: Move) -> bool:
+        """Whether a move touches a piece that must stay where the weights put it."""
+        return any(
+            self.numbers[role][k] in self.held
+            for role, order in move.order.items()
+            for k, old in enumerate(order)
+            if old != k
+        )
 
     def _note(self, move: Move, new: NDArray[np.float64]) -> None:
         """Remember, for each piece, how much the data mind the move of it that they mind least."""

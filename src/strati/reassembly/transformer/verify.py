@@ -45,6 +45,9 @@ def verified(
     model = network(pieces.config, found.tensors(), pieces.where)
     runner = Runner(model, pieces.blueprint, inputs)
     judge = Judge(runner, found, wanted, config.seconds)
+    if wanted is None and not any(flag.code == "direction-uncertain" for flag in found.warnings):
+        # some hundred tokens do not outweigh what the weights place surely
+        judge.held = {n for block in found.blocks for n in block.values()} - set(found.uncertain)
     began = time.monotonic()
     ended = _repaired(judge, set(found.uncertain), lambda: time.monotonic() - began > config.seconds, tick)
     warnings = tuple(flag for flag in found.warnings if flag.code != "direction-uncertain")
