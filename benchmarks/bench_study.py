@@ -26,7 +26,7 @@ from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import MLP, Transformer, initialise
 from strati.intervene.planning.settings import prune, quantise, truncate
 from strati.intervene.planning.spec import read_spec
-from strati.intervene.planning.tasks import Data, make_task
+from strati.intervene.planning.tasks import StudyData, make_task
 from strati.intervene.planning.training import train
 from strati.landscape.chain import as_chain
 from strati.rng import stream
@@ -48,7 +48,7 @@ def medians(*works: Callable[[], object], repeats: int) -> list[float]:
 
 def evaluation(networks: int, images: int, batch: int) -> None:
     rng = np.random.default_rng(0)
-    data = Data(
+    data = StudyData(
         "rows",
         10,
         np.empty(0),
@@ -130,7 +130,7 @@ def settings(images: int, batch: int, repeats: int) -> None:
     """All settings of each layer against the bare products that remain: the layer's own and all after it."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((images, 784)).astype(np.float32)
-    data = Data("rows", 10, np.empty(0), None, x, rng.integers(0, 10, images))
+    data = StudyData("rows", 10, np.empty(0), None, x, rng.integers(0, 10, images))
     task = make_task(data, "loss", batch)
     model = MLP(WIDTHS).eval()
     initialise(model, 0, 0)
@@ -176,7 +176,7 @@ def language(count: int, kinds: list[Any], repeats: int) -> None:
     """The same for a language model of stories15M's shape; attention counts as a product."""
     depth, width, heads, length, rows, words = 6, 288, 6, 64, 8, 4000
     rng = np.random.default_rng(0)
-    data = Data("tokens", words, np.empty(0), None, rng.integers(0, words, (rows, length)), None)
+    data = StudyData("tokens", words, np.empty(0), None, rng.integers(0, words, (rows, length)), None)
     task = make_task(data, "loss", rows)
     model = Transformer(words, width, depth, heads, length).eval()
     plan = StudyConfig(interventions=kinds, spectral=False, activations=False)
@@ -273,7 +273,7 @@ def changes_of(model: torch.nn.Module, target: Target, plan: StudyConfig) -> lis
 def training(networks: int, images: int, batch: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((images, 784)).astype(np.float32), rng.integers(0, 10, images)
-    data = Data("rows", 10, x, y, x[:1], y[:1])
+    data = StudyData("rows", 10, x, y, x[:1], y[:1])
     spec = read_spec("fcn-mnist-adam")
     spec = replace(spec, train=replace(spec.train, epochs=1, batch=batch))
     together, single, plain, stacked, alone = medians(

@@ -56,6 +56,13 @@ def main(words: list[str]) -> int:
     return 1 if failed else 0
 
 
+def found(name: str) -> str | None:
+    """The interpreter of that name, if it is there and runs."""
+    path = shutil.which(name)
+    works = path and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+    return path if works else None
+
+
 def build(folder: Path) -> Path:
     """The wheel, after sdist and wheel were built in an environment of their own and checked."""
     tools = folder / "tools"

@@ -20,7 +20,7 @@ from strati.errors import BadInputError
 from strati.intervene.acting.budget import Budget, Shape, read_budget
 from strati.intervene.acting.candidates import Candidates
 from strati.intervene.acting.choose import choose, monotone
-from strati.intervene.acting.curves import Curve, Option, Scale, read_curves
+from strati.intervene.acting.curves import CostScale, Curve, CurveOption, read_curves
 from strati.intervene.acting.predict import Combination
 from strati.intervene.plan import load_plan
 from strati.intervene.study import Study
@@ -192,14 +192,14 @@ def candidates(costs: list[list[float]], budget: float) -> Candidates:
             "linear",
             Shape(1, 1, 1),
             (
-                Option("bits=2", 2.0, two, 0.0),
-                Option("bits=4", 4.0, four, 0.0),
-                Option("keep", 16.0, 0.0, 0.0),
+                CurveOption("bits=2", 2.0, two, 0.0),
+                CurveOption("bits=4", 4.0, four, 0.0),
+                CurveOption("keep", 16.0, 0.0, 0.0),
             ),
         )
         for i, (two, four) in enumerate(costs)
     ]
-    scale = Scale("loss", False, 1.0)
+    scale = CostScale("loss", False, 1.0)
     return Candidates(curves, scale, Budget("bits", budget), "bits", np.random.default_rng(0))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import strati
 from strati.errors import BadInputError
-from strati.intervene.planning.networks import ResNet
+from strati.intervene.planning.networks import CifarResNet
 from strati.intervene.study import study
 
 
@@ -183,7 +183,8 @@ def test_every_architecture_of_transformers_runs_from_its_directory(
 def test_a_residual_checkpoint(tmp_path: Path) -> None:
     torch.manual_seed(0)
     torch.save(
-        {"state_dict": {f"module.{k}": v for k, v in ResNet(8, 4).state_dict().items()}}, tmp_path / "r.th"
+        {"state_dict": {f"module.{k}": v for k, v in CifarResNet(8, 4).state_dict().items()}},
+        tmp_path / "r.th",
     )
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "i.npz", x=rng.integers(0, 255, (12, 16, 16, 3), np.uint8), y=rng.integers(0, 10, 12))

@@ -65,10 +65,10 @@ def test_residual_networks_compute_what_transformers_does(kind, depths, tmp_path
 
 def test_residual_networks_for_small_images():
     """Option A of He et al., as the CIFAR networks have it; and the one with 1x1 shortcuts under its own names."""
-    from strati.intervene.planning.networks import ResNet
+    from strati.intervene.planning.networks import CifarResNet
 
     torch.manual_seed(0)
-    original = scrambled(ResNet(14, 8))
+    original = scrambled(CifarResNet(14, 8))
     x = torch.randn(2, 3, 32, 32)
     for state in (original.state_dict(), {f"module.{k}": v for k, v in original.state_dict().items()}):
         rebuilt = as_module(state)

@@ -10,7 +10,7 @@ import torch
 
 from strati import embedded
 from strati.intervene.planning.networks import Transformer
-from strati.intervene.planning.tasks import Data
+from strati.intervene.planning.tasks import StudyData
 from strati.network.module import as_module
 from strati.papers.acting import claims, subjects, table
 from strati.papers.registry import ENTRIES, reproduce
@@ -21,7 +21,7 @@ def digits(folder: Path, quick: bool, seed: int) -> subjects.Case:
         x = next(file[k] for k in ("x_test", "x") if k in file.files).astype(np.float32)
         y = next(file[k] for k in ("y_test", "y") if k in file.files)
     x = x.reshape(len(x), -1)
-    data = Data("rows", 10, x[:0], None, x, y)
+    data = StudyData("rows", 10, x[:0], None, x, y)
     model = as_module(embedded.path("digits-mlp.safetensors"))
     return subjects.Case(
         "digits",
@@ -38,7 +38,7 @@ def digits(folder: Path, quick: bool, seed: int) -> subjects.Case:
 def words(folder: Path, quick: bool, seed: int) -> subjects.Case:
     torch.manual_seed(0)
     tokens = np.random.default_rng(0).integers(0, 30, (16, 9))
-    data = Data("tokens", 30, tokens[:0], None, tokens, None)
+    data = StudyData("tokens", 30, tokens[:0], None, tokens, None)
     model = Transformer(30, 16, 4, 2, 16).eval()
     parts = subjects._part(data, 0, 8), subjects._part(data, 8, 16)
     return subjects.Case("words", model, *parts, ("blocks.*",), 8, "small", True)

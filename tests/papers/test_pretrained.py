@@ -9,15 +9,20 @@ import pytest
 import torch
 
 from strati.intervene.planning.config import StudyConfig
-from strati.intervene.planning.networks import ResNet, Transformer
-from strati.intervene.planning.tasks import Data
+from strati.intervene.planning.networks import CifarResNet, Transformer
+from strati.intervene.planning.tasks import StudyData
 from strati.intervene.study import study
 from strati.papers.robust_and_critical.pretrained import _equal_earth, _finished
-from strati.papers.robust_and_critical.pretrained_tables import FIGURE_METRICS, Case, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained_tables import (
+    FIGURE_METRICS,
+    PretrainedCase,
+    case_figures,
+    case_rows,
+)
 from strati.run.store import Finished, Store
 
 
-def case(performance: str) -> Case:
+def case(performance: str) -> PretrainedCase:
     torch.manual_seed(0)
     rng = np.random.default_rng(0)
     plan = StudyConfig(
@@ -25,13 +30,17 @@ def case(performance: str) -> Case:
     )
     if performance == "accuracy":
         images = rng.integers(0, 255, (16, 3, 8, 8), np.uint8)
-        data = Data("images", 10, images[:0], None, images, rng.integers(0, 10, 16))
-        model = {"resnet20": ResNet(8, 8).eval()}
-        return Case("resnet20", model, plan, "3 draws", "table 2", ("figure 5", "figure 8"), data=data)
+        data = StudyData("images", 10, images[:0], None, images, rng.integers(0, 10, 16))
+        model = {"resnet20": CifarResNet(8, 8).eval()}
+        return PretrainedCase(
+            "resnet20", model, plan, "3 draws", "table 2", ("figure 5", "figure 8"), data=data
+        )
     tokens = rng.integers(0, 30, (4, 9))
-    data = Data("tokens", 30, tokens[:0], None, tokens, None)
+    data = StudyData("tokens", 30, tokens[:0], None, tokens, None)
     language = {"smollm2": Transformer(30, 16, 1, 2, 16).eval()}
-    return Case("smollm2", language, plan, "3 draws", "table 3", ("figure 6", "figure 11"), data=data)
+    return PretrainedCase(
+        "smollm2", language, plan, "3 draws", "table 3", ("figure 6", "figure 11"), data=data
+    )
 
 
 @pytest.mark.parametrize(("performance", "table"), [("accuracy", "table 2"), ("perplexity", "table 3")])

@@ -31,7 +31,14 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def table() -> dict[str, Any]:
     row = {"what": "share with alpha in [2, 6]", "paper": None, "ours": 0.17, "note": ""}
     name = "alpha-of-random-layers"
-    return {"title": "Alphas", "mode": "full", "seed": 0, "sources": sources(name), "rows": [row], "figures": []}
+    return {
+        "title": "Alphas",
+        "mode": "full",
+        "seed": 0,
+        "sources": sources(name),
+        "rows": [row],
+        "figures": [],
+    }
 
 
 def test_the_page_is_what_its_tables_give(tool: ModuleType) -> None:

@@ -80,7 +80,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixed.transpose(1, 2).flatten(2)
 
 
-class Scale(nn.Module):
+class LayerScale(nn.Module):
     """Layer scale: a factor per channel."""
 
     def __init__(self, width: int) -> None:
@@ -132,8 +132,8 @@ class TimmBlock(nn.Module):
         self.norm1, self.norm2 = _norm(width), _norm(width)
         self.attn, self.mlp = Attention(shapes, f"{name}.attn", heads), Mlp(shapes, f"{name}.mlp")
         scaled = f"{name}.ls1.gamma" in shapes
-        self.ls1 = Scale(width) if scaled else nn.Identity()
-        self.ls2 = Scale(width) if scaled else nn.Identity()
+        self.ls1 = LayerScale(width) if scaled else nn.Identity()
+        self.ls2 = LayerScale(width) if scaled else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""

@@ -231,7 +231,7 @@ def _measure(
 ) -> tuple[dict[str, Any], tuple[float | None, float | None]]:
     from scipy import stats
 
-    from strati.intervene.acting.curves import Scale
+    from strati.intervene.acting.curves import CostScale
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
     from strati.intervene.measuring.tally import standard_error
@@ -247,7 +247,7 @@ def _measure(
             return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
-    scale = Scale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
+    scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
     error = standard_error(found.groups) if found.groups is not None else None
     low = high = None
     if error is not None:

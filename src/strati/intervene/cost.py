@@ -17,7 +17,7 @@ from strati.intervene.measuring.units import other_networks, targets_of
 from strati.intervene.planning.config import StudyConfig, config_of
 from strati.intervene.planning.sources import open_spec
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Data, find_data, task_of
+from strati.intervene.planning.tasks import StudyData, find_data, task_of
 from strati.intervene.planning.training import train
 from strati.run.engine import cores, one_thread
 from strati.spectra.estimate import ScanEstimate, rates
@@ -83,7 +83,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _training(spec: Spec, data: Data, networks: int) -> float:
+def _training(spec: Spec, data: StudyData, networks: int) -> float:
     """Seconds of all trainings, from a few steps of one batch of networks."""
     rows = min(len(data.x), _STEPS * spec.train.batch)
     part = replace(data, x=data.x[:rows], y=None if data.y is None else data.y[:rows])

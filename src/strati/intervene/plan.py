@@ -16,7 +16,7 @@ import numpy as np
 
 from strati.errors import BadInputError, require
 from strati.intervene.acting.budget import ACTIONS, Budget, read_budget, target_size
-from strati.intervene.acting.curves import KEEP, Curve, Scale, read_curves, scale_of
+from strati.intervene.acting.curves import KEEP, CostScale, Curve, read_curves, scale_of
 from strati.intervene.study import Study, load_study
 from strati.options import resolve
 from strati.types import Result, Tick, silent
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.intervene.acting.candidates import Candidates
-    from strati.intervene.acting.predict import Bench, Combination, Estimate
+    from strati.intervene.acting.predict import Bench, Combination, Prediction
     from strati.intervene.acting.workshop import Workshop
 
 Format = Literal["peft", "llama.cpp", "csv", "json"]
@@ -345,7 +345,7 @@ def _line(curve: Curve, chosen: int, level: float) -> PlannedLayer:
     )
 
 
-def _covering(guess: Estimate, seen: Estimate) -> dict[str, Any]:
+def _covering(guess: Prediction, seen: Prediction) -> dict[str, Any]:
     """The prediction; where the plan itself was measured, the interval covers that measurement too."""
     low, high = guess.low, guess.high
     if seen.performance is not None and low is not None and high is not None:
@@ -353,7 +353,7 @@ def _covering(guess: Estimate, seen: Estimate) -> dict[str, Any]:
     return {"performance": guess.performance, "low": low, "high": high, "measured": seen.performance}
 
 
-def _uniform(evens: Sequence[Estimate], even: Sequence[Combination], bench: Bench) -> dict[str, Any]:
+def _uniform(evens: Sequence[Prediction], even: Sequence[Combination], bench: Bench) -> dict[str, Any]:
     """The mean over the draws of the even spread."""
 
     def mean(values: list[float | None]) -> float | None:
@@ -372,7 +372,7 @@ def _uniform(evens: Sequence[Estimate], even: Sequence[Combination], bench: Benc
     }
 
 
-def _additivity(tried: Sequence[Combination], found: Any, scale: Scale) -> dict[str, Any]:
+def _additivity(tried: Sequence[Combination], found: Any, scale: CostScale) -> dict[str, Any]:
     known = [c for c in tried if c.measured is not None and np.isfinite(c.measured)]
     pairs = [
         {"predicted": scale.performance(c.predicted), "measured": scale.performance(float(c.measured or 0.0))}

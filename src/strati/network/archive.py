@@ -31,7 +31,7 @@ _ENCRYPTED = 0x1 | 0x40 | 0x2000
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveEntry:
     """One member: where its bytes are and what they should come to."""
 
     name: str
@@ -51,7 +51,7 @@ class Archive:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ArchiveEntry] = {}
         for entry in _directory(source):
             if entry.name in self.entries:
                 raise source.bad(f"the zip entry {entry.name} is there twice; re-save the file")
@@ -118,7 +118,7 @@ class Archive:
         """Whether the entry lies in the file as it is."""
         return self.entries[name].method == _STORED
 
-    def _inflate(self, entry: Entry, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _inflate(self, entry: ArchiveEntry, raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
         engine = zlib.decompressobj(-15)
         whole = np.empty(entry.size, dtype=np.uint8)
         filled = 0
@@ -158,14 +158,14 @@ class Archive:
             reached, before = start + entry.packed, entry.name
 
 
-def _directory(source: Source) -> list[Entry]:
+def _directory(source: Source) -> list[ArchiveEntry]:
     offset, length = _end_record(source)
     if length > MAX_DIRECTORY:
         raise source.bad(
             f"its zip directory claims {length:,} bytes, more than the limit; the file is probably corrupt"
         )
     raw = source.read(offset, length)
-    entries: list[Entry] = []
+    entries: list[ArchiveEntry] = []
     position = 0
     while position < length:
         if position + 46 > length or raw[position : position + 4] != b"PK\x01\x02":
@@ -183,7 +183,7 @@ def _directory(source: Source) -> list[Entry]:
         name = raw[name_at:extra_at].decode("utf-8" if flags & 0x800 else "cp437", "replace")
         packed, size, header = _wide(source, raw[extra_at : extra_at + n_extra], packed, size, header)
         _check_entry(source, name, flags, method, packed, size)
-        entries.append(Entry(name, method, crc, packed, size, header))
+        entries.append(ArchiveEntry(name, method, crc, packed, size, header))
     return entries
 
 
@@ -239,7 +239,7 @@ def _wide(source: Source, extra: bytes, packed: int, size: int, header: int) -> 
     raise source.bad("a zip entry of more than 4 GB lacks its size; the file is damaged")
 
 
-def _data_start(source: Source, entry: Entry) -> int:
+def _data_start(source: Source, entry: ArchiveEntry) -> int:
     local = source.read(entry.header, 30)
     if local[:4] != b"PK\x03\x04":
         raise source.bad(f"the zip entry {entry.name} is not where the directory says; the file is damaged")

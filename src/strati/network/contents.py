@@ -15,7 +15,7 @@ from strati.types import Flag
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.adapters.lora import Update
+    from strati.network.adapters.lora import AdapterUpdate
 
 ANALYSED = frozenset({"float16", "bfloat16", "float32", "float64"})
 """The dtypes that are analysed; tensors of others are listed as skipped."""
@@ -129,7 +129,7 @@ class Contents:
     quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
     rounding: Callable[[str, int | None], float | None] | None = None
     read_part: Callable[[str, int], NDArray[Any]] | None = None
-    adapters: Mapping[str, Update] = field(default_factory=dict)
+    adapters: Mapping[str, AdapterUpdate] = field(default_factory=dict)
 
 
 @cache

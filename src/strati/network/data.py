@@ -45,7 +45,7 @@ _FOREIGN = {
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """Named columns of numbers. ``values`` is (rows, columns), finite."""
 
     columns: tuple[str, ...]
@@ -103,7 +103,7 @@ def read_data(
     return Data(_checked(path, "the array", held[""]), None)
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path) -> DataTable:
     """Read a whole file as named columns of numbers.
 
     An ``.npz`` gives one column per one-dimensional array and ``name_0, name_1, ...`` per two-dimensional
@@ -139,7 +139,7 @@ def _text_of(source: Source) -> bytes:
     return source.head(source.size)
 
 
-def _parse(path: str | Path, raw: bytes) -> Table:
+def _parse(path: str | Path, raw: bytes) -> DataTable:
     if not raw.strip():
         raise BadInputError(path, "empty file (only white space); expected CSV with a header, .npz or .npy")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -160,8 +160,8 @@ def _parse(path: str | Path, raw: bytes) -> Table:
         except ValueError:
             values = None  # some row is wrong: the careful reader below says which
         if values is not None and values.shape == (lines, len(columns)) and bool(np.isfinite(values).all()):
-            return Table(columns, values)
-    return Table(columns, _careful(path, columns, body))
+            return DataTable(columns, values)
+    return DataTable(columns, _careful(path, columns, body))
 
 
 def _header(path: str | Path, head: bytes) -> tuple[str, ...]:
@@ -242,7 +242,7 @@ def _is_number(text: str) -> bool:
 
 
 def _from_table(
-    path: str | Path, table: Table, inputs: str | None, target: str | Sequence[str] | None
+    path: str | Path, table: DataTable, inputs: str | None, target: str | Sequence[str] | None
 ) -> Data:
     names = table.columns
     y_names = _target_columns(path, names, target)
@@ -345,7 +345,7 @@ def _checked(path: str | Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> Table:
+def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> DataTable:
     columns: list[str] = []
     parts: list[FloatArray] = []
     for name, array in arrays.items():
@@ -360,7 +360,7 @@ def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> Table:
         parts.append(block)
     if len({len(part) for part in parts}) != 1:
         raise BadInputError(path, "its arrays have different numbers of rows; a table has one")
-    return Table(tuple(columns), np.concatenate(parts, axis=1))
+    return DataTable(tuple(columns), np.concatenate(parts, axis=1))
 
 
 def _arrays(source: Source) -> dict[str, NDArray[Any]]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.network.adapters.lora import Update
+    from strati.network.adapters.lora import AdapterUpdate
     from strati.network.layers import Layer
     from strati.network.open import Openable
 
@@ -183,7 +183,7 @@ def _row(layer: Layer) -> dict[str, Any]:
     }
 
 
-def adapter_fields(update: Update) -> dict[str, Any]:
+def adapter_fields(update: AdapterUpdate) -> dict[str, Any]:
     """The ``adapter`` field of a layer's JSON: rank, directions used, scale.
 
     An adapter that was never trained (``B = 0``) uses none.

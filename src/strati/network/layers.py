@@ -24,7 +24,7 @@ from strati.network.views import View
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.adapters.lora import Update
+    from strati.network.adapters.lora import AdapterUpdate
     from strati.network.open import Network
 
 
@@ -64,7 +64,7 @@ class Layer:
     cut: View = field(repr=False)
     expert: int | None = None
     quantisation: Quantisation | None = None
-    adapter: Update | None = None
+    adapter: AdapterUpdate | None = None
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
@@ -127,7 +127,7 @@ def plan(
     return tuple(ordered), tuple(skipped)
 
 
-def _size(view: View, update: Update | None) -> int:
+def _size(view: View, update: AdapterUpdate | None) -> int:
     """Number of parameters: of an update, those of its two factors."""
     return view.rows * view.cols * view.count if update is None else update.rank * (update.rows + update.cols)
 

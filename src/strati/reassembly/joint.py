@@ -41,7 +41,7 @@ starts; so many starts from the best chain's order without gain end these."""
 
 
 @dataclass(frozen=True)
-class Found:
+class JointOrder:
     """A chain and its error on the rows searched; ``starts`` counts the starts it took, ``parts`` wear their norms."""
 
     parts: Parts
@@ -62,7 +62,7 @@ def search(
     seconds: float = 60.0,
     seed: int = 0,
     tick: Tick = silent,
-) -> Found:
+) -> JointOrder:
     """Search pairing and order together.
 
     Args:
@@ -79,13 +79,15 @@ def search(
         tick: Called after each start.
     """
     began = time.monotonic()
-    best: Found | None = None
+    best: JointOrder | None = None
     for share in _SHARES:
         if prior is None or (best is not None and (best.mse < floor or time.monotonic() - began > seconds)):
             break
         believed = softened_belief(parts, prior, share)
         settled = settle(parts, x, y, believed, first_order(parts, x, y, believed))
-        tried = Found(*polish(parts, *_rounded(parts, settled.mixture, settled.order), x, y, floor=floor), 0)
+        tried = JointOrder(
+            *polish(parts, *_rounded(parts, settled.mixture, settled.order), x, y, floor=floor), 0
+        )
         tick(f"belief {share:g}")
         best = tried if best is None or tried.mse < best.mse else best
     number = idle = 0
@@ -97,14 +99,14 @@ def search(
         mixed = _PART * softened_belief(parts, prior, _SHARES[number % 2]) + (1 - _PART) * held
         settled = settle(best.parts, x, y, mixed, order, ordered=True)
         rounded = _rounded(parts, settled.mixture, settled.order)
-        tried = Found(*polish(best.parts, *rounded, x, y, floor=floor), 0)
+        tried = JointOrder(*polish(best.parts, *rounded, x, y, floor=floor), 0)
         number, idle = number + 1, 0 if tried.mse < 0.999 * best.mse else idle + 1
         tick(f"refined {number}")
         best = tried if tried.mse < best.mse else best
     for chain in chains:
         if best is not None and (best.mse < floor or time.monotonic() - began > seconds):
             break
-        tried = Found(*polish(parts, *chain, x, y, floor=floor), 0)
+        tried = JointOrder(*polish(parts, *chain, x, y, floor=floor), 0)
         best = tried if best is None or tried.mse < best.mse else best
     start = 0
     while best is None or (best.mse >= floor and time.monotonic() - began < seconds):
@@ -125,7 +127,7 @@ def search(
         else:
             relaxed = relax(parts, x, y, mixture, order, steps=6 + 2 * (start % 3), ordered=bool(start % 2))
         ins, outs = _rounded(parts, relaxed.mixture, relaxed.order)
-        tried = Found(*polish(parts, ins, outs, x, y, floor=floor), start)
+        tried = JointOrder(*polish(parts, ins, outs, x, y, floor=floor), start)
         start += 1
         tick(f"start {start}")
         best = replace(tried if best is None or tried.mse < best.mse else best, starts=start)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.spectra.bulk import Bulk, noise_limit
-from strati.spectra.phases import Phase, Verdict
+from strati.spectra.phases import Phase, PhaseVerdict
 from strati.spectra.tail import FEWEST, Tail
 from strati.types import Flag
 
@@ -98,7 +98,7 @@ def of_eigenvalues(
 def of_noise(
     found: Eigenvalues,
     bulk: Bulk | None,
-    verdict: Verdict | None,
+    verdict: PhaseVerdict | None,
     structure: Structure | None,
     entries: EntryTail,
     nulls: int | None,

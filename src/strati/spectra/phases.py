@@ -53,7 +53,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PhaseVerdict:
     """A phase and why.
 
     Attributes:
@@ -67,10 +67,10 @@ class Verdict:
     noise: bool = False
 
 
-def collapsed(gap: Gap) -> Verdict:
+def collapsed(gap: Gap) -> PhaseVerdict:
     """The verdict on a spectrum with a gap of many decades."""
     share = gap.below / (gap.below + gap.above)
-    return Verdict(
+    return PhaseVerdict(
         Phase.RANK_COLLAPSE,
         f"{share:.0%} of the directions are no more than rounding of the weights' dtype"
         if gap.rounding
@@ -86,7 +86,7 @@ def decide(
     tail: Tail | None = None,
     structure: Structure | None = None,
     nulls: int = 0,
-) -> Verdict:
+) -> PhaseVerdict:
     """Decide the phase of a spectrum whose rank has not collapsed.
 
     Args:
@@ -98,7 +98,7 @@ def decide(
         nulls: Number of quasi-null directions.
     """
     if entries.heavy and entries.mu < 4:
-        return Verdict(
+        return PhaseVerdict(
             Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
         )
     limit = noise_limit(bulk.size, found.matrices)
@@ -110,12 +110,12 @@ def decide(
     share = bulk.spikes / (bulk.size + bulk.spikes)
     steep = tail is not None and tail.alpha < _TAIL_ALPHA
     if not fits and share >= _TAIL_SHARE and reach >= _TAIL_REACH and steep:
-        return Verdict(
+        return PhaseVerdict(
             Phase.HEAVY_TAILED,
             f"{why}; {share:.0%} lie beyond its edge, up to {reach:.3g} times, in a power-law tail",
         )
     if entries.heavy and (entries.mu < _LARGEST_MU or not entries.pure):
-        return Verdict(
+        return PhaseVerdict(
             Phase.BULK_DECAY, f"the entries have a power-law tail with mu = {entries.mu:.2f}, above 4"
         )
     if bulk.spikes == 0:
@@ -125,23 +125,23 @@ def decide(
             how = f"of noise with this structure: {broken}"
         if nulls:
             how += f"; {nulls} quasi-null direction{'s' if nulls > 1 else ''} noise would not leave"
-        return Verdict(
+        return PhaseVerdict(
             Phase.RANDOM_LIKE,
             f"no eigenvalue lies beyond the {'edge' if broken else 'Tracy-Widom edge,'} {how}",
             noise=law and not nulls and not broken,
         )
     if fits and reach <= SET_APART:
-        return Verdict(
+        return PhaseVerdict(
             Phase.BLEEDING_OUT,
             f"{bulk.spikes} beyond the Tracy-Widom edge, none further than {reach:.2f} times the bulk's edge",
         )
     if fits:
         kind = f"a bulk of noise with structure ({broken})" if broken else "a Marchenko-Pastur bulk"
-        return Verdict(
+        return PhaseVerdict(
             Phase.BULK_SPIKES,
             f"{kind} and {bulk.spikes} beyond it, the largest at {reach:.3g} times its edge",
         )
-    return Verdict(Phase.BULK_DECAY, f"{why} and decays into a tail of {bulk.spikes} beyond its edge")
+    return PhaseVerdict(Phase.BULK_DECAY, f"{why} and decays into a tail of {bulk.spikes} beyond its edge")
 
 
 def universality_exponent(alpha: float) -> float:

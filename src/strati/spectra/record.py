@@ -11,7 +11,7 @@ import numpy as np
 from strati.spectra.bulk import Bulk
 from strati.spectra.eigenvalues import Eigenvalues, pooled
 from strati.spectra.entries import EntryTail
-from strati.spectra.phases import Phase, Verdict
+from strati.spectra.phases import Phase, PhaseVerdict
 from strati.spectra.ranks import Gap
 from strati.spectra.spectrum import Spectrum
 from strati.spectra.structure import Structure
@@ -62,7 +62,7 @@ def from_record(record: dict[str, Any]) -> Spectrum:
         found=found,
         tail=_made(Tail, record["tail"]),
         bulk=_made(Bulk, record["bulk"]),
-        verdict=None if verdict is None else Verdict(**(verdict | {"phase": Phase(verdict["phase"])})),
+        verdict=None if verdict is None else PhaseVerdict(**(verdict | {"phase": Phase(verdict["phase"])})),
         gap=Gap(**record["gap"]),
         entries=EntryTail(**entries),
         quasi_null=record["quasi_null"],

@@ -20,7 +20,7 @@ from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_null
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
-from strati.spectra.phases import Phase, Verdict, collapsed, decide, universality_exponent
+from strati.spectra.phases import Phase, PhaseVerdict, collapsed, decide, universality_exponent
 from strati.spectra.quasi_null import quasi_null
 from strati.spectra.structure import Neighbours, evened, examine
 from strati.spectra.tail import Tail, fit_tail
@@ -62,7 +62,7 @@ class Spectrum:
     found: Eigenvalues = field(repr=False)
     tail: Tail | None
     bulk: Bulk | None
-    verdict: Verdict | None
+    verdict: PhaseVerdict | None
     gap: ranks.Gap
     entries: EntryTail
     quasi_null: int | None

@@ -42,7 +42,7 @@ _QUANTILE = 3.841  # of chi-squared with one degree of freedom, 95 %
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangePoint:
     """A break of a series.
 
     Attributes:
@@ -70,7 +70,7 @@ def find_changes(
     level: float = 0.05,
     series: int = 1,
     seed: int = 0,
-) -> tuple[Change, ...]:
+) -> tuple[ChangePoint, ...]:
     """The breaks of one series, in order of their steps.
 
     Args:
@@ -315,7 +315,7 @@ def _described(
     pvalues: list[float],
     memory: FloatArray,
     first: float,
-) -> tuple[Change, ...]:
+) -> tuple[ChangePoint, ...]:
     if not places:
         return ()
     design = _design(x, places)
@@ -334,7 +334,7 @@ def _described(
         low = float(x[max(int(np.searchsorted(x, min(reach), "right")) - 1, 0)])
         high = float(x[min(int(np.searchsorted(x, max(reach), "left")), x.size - 1)])
         found.append(
-            Change(
+            ChangePoint(
                 _step(place, first),
                 _step(low, first),
                 _step(high, first),

@@ -21,15 +21,15 @@ from strati.intervene.measuring.functional import (
 from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
 from strati.intervene.measuring.metrics import Disagreement, as_rows
 from strati.intervene.planning.initialisers import scheme_of
-from strati.intervene.planning.networks import MLP, ResNet, Transformer
-from strati.intervene.planning.tasks import Data, Task, make_task
+from strati.intervene.planning.networks import MLP, CifarResNet, Transformer
+from strati.intervene.planning.tasks import StudyData, Task, make_task
 from strati.landscape.chain import as_chain
 
 RNG = np.random.default_rng(0)
 
 
-def images(n: int = 6, size: int = 32) -> Data:
-    return Data(
+def images(n: int = 6, size: int = 32) -> StudyData:
+    return StudyData(
         "images",
         10,
         np.empty(0),
@@ -39,12 +39,12 @@ def images(n: int = 6, size: int = 32) -> Data:
     )
 
 
-def tokens(vocabulary: int, n: int = 4, length: int = 9) -> Data:
-    return Data("tokens", vocabulary, np.empty(0), None, RNG.integers(0, vocabulary, (n, length)), None)
+def tokens(vocabulary: int, n: int = 4, length: int = 9) -> StudyData:
+    return StudyData("tokens", vocabulary, np.empty(0), None, RNG.integers(0, vocabulary, (n, length)), None)
 
 
-def rows(n: int = 50, width: int = 12) -> Data:
-    return Data("rows", 5, np.empty(0), None, RNG.standard_normal((n, width)), RNG.integers(0, 5, n))
+def rows(n: int = 50, width: int = 12) -> StudyData:
+    return StudyData("rows", 5, np.empty(0), None, RNG.standard_normal((n, width)), RNG.integers(0, 5, n))
 
 
 def hugging_face(name: str) -> tuple[nn.Module, Task]:
@@ -65,7 +65,7 @@ def hugging_face(name: str) -> tuple[nn.Module, Task]:
         return transformers.LlamaForCausalLM(config).eval(), make_task(tokens(40), "perplexity", 3)
     if name == "bert":
         config = transformers.BertConfig(**small, vocab_size=40, num_labels=3)
-        data = Data("tokens", 3, np.empty(0), None, RNG.integers(0, 40, (5, 7)), RNG.integers(0, 3, 5))
+        data = StudyData("tokens", 3, np.empty(0), None, RNG.integers(0, 40, (5, 7)), RNG.integers(0, 3, 5))
         return transformers.BertForSequenceClassification(config).eval(), make_task(data, "accuracy", 3)
     if name == "vit":
         config = transformers.ViTConfig(**small, image_size=32, patch_size=8, num_labels=10)
@@ -79,7 +79,7 @@ def hugging_face(name: str) -> tuple[nn.Module, Task]:
 def own(name: str) -> tuple[nn.Module, Task]:
     torch.manual_seed(0)
     if name == "resnet":
-        return ResNet(8, 4).eval(), make_task(images(size=16), "loss", 4)
+        return CifarResNet(8, 4).eval(), make_task(images(size=16), "loss", 4)
     if name == "transformer":
         return Transformer(40, 16, 2, 2, 16).eval(), make_task(tokens(40), "loss", 3)
     return MLP([12, 9, 7, 5]).eval(), make_task(rows(), "accuracy", 20)

@@ -14,9 +14,9 @@ import strati
 from strati.errors import BadInputError, StoppedError
 from strati.intervene.measuring.blocks import find_blocks
 from strati.intervene.measuring.tally import Tally, standard_error
-from strati.intervene.planning.networks import MLP, ResNet, Transformer
+from strati.intervene.planning.networks import MLP, CifarResNet, Transformer
 from strati.intervene.planning.spec import read_spec
-from strati.intervene.planning.tasks import Data, make_task
+from strati.intervene.planning.tasks import StudyData, make_task
 from strati.intervene.study import load_study, study
 
 RNG = np.random.default_rng(0)
@@ -30,22 +30,24 @@ ALL = [
 ]
 
 
-def mlp() -> tuple[nn.Module, Data]:
+def mlp() -> tuple[nn.Module, StudyData]:
     torch.manual_seed(0)
-    data = Data("rows", 5, np.empty(0), None, RNG.standard_normal((60, 12)), RNG.integers(0, 5, 60))
+    data = StudyData("rows", 5, np.empty(0), None, RNG.standard_normal((60, 12)), RNG.integers(0, 5, 60))
     return MLP([12, 9, 5]).eval(), data
 
 
-def language() -> tuple[nn.Module, Data]:
+def language() -> tuple[nn.Module, StudyData]:
     torch.manual_seed(0)
-    data = Data("tokens", 40, np.empty(0), None, RNG.integers(0, 40, (6, 9)), None)
+    data = StudyData("tokens", 40, np.empty(0), None, RNG.integers(0, 40, (6, 9)), None)
     return Transformer(40, 16, 3, 2, 16).eval(), data
 
 
-def images() -> tuple[nn.Module, Data]:
+def images() -> tuple[nn.Module, StudyData]:
     torch.manual_seed(0)
     pixels = RNG.integers(0, 256, (6, 3, 16, 16), np.uint8)
-    return ResNet(14, 4).eval(), Data("images", 10, np.empty(0), None, pixels, RNG.integers(0, 10, 6))
+    return CifarResNet(14, 4).eval(), StudyData(
+        "images", 10, np.empty(0), None, pixels, RNG.integers(0, 10, 6)
+    )
 
 
 @pytest.mark.parametrize("make", [mlp, language, images])

@@ -11,7 +11,7 @@ from torch import nn
 from strati.errors import BadInputError
 from strati.intervene.measuring.interventions import Target, find_targets, values_of
 from strati.intervene.planning.initialisers import Distribution, Scheme, scheme_of
-from strati.intervene.planning.networks import MLP, ResNet, initialise
+from strati.intervene.planning.networks import MLP, CifarResNet, initialise
 
 
 @pytest.mark.parametrize("module", [nn.Linear(300, 200), nn.Conv2d(20, 30, 3), nn.Embedding(200, 100)])
@@ -149,9 +149,12 @@ def test_a_tied_weight_counts_once_and_patterns_choose() -> None:
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=40)
     names = [t.name for t in find_targets(transformers.GPT2LMHeadModel(config))]
     assert "transformer.wte" in names and "lm_head" not in names
-    assert [t.name for t in find_targets(ResNet(8, 4), ["layer2.*"])] == ["layer2.0.conv1", "layer2.0.conv2"]
+    assert [t.name for t in find_targets(CifarResNet(8, 4), ["layer2.*"])] == [
+        "layer2.0.conv1",
+        "layer2.0.conv2",
+    ]
     with pytest.raises(BadInputError, match="no layer matches nothing"):
-        find_targets(ResNet(8, 4), ["nothing"])
+        find_targets(CifarResNet(8, 4), ["nothing"])
 
 
 def test_types_are_roles_and_kernel_sizes() -> None:
@@ -165,4 +168,4 @@ def test_types_are_roles_and_kernel_sizes() -> None:
     assert types["model.layers.1.mlp.gate_proj"] == "mlp.gate"
     assert types["model.embed_tokens"] == "embedding"
     assert {t.type for t in find_targets(MLP([8, 6, 3]))} == {"linear"}
-    assert {t.type for t in find_targets(ResNet(8, 4))} == {"conv3x3", "linear"}
+    assert {t.type for t in find_targets(CifarResNet(8, 4))} == {"conv3x3", "linear"}

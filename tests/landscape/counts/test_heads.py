@@ -9,7 +9,7 @@ from torch.func import functional_call
 
 import strati
 from strati.errors import BadInputError
-from strati.landscape.counts.heads import Attention, find_attention
+from strati.landscape.counts.heads import HeadWeights, find_attention
 
 
 def tiny(kind: str, seed: int = 0) -> nn.Module:
@@ -145,7 +145,7 @@ def test_finding_heads_by_name() -> None:
 def test_blocks_of_heads_from_patterns() -> None:
     patterns = torch.rand(3, 3, 5, 5, dtype=torch.float64)
     patterns[:, 2] = patterns[:, 0]
-    one = Attention("a", "a.v", 0, 3, 2, 1)
+    one = HeadWeights("a", "a.v", 0, 3, 2, 1)
     assert one.blocks() == [[0], [1], [2]]
     one.add((torch.zeros(1), patterns))
     assert one.blocks() == [[0, 2], [1]]

@@ -15,7 +15,7 @@ from strati.intervene.acting.interactions import layer_weights
 from strati.intervene.acting.predict import Combination, added, difference, random_choices
 
 if TYPE_CHECKING:
-    from strati.intervene.acting.curves import Curve, Scale
+    from strati.intervene.acting.curves import CostScale, Curve
 
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
@@ -33,7 +33,7 @@ class Candidates:
     """Choices for one budget, on the curves of one study."""
 
     def __init__(
-        self, curves: Sequence[Curve], scale: Scale, budget: Budget, kind: str, rng: np.random.Generator
+        self, curves: Sequence[Curve], scale: CostScale, budget: Budget, kind: str, rng: np.random.Generator
     ) -> None:
         self.curves, self.scale, self.kind, self.rng = curves, scale, kind, rng
         self.costs = [np.array([o.careful for o in c.options]) for c in curves]

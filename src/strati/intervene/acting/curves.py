@@ -30,7 +30,7 @@ KEEP = "keep"
 
 
 @dataclass(frozen=True)
-class Option:
+class CurveOption:
     """One setting of one layer: its size, its cost and how sure that is."""
 
     choice: str
@@ -53,11 +53,11 @@ class Curve:
     layer: str
     kind: str
     shape: Shape
-    options: tuple[Option, ...]
+    options: tuple[CurveOption, ...]
 
 
 @dataclass(frozen=True)
-class Scale:
+class CostScale:
     """How performances become costs and back."""
 
     name: str
@@ -89,7 +89,7 @@ class Scale:
         return -1.0 if self.higher_is_better else 1.0
 
 
-def scale_of(study: Study) -> Scale:
+def scale_of(study: Study) -> CostScale:
     """The scale of a study's performances, its networks taken together.
 
     Raises:
@@ -100,7 +100,7 @@ def scale_of(study: Study) -> Scale:
     }
     if not intact:
         raise BadInputError(study.name, "no point of the study was measured; nothing to plan from")
-    return Scale(
+    return CostScale(
         str(study.performance["name"]),
         bool(study.performance["higher_is_better"]),
         float(np.mean(list(intact.values()))),
@@ -155,7 +155,7 @@ def read_curves(
             options.append(_option(setting, size, chosen, intact, scale))
         whole = full_size(kind, shape)
         count = next((len(o.groups) for o in options if o.groups is not None), 0)
-        kept = Option(KEEP, whole, 0.0, 0.0, np.zeros(count) if count else None)
+        kept = CurveOption(KEEP, whole, 0.0, 0.0, np.zeros(count) if count else None)
         found.append(Curve(name, what, shape, _monotone([*(o for o in options if o.size <= whole), kept])))
     return found
 
@@ -190,8 +190,8 @@ def _option(
     size: float,
     rows: list[Mapping[str, Any]],
     intact: Mapping[tuple[str, str], Mapping[str, Any]],
-    scale: Scale,
-) -> Option:
+    scale: CostScale,
+) -> CurveOption:
     """One setting out of its rows: networks and draws averaged, examples paired with the intact ones."""
     costs, groups = [], []
     for row in rows:
@@ -207,12 +207,12 @@ def _option(
     between = standard_error(costs)  # draws and networks differ as well
     known = [e for e in (error, between) if e is not None]
     cost = float(np.mean(costs))
-    return Option(setting or "drop", size, cost, math.hypot(*known) if known else 0.0, paired, cost)
+    return CurveOption(setting or "drop", size, cost, math.hypot(*known) if known else 0.0, paired, cost)
 
 
-def _monotone(options: list[Option]) -> tuple[Option, ...]:
+def _monotone(options: list[CurveOption]) -> tuple[CurveOption, ...]:
     """Ordered by size, costs not rising with it beyond what noise explains."""
-    best: dict[float, Option] = {}
+    best: dict[float, CurveOption] = {}
     for option in sorted(options, key=lambda o: (o.choice != KEEP, o.cost)):
         best.setdefault(option.size, option)  # of one size only the cheapest is ever chosen
     ordered = sorted(best.values(), key=lambda o: o.size)

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from strati.errors import BadInputError
 from strati.intervene.acting.budget import Shape
-from strati.intervene.acting.curves import KEEP, Curve, Option
+from strati.intervene.acting.curves import KEEP, Curve, CurveOption
 from strati.intervene.measuring.edits import Directions
 from strati.intervene.measuring.interventions import as_matrix, find_targets
 from strati.intervene.planning.tasks import IGNORED
@@ -73,10 +73,10 @@ def gradient_curves(workshops: Sequence[Workshop], layers: Sequence[str] = ("*",
     for target, energy, weight in zip(targets, energies, weights, strict=True):
         rows, cols = as_matrix(np.empty(tuple(weight.shape), np.float32), target.kind).shape
         options = [
-            Option(f"rank={r}", float(r), float(energy[r:].sum()) / everything, 0.0)
+            CurveOption(f"rank={r}", float(r), float(energy[r:].sum()) / everything, 0.0)
             for r in RANKS
             if r < len(energy)
         ]
-        whole = Option(KEEP, float(min(rows, cols)), 0.0, 0.0)
+        whole = CurveOption(KEEP, float(min(rows, cols)), 0.0, 0.0)
         curves.append(Curve(target.name, target.kind, Shape(rows, cols, rows * cols), (*options, whole)))
     return curves

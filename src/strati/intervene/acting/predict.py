@@ -19,13 +19,13 @@ from strati.intervene.acting.choose import choose
 from strati.intervene.measuring.tally import standard_error
 
 if TYPE_CHECKING:
-    from strati.intervene.acting.curves import Curve, Option, Scale
+    from strati.intervene.acting.curves import CostScale, Curve, CurveOption
     from strati.intervene.acting.workshop import Measurement, Workshop
     from strati.types import FloatArray
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Prediction:
     """A performance and the interval it lies in."""
 
     performance: float | None
@@ -61,7 +61,7 @@ class Bench:
     """Measures combinations, each once."""
 
     def __init__(
-        self, curves: Sequence[Curve], action: str, scale: Scale, workshops: Sequence[Workshop]
+        self, curves: Sequence[Curve], action: str, scale: CostScale, workshops: Sequence[Workshop]
     ) -> None:
         self.curves, self.action, self.scale = curves, action, scale
         self.workshops = workshops
@@ -144,8 +144,12 @@ def additivity(combinations: Sequence[Combination]) -> Additivity:
 
 
 def predict(
-    chosen: Sequence[Option], scale: Scale, found: Additivity, intact: FloatArray | None, level: float
-) -> Estimate:
+    chosen: Sequence[CurveOption],
+    scale: CostScale,
+    found: Additivity,
+    intact: FloatArray | None,
+    level: float,
+) -> Prediction:
     """Performance of a choice with its interval, from summed costs."""
     summed = sum(o.cost for o in chosen)
     cost = found.ratio * summed if found.relative else summed + (found.ratio if found.n else 0.0)
@@ -162,16 +166,18 @@ def predict(
     return interval(scale, cost, math.hypot(half, low), math.hypot(half, high))
 
 
-def interval(scale: Scale, cost: float, low: float, high: float) -> Estimate:
+def interval(scale: CostScale, cost: float, low: float, high: float) -> Prediction:
     """A cost with its errors to either side as performances."""
     ends = sorted((scale.performance(cost - low), scale.performance(cost + high)))
-    return Estimate(scale.performance(cost), ends[0], ends[1])
+    return Prediction(scale.performance(cost), ends[0], ends[1])
 
 
-def observed(combination: Combination, scale: Scale, intact: FloatArray | None, level: float) -> Estimate:
+def observed(
+    combination: Combination, scale: CostScale, intact: FloatArray | None, level: float
+) -> Prediction:
     """The measured performance of a combination, with its sampling error."""
     if combination.measured is None:
-        return Estimate(None, None, None)
+        return Prediction(None, None, None)
     z = float(stats.norm.ppf(0.5 + level / 2))
     error = None
     if combination.groups is not None and intact is not None:
@@ -180,7 +186,9 @@ def observed(combination: Combination, scale: Scale, intact: FloatArray | None, 
     return interval(scale, combination.measured, half, half)
 
 
-def _sampling(chosen: Sequence[Option], ratio: float, scale: Scale, intact: FloatArray | None) -> float:
+def _sampling(
+    chosen: Sequence[CurveOption], ratio: float, scale: CostScale, intact: FloatArray | None
+) -> float:
     """Standard error of the summed costs and of the intact performance, over groups of examples."""
     groups = [o.groups for o in chosen if o.groups is not None]
     same = len(groups) == len(chosen) and len({len(g) for g in groups}) == 1

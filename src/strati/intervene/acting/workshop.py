@@ -27,7 +27,7 @@ from strati.intervene.measuring.interventions import (
 )
 from strati.intervene.measuring.points import Subject
 from strati.intervene.planning.settings import Point, make, read_setting
-from strati.intervene.planning.tasks import Data, Task, make_task
+from strati.intervene.planning.tasks import StudyData, Task, make_task
 from strati.network.intake import as_array
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def as_task(data: Any, study: Study) -> Task:
         return data
     name = str(study.performance["name"])
     batch = int(((study.origin.get("spec") or {}).get("measure") or {}).get("batch", 250))
-    if not isinstance(data, Data):
+    if not isinstance(data, StudyData):
         if isinstance(data, str | Path):
             from strati.network.data import read_data
 
@@ -194,7 +194,7 @@ def as_task(data: Any, study: Study) -> Task:
         chance = study.performance.get("chance")
         outputs = int(y.max()) + 1 if y is not None else round(np.exp(chance)) if chance else int(x.max()) + 1
         kind = "tokens" if whole else "images" if x.ndim == 4 else "rows"
-        data = Data(kind, outputs, x[:0], None, x, y)
+        data = StudyData(kind, outputs, x[:0], None, x, y)
     return make_task(data, name, batch, study.performance.get("chance"))
 
 
@@ -205,7 +205,7 @@ def _stored_task(study: Study, folder: Path) -> Task:
     known = study.origin.get("data", {}).get("hash")
     if known is not None and digest_of(raw) != known:
         raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
-    return as_task(Data.from_bytes(raw), study)
+    return as_task(StudyData.from_bytes(raw), study)
 
 
 def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Workshop]:
@@ -230,7 +230,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Works
         if known is not None and state_digest(model) != known:
             raise BadInputError(network.path, "has changed since the study; run the study again")
         return [Workshop(Subject(Path(network.path).name, model, None, task), layers, others)]
-    data = Data.from_bytes((folder / "data.npz").read_bytes())
+    data = StudyData.from_bytes((folder / "data.npz").read_bytes())
     found = []
     for path in sorted((folder / "networks").glob("*.npz")):
         model = build(network, data.shape, data.outputs, spec["data"]["context"])

@@ -18,7 +18,7 @@ from strati.errors import BadInputError
 from strati.intervene.judging.evidence import Evidence, correlation_nulls, evidence_of, fisher, half_widths
 from strati.intervene.judging.retained import classify, retained_share
 from strati.intervene.judging.statistics import rank_correlations, rmse_intervals
-from strati.intervene.judging.verdicts import Case, Verdict, typical_changes, verdict_of
+from strati.intervene.judging.verdicts import MetricCase, Verdict, typical_changes, verdict_of
 from strati.intervene.study import Study, load_study
 from strati.options import resolve
 from strati.text import natural
@@ -312,7 +312,9 @@ def _verdicts(
         if evidence.n == 0:
             continue
         types = [r for r in rows if r.metric == name and r.layer is not None and r.layer.startswith("type:")]
-        case = Case(evidence, pooled[name], _within_types(types), changes[name], *size, performance, config)
+        case = MetricCase(
+            evidence, pooled[name], _within_types(types), changes[name], *size, performance, config
+        )
         made.append(verdict_of(case, intervention))
     return made
 

@@ -54,7 +54,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Case:
+class MetricCase:
     """What a verdict is made of."""
 
     evidence: Evidence
@@ -67,7 +67,7 @@ class Case:
     config: AuditConfig
 
 
-def verdict_of(case: Case, intervention: str | None) -> Verdict:
+def verdict_of(case: MetricCase, intervention: str | None) -> Verdict:
     """The verdict on one metric."""
     found, config = case.evidence, case.config
     predicts = _predicts(case)
@@ -116,7 +116,7 @@ def _change(moved: FloatArray, before: FloatArray, critical: FloatArray) -> floa
     return float(np.median(moved) / np.median(sizes)) if len(sizes) and np.median(sizes) > 0 else None
 
 
-def _predicts(case: Case) -> bool | None:
+def _predicts(case: MetricCase) -> bool | None:
     """A correlation that counts, is strong, and is there within layers too."""
     found, pooled, strong = case.evidence, case.pooled, case.config.strong
     if found.n < LEAST or pooled.spearman is None:
@@ -137,13 +137,13 @@ def _predicts(case: Case) -> bool | None:
     return False if weak else None
 
 
-def _effect(case: Case) -> float:
+def _effect(case: MetricCase) -> float:
     """The correlation that is judged: the pooled one, or the one within layers where that is stronger."""
     pooled, within = case.pooled.spearman or 0.0, case.evidence.within or 0.0
     return within if abs(within) > abs(pooled) else pooled
 
 
-def _strength(case: Case) -> float:
+def _strength(case: MetricCase) -> float:
     return abs(_effect(case))
 
 
@@ -165,7 +165,7 @@ def _tells(
     return False if out and not clear else None
 
 
-def _unexpected(case: Case) -> bool:
+def _unexpected(case: MetricCase) -> bool:
     """A measure of damage that is larger where performance is better."""
     if case.evidence.metric not in WORSENS or not case.evidence.counts:
         return False
@@ -174,7 +174,7 @@ def _unexpected(case: Case) -> bool:
 
 
 def _advice(
-    case: Case, predicts: bool | None, separates: bool | None, tells: bool | None, odd: bool
+    case: MetricCase, predicts: bool | None, separates: bool | None, tells: bool | None, odd: bool
 ) -> Recommendation:
     correlates = case.evidence.counts and _strength(case) >= case.config.strong
     if predicts and separates is not False and not odd:
@@ -188,7 +188,7 @@ def _advice(
     return "do-not-use" if predicts is False else "unknown"
 
 
-def _sentence(case: Case, answers: tuple[bool | None, ...], advice: Recommendation, odd: bool) -> str:
+def _sentence(case: MetricCase, answers: tuple[bool | None, ...], advice: Recommendation, odd: bool) -> str:
     predicts, separates, _, invariant = answers
     name, what, found = case.evidence.metric, case.performance["name"], case.evidence
     if advice == "use":
@@ -213,7 +213,7 @@ def _sentence(case: Case, answers: tuple[bool | None, ...], advice: Recommendati
     return f"{head} ({'; '.join(facts)})." if facts else f"{head}."
 
 
-def _care(case: Case, predicts: bool | None, separates: bool | None, odd: bool) -> str:
+def _care(case: MetricCase, predicts: bool | None, separates: bool | None, odd: bool) -> str:
     what = case.performance["name"]
     if odd:
         return f"the sign is unexpected: it measures damage, yet more of it goes with better {what}"
@@ -232,7 +232,7 @@ def _none(predicts: bool | None, what: str) -> str:
     )
 
 
-def _facts(case: Case, invariant: bool | None) -> list[str]:
+def _facts(case: MetricCase, invariant: bool | None) -> list[str]:
     found, pooled = case.evidence, case.pooled
     facts = []
     if pooled.spearman is not None:

@@ -27,7 +27,7 @@ from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.networks import build, initialise, load_arrays, open_checkpoint
 from strati.intervene.planning.settings import KINDS
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Data, Task, task_of
+from strati.intervene.planning.tasks import StudyData, Task, task_of
 from strati.intervene.planning.training import train
 from strati.run.engine import Load, Unit
 from strati.run.store import unit_key
@@ -47,7 +47,7 @@ class SpecBody:
         """Run one unit: the trained networks as ``.npz`` bytes by name, or a list of rows."""
         if unit.config.get("untrained"):
             raise BadInputError(unit.config["network"], f"its training failed: {unit.config['untrained']}")
-        data: Data = _keep("data", unit.config["data"], lambda: Data.from_bytes(load("data")))
+        data: StudyData = _keep("data", unit.config["data"], lambda: StudyData.from_bytes(load("data")))
         if unit.config["work"] == "train":
             numbers = unit.config["networks"]
             trained = train(self.spec, data, numbers)
@@ -59,7 +59,7 @@ class SpecBody:
         subject: Subject = _keep("subject", identity, lambda: self._subject(unit, load, data, task))
         return measure_layer(subject, target_of(unit), self.plan, self.others)
 
-    def _subject(self, unit: Unit, load: Load, data: Data, task: Task) -> Subject:
+    def _subject(self, unit: Unit, load: Load, data: StudyData, task: Task) -> Subject:
         network = self.spec.network
         if not self.spec.trained_here:
             model = open_checkpoint(str(network.path), network)

@@ -69,11 +69,11 @@ class _Block(nn.Module):
         return functional.relu(residual + x)
 
 
-class ResNet(nn.Module):
+class CifarResNet(nn.Module):
     """The residual network of He et al. (2016) for small images: ``6 n + 2`` layers, option-A shortcuts.
 
     Examples:
-        >>> sum(p.numel() for p in ResNet(20, 16).parameters())
+        >>> sum(p.numel() for p in CifarResNet(20, 16).parameters())
         269722
     """
 
@@ -170,7 +170,7 @@ def build(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, context: int)
         if len(shape) != 3:
             why = f"source 'resnet' needs images (height, width[, channels]), not inputs of shape {shape}"
             raise BadInputError("data", why)
-        return ResNet(spec.depth, spec.width, outputs, shape[0])
+        return CifarResNet(spec.depth, spec.width, outputs, shape[0])
     return MLP([int(np.prod(shape)), *spec.hidden, outputs], spec.activation)
 
 
@@ -192,7 +192,7 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
 
     Args:
         path: The file, or a local Hugging Face directory.
-        spec: Its kind: ``resnet`` reads a state dict of :class:`ResNet`, everything else goes by its content.
+        spec: Its kind: ``resnet`` reads a state dict of :class:`CifarResNet`, everything else goes by its content.
 
     Raises:
         BadInputError: The file is broken, or its tensors are not those of the network.
@@ -211,6 +211,6 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
             path, "not a residual network of the CIFAR kind: conv1.weight or linear.weight is missing"
         )
     convolutions = sum(a.ndim == 4 for a in tensors.values())
-    model = ResNet(convolutions + 1, first.shape[0], last.shape[0], first.shape[1])
+    model = CifarResNet(convolutions + 1, first.shape[0], last.shape[0], first.shape[1])
     load_arrays(model, tensors, path)
     return model.eval()

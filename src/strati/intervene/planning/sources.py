@@ -34,7 +34,7 @@ from strati.intervene.planning.config import StudyConfig, config_of
 from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Data, Find, Task, make_task, prepare, task_of, windows
+from strati.intervene.planning.tasks import Find, StudyData, Task, make_task, prepare, task_of, windows
 from strati.network.intake import as_array
 from strati.run.engine import Unit
 from strati.run.files import write_atomic
@@ -86,7 +86,7 @@ class Opened:
     """The network of a spec (one of those to train, untrained), its data, and the names of all its networks."""
 
     model: nn.Module
-    data: Data
+    data: StudyData
     names: tuple[str, ...]
 
 
@@ -292,7 +292,7 @@ def _tokeniser(spec: Spec, model: nn.Module) -> tuple[Callable[[str], list[int]]
 def _task(data: Any, plan: StudyConfig) -> Task:
     if isinstance(data, Task):
         return data
-    if not isinstance(data, Data):
+    if not isinstance(data, StudyData):
         data = _text(data, plan) if _is_text(data) else _labelled(data)
     usual = "perplexity" if data.kind == "tokens" and data.y_test is None else "accuracy"
     return make_task(data, plan.performance or usual, plan.batch, plan.chance)
@@ -306,12 +306,12 @@ def _is_text(data: Any) -> bool:
     return bool(found.ndim in (1, 2) and np.issubdtype(found.dtype, np.integer))
 
 
-def _text(data: Any, plan: StudyConfig) -> Data:
+def _text(data: Any, plan: StudyConfig) -> StudyData:
     tokens = windows(as_array(data), plan.context, "data")
-    return Data("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
+    return StudyData("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
 
 
-def _labelled(data: Any) -> Data:
+def _labelled(data: Any) -> StudyData:
     try:
         x, y = data
     except (TypeError, ValueError):
@@ -323,7 +323,7 @@ def _labelled(data: Any) -> Data:
     if tokens and x.ndim == 1:
         why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
         raise BadInputError("data", why)
-    return Data("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+    return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
 
 
 def _tensors(source: Any) -> dict[str, Any] | None:

@@ -35,7 +35,7 @@ IGNORED = -1
 
 
 @dataclass(frozen=True)
-class Data:
+class StudyData:
     """Training and test data. The target of a token is the next one, unless there are labels ``y``."""
 
     kind: str  # rows, images, tokens
@@ -78,7 +78,7 @@ class Data:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, raw: bytes) -> Data:
+    def from_bytes(cls, raw: bytes) -> StudyData:
         """Read :meth:`to_bytes` again."""
         with np.load(io.BytesIO(raw), allow_pickle=False) as file:
             arrays = {k: file[k] for k in file.files}
@@ -140,7 +140,7 @@ class Task:
         return mean
 
 
-def task_of(data: Data, spec: Spec) -> Task:
+def task_of(data: StudyData, spec: Spec) -> Task:
     """The test data in batches, scored as the spec asks.
 
     Raises:
@@ -157,7 +157,7 @@ def task_of(data: Data, spec: Spec) -> Task:
     return make_task(data, name, size, spec.measure.chance)
 
 
-def make_task(data: Data, performance: str, batch: int, chance: float | None = None) -> Task:
+def make_task(data: StudyData, performance: str, batch: int, chance: float | None = None) -> Task:
     """Cut the test data into batches of a fixed size: the numbers must not depend on anything else."""
     import torch
 
@@ -200,7 +200,7 @@ def find_data(name: str) -> Path:
 
 def prepare(
     spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None = None, vocabulary: int = 0
-) -> Data:
+) -> StudyData:
     """Read the data a spec names and bring them into canonical form.
 
     Args:
@@ -246,7 +246,7 @@ def prepare(
     return data
 
 
-def _arrays(path: Path, spec: Spec, vocabulary: int) -> Data:
+def _arrays(path: Path, spec: Spec, vocabulary: int) -> StudyData:
     names: set[str] = set()
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
@@ -274,13 +274,13 @@ def _arrays(path: Path, spec: Spec, vocabulary: int) -> Data:
     if _rows_of_tokens(spec, x_test):
         largest = int(max(x.max(initial=0), x_test.max(initial=0))) + 1
         classes = 0 if y_test is None else _classes(path, y_test, y)
-        return Data("tokens", classes or vocabulary or largest, x, y, x_test, y_test)
+        return StudyData("tokens", classes or vocabulary or largest, x, y, x_test, y_test)
     if y_test is None:
         raise BadInputError(path, "has no labels: an array y (or y_test) is needed to measure performance")
     outputs = max(_classes(path, y_test, y), vocabulary)
     if len(y_test) != len(x_test) or (y is not None and len(y) != len(x)):
         raise BadInputError(path, "x and y have different numbers of rows")
-    return Data("images" if x_test.ndim == 4 else "rows", outputs, x, y, x_test, y_test)
+    return StudyData("images" if x_test.ndim == 4 else "rows", outputs, x, y, x_test, y_test)
 
 
 def _layout(x: NDArray[Any]) -> NDArray[Any]:
@@ -329,7 +329,7 @@ def _classes(path: Path, *labels: NDArray[Any] | None) -> int:
     return count
 
 
-def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, vocabulary: int) -> Data:
+def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, vocabulary: int) -> StudyData:
     try:
         text = path.read_text("utf-8")
     except (UnicodeDecodeError, OSError) as error:
@@ -344,6 +344,6 @@ def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, v
     if len(windows) < 2:
         raise BadInputError(path, f"too short: fewer than two windows of {length} tokens")
     if not spec.trained_here:
-        return Data("tokens", vocabulary, windows[:0], None, windows, None)
+        return StudyData("tokens", vocabulary, windows[:0], None, windows, None)
     held = max(1, len(windows) // 10)
-    return Data("tokens", vocabulary, windows[:-held], None, windows[-held:], None)
+    return StudyData("tokens", vocabulary, windows[:-held], None, windows[-held:], None)

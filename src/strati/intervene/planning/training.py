@@ -18,13 +18,13 @@ from torch.nn import functional
 from strati.errors import BadInputError
 from strati.intervene.planning.networks import MLP, build, initialise
 from strati.intervene.planning.spec import Spec, TrainSpec
-from strati.intervene.planning.tasks import IGNORED, Data
+from strati.intervene.planning.tasks import IGNORED, StudyData
 from strati.rng import stream
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def train(spec: Spec, data: Data, numbers: Sequence[int]) -> list[Arrays]:
+def train(spec: Spec, data: StudyData, numbers: Sequence[int]) -> list[Arrays]:
     """Train networks and return the trained tensors of each by name (initial ones: :func:`~networks.initialise`).
 
     Args:
@@ -53,7 +53,7 @@ def train(spec: Spec, data: Data, numbers: Sequence[int]) -> list[Arrays]:
     return trained
 
 
-def _train_stacked(models: list[MLP], spec: Spec, data: Data, orders: list[np.random.Generator]) -> None:
+def _train_stacked(models: list[MLP], spec: Spec, data: StudyData, orders: list[np.random.Generator]) -> None:
     linears = [[m for m in model if isinstance(m, nn.Linear)] for model in models]
     activation = next((m for m in models[0] if not isinstance(m, nn.Linear | nn.Flatten)), nn.Identity())
     weights, biases = [], []
@@ -128,7 +128,7 @@ def stacked_loss(
     return functional.cross_entropy(f.flatten(0, 1), y.flatten(), reduction="sum") / rows
 
 
-def _train_one(model: nn.Module, spec: Spec, data: Data, rng: np.random.Generator) -> None:
+def _train_one(model: nn.Module, spec: Spec, data: StudyData, rng: np.random.Generator) -> None:
     model.train()
     optimiser = _optimiser(list(model.parameters()), spec.train)
     for _ in range(spec.train.epochs):

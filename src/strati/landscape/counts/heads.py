@@ -28,7 +28,7 @@ _VALUES = {
 
 
 @dataclass
-class Attention:
+class HeadWeights:
     """One attention layer while the data stream by.
 
     Attributes:
@@ -84,7 +84,7 @@ class Attention:
         return torch.cat([self.start + h * self.width + torch.arange(self.width) for h in block])
 
 
-def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list[Attention]:
+def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list[HeadWeights]:
     """The attention layers of a transformers model whose values and heads are known by name.
 
     Args:
@@ -109,13 +109,13 @@ def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list
             heads = queries
         if total % heads == 0:
             found.append(
-                Attention(parent, name, 2 * total if fused else 0, heads, total // heads, queries // heads)
+                HeadWeights(parent, name, 2 * total if fused else 0, heads, total // heads, queries // heads)
             )
     return found
 
 
 def value_used(
-    attention: Attention, weight: Tensor, activations: Factor, jacobians: Factor
+    attention: HeadWeights, weight: Tensor, activations: Factor, jacobians: Factor
 ) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
     """What the value layer adds to the rank of the Hessian, and its free directions of synchrony.
 

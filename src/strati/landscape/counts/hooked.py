@@ -19,7 +19,7 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.gram import pairs_above
-from strati.landscape.counts.heads import Attention, find_attention, value_used
+from strati.landscape.counts.heads import HeadWeights, find_attention, value_used
 from strati.landscape.counts.jacobians import MOST_OUTPUTS
 from strati.landscape.counts.ranks import EPS, TWIN, nudged
 from strati.landscape.counts.result import (
@@ -178,7 +178,7 @@ def _stream(
     flat: FlatModel,
     x: Tensor,
     layers: list[Watched],
-    attention: list[Attention],
+    attention: list[HeadWeights],
     values: int,
     probes: Probes,
     tick: Tick,
@@ -236,7 +236,7 @@ def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Pr
 
 
 def _count(
-    watched: Watched, attention: list[Attention], found: Symmetries, data: int, epsilon: float | None
+    watched: Watched, attention: list[HeadWeights], found: Symmetries, data: int, epsilon: float | None
 ) -> LayerCount:
     ranks = watched.ranks()
     each = watched.outputs // watched.groups

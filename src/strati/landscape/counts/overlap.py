@@ -26,7 +26,7 @@ WORK = 2.0e11
 
 
 @dataclass
-class Budget:
+class ProbeBudget:
     """Multiplications that are left."""
 
     left: float = WORK
@@ -52,7 +52,7 @@ def produced(
     x: Tensor,
     index: int,
     blocks: list[list[int]],
-    budget: Budget,
+    budget: ProbeBudget,
     *,
     noise: tuple[Tensor, Tensor],
 ) -> dict[int, Produced]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from strati.landscape.chain import Chain
 from strati.landscape.counts.gram import pairs_above
-from strati.landscape.counts.overlap import Budget, Produced, produced
+from strati.landscape.counts.overlap import ProbeBudget, Produced, produced
 from strati.landscape.counts.ranks import EPS, Factor
 from strati.landscape.counts.survey import LayerSurvey, Survey
 from strati.landscape.counts.synchrony import approximate_blocks, group
@@ -111,7 +111,7 @@ def count_layers(
         places: Which layers vary; freedom between two needs both.
         epsilon: Also count at this loss scale.
     """
-    budget = Budget()
+    budget = ProbeBudget()
     counts = []
     for index in reversed(places):
         alone = index + 1 not in places
@@ -129,7 +129,7 @@ def undecided_layers(found: Survey) -> list[str]:
 
 
 def _count(
-    chain: Chain, x: Tensor, found: Survey, index: int, budget: Budget | None, epsilon: float | None
+    chain: Chain, x: Tensor, found: Survey, index: int, budget: ProbeBudget | None, epsilon: float | None
 ) -> LayerCount:
     layer = found.layers[index]
     last = index + 1 == len(found.layers)
@@ -172,7 +172,7 @@ def _between(
     alive: list[list[int]],
     seen: int,
     heard: int,
-    budget: Budget,
+    budget: ProbeBudget,
 ) -> tuple[int, int, int]:
     """What a layer uses beside the next one: an upper bound, and what firing and synchrony leave free."""
     layer, following = found.layers[index], found.layers[index + 1]

@@ -207,7 +207,9 @@ def sparsify(
     blocks: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
     for k, stage in enumerate(work):
         dependent.append(stage.pivot(rows, chosen.tolerance) if open_ones[k] else 0)
-        both = k + 1 < len(work) and open_ones[k] and open_ones[k + 1]  # a recombination changes the reader too
+        both = (
+            k + 1 < len(work) and open_ones[k] and open_ones[k + 1]
+        )  # a recombination changes the reader too
         blocks.append(stage.recombine(rows, work[k + 1]) if both else ((), (), 0))
         rows = stage.forward(rows)
         tick(stage.name)

@@ -25,7 +25,7 @@ _SLACK = 2.0  # noise's singular values may spread this many times more than the
 
 
 @dataclass(frozen=True)
-class Update:
+class AdapterUpdate:
     """A low-rank update of one weight, not yet read.
 
     Attributes:

@@ -18,7 +18,7 @@ from strati.errors import BadInputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.adapters.lora import Update
+    from strati.network.adapters.lora import AdapterUpdate
     from strati.network.open import Network
 
 _PREFIXES = ("base_model.model.", "model.", "module.", "transformer.")
@@ -41,7 +41,7 @@ def merged(base: Network, adapter: Network) -> Network:
     from strati.network.open import Network as Opened
 
     names = _lookup(base)
-    plan: dict[str, Update] = {}
+    plan: dict[str, AdapterUpdate] = {}
     for update in adapter.contents.adapters.values():
         target = _target(names, update.name)
         if target is None:
@@ -119,7 +119,7 @@ def unwrapped(network: Network) -> Network:
     return made
 
 
-def apply(weight: NDArray[Any], update: Update) -> NDArray[np.float32]:
+def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     """A weight, in the layout the network stores it in, with its update added."""
     whole = weight.astype(np.float32)
     change = update.product()
@@ -156,7 +156,7 @@ def _target(names: Mapping[str, str], name: str) -> str | None:
     return names.get(_bare(name))
 
 
-def _check(shape: tuple[int, ...], update: Update) -> None:
+def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:
     rows, cols = update.rows, update.cols
     size = rows * cols
     flat = (shape[0], size // shape[0]) if shape and shape[0] else (0, 0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from strati.network.adapters.lora import Update
+from strati.network.adapters.lora import AdapterUpdate
 from strati.network.contents import Contents, Hint, Skipped, Tensor
 from strati.types import Flag
 
@@ -37,7 +37,7 @@ def updates(contents: Contents) -> Contents:
             parts.setdefault(key, {})[found["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
     config = (contents.config or {}).get("adapter_config")
     options: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
-    made: dict[str, tuple[Update, tuple[str, ...]]] = {}
+    made: dict[str, tuple[AdapterUpdate, tuple[str, ...]]] = {}
     several = len({adapter for _, adapter in parts}) > 1
     for (module, adapter), tensors in parts.items():
         update = _update(contents, module, tensors, options)
@@ -51,7 +51,7 @@ def updates(contents: Contents) -> Contents:
 
 def _update(
     contents: Contents, module: str, parts: Mapping[str, Tensor], options: Mapping[str, Any]
-) -> Update | None:
+) -> AdapterUpdate | None:
     if not {"A", "B"} <= set(parts):
         return None
     a, b = parts["A"], parts["B"]
@@ -70,7 +70,7 @@ def _update(
 
     rows, cols = (wide, tall) if embedding else (tall, wide)
     magnitude = parts.get("magnitude_vector")
-    return Update(
+    return AdapterUpdate(
         f"{name}.weight",
         rows,
         cols,
@@ -99,12 +99,12 @@ def _scale(module: str, rank: int, options: Mapping[str, Any]) -> float | None:
     return alpha / math.sqrt(rank) if options.get("use_rslora") else alpha / rank
 
 
-def _hint(update: Update) -> Hint:
+def _hint(update: AdapterUpdate) -> Hint:
     """An update is outputs first whatever the network's layout; its label is the weight it belongs to."""
     return Hint(kind="linear", label=update.name)
 
 
-def _replaced(contents: Contents, made: Mapping[str, tuple[Update, tuple[str, ...]]]) -> Contents:
+def _replaced(contents: Contents, made: Mapping[str, tuple[AdapterUpdate, tuple[str, ...]]]) -> Contents:
     owner = {member: name for name, (_, members) in made.items() for member in members}
     taken = {tensor.name for tensor in contents.tensors if tensor.name not in owner}
     renamed = {name: name if name not in taken else f"{name}[update]" for name in made}

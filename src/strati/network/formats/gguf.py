@@ -79,7 +79,7 @@ _STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor's bytes are, and in which code."""
 
     type: int
@@ -120,10 +120,10 @@ def contents(source: Source) -> Contents:
 
 
 def _contents(
-    source: Source, records: list[tuple[str, Place]], start: int, alignment: int, config: dict[str, Any]
+    source: Source, records: list[tuple[str, TensorPlace]], start: int, alignment: int, config: dict[str, Any]
 ) -> Contents:
     tensors: list[Tensor] = []
-    places: dict[str, Place] = {}
+    places: dict[str, TensorPlace] = {}
     spans: list[tuple[int, int, str]] = []
     for name, place in records:
         if name in places:
@@ -182,7 +182,7 @@ def _rounding(values: NDArray[Any], label: str) -> float:
     return lattice(values, group)
 
 
-def _nbytes(source: Source, name: str, place: Place) -> int:
+def _nbytes(source: Source, name: str, place: TensorPlace) -> int:
     if place.type in _PLAIN:
         return prod(place.shape) * numpy_dtype(_PLAIN[place.type]).itemsize
     if place.type not in _CODED:
@@ -197,7 +197,7 @@ def _nbytes(source: Source, name: str, place: Place) -> int:
     return prod(place.shape) // block * size
 
 
-def _dequantise(source: Source, name: str, place: Place, start: int) -> NDArray[Any]:
+def _dequantise(source: Source, name: str, place: TensorPlace, start: int) -> NDArray[Any]:
     gguf = require("gguf", "gguf", "reading quantised GGUF tensors")
     label, block, size = _CODED[place.type]
     rows = (*place.shape[:-1], place.shape[-1] // block * size)
@@ -226,7 +226,7 @@ def _config(settings: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _record(cursor: _Cursor) -> tuple[str, Place]:
+def _record(cursor: _Cursor) -> tuple[str, TensorPlace]:
     name = cursor.text(4096)
     dimensions = cursor.number("<I")
     if dimensions > 8:
@@ -235,7 +235,7 @@ def _record(cursor: _Cursor) -> tuple[str, Place]:
         )
     shape = tuple(cursor.number("<Q") for _ in range(dimensions))[::-1]  # the fastest axis comes first
     kind = cursor.number("<I")
-    return name, Place(kind, shape, cursor.number("<Q"))
+    return name, TensorPlace(kind, shape, cursor.number("<Q"))
 
 
 class _Cursor:

@@ -38,7 +38,7 @@ _ROOT = "model_weights"
 
 
 @dataclass(frozen=True)
-class Found:
+class Hdf5Contents:
     """A dataset: its path, and what the file says of it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Found:
     elsewhere: bool = False
 
 
-def listing(source: Source) -> tuple[list[Found], list[str]]:
+def listing(source: Source) -> tuple[list[Hdf5Contents], list[str]]:
     """The datasets of a file, and its layers in the model's order where the file keeps it.
 
     Raises:
@@ -68,11 +68,11 @@ def listing(source: Source) -> tuple[list[Found], list[str]]:
         MissingExtraError: h5py is not installed.
     """
     table = json.loads(_child(source, ["list"]))
-    found = [Found(**(item | {"shape": tuple(item["shape"])})) for item in table["datasets"]]
+    found = [Hdf5Contents(**(item | {"shape": tuple(item["shape"])})) for item in table["datasets"]]
     return found, table["order"]
 
 
-def values(source: Source, item: Found) -> NDArray[Any]:
+def values(source: Source, item: Hdf5Contents) -> NDArray[Any]:
     """The values of a dataset that is not stored in one piece.
 
     Raises:
@@ -186,18 +186,18 @@ def _is_group(h5py: Any, group: Any, name: str) -> bool:
     return isinstance(group[name], h5py.Group)
 
 
-def _walk(h5py: Any, group: Any, path: str, depth: int, seen: set[int]) -> Iterator[Found]:
+def _walk(h5py: Any, group: Any, path: str, depth: int, seen: set[int]) -> Iterator[Hdf5Contents]:
     if depth > MAX_DEPTH or len(seen) > MAX_DATASETS or len(path) > MAX_NAME:
         raise ValueError("groups nested too deep, or too many")
     for name in group:
         place = f"{path}/{name}" if path else str(name)
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            yield Found(place, reason="a link out of its place, which is not followed", elsewhere=True)
+            yield Hdf5Contents(place, reason="a link out of its place, which is not followed", elsewhere=True)
             continue
         item = group[name]
         address = h5py.h5o.get_info(item.id).addr
         if address in seen:
-            yield Found(place, reason="the same object again, under another name")
+            yield Hdf5Contents(place, reason="the same object again, under another name")
             continue
         seen.add(address)
         if isinstance(item, h5py.Group):
@@ -206,16 +206,16 @@ def _walk(h5py: Any, group: Any, path: str, depth: int, seen: set[int]) -> Itera
             yield _dataset(h5py, item, place)
 
 
-def _dataset(h5py: Any, item: Any, path: str) -> Found:
+def _dataset(h5py: Any, item: Any, path: str) -> Hdf5Contents:
     if item.shape is None or item.id.get_type().get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
-        return Found(path, reason="no numbers (text, records or nothing)")
+        return Hdf5Contents(path, reason="no numbers (text, records or nothing)")
     shape = tuple(int(side) for side in item.shape)
     if item.is_virtual or item.external:
         why = "its data are in other files, which are not opened"
-        return Found(path, shape, item.dtype.str, reason=why, elsewhere=True)
+        return Hdf5Contents(path, shape, item.dtype.str, reason=why, elsewhere=True)
     # Data in one piece are mapped where they are; filters only apply to chunks.
     offset = item.id.get_offset() if item.chunks is None else None
-    return Found(path, shape, item.dtype.str, offset, int(item.id.get_storage_size()))
+    return Hdf5Contents(path, shape, item.dtype.str, offset, int(item.id.get_storage_size()))
 
 
 def _order(h5py: Any, root: Any) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from strati.network.archive import FREE_EXPANSION, MAX_RATIO
 from strati.network.contents import MAX_DIMENSIONS, Contents, Hint, Skipped, Tensor, natural
 from strati.network.formats import hdf5
-from strati.network.formats.hdf5 import Found
+from strati.network.formats.hdf5 import Hdf5Contents
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def contents(source: Source) -> Contents:
     return Contents("keras", tuple(tensors), read, tuple(unread), hints=hints, warnings=flags)
 
 
-def _check(source: Source, item: Found) -> str | None:
+def _check(source: Source, item: Hdf5Contents) -> str | None:
     """Refuse a lie about size; return the reason where a dataset is honest but not read."""
     if len(item.shape) > MAX_DIMENSIONS:
         return "too many dimensions"
@@ -79,7 +79,7 @@ def _check(source: Source, item: Found) -> str | None:
     return None
 
 
-def _read(source: Source, item: Found) -> NDArray[Any]:
+def _read(source: Source, item: Hdf5Contents) -> NDArray[Any]:
     dtype = np.dtype(item.dtype)
     if item.offset is not None:
         array = source.array(item.offset, item.shape, dtype)
@@ -93,7 +93,7 @@ def _read(source: Source, item: Found) -> NDArray[Any]:
 _RECURRENT = {4: "lstm", 3: "gru", 1: "rnn"}
 
 
-def _hint(tensor: Tensor, by_path: dict[str, Found]) -> Hint:
+def _hint(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> Hint:
     """What a Keras weight is, by its name and the names beside it."""
     folder, _, last = tensor.name.lower().rpartition("/")
     last = last.split(":")[0]
@@ -116,7 +116,7 @@ def _hint(tensor: Tensor, by_path: dict[str, Found]) -> Hint:
     return Hint("conv", transposed=True) if 3 <= axes <= 5 else Hint()
 
 
-def _gates(tensor: Tensor, by_path: dict[str, Found]) -> str | None:
+def _gates(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> str | None:
     """A recurrent layer has a square-ish recurrent matrix beside its kernel: hidden by gates x hidden."""
     if len(tensor.shape) != 2:
         return None

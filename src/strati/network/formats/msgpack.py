@@ -47,7 +47,7 @@ _EXTENDED = {0xC7: "B", 0xC8: "H", 0xC9: "I"}
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """An array's bytes in the file, in one or several pieces."""
 
     shape: tuple[int, ...]
@@ -67,10 +67,10 @@ def contents(source: Source) -> Contents:
         raise source.bad("is not one msgpack table; it is no Flax checkpoint, or corrupt")
     if isinstance(tree.get("params"), dict) and isinstance(tree["params"].get("params"), dict):
         tree = tree["params"]
-    places: dict[str, Place] = {}
+    places: dict[str, ArrayPlace] = {}
     unread: list[Skipped] = []
     for name, place in _leaves(tree, ""):
-        if isinstance(place, Place):
+        if isinstance(place, ArrayPlace):
             if name in places:
                 raise source.bad(f"has two arrays named {name}; re-save the file")
             places[name] = place
@@ -98,11 +98,11 @@ def contents(source: Source) -> Contents:
     return Contents("flax", tensors, read, tuple(unread), hints=_hints(places))
 
 
-def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Place | str]]:
+def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, ArrayPlace | str]]:
     """Arrays by dotted name; optimizer state is named and left out."""
     for key, value in tree.items():
         name = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Place):
+        if isinstance(value, ArrayPlace):
             yield name.removeprefix("params."), value
         elif isinstance(value, dict):
             if not prefix and (key in ("opt_state", "optimizer") or is_optimizer(value)):
@@ -111,7 +111,7 @@ def _leaves(tree: dict[str, Any], prefix: str) -> Iterator[tuple[str, Place | st
                 yield from _leaves(value, name)
 
 
-def _hints(places: dict[str, Place]) -> dict[str, Hint]:
+def _hints(places: dict[str, ArrayPlace]) -> dict[str, Hint]:
     """Kernels are inputs first, but for GPT-2's, which flax keeps outputs first."""
     gpt2 = any(
         re.search(r"c_attn\.kernel$", n) and p.shape[:1] == (3 * p.shape[-1],) for n, p in places.items()
@@ -136,7 +136,7 @@ class _Cursor:
         self._nodes = 0
 
     def value(self, depth: int) -> Any:
-        """The next value: tables as dicts, arrays as :class:`Place`, byte strings not read."""
+        """The next value: tables as dicts, arrays as :class:`ArrayPlace`, byte strings not read."""
         self._nodes += 1
         if depth > MAX_DEPTH or self._nodes > MAX_NODES:
             raise self.source.bad(
@@ -182,12 +182,12 @@ class _Cursor:
             table[str(key)] = self.value(depth + 1)
         return self._joined(table) if table.get(CHUNKED) is True else table
 
-    def _joined(self, table: dict[str, Any]) -> Place:
+    def _joined(self, table: dict[str, Any]) -> ArrayPlace:
         chunks, sides = table.get("chunks"), table.get("shape")
         if isinstance(chunks, dict) and isinstance(sides, dict):
             parts = [chunks.get(str(i)) for i in range(len(chunks))]
             shape = [sides.get(str(i)) for i in range(len(sides))]
-            places = [part for part in parts if isinstance(part, Place)]
+            places = [part for part in parts if isinstance(part, ArrayPlace)]
             if len(places) == len(parts) > 0 and all(type(side) is int for side in shape):
                 whole = tuple(int(side) for side in shape if side is not None)
                 pieces = tuple(piece for part in places for piece in part.pieces)
@@ -196,7 +196,7 @@ class _Cursor:
                     prod(whole) * size == sum(count for _, count in pieces)
                     and len({p.dtype for p in places}) == 1
                 ):
-                    return Place(whole, places[0].dtype, pieces)
+                    return ArrayPlace(whole, places[0].dtype, pieces)
         raise self.source.bad("has an array in chunks that do not fit its shape; corrupt")
 
     def _list(self, count: int, depth: int) -> Any:
@@ -226,7 +226,7 @@ class _Cursor:
                 f"has an array of shape {tuple(shape)[:8]} that does not fill its bytes; corrupt"
             )
         start, self.position = self.position, end
-        return Place(tuple(shape), name, ((start, count),))
+        return ArrayPlace(tuple(shape), name, ((start, count),))
 
     def _believable(self, count: int, least: int) -> int:
         if count * least > self.source.size - self.position:

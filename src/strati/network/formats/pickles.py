@@ -25,7 +25,7 @@ class BrokenError(Exception):
 
 
 @dataclass(frozen=True)
-class Named:
+class PickledName:
     """A thing that a pickle may ask for: a name, and what calling it does (``None``: it cannot be called)."""
 
     name: str
@@ -47,7 +47,7 @@ class Machine:
     def __init__(
         self,
         data: bytes | memoryview,
-        names: Mapping[str, Named],
+        names: Mapping[str, PickledName],
         persistent: Callable[[Any], Any] | None = None,
     ) -> None:
         self.data = memoryview(data)
@@ -126,7 +126,7 @@ class Machine:
                 return above
         raise BrokenError("it lacks a mark")
 
-    def find(self, module: str, name: str) -> Named:
+    def find(self, module: str, name: str) -> PickledName:
         """Look a name up in the table."""
         full = f"{module}.{name}"
         if full not in self.names:
@@ -138,7 +138,7 @@ def _hashable(key: Any) -> Any:
     """Only keys whose hash is cheap: nested tuples that share parts take exponential time to hash."""
     if isinstance(key, tuple) and all(isinstance(k, str | int | float | bytes) for k in key):
         return key
-    if key is None or isinstance(key, str | int | float | bytes | Named):
+    if key is None or isinstance(key, str | int | float | bytes | PickledName):
         return key
     raise BrokenError("it has a table whose key is not plain")
 
@@ -179,7 +179,7 @@ def _dict(m: Machine) -> None:
 def _reduce(m: Machine) -> None:
     arguments = m.stack.pop()
     function = m.stack.pop()
-    if not isinstance(function, Named) or not isinstance(arguments, tuple):
+    if not isinstance(function, PickledName) or not isinstance(arguments, tuple):
         raise BrokenError("it calls something that cannot be called")
     if function.call is None:
         raise RefusedError(f"a call of {function.name}")
@@ -222,7 +222,7 @@ def _inst(m: Machine) -> None:
 
 def _obj(m: Machine) -> None:
     above = m.to_mark()
-    raise RefusedError(above[0].name if above and isinstance(above[0], Named) else "an object")
+    raise RefusedError(above[0].name if above and isinstance(above[0], PickledName) else "an object")
 
 
 def _extension(m: Machine) -> None:

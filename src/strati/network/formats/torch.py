@@ -17,7 +17,7 @@ from strati.errors import UnsupportedError
 from strati.network.archive import Archive
 from strati.network.contents import MAX_DIMENSIONS, Contents, Skipped, Tensor, numpy_dtype
 from strati.network.formats import state
-from strati.network.formats.pickles import BrokenError, Machine, Named, RefusedError
+from strati.network.formats.pickles import BrokenError, Machine, PickledName, RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,7 +284,7 @@ def _persistent_id(identity: Any) -> Storage:
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise BrokenError("it names a storage in an unknown way")
     _, kind, key, _, entries, *rest = identity
-    if not isinstance(kind, Named) or kind.name.rpartition(".")[2] not in _STORAGES:
+    if not isinstance(kind, PickledName) or kind.name.rpartition(".")[2] not in _STORAGES:
         raise BrokenError("it names a storage of an unknown type")
     if not isinstance(key, str) or not _natural(entries):
         raise BrokenError("it names a storage without key or size")
@@ -324,7 +324,7 @@ def _tensor_v3(
     storage: Any, offset: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
 ) -> Any:
     base = _tensor(storage, offset, shape, stride)
-    if not isinstance(dtype, Named) or not dtype.name.startswith("torch."):
+    if not isinstance(dtype, PickledName) or not dtype.name.startswith("torch."):
         raise BrokenError("it has a tensor without dtype")
     name = dtype.name.removeprefix("torch.")
     name = _SAME.get(name, name)
@@ -349,7 +349,7 @@ def _parameter(data: Any, *_: Any) -> Any:
 
 
 def _from_type(function: Any, _kind: Any, arguments: Any, *_: Any) -> Any:
-    if not isinstance(function, Named) or function.call is None or not isinstance(arguments, tuple):
+    if not isinstance(function, PickledName) or function.call is None or not isinstance(arguments, tuple):
         raise BrokenError("it has a tensor of an unknown type")
     return function.call(*arguments)
 
@@ -369,7 +369,7 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-def _table() -> dict[str, Named]:
+def _table() -> dict[str, PickledName]:
     calls: dict[str, Callable[..., Any] | None] = {
         "collections.OrderedDict": _plain_dict,
         "collections.Counter": _nothing,
@@ -406,7 +406,7 @@ def _table() -> dict[str, Named]:
         "per_channel_symmetric",
     ):
         calls[f"torch.{scheme}"] = None
-    return {name: Named(name, call) for name, call in calls.items()}
+    return {name: PickledName(name, call) for name, call in calls.items()}
 
 
 _TABLE = _table()

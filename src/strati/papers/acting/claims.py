@@ -23,9 +23,9 @@ from strati.intervene.measuring.interventions import as_matrix, find_targets, va
 from strati.intervene.measuring.tally import standard_error
 from strati.intervene.plan import plan
 from strati.intervene.planning.settings import drop, prune
-from strati.intervene.planning.tasks import Data
+from strati.intervene.planning.tasks import StudyData
 from strati.intervene.study import Study, study
-from strati.papers.acting.subjects import Case
+from strati.papers.acting.subjects import ActingCase
 from strati.papers.acting.table import bench, folder_of, studied
 from strati.papers.registry import Reproduction, Row
 from strati.run.files import write_atomic
@@ -94,7 +94,7 @@ def kept_rows(path: Path, make: Callable[[], list[Row]], **about: Any) -> list[R
     return rows
 
 
-def laser(case: Case, found: Study) -> list[Row]:
+def laser(case: ActingCase, found: Study) -> list[Row]:
     """Does truncating one layer ever lower the loss? On the study's data, and again on unseen data."""
     rows = [r for r in found.rows if r["intervention"] == "truncate" and r["status"] == "done"]
     intact = {r["layer"]: np.asarray(r["groups"]) for r in found.rows if r["intervention"] == "intact"}
@@ -121,7 +121,7 @@ def laser(case: Case, found: Study) -> list[Row]:
     ]
 
 
-def rank_by_stable_rank(case: Case, found: Study, seed: int) -> list[Row]:
+def rank_by_stable_rank(case: ActingCase, found: Study, seed: int) -> list[Row]:
     """Ranks in proportion to the stable rank, the measured plan and the even spread, at 0.6 of the parameters."""
     made = plan(found, budget="parameters=0.6", action="truncate", layers=case.layers, seed=seed)
     metric = _metric(case, "stable_rank")
@@ -140,7 +140,7 @@ def rank_by_stable_rank(case: Case, found: Study, seed: int) -> list[Row]:
     ]
 
 
-def alpha_pruning(case: Case, found: Study, folder: Path, seed: int, tick: Tick) -> list[Row]:
+def alpha_pruning(case: ActingCase, found: Study, folder: Path, seed: int, tick: Tick) -> list[Row]:
     """Sparsity by alpha (more where alpha is large), by measurement, and the same everywhere."""
     measured = study(
         case.model, data=case.plan, performance="loss", batch=case.batch, interventions=prune(share=PRUNED),
@@ -198,7 +198,7 @@ def short_gpt(name: str, found: Study) -> list[Row]:
     ]
 
 
-def _dropped(case: Case, folder: Path, seed: int, tick: Tick) -> Study:
+def _dropped(case: ActingCase, folder: Path, seed: int, tick: Tick) -> Study:
     return study(
         case.model, data=case.plan, performance="loss", batch=case.batch, interventions=drop(), layers=case.layers,
         seed=seed, spectral=False, out=folder, tick=tick,
@@ -218,14 +218,14 @@ def _smollm2(folder: Path, seed: int, tick: Tick) -> Study:
     tokens = np.asarray(tokenizer(text, verbose=False)["input_ids"], np.int32)[:512].reshape(4, 128)
     model = llama_from_gguf(path).eval()
     settings: Any = model.config
-    data = Data("tokens", int(settings.vocab_size), tokens[:0], None, tokens, None)
+    data = StudyData("tokens", int(settings.vocab_size), tokens[:0], None, tokens, None)
     return study(
         model, data=data, performance="loss", batch=4, interventions=drop(), seed=seed, spectral=False,
         layers=("model.layers.*",), out=folder, tick=tick,
     )  # fmt: skip
 
 
-def _metric(case: Case, name: str) -> dict[str, float]:
+def _metric(case: ActingCase, name: str) -> dict[str, float]:
     """A data-free metric of every layer; where it is not defined, the mean of the others."""
     found: dict[str, float | None] = {}
     for target in find_targets(case.model, case.layers):

@@ -20,7 +20,7 @@ from strati.errors import require
 from strati.intervene.measuring.units import pack, unpack
 from strati.intervene.planning.networks import build, load_arrays, open_checkpoint
 from strati.intervene.planning.spec import NetworkSpec, read_spec
-from strati.intervene.planning.tasks import Data, find_data, prepare
+from strati.intervene.planning.tasks import StudyData, find_data, prepare
 from strati.intervene.planning.training import train
 from strati.network.module import as_module
 from strati.papers.beside import beside
@@ -28,20 +28,20 @@ from strati.run.files import write_atomic
 
 
 @dataclass(frozen=True)
-class Case:
+class ActingCase:
     """A network, data to plan on, other data to judge by, and the layers that may be changed."""
 
     name: str
     model: nn.Module
-    plan: Data
-    test: Data
+    plan: StudyData
+    test: StudyData
     layers: tuple[str, ...]
     batch: int
     size: str
     blocks: bool
 
 
-def fcn_mnist(folder: Path, quick: bool, seed: int) -> Case:
+def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
     """784-5x512-10 trained for two epochs; plans on 2,000 test images, judged by the other 8,000."""
     spec = read_spec("fcn-mnist-adam")
     spec = replace(spec, seed=seed, network=replace(spec.network, count=1, together=1))
@@ -56,13 +56,13 @@ def fcn_mnist(folder: Path, quick: bool, seed: int) -> Case:
     assert data.y_test is not None
     data = replace(data, x_test=data.x_test[order], y_test=data.y_test[order])
     few = 2000
-    return Case(
+    return ActingCase(
         "FCN on MNIST", model.eval(), _part(data, 0, few), _part(data, few, 4000 if quick else 10_000), ("*",), 1000,
         f"plan on {few} images", False,
     )  # fmt: skip
 
 
-def resnet20(folder: Path, quick: bool, seed: int) -> Case:
+def resnet20(folder: Path, quick: bool, seed: int) -> ActingCase:
     """ResNet-20 on CIFAR-10's test images; the first 2,000, on which the rules of planning were made, stay out."""
     with np.load(zoo.path("cifar10")) as file:
         x, y = file["x_test"], file["y_test"]
@@ -70,17 +70,17 @@ def resnet20(folder: Path, quick: bool, seed: int) -> Case:
     x, y = x[order], y[order]
     x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if x.shape[-1] == 3 else x
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    data = Data("images", 10, x[:0], None, x, y, **scale)
+    data = StudyData("images", 10, x[:0], None, x, y, **scale)
     path = beside("resnet20-cifar10", "resnet20-12fca82f.th")
     model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
     few, many = (120, 480) if quick else (300, 1200)
-    return Case(
+    return ActingCase(
         "ResNet-20", model, _part(data, 0, few), _part(data, few, few + many), ("*",), 100,
         f"plan on {few} images, judged by {many}", True,
     )  # fmt: skip
 
 
-def stories15m(folder: Path, quick: bool, seed: int) -> Case:
+def stories15m(folder: Path, quick: bool, seed: int) -> ActingCase:
     """stories15M on sequences sampled from it at temperature 1."""
     home = zoo.path("stories15m")
     model: Any = as_module(home)
@@ -95,8 +95,8 @@ def stories15m(folder: Path, quick: bool, seed: int) -> Case:
         )  # fmt: skip
         np.save(path, drawn.numpy())
     tokens = np.load(path)
-    data = Data("tokens", 32_000, tokens[:0], None, tokens, None)
-    return Case(
+    data = StudyData("tokens", 32_000, tokens[:0], None, tokens, None)
+    return ActingCase(
         "stories15M", model, _part(data, 0, few), _part(data, few, few + many), ("model.layers.*",), 8,
         f"plan on {few} sampled sequences of {length} tokens, judged by {many}", True,
     )  # fmt: skip
@@ -122,7 +122,7 @@ class Retrieval(nn.Module):
         return scores
 
 
-def minilm(folder: Path, quick: bool, seed: int) -> Case:
+def minilm(folder: Path, quick: bool, seed: int) -> ActingCase:
     """MiniLM-L6: which WikiText paragraph does a passage of 32 tokens continue?"""
     transformers = require("transformers", "transformers", "MiniLM")
     home = zoo.path("minilm")
@@ -142,14 +142,14 @@ def minilm(folder: Path, quick: bool, seed: int) -> Case:
         model.anchors = torch.cat(
             [model.embed(torch.from_numpy(part)) for part in np.split(both[:, :32], 8)]
         ).clone()
-    data = Data("tokens", len(both), both[:0], None, both[:, 32:], np.arange(len(both)))
-    return Case(
+    data = StudyData("tokens", len(both), both[:0], None, both[:, 32:], np.arange(len(both)))
+    return ActingCase(
         "MiniLM", model, _part(data, 0, few), _part(data, few, few + many), ("encoder.encoder.layer.*",), 32,
         f"plan on {few} passages, judged by {many}", True,
     )  # fmt: skip
 
 
-CASES: dict[str, Callable[[Path, bool, int], Case]] = {
+CASES: dict[str, Callable[[Path, bool, int], ActingCase]] = {
     "fcn-mnist": fcn_mnist,
     "resnet20": resnet20,
     "stories15m": stories15m,
@@ -157,6 +157,6 @@ CASES: dict[str, Callable[[Path, bool, int], Case]] = {
 }
 
 
-def _part(data: Data, start: int, end: int) -> Data:
+def _part(data: StudyData, start: int, end: int) -> StudyData:
     labels = None if data.y_test is None else data.y_test[start:end]
     return replace(data, x=data.x[:0], y=None, x_test=data.x_test[start:end], y_test=labels)

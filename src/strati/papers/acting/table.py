@@ -20,7 +20,7 @@ from strati.intervene.plan import Plan, plan
 from strati.intervene.planning.settings import quantise, truncate
 from strati.intervene.planning.tasks import make_task
 from strati.intervene.study import Study, study
-from strati.papers.acting.subjects import CASES, Case
+from strati.papers.acting.subjects import CASES, ActingCase
 from strati.papers.registry import Reproduction, Row
 from strati.run.files import write_atomic
 from strati.types import Flag, Tick
@@ -98,7 +98,7 @@ def folder_of(folder: Path, quick: bool, seed: int) -> Path:
     return folder / f"{'quick' if quick else 'full'}-seed-{seed}"
 
 
-def kept_cell(kept: Path, case: Case, found: Study, action: str, budget: str, seed: int) -> Cell:
+def kept_cell(kept: Path, case: ActingCase, found: Study, action: str, budget: str, seed: int) -> Cell:
     """One cell, computed once: interrupted, the table goes on where it stopped."""
     path = kept / f"{action}-{budget}.json"
     about = {"strati": __version__, "size": case.size, "shares": list(SHARES), "bits": list(BITS)}
@@ -113,7 +113,7 @@ def kept_cell(kept: Path, case: Case, found: Study, action: str, budget: str, se
     return cell
 
 
-def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tuple[Case, Study]:
+def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tuple[ActingCase, Study]:
     """A network and the study of its layers, truncated and rounded; resumable."""
     home = folder_of(folder, quick, seed)
     home.mkdir(parents=True, exist_ok=True)
@@ -136,18 +136,18 @@ def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tupl
     return case, found
 
 
-def bench(case: Case, found: Study) -> Workshop:
+def bench(case: ActingCase, found: Study) -> Workshop:
     """The network with the data that no plan has seen."""
     task = make_task(case.test, "loss", case.batch)
     return Workshop(Subject(case.name, case.model, None, task), found.origin["layers"], {})
 
 
-def whole(case: Case, found: Study) -> float:
+def whole(case: ActingCase, found: Study) -> float:
     """The intact network's loss on the unseen data."""
     return bench(case, found).now().performance
 
 
-def judge(case: Case, made: Plan, found: Study, seed: int) -> Cell:
+def judge(case: ActingCase, made: Plan, found: Study, seed: int) -> Cell:
     """Plan and even spread on the unseen data, compared example by example."""
     from strati.intervene.acting.budget import read_budget
     from strati.intervene.acting.candidates import Candidates

@@ -30,7 +30,7 @@ SHARE = 1e-3
 
 
 @dataclass(frozen=True)
-class Point:
+class TrainingPoint:
     """A moment of the training: the count at its own loss scale, and the parameters used at the final one's."""
 
     label: str
@@ -71,7 +71,7 @@ def _embedded(tick: Tick) -> Iterator[Row]:
         tick(f"digits {state}")
 
 
-def _training(quick: bool, seed: int, folder: Path, tick: Tick) -> list[Point]:
+def _training(quick: bool, seed: int, folder: Path, tick: Tick) -> list[TrainingPoint]:
     """An FCN 5x512 at its start, during and after training."""
     import numpy as np
     import torch
@@ -91,7 +91,7 @@ def points(
     probe: torch.Tensor,
     test: tuple[torch.Tensor, torch.Tensor],
     tick: Tick,
-) -> list[Point]:
+) -> list[TrainingPoint]:
     """Counts of a network at moments of its training, the last of which sets the fixed loss scale."""
     import torch
 
@@ -100,7 +100,7 @@ def points(
     for label, model in kept:
         with torch.no_grad():
             accuracy = 100 * float((model(test[0]).argmax(1) == test[1]).double().mean())
-        found.append(Point(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
+        found.append(TrainingPoint(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
         tick(f"FCN {label}")
     return found
 
@@ -249,7 +249,7 @@ def _row(what: str, count: Degeneracy, note: str, fixed: int | None = None) -> R
     return Row(what, None, f"{_by_layers(count):,} of {analysed:,}", "; ".join(words))
 
 
-def trend(series: list[Point]) -> Row:
+def trend(series: list[TrainingPoint]) -> Row:
     """Whether the number of used parameters falls from the first point to the last, in three senses."""
     first, last = series[0], series[-1]
     ratios = {
@@ -263,7 +263,7 @@ def trend(series: list[Point]) -> Row:
     return Row("FCN 5x512: does the number of used parameters fall from start to end?", None, verdict, words)
 
 
-def _draw(series: list[Point], folder: Path) -> str:
+def _draw(series: list[TrainingPoint], folder: Path) -> str:
     """Used share of every layer at every point of the training."""
     from matplotlib.figure import Figure
 

@@ -62,7 +62,7 @@ class AttentionOnly(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(size.vocabulary, size.width)
         self.embed_positions = nn.Embedding(size.context, size.width)
-        self.layers = nn.ModuleList([Attention(size.width, size.heads) for _ in range(2)])
+        self.layers = nn.ModuleList([CausalAttention(size.width, size.heads) for _ in range(2)])
         self.norm = nn.LayerNorm(size.width)
         self.lm_head = nn.Linear(size.width, size.vocabulary, bias=False)
         for parameter in self.parameters():
@@ -84,7 +84,7 @@ class AttentionOnly(nn.Module):
         return self.lm_head(self.norm(stream)), seen
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """One layer of causal attention."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -110,7 +110,7 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """Measures of one checkpoint on held-out text."""
 
     step: int
@@ -203,7 +203,7 @@ def _bigram_loss(bigram: np.ndarray[Any, Any], held: np.ndarray[Any, Any]) -> fl
     return float(-bigram[held[:, :-1], held[:, 1:]].mean())
 
 
-def _stage(model: AttentionOnly, held: np.ndarray[Any, Any], size: Size, step: int) -> Stage:
+def _stage(model: AttentionOnly, held: np.ndarray[Any, Any], size: Size, step: int) -> TrainingStage:
     rows = torch.from_numpy(held)
     with torch.no_grad():
         logits, _ = model.read(rows[:, :-1])
@@ -217,7 +217,7 @@ def _stage(model: AttentionOnly, held: np.ndarray[Any, Any], size: Size, step: i
         induction = second[:, :, places, places - half + 1].mean((0, 2)).max()
         places = torch.arange(1, 2 * half)
         previous = first[:, :, places, places - 1].mean((0, 2)).max()
-    return Stage(step, float(each.mean()), score, float(previous), float(induction))
+    return TrainingStage(step, float(each.mean()), score, float(previous), float(induction))
 
 
 def _tracked(
@@ -249,7 +249,7 @@ def _tracked(
     )
 
 
-def _rows(stages: list[Stage], bigram: float, tracked: Any, parameters: int, size: Size) -> list[Row]:
+def _rows(stages: list[TrainingStage], bigram: float, tracked: Any, parameters: int, size: Size) -> list[Row]:
     last = stages[-1]
     size_note = (
         f"{parameters} parameters, {size.vocabulary} words, windows of {size.context}, "

@@ -104,7 +104,7 @@ def dropped_transformer(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
 
 def _measured(
     models: dict[str, Any], kept: _Kept, folder: Path, seed: int
-) -> dict[str, calibration.Measured]:
+) -> dict[str, calibration.MeasuredSignals]:
     """What each signal is worth on each network, written as the package's ``measured.json`` is."""
     plain = {}
     for name, model in models.items():
@@ -122,7 +122,7 @@ def _measure_one(
     name: str,
     model: Any,
     options: dict[str, bool],
-    known: dict[str, calibration.Measured],
+    known: dict[str, calibration.MeasuredSignals],
     seed: int,
     data: bool,
 ) -> dict[str, Any]:
@@ -130,7 +130,12 @@ def _measure_one(
 
 
 def _solved(
-    name: str, dropped: Dropped, known: dict[str, calibration.Measured], seed: int, *, data: bool = True
+    name: str,
+    dropped: Dropped,
+    known: dict[str, calibration.MeasuredSignals],
+    seed: int,
+    *,
+    data: bool = True,
 ) -> dict[str, Any]:
     family = name.split("-")[0] if name.startswith("minilm") else name.split(" at step")[0]
     prior = calibration.prior_of(one for other, one in known.items() if not other.startswith(family))
@@ -181,7 +186,7 @@ def _sure(found: Any, answer: Any) -> tuple[int, int]:
 
 def _reasons(
     models: dict[str, Any],
-    known: dict[str, calibration.Measured],
+    known: dict[str, calibration.MeasuredSignals],
     kept: _Kept,
     folder: Path,
     seed: int,

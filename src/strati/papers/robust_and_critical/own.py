@@ -19,7 +19,7 @@ from strati.intervene.study import study
 from strati.network.data import read_data
 from strati.network.media import as_windows, read_images, read_text
 from strati.papers.registry import sources
-from strati.papers.robust_and_critical.pretrained_tables import Case, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained_tables import PretrainedCase, case_figures, case_rows
 from strati.papers.rows import Reproduction
 from strati.run.engine import cores
 from strati.types import Tick, silent
@@ -27,7 +27,7 @@ from strati.types import Tick, silent
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.intervene.planning.tasks import Data
+    from strati.intervene.planning.tasks import StudyData
 
 _SIZES = {"images": 10_000, "tokens": 100}
 """At most so many images, or windows of text; a quick run takes a twentieth."""
@@ -75,7 +75,7 @@ def pretrained_own(
         batch=1 if language else 100,
     )
     name = Path(str(model)).name
-    case = Case(
+    case = PretrainedCase(
         name,
         {name: network},
         config,
@@ -95,8 +95,8 @@ def pretrained_own(
     return replace(made, mode="quick" if quick else "full", seed=seed, sources=sources("pretrained"))
 
 
-def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> Data:
-    from strati.intervene.planning.tasks import Data
+def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> StudyData:
+    from strati.intervene.planning.tasks import StudyData
 
     settings: Any = getattr(network, "config", None)
     if path.suffix in (".txt", ".npy"):
@@ -105,13 +105,13 @@ def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> Dat
         tokens = as_windows(tokens, min(_CONTEXT, int(longest))) if tokens.ndim == 1 else tokens
         windows = tokens[: _share("tokens", quick)]
         vocabulary = int(getattr(settings, "vocab_size", 0) or windows.max() + 1)
-        return Data("tokens", vocabulary, windows[:0], None, windows, None)
+        return StudyData("tokens", vocabulary, windows[:0], None, windows, None)
     x, y = _images(path, _share("images", quick))
     outputs = int(getattr(settings, "num_labels", 0) or 0)
     family = "vit" if "vit" in type(network).__name__.lower() else "resnet"
     mean, std = SCALES[family]
     scale: dict[str, Any] = {"mean": mean, "std": std} if x.ndim == 4 and x.shape[1] == 3 else {}
-    return Data("images", max(outputs, int(y.max()) + 1), x[:0], None, x, y, **scale)
+    return StudyData("images", max(outputs, int(y.max()) + 1), x[:0], None, x, y, **scale)
 
 
 def _share(kind: str, quick: bool) -> int:

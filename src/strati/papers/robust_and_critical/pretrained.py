@@ -21,7 +21,7 @@ from strati.intervene.study import load_study, study
 from strati.network.llama_gguf import llama_from_gguf
 from strati.papers.beside import beside
 from strati.papers.registry import Reproduction, Row
-from strati.papers.robust_and_critical.pretrained_tables import Case, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained_tables import PretrainedCase, case_figures, case_rows
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 
@@ -84,9 +84,9 @@ def _config(draws: int, seed: int, performance: str, batch: int, **options: Any)
     )
 
 
-def _resnet20(quick: bool, seed: int) -> Case:
+def _resnet20(quick: bool, seed: int) -> PretrainedCase:
     from strati.intervene.planning.networks import open_checkpoint
-    from strati.intervene.planning.tasks import Data
+    from strati.intervene.planning.tasks import StudyData
 
     path = beside("resnet20-cifar10", "resnet20-12fca82f.th")
     with np.load(zoo.path("cifar10")) as file:
@@ -94,10 +94,10 @@ def _resnet20(quick: bool, seed: int) -> Case:
     x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if x.shape[-1] == 3 else x
     count = 1000 if quick else len(x)
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    data = Data("images", 10, x[:0], None, x[:count], y[:count], **scale)
+    data = StudyData("images", 10, x[:0], None, x[:count], y[:count], **scale)
     model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
     draws = 2 if quick else 10
-    return Case(
+    return PretrainedCase(
         "resnet20",
         {"resnet20": model},
         _config(draws, seed, "accuracy", 250),
@@ -108,8 +108,8 @@ def _resnet20(quick: bool, seed: int) -> Case:
     )
 
 
-def _stories15m(quick: bool, seed: int) -> Case:
-    from strati.intervene.planning.tasks import IGNORED, Data
+def _stories15m(quick: bool, seed: int) -> PretrainedCase:
+    from strati.intervene.planning.tasks import IGNORED, StudyData
     from strati.network.module import as_module
     from strati.zoo.llama2c import Tokenizer
 
@@ -121,18 +121,18 @@ def _stories15m(quick: bool, seed: int) -> Case:
     for row, story in zip(x, stories, strict=True):
         row[: len(story)] = story
     draws = 2 if quick else 10
-    return Case(
+    return PretrainedCase(
         "stories15m",
         {"stories15m": as_module(home)},
         _config(draws, seed, "loss", 5, init="moments", layers=("model.layers.*",)),
-        data=Data("tokens", 32000, x[:0], None, x, None),
+        data=StudyData("tokens", 32000, x[:0], None, x, None),
         size=f"{draws} draws, {len(stories)} stories",
         table="table 3",
         figures=("figure 6", "figure 10"),
     )
 
 
-def _stories15m_initial(quick: bool, seed: int) -> Case:
+def _stories15m_initial(quick: bool, seed: int) -> PretrainedCase:
     """The same network, drawn from the distribution that such a network starts from instead of the layer's moments."""
     case = _stories15m(quick, seed)
     return replace(
@@ -144,8 +144,8 @@ def _stories15m_initial(quick: bool, seed: int) -> Case:
     )
 
 
-def _smollm2(quick: bool, seed: int) -> Case:
-    from strati.intervene.planning.tasks import Data
+def _smollm2(quick: bool, seed: int) -> PretrainedCase:
+    from strati.intervene.planning.tasks import StudyData
 
     path = zoo.path("smollm2")
     text = beside("wikitext", "test.txt").read_text("utf-8")
@@ -159,10 +159,10 @@ def _smollm2(quick: bool, seed: int) -> Case:
     tokens = np.asarray(tokenizer(text[:40_000], verbose=False)["input_ids"], np.int32)
     windows = tokens[:512][None] if quick else tokens[:2048].reshape(2, 1024)
     settings: Any = model.config
-    data = Data("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
+    data = StudyData("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
     layers = tuple(f"model.layers.{block}.*" for block in range(0, 30, 3 if quick else 1))
     draws = 2 if quick else 10
-    return Case(
+    return PretrainedCase(
         "smollm2",
         {"smollm2": model.eval()},
         _config(draws, seed, "perplexity", 1, layers=layers),
@@ -173,7 +173,7 @@ def _smollm2(quick: bool, seed: int) -> Case:
     )
 
 
-def _geoclip(quick: bool, seed: int) -> Case:
+def _geoclip(quick: bool, seed: int) -> PretrainedCase:
     """No labels come with these: performance is the mean cosine between changed and intact embeddings."""
     import torch
 
@@ -191,7 +191,7 @@ def _geoclip(quick: bool, seed: int) -> Case:
     evaluate = _Cosine(models, list(inputs.values()))
     draws = 2 if quick else 10
     measure = {"higher_is_better": True, "chance": 0.0}
-    return Case(
+    return PretrainedCase(
         "geoclip",
         models,
         _config(draws, seed, "cosine to the intact output", 1000, init="pytorch", **measure),

@@ -67,7 +67,7 @@ PAPER = {
 
 
 @dataclass(frozen=True)
-class Case:
+class PretrainedCase:
     """A network, what it is measured on, and where the paper has one like it.
 
     ``beside`` names the network of the paper that this one is; without it, the one that it stands in for, if any.
@@ -89,7 +89,7 @@ class Case:
         return PAPER.get(self.beside or STANDS_FOR.get(self.name, ""), {})
 
 
-def case_rows(case: Case, found: Study) -> list[Row]:
+def case_rows(case: PretrainedCase, found: Study) -> list[Row]:
     """The network's line of its table, the correlations of its figures, and what becomes of its layers."""
     verdict = audit(found)
     rows = [*_table(case, found), *_correlations(case, verdict)]
@@ -106,7 +106,7 @@ def case_rows(case: Case, found: Study) -> list[Row]:
     return rows
 
 
-def _table(case: Case, found: Study) -> list[Row]:
+def _table(case: PretrainedCase, found: Study) -> list[Row]:
     """Parameters, loss, accuracy or perplexity, mean layer alpha with its standard error, as in tables 2 and 3."""
     paper = case.paper
     table = found.frame()
@@ -135,7 +135,7 @@ def _table(case: Case, found: Study) -> list[Row]:
     return rows + _both_ways(where, case)
 
 
-def _both_ways(where: str, case: Case) -> list[Row]:
+def _both_ways(where: str, case: PretrainedCase) -> list[Row]:
     """The mean alpha of a convolutional network with its kernels pooled and flattened: the paper says not which."""
     model = next(iter(case.models.values()))
     if not any(p.ndim == 4 for p in model.parameters()):
@@ -149,7 +149,7 @@ def _both_ways(where: str, case: Case) -> list[Row]:
     return rows
 
 
-def _performances(case: Case, intact: float) -> dict[str, float]:
+def _performances(case: PretrainedCase, intact: float) -> dict[str, float]:
     """Every measure the paper's table has of such a network, from the one that was recorded or by one pass."""
     measure = str(case.config.performance)
     if measure == "accuracy":
@@ -168,7 +168,7 @@ def _performances(case: Case, intact: float) -> dict[str, float]:
     return {measure: intact}
 
 
-def _correlations(case: Case, verdict: Audit) -> list[Row]:
+def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
     """Of each figure's metric: mean over layers (the paper's number for alpha), pooled, and within layer types."""
     paper = case.paper
     means = {row.metric: row for row in verdict.means}
@@ -228,7 +228,7 @@ def _first_matrices(found: Study) -> list[Row]:
     return rows
 
 
-def case_figures(case: Case, found: Study, folder: Path) -> list[str]:
+def case_figures(case: PretrainedCase, found: Study, folder: Path) -> list[str]:
     """Figures 5 and 6: performance against alpha; figures 8 to 11: against the other metrics, one panel each."""
     from strati.report.plots.study import by_metric, scatter
 
@@ -243,7 +243,7 @@ def case_figures(case: Case, found: Study, folder: Path) -> list[str]:
     return drawn
 
 
-def _stand_in(case: Case) -> str:
+def _stand_in(case: PretrainedCase) -> str:
     return f"; stands in for {STANDS_FOR[case.name]}" if case.name in STANDS_FOR and not case.beside else ""
 
 

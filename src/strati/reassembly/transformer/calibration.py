@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSignals:
     """What one network shows.
 
     Attributes:
@@ -53,7 +53,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Prior:
-    """What is to be expected, as :class:`Measured` has it."""
+    """What is to be expected, as :class:`MeasuredSignals` has it."""
 
     shifts: Mapping[str, Mapping[str, Expected]]
     same: Mapping[str, Expected]
@@ -69,13 +69,13 @@ def default_prior() -> Prior:
 
 
 @cache
-def measured() -> dict[str, Measured]:
+def measured() -> dict[str, MeasuredSignals]:
     """What was measured, by name of the network; written by ``strati reproduce dropped-transformer``."""
     text = resources.files("strati.reassembly.transformer").joinpath("measured.json").read_text("utf-8")
     return {name: from_json(found) for name, found in json.loads(text).items()}
 
 
-def to_json(found: Measured) -> dict[str, Any]:
+def to_json(found: MeasuredSignals) -> dict[str, Any]:
     """Plain values, rounded to four digits."""
     plain = asdict(found) | {"coefficients": {"-".join(pair): c for pair, c in found.coefficients.items()}}
 
@@ -90,16 +90,16 @@ def to_json(found: Measured) -> dict[str, Any]:
     return short
 
 
-def from_json(found: Mapping[str, Any]) -> Measured:
+def from_json(found: Mapping[str, Any]) -> MeasuredSignals:
     """The reverse of :func:`to_json`."""
     pairs = {}
     for name, values in found["coefficients"].items():
         a, _, b = name.partition("-")
         pairs[a, b] = tuple(values)
-    return Measured(**{**found, "coefficients": pairs})
+    return MeasuredSignals(**{**found, "coefficients": pairs})
 
 
-def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> Measured:
+def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSignals:
     """What each signal is worth on a network whose answer is known."""
     blueprint = pieces.blueprint
     numbers = {
@@ -120,7 +120,7 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> Measured:
     tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
     ways = signs(stacked, given, tables, blueprint.tied)
     bodies = _vector_shifts(pieces, answer, stacked) if blueprint.blocks > 1 else {}
-    return Measured(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks)
+    return MeasuredSignals(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks)
 
 
 def unit_signals(
@@ -188,7 +188,7 @@ def _shift(table: NDArray[np.float64]) -> float:
     return float(np.diagonal(standard(table)).mean()) / float(np.sqrt(max(len(table) - 1, 1)))
 
 
-def prior_of(found: Iterable[Measured]) -> Prior:
+def prior_of(found: Iterable[MeasuredSignals]) -> Prior:
     """Mean and spread over several networks; networks of fewer than four blocks show too little to count."""
     every = [one for one in found if one.blocks >= 4]
     pairs = sorted({pair for one in every for pair in one.shifts})

@@ -17,7 +17,7 @@ from strati.options import resolve
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of
 from strati.reassembly.transformer.disguise import disguise
 from strati.reassembly.transformer.pieces import UNTOLD, TransformerPieces, canonical, stored
-from strati.reassembly.transformer.sources import Source, source_of
+from strati.reassembly.transformer.sources import PieceSource, source_of
 from strati.rng import stream
 from strati.run.files import check_writable, write_atomic
 from strati.types import Result, Tick, silent
@@ -132,7 +132,7 @@ def drop(
         raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
     source = source_of(model)
     if network is not None:
-        source = Source(source.name, source.shapes, source.read, network, source.left_out)
+        source = PieceSource(source.name, source.shapes, source.read, network, source.left_out)
     blueprint = blueprint_of(source.shapes, source.config, where=source.name)
     places = [(slot, number) for slot in blueprint.block for number in range(blueprint.blocks)]
     everything: list[tuple[Slot, int | None]] = [*places, *((slot, None) for slot in blueprint.whole)]
@@ -164,7 +164,7 @@ def drop(
 
 
 def _tensors(
-    source: Source, blueprint: Blueprint, config: DropConfig
+    source: PieceSource, blueprint: Blueprint, config: DropConfig
 ) -> Iterator[tuple[Slot, int | None, NDArray[Any]]]:
     for slot in blueprint.whole:
         yield slot, None, np.asarray(source.read(slot.name))
@@ -182,7 +182,10 @@ def _tensors(
 
 
 def _answer(
-    blueprint: Blueprint, number_of: Mapping[tuple[Slot, int | None], int], source: Source, config: DropConfig
+    blueprint: Blueprint,
+    number_of: Mapping[tuple[Slot, int | None], int],
+    source: PieceSource,
+    config: DropConfig,
 ) -> dict[str, Any]:
     blocks: list[dict[str, int]] = [{} for _ in range(blueprint.blocks)]
     vectors: list[dict[str, int]] = [{} for _ in range(blueprint.blocks)]
@@ -212,7 +215,7 @@ def _empty(place: Path) -> Path:
 
 def _write_all(
     place: Path,
-    source: Source,
+    source: PieceSource,
     blueprint: Blueprint,
     count: int,
     tensors: Iterable[tuple[int, str, NDArray[Any]]],
@@ -235,7 +238,7 @@ def _write_all(
         made.replace(place)
 
 
-def _copy_tokenizer(source: Source, place: Path) -> None:
+def _copy_tokenizer(source: PieceSource, place: Path) -> None:
     for name in _TOKENIZER:
         if source.folder is not None and (source.folder / name).is_file():
             shutil.copyfile(source.folder / name, place / name)

@@ -12,7 +12,7 @@ from strati.errors import BadInputError
 from strati.network.open import open as open_network
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer.blueprint import blueprint_of
-from strati.reassembly.transformer.sources import Source, source_of
+from strati.reassembly.transformer.sources import PieceSource, source_of
 from strati.types import Result
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _one(piece: str | Path | NDArray[Any]) -> tuple[str, NDArray[Any]]:
     return "piece", np.asarray(piece)
 
 
-def _places(source: Source) -> dict[str, tuple[str, int | None]]:
+def _places(source: PieceSource) -> dict[str, tuple[str, int | None]]:
     plan = blueprint_of(source.shapes, source.config, where=source.name)
     found: dict[str, tuple[str, int | None]] = {
         slot.name.format(k): (slot.role, k) for slot in plan.block for k in range(plan.blocks)

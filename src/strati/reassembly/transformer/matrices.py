@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pairing:
+class MatrixPairing:
     """Two pieces found to be of one block: what said so most clearly, and by how many nats."""
 
     a: int
@@ -54,7 +54,7 @@ class Placed:
     numbers: Mapping[str, tuple[int, ...]]
     stacked: Mapping[str, Floats]
     given: Similarity
-    pairs: tuple[Pairing, ...]
+    pairs: tuple[MatrixPairing, ...]
     order_margin: float | None
     swap_margins: tuple[float, ...]
     margins: Mapping[str, tuple[float, ...]]
@@ -80,7 +80,7 @@ def place_matrices(
     stacked = stacks(pieces, candidates)
     kinds = unit_kinds(blueprint)
     numbers = {role: list(candidates[role]) for role in candidates}
-    pairs: list[Pairing] = []
+    pairs: list[MatrixPairing] = []
     heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
     orders = {role: np.arange(blueprint.blocks) for role in stacked}
     for roles in kinds.values():
@@ -139,7 +139,7 @@ def _form_units(
     stacked: dict[str, Floats],
     heads: Mapping[str, NDArray[np.float64]],
     prior: Prior,
-    pairs: list[Pairing],
+    pairs: list[MatrixPairing],
 ) -> dict[str, Ints]:
     """Bring the pieces of a unit's slots into one order, whatever that is; the order of each role's stack."""
     blueprint = pieces.blueprint
@@ -171,7 +171,9 @@ def _form_units(
     for (one, two), table in tables.items():
         held = margins(table, groups[one], groups[two])
         for k, margin in enumerate(held.tolist()):
-            pairs.append(Pairing(numbers[slots[one]][k], numbers[slots[two]][k], best_by[one, two], margin))
+            pairs.append(
+                MatrixPairing(numbers[slots[one]][k], numbers[slots[two]][k], best_by[one, two], margin)
+            )
     return orders
 
 
@@ -183,7 +185,7 @@ def _clarity(table: NDArray[np.float64]) -> float:
 
 def _between_units(
     given: Similarity, prior: Prior, numbers: Mapping[str, Sequence[int]], pieces: TransformerPieces
-) -> list[Pairing]:
+) -> list[MatrixPairing]:
     """The link of each block's units with the next kind's: what exchanging one with a neighbour's would cost."""
     kinds = list(given.units)
     places = {kind: np.arange(given.count) for kind in kinds}
@@ -201,7 +203,7 @@ def _between_units(
                 cost = base - log_likelihood(given, kept, prior.coefficients)
                 least[[i, j]] = np.minimum(least[[i, j]], cost)
         for k in range(given.count):
-            found.append(Pairing(numbers[a][k], numbers[b][k], "stream", float(least[k])))
+            found.append(MatrixPairing(numbers[a][k], numbers[b][k], "stream", float(least[k])))
     return found
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from strati.reassembly.transformer.matrices import Pairing
+    from strati.reassembly.transformer.matrices import MatrixPairing
     from strati.reassembly.transformer.pieces import TransformerPieces
 
 
@@ -47,7 +47,7 @@ class TransformerReassembly(Result):
     embedding: int | None
     head: int | None
     others: Mapping[str, int]
-    pairs: tuple[Pairing, ...]
+    pairs: tuple[MatrixPairing, ...]
     order: Mapping[str, Any]
     exact: bool | None
     loss: float | None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Score:
+class SignalScore:
     """Counts of what is right.
 
     Attributes:
@@ -45,7 +45,7 @@ def score(
     vectors: Sequence[Mapping[str, int]],
     answer: Mapping[str, Any],
     arrays: Mapping[int, NDArray[Any]],
-) -> Score:
+) -> SignalScore:
     """Compare with the answer; byte-identical pieces are interchangeable.
 
     Examples:
@@ -62,7 +62,7 @@ def score(
     pairs = sum(sum(p == row[0] for p in row) for row in of_block)
     order = [float(np.median(row)) for row in of_block]
     tau = _kendall(order)
-    return Score(*right[0], *right[1], pairs, tau, tau > 0 or len(order) < 2)
+    return SignalScore(*right[0], *right[1], pairs, tau, tau > 0 or len(order) < 2)
 
 
 def _right(

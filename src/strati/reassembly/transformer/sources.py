@@ -38,7 +38,7 @@ _WHISPER = {
 
 
 @dataclass(frozen=True)
-class Source:
+class PieceSource:
     """A network's tensors, read when asked for, and its configuration.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
     folder: Path | None = None
 
 
-def source_of(model: object) -> Source:
+def source_of(model: object) -> PieceSource:
     """The tensors of a path, a :class:`~strati.network.open.Network`, a module in memory or a state dict.
 
     Raises:
@@ -84,10 +84,10 @@ def source_of(model: object) -> Source:
     shapes = {
         name: values.shape for name, values in arrays.items() if values.dtype.kind in "fV" and values.ndim
     }
-    return _one_stack(Source("network", shapes, arrays.__getitem__, config))
+    return _one_stack(PieceSource("network", shapes, arrays.__getitem__, config))
 
 
-def _from_network(network: Network) -> Source:
+def _from_network(network: Network) -> PieceSource:
     if network.format == "gguf":
         return _from_gguf(network)
     kept = {
@@ -103,10 +103,10 @@ def _from_network(network: Network) -> Source:
         raise UnsupportedError(network.path, "has no config.json beside it; give the Hugging Face directory")
     if network.ties and not config.get("tie_word_embeddings"):
         config = {**config, "tie_word_embeddings": True}
-    return _one_stack(Source(str(network.path), kept, network.read, config, folder=folder))
+    return _one_stack(PieceSource(str(network.path), kept, network.read, config, folder=folder))
 
 
-def _from_gguf(network: Network) -> Source:
+def _from_gguf(network: Network) -> PieceSource:
     facts = {key.removeprefix("llama."): value for key, value in (network.config or {}).items()}
     if "block_count" not in facts:
         kind = facts.get("general.architecture", "unknown")
@@ -144,10 +144,10 @@ def _from_gguf(network: Network) -> Source:
         "torch_dtype": "float32",
     }
     shapes = {name: network[theirs].shape for name, theirs in names.items()}
-    return Source(str(network.path), shapes, read, config)
+    return PieceSource(str(network.path), shapes, read, config)
 
 
-def _from_whisper(network: Network, kept: Mapping[str, tuple[int, ...]]) -> Source:
+def _from_whisper(network: Network, kept: Mapping[str, tuple[int, ...]]) -> PieceSource:
     """OpenAI's file: the encoder under transformers' names. A head is always 64 wide."""
     names = {}
     for name in kept:
@@ -172,10 +172,10 @@ def _from_whisper(network: Network, kept: Mapping[str, tuple[int, ...]]) -> Sour
         "activation_function": "gelu",
     }
     left = tuple(name for name in kept if name not in set(names.values()))
-    return Source(str(network.path), shapes, lambda name: network.read(names[name]), config, left)
+    return PieceSource(str(network.path), shapes, lambda name: network.read(names[name]), config, left)
 
 
-def _one_stack(source: Source) -> Source:
+def _one_stack(source: PieceSource) -> PieceSource:
     """Of an encoder-decoder the encoder alone: cross-attention is no part of a block that strati puts back."""
     encoder = [n for n in source.shapes if re.search(r"(^|\.)encoder\.", n)]
     decoder = [n for n in source.shapes if re.search(r"(^|\.)decoder\.", n)]
@@ -183,7 +183,7 @@ def _one_stack(source: Source) -> Source:
         return source
     kept = {n: source.shapes[n] for n in encoder}
     left = tuple(n for n in source.shapes if n not in kept)
-    return Source(source.name, kept, source.read, source.config, left, source.folder)
+    return PieceSource(source.name, kept, source.read, source.config, left, source.folder)
 
 
 def _array(values: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from strati.errors import require
 
 if TYPE_CHECKING:
     from strati.spectra.comparing.results import Comparison
-    from strati.spectra.comparing.series import Series
+    from strati.spectra.comparing.series import CheckpointSeries
 
 ROLE_COLOURS = {
     "attention.q": "#0072B2",
@@ -62,7 +62,7 @@ def _plot_depth(result: Comparison) -> Any:
     return figure
 
 
-def _plot_series(series: Series) -> Any:
+def _plot_series(series: CheckpointSeries) -> Any:
     plt = require("matplotlib.pyplot", "plot", "drawing")
     figure, axes = plt.subplots(2, 1, figsize=(8, 6), height_ratios=(2, 1), layout="constrained")
     grid = np.array(

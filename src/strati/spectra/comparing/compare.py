@@ -23,10 +23,10 @@ from strati.options import resolve
 from strati.run.driver import Run
 from strati.spectra.comparing.matching import Unmatched, bare_names, match
 from strati.spectra.comparing.outliers import stand_out
-from strati.spectra.comparing.pairs import PairUpdate, Row, updates, whole
+from strati.spectra.comparing.pairs import PairedRow, PairUpdate, updates, whole
 from strati.spectra.comparing.results import ComparedLayer, ComparedNetwork, Comparison, Movement
 from strati.spectra.comparing.role_differences import differences, distributions
-from strati.spectra.comparing.series import Series, out_of_order, series_of
+from strati.spectra.comparing.series import CheckpointSeries, out_of_order, series_of
 from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads, with_spectra
 from strati.spectra.comparing.update import relative_change, spectral_distance
 from strati.spectra.comparing.update_rank import within_rounding
@@ -139,7 +139,7 @@ def compare(
     tied = [[(side, layer) for side, layer in zip(sides, row, strict=True)] for row in heads]
     quiet = replace(run, tick=silent)
     steps = updates(
-        [Row(tuple(x for _, x in row), tuple(_widths(row))) for row in [*rows, *tied]],
+        [PairedRow(tuple(x for _, x in row), tuple(_widths(row))) for row in [*rows, *tied]],
         seed=chosen.seed,
         merge=chosen.merge,
         workers=chosen.workers,
@@ -289,7 +289,7 @@ def _series(
     networks: Sequence[Network],
     rows: Sequence[Sequence[Version]],
     layers: Sequence[ComparedLayer],
-) -> Series:
+) -> CheckpointSeries:
     changes = []
     for row in rows:
         start = whole(list(row[0][1].matrices()))

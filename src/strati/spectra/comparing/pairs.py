@@ -73,7 +73,7 @@ class PairUpdate:
 
 
 @dataclass(frozen=True)
-class Row:
+class PairedRow:
     """The versions of one layer, in the networks' order, with the widths of an attention head to try."""
 
     versions: tuple[Layer, ...]
@@ -86,7 +86,7 @@ class Row:
 
 
 def updates(
-    rows: Sequence[Row],
+    rows: Sequence[PairedRow],
     *,
     seed: int,
     merge: bool,
@@ -110,12 +110,12 @@ def updates(
     return _stored(rows, seed, merge, Path(out), run or Run())
 
 
-def _of_row(row: Row, *, seed: int, merge: bool) -> PairUpdate:
+def _of_row(row: PairedRow, *, seed: int, merge: bool) -> PairUpdate:
     versions = [list(layer.matrices()) for layer in row.versions]
     return pair_update(versions, _facts(row, seed, merge))
 
 
-def _stored(rows: Sequence[Row], seed: int, merge: bool, folder: Path, run: Run) -> list[PairUpdate]:
+def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run: Run) -> list[PairUpdate]:
     files: dict[int, Any] = {}
     units = []
     for row in rows:
@@ -197,7 +197,7 @@ def _from_record(record: dict[str, Any]) -> PairUpdate:
     )
 
 
-def _facts(row: Row, seed: int, merge: bool) -> dict[str, Any]:
+def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
     """All that the numbers depend on besides the weights; plain values, so that they travel and are hashed."""
     first = row.versions[0]
     return {

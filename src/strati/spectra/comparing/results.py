@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from strati.spectra.comparing.matching import Unmatched
     from strati.spectra.comparing.mixture import Mixture
     from strati.spectra.comparing.outliers import StandsOut
-    from strati.spectra.comparing.role_differences import Difference, Distribution
-    from strati.spectra.comparing.series import Series
+    from strati.spectra.comparing.role_differences import Difference, RoleDistribution
+    from strati.spectra.comparing.series import CheckpointSeries
     from strati.types import FloatArray
 
 
@@ -138,10 +138,10 @@ class Comparison(Result):
     networks: tuple[ComparedNetwork, ...]
     matched_by: str
     layers: tuple[ComparedLayer, ...]
-    roles: tuple[tuple[Distribution, ...], ...]
+    roles: tuple[tuple[RoleDistribution, ...], ...]
     role_differences: tuple[tuple[Difference, ...], ...]
     movement: Movement | None
-    series: Series | None
+    series: CheckpointSeries | None
     unmatched: tuple[Unmatched, ...]
     warnings: tuple[Flag, ...]
     stand_out: tuple[StandsOut, ...] = ()

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Distribution:
+class RoleDistribution:
     """One metric over the layers of one role."""
 
     role: str
@@ -69,7 +69,7 @@ class Difference:
     pvalue: float
 
 
-def distributions(rows: Sequence[Mapping[str, object]]) -> tuple[Distribution, ...]:
+def distributions(rows: Sequence[Mapping[str, object]]) -> tuple[RoleDistribution, ...]:
     """Median and quartiles of every metric for every role.
 
     Args:
@@ -81,7 +81,7 @@ def distributions(rows: Sequence[Mapping[str, object]]) -> tuple[Distribution, .
         for metric in METRICS:
             values = _values(rows, metric, (role,))
             cuts = np.quantile(values, (0.25, 0.5, 0.75)).tolist() if values.size else [None] * 3
-            found.append(Distribution(role, metric, int(values.size), cuts[1], cuts[0], cuts[2]))
+            found.append(RoleDistribution(role, metric, int(values.size), cuts[1], cuts[0], cuts[2]))
     return tuple(found)
 
 

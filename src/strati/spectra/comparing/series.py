@@ -33,7 +33,7 @@ class SeriesLayer:
 
 
 @dataclass(frozen=True)
-class Series:
+class CheckpointSeries:
     """A training run: its checkpoints in order and every layer over them."""
 
     labels: tuple[str, ...]
@@ -62,7 +62,7 @@ FOLLOWED = ("phase", "alpha", "stable_rank", "hard_rank", "entropy", "mp_sigma",
 
 def series_of(
     checkpoints: Sequence[Path], layers: Sequence[Compared], changes: Sequence[tuple[float | None, ...]]
-) -> Series:
+) -> CheckpointSeries:
     """Put the layers of a training run in order of time.
 
     Args:
@@ -80,7 +80,7 @@ def series_of(
         )
         for layer, change in zip(layers, changes, strict=True)
     ]
-    return Series(_labels(checkpoints), tuple(found))
+    return CheckpointSeries(_labels(checkpoints), tuple(found))
 
 
 def leaves_random_like(phases: Sequence[str | None]) -> int | None:
