@@ -127,7 +127,7 @@ def test_a_checkpoint_that_does_not_mix_is_refused_with_its_reason() -> None:
     refused = measured(objective_of(_filled(model, wild), "behavioural-mse", data[0]), shared)
     assert refused.value is None
     assert "chains" in refused.reason
-    with pytest.raises(BadInputError, match="nothing could be measured.*chains have not mixed"):
+    with pytest.raises(BadInputError, match=r"nothing could be measured.*chains have not mixed"):
         strati.track(kept, data=data, model=model, what="llc", chains=2, draws=12, gamma=1e-6, nbeta=1e-3)
 
 

@@ -11,14 +11,14 @@ try:
     from lightning.pytorch.callbacks import Callback
 except ImportError:
     try:
-        from pytorch_lightning.callbacks import Callback
+        from pytorch_lightning.callbacks import Callback  # type: ignore[assignment]
     except ImportError:
         raise MissingExtraError(
             "the callback for Lightning", "needs lightning; install it with: pip install lightning"
         ) from None
 
 
-class StratiCallback(Callback):  # type: ignore[misc]
+class StratiCallback(Callback):
     """Follow the spectra of the module that a Lightning ``Trainer`` trains.
 
     Args:

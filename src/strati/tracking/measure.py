@@ -114,7 +114,7 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
     if model is None:
         from strati.network.module import as_module
 
-        return as_module(checkpoint.source, activation=config.activation)  # type: ignore[arg-type]
+        return as_module(checkpoint.source, activation=config.activation)
     from strati.network.open import open as open_network
 
     network = open_network(checkpoint.source)

@@ -200,7 +200,7 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
     if spec.source != "resnet":
         from strati.network.module import as_module
 
-        return as_module(path, activation=spec.activation).eval()  # type: ignore[arg-type]
+        return as_module(path, activation=spec.activation).eval()
     from strati.network.open import open as open_network
 
     file = open_network(path)

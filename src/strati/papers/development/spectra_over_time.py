@@ -10,6 +10,7 @@ import numpy as np
 
 from strati.papers.development.drawing import panels
 from strati.papers.development.training import Training, spaced, step_of, trained
+from strati.papers.handwriting import digits, mnist
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
 from strati.types import Tick
@@ -153,8 +154,6 @@ def mlp_run(
     """A fully connected network on the digits (quick) or MNIST, resumable: a name and its checkpoints."""
     import torch
 
-    from strati.papers.eigenspectra.spectra_experiments import digits, mnist
-
     data = digits() if quick else mnist()
     widths = (64, 96, 64, 10) if quick else (784, 512, 512, 512, 10)
     torch.manual_seed(seed)
@@ -202,8 +201,6 @@ def _size(model: Any, note: str) -> Row:
 def _few_components(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Three of the digits, by their first principal components of unit size."""
     import torch
-
-    from strati.papers.eigenspectra.spectra_experiments import digits
 
     data = digits()
     chosen = data.y < 3

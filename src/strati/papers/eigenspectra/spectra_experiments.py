@@ -7,7 +7,6 @@ quasi-null directions taken out (section 3.1 says they do no work), and spectra 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from strati import embedded, zoo
 from strati.papers.beside import beside
 from strati.papers.eigenspectra.figures import Shown, bars, lines, spectra_grid
+from strati.papers.handwriting import digits
 from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
 from strati.spectra.comparing.compare import compare
@@ -173,34 +173,6 @@ def _draw_ranks(
     ranks: dict[str, dict[str, Sequence[float | None]]], folder: Path, title: str
 ) -> tuple[str, ...]:
     return lines(ranks, folder, "training-series", title=title, label="stable rank")
-
-
-@dataclass(frozen=True)
-class _Data:
-    x: torch.Tensor
-    y: torch.Tensor
-    x_test: torch.Tensor
-    y_test: torch.Tensor
-
-
-def digits() -> _Data:
-    """The embedded digits."""
-    import torch
-
-    with np.load(embedded.path("digits.npz")) as file:
-        return _Data(*(torch.from_numpy(file[k]) for k in ("x", "y", "x_test", "y_test")))
-
-
-def mnist() -> _Data:
-    """MNIST, pixels between 0 and 1."""
-    import torch
-
-    with np.load(zoo.path("mnist")) as file:
-        x, x_test = (
-            torch.from_numpy(file[k].reshape(len(file[k]), -1) / np.float32(255))
-            for k in ("x_train", "x_test")
-        )
-        return _Data(x, torch.from_numpy(file["y_train"]), x_test, torch.from_numpy(file["y_test"]))
 
 
 def _mlp(path: Path) -> torch.nn.Module:
