@@ -32,7 +32,7 @@ For a bug report: `strati --version --verbose`.
 def text() -> str:
     """The page."""
     parts = [HEAD]
-    group = click.Context(strati, info_name="strati")
+    group = click.Context(strati, info_name="strati", help_option_names=["-h", "--help"])
     for verb in VERBS:
         command = strati.get_command(group, verb)
         assert command is not None

@@ -197,6 +197,10 @@ def hostile(text: str) -> list[dict[str, Any]]:
             "ladder": [{"nbeta": 2.0, "lambda": 1.0}],
         },
         head("scales") | {"parameters": 9, "scales": [{"epsilon": 0.1, "lambda": 2.0, "stderr": 0.1}]},
+        head("llc-parts") | {"parts": [{"part": text, "estimate": 1.0, "stderr": 0.1, "reason": text}]},
+        head("estimate") | {"seconds": 3.0, "layers": [{"name": text}], "sentence": text},
+        head("demo")
+        | {"folder": text, "report": text, "steps": [{"title": text, "command": text, "seconds": 1.0}]},
         head("sparsify") | {"weights": 9, "zeros_after": 3, "layers": [{"name": text, "weights": 9}]},
         head("reassemble-make")
         | {"folder": text, "recipe": {text: text}, "loss": 0.1, "permutation": [0, 1]},

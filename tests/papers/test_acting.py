@@ -16,14 +16,14 @@ from strati.papers.acting import claims, subjects, table
 from strati.papers.registry import ENTRIES, reproduce
 
 
-def digits(folder: Path, quick: bool, seed: int) -> subjects.Case:
+def digits(folder: Path, quick: bool, seed: int) -> subjects.ActingCase:
     with np.load(embedded.path("digits.npz")) as file:
         x = next(file[k] for k in ("x_test", "x") if k in file.files).astype(np.float32)
         y = next(file[k] for k in ("y_test", "y") if k in file.files)
     x = x.reshape(len(x), -1)
     data = StudyData("rows", 10, x[:0], None, x, y)
     model = as_module(embedded.path("digits-mlp.safetensors"))
-    return subjects.Case(
+    return subjects.ActingCase(
         "digits",
         model,
         subjects._part(data, 0, 120),
@@ -35,13 +35,13 @@ def digits(folder: Path, quick: bool, seed: int) -> subjects.Case:
     )
 
 
-def words(folder: Path, quick: bool, seed: int) -> subjects.Case:
+def words(folder: Path, quick: bool, seed: int) -> subjects.ActingCase:
     torch.manual_seed(0)
     tokens = np.random.default_rng(0).integers(0, 30, (16, 9))
     data = StudyData("tokens", 30, tokens[:0], None, tokens, None)
     model = Transformer(30, 16, 4, 2, 16).eval()
     parts = subjects._part(data, 0, 8), subjects._part(data, 8, 16)
-    return subjects.Case("words", model, *parts, ("blocks.*",), 8, "small", True)
+    return subjects.ActingCase("words", model, *parts, ("blocks.*",), 8, "small", True)
 
 
 @pytest.fixture(autouse=True)

@@ -27,10 +27,10 @@ def test_section_five(tmp_path):
     # V(w) = sqrt(eps)/w, counted in n = 100,000 draws: ln V is off by sqrt((1/V - 1)/n), at most 0.0315 here
     full = np.sqrt((1 / 1e-2 - 1) / 100_000)
     for row in (row for row in found.rows if "eq. 34" in row.what):
-        volume = 1e-2 ** float(row.paper)
-        error = (np.sqrt((1 / volume - 1) / 100_000) + float(row.paper) * full) / -np.log(1e-2)
+        volume = 1e-2 ** float(row.theory)
+        error = (np.sqrt((1 / volume - 1) / 100_000) + float(row.theory) * full) / -np.log(1e-2)
         assert error < 0.014
-        assert row.ours == pytest.approx(row.paper, abs=3.5 * error)
+        assert row.ours == pytest.approx(row.theory, abs=3.5 * error)
     # two links leave a disc in a square, pi/4 of what eq. 35 says: its ratio is 1 + ln(4/pi) / (2 ln r)
     for row in (row for row in found.rows if "eq. 35" in row.what):
         ratio = float(row.what.split(" links of ")[1].split()[0])

@@ -166,10 +166,10 @@ def test_sorting_filtering_and_searching(opened: Callable[..., Any]) -> None:
     assert rows.count() == 24
     numbers = [row["alpha"] for row in result["layers"]]
     page.locator(".heads [data-sort=metric]").click()
-    values = [float(text) for text in page.locator(".rows .value").all_inner_texts()]
+    values = [float(text) for text in page.locator(".rows .value").all_text_contents()]
     assert values == sorted(values)
     page.locator(".heads [data-sort=metric]").click()
-    values = [float(text) for text in page.locator(".rows .value").all_inner_texts()]
+    values = [float(text) for text in page.locator(".rows .value").all_text_contents()]
     assert values == sorted(values, reverse=True)
     assert values[0] == pytest.approx(max(numbers), rel=1e-3)
     page.get_by_role("combobox", name="Role", exact=True).select_option("mlp.in")

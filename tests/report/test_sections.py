@@ -68,7 +68,10 @@ def test_every_section_is_there_and_in_the_menu(page: Any) -> None:
         page.locator("#nav a").evaluate_all("nodes => nodes.map(n => n.getAttribute('href').slice(1))")
         == sections
     )
-    assert page.locator("main figure svg").count() == page.locator("main figure").count()
+    drawn = page.locator("main figure").evaluate_all(
+        "nodes => nodes.map(n => n.querySelectorAll('svg').length)"
+    )
+    assert min(drawn) >= 1  # small multiples have several
 
 
 def test_axe_finds_no_barrier_in_any_section(page: Any) -> None:

@@ -216,16 +216,16 @@ def test_ctrl_c_in_the_middle_of_a_large_solve_is_heeded_at_once(tmp_path: Path,
     import psutil
 
     model = tmp_path / "large.safetensors"
-    save_file({"w.weight": np.random.default_rng(0).normal(size=(3600, 3600)).astype(np.float32)}, model)
+    save_file({"w.weight": np.random.default_rng(0).normal(size=(6400, 6400)).astype(np.float32)}, model)
     out = ["--out", str(tmp_path / "run")] if kept else []
     words = [sys.executable, "-m", "strati.cli.main", "scan", str(model), *out, "--workers", "1", "--quiet"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     watched = psutil.Process(process.pid)
-    while watched.cpu_times().user < 4 and process.poll() is None:
+    while watched.cpu_times().user < 3.5 and process.poll() is None:
         time.sleep(0.02)
     start, used = time.monotonic(), watched.cpu_times()
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130
     assert stderr.count("\n") == 1
-    assert time.monotonic() - start < 4, used  # under load; about a quarter of a second on an idle machine
+    assert time.monotonic() - start < 4, used

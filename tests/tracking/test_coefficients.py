@@ -149,7 +149,7 @@ def test_layers_heads_and_groups() -> None:
         per_layer=True,
         data_groups="y",
         chains=2,
-        draws=40,
+        draws=150,
         layers="0.*",
     )
     names = {(s.what, s.layer) for s in found.curves}

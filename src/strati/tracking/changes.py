@@ -100,7 +100,7 @@ def find_changes(
         gain = x.size * math.log(
             max(_rss(_design(x, others), y), 1e-300) / max(_rss(_design(x, places), y), 1e-300)
         )
-        return min(1.0, series * _pvalue(gain, x, others, grid, memory, level / series, seed + number))
+        return min(1.0, series * _pvalue(gain, x, others, grid, memory, seed + number))
 
     def each(places: list[float]) -> list[float]:
         return [chance(places, places[:k] + places[k + 1 :], k) for k in range(len(places))]
@@ -259,20 +259,23 @@ def _correlated(noise: FloatArray, memory: float) -> FloatArray:
     return noise
 
 
+_UNLIKELY = 1e-5
+"""A correlation less likely than this is not simulated."""
+
+
 def _pvalue(
     gain: float,
     x: FloatArray,
     places: Sequence[float],
     grid: FloatArray,
     memory: FloatArray,
-    level: float,
     seed: int,
 ) -> float:
     """Chance that noise alone gains as much by one more break, over the correlations that are likely."""
     total = 0.0
     for weight, value in zip(memory, _MEMORIES, strict=True):
-        if weight < 1e-3 * level:
-            total += float(weight)  # too unlikely to simulate; counted as if it explained all
+        if weight < _UNLIKELY:
+            total += float(weight)  # counted as if it explained all
         else:
             total += float(weight) * _chance(gain, x, places, grid, value, seed)
     return min(1.0, total)

@@ -33,9 +33,9 @@ def layer_weights(curves: Sequence[Curve], combinations: Sequence[Combination]) 
 
     Examples:
         >>> from strati.intervene.acting.budget import Shape
-        >>> from strati.intervene.acting.curves import Curve, Option
+        >>> from strati.intervene.acting.curves import Curve, CurveOption
         >>> from strati.intervene.acting.predict import Combination
-        >>> options = (Option("bits=2", 2.0, 1.0, 0.0), Option("keep", 16.0, 0.0, 0.0))
+        >>> options = (CurveOption("bits=2", 2.0, 1.0, 0.0), CurveOption("keep", 16.0, 0.0, 0.0))
         >>> curves = [Curve(name, "linear", Shape(1, 1, 1), options) for name in "ab"]
         >>> seen = [Combination((0, 1), 1.0, 3.0), Combination((1, 0), 1.0, 1.0), Combination((0, 0), 2.0, 4.0)]
         >>> [round(float(w), 1) for w in layer_weights(curves, seen)]

@@ -35,7 +35,7 @@ export function blockMap(layers, choose) {
   const state = { by: available.some((m) => m.key === "alpha") ? "alpha" : (available[0] || METRICS[0]).key, chosen: null };
   const key = h("div", { class: "key" });
   const explain = () => replace(key, keyOf(layers, state.by));
-  const by = picker("Colour by", [["phase", "phase"], ["warnings", "warnings"], ...available.map((m) => [m.key, m.name])], state.by, (v) => { state.by = v; explain(); map.redraw(); depth.redraw(); });
+  const by = picker("Colour the map by", [["phase", "phase"], ["warnings", "warnings"], ...available.map((m) => [m.key, m.name])], state.by, (v) => { state.by = v; explain(); map.redraw(); depth.redraw(); });
   const map = figure({ title: "Blocks and roles", draw: (width) => drawMap(width, layers, grid, state, pick), controls: h("div", { class: "controls" }, by, key),
     caption: "Every weight matrix of every block. A click opens the layer below; arrow keys move." });
   const depth = figure({ title: "Over depth", draw: (width) => drawDepth(width, grid, state, available) });
