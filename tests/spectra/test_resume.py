@@ -55,7 +55,13 @@ def rows(out: Path) -> int:
 
 def started(words: list[str], out: Path, enough: int) -> subprocess.Popen[bytes]:
     """The command, once it has finished so many layers."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     until = time.monotonic() + 90
     while rows(out) < enough and process.poll() is None and time.monotonic() < until:
         time.sleep(0.01)
@@ -216,10 +222,16 @@ def test_ctrl_c_in_the_middle_of_a_large_solve_is_heeded_at_once(tmp_path: Path,
     import psutil
 
     model = tmp_path / "large.safetensors"
-    save_file({"w.weight": np.random.default_rng(0).normal(size=(6400, 6400)).astype(np.float32)}, model)
+    save_file({"w.weight": np.random.default_rng(0).normal(size=(5000, 5000)).astype(np.float32)}, model)
     out = ["--out", str(tmp_path / "run")] if kept else []
     words = [sys.executable, "-m", "strati.cli.main", "scan", str(model), *out, "--workers", "1", "--quiet"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Tests run in the background inherit an ignored SIGINT, and so would the command.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     watched = psutil.Process(process.pid)
     while watched.cpu_times().user < 3.5 and process.poll() is None:
         time.sleep(0.02)
