@@ -147,3 +147,17 @@ def test_modules_are_small_and_say_what_lives_there(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 500, "past 500 lines it is two things"
     assert not text or ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """One name for one thing. The callbacks of two trainers are the same thing; names with an underscore are private."""
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if (
+                isinstance(node, ast.ClassDef)
+                and not node.name.startswith("_")
+                and node.name != "StratiCallback"
+            ):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
