@@ -150,7 +150,7 @@ def test_modules_are_small_and_say_what_lives_there(path):
 
 
 def test_no_two_classes_share_a_name() -> None:
-    """One name for one thing. The callbacks of two trainers are the same thing; names with an underscore are private."""
+    """One name for one thing. The callbacks of two trainers are the same thing; an underscore makes a name private."""
     homes: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
