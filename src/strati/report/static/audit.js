@@ -15,7 +15,7 @@ const pooled = (list) => (list || []).filter((v) => v.intervention === null || v
 
 export function auditSection(whole, id) {
   const result = { ...whole, metrics: pooled(whole.metrics), verdicts: pooled(whole.verdicts) };
-  const body = section(id, "Which metrics to trust", "Layers were re-initialised and re-randomised one at a time. A metric that knows how good a layer is should move with the network's performance.");
+  const body = section(id, "Which metrics to trust", "Layers were changed one at a time. A metric that knows how good a layer is should move with the network's performance.");
   const failed = Array.isArray(result.failed) ? result.failed.length : result.failed;
   if (failed) body.append(h("p", { class: "note" }, `${number(failed)} units of the study failed and are left out.`));
   if ((result.verdicts || []).length) body.append(verdicts(result.verdicts));
