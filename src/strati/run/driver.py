@@ -152,3 +152,41 @@ def open_store(
         )
         raise BadInputError(path.parent, why)
     return store
+
+
+def kept_values(
+    path: Path, units: Sequence[Unit], body: Body, keep: Keep, run: Run, *, holds: str, layout: int
+) -> Iterator[Any]:
+    """The values of units in their order, each computed once and kept in a store that many runs may share.
+
+    A second run at the same time begins at the other end, so that two meet in the middle.
+
+    Args:
+        path: The store's file; its folder is made if it is not there.
+        units: The work; a key that the store has is not computed again, whoever put it there.
+        body: Computes one unit.
+        keep: Turns an outcome into what the store keeps.
+        run: Where the work is done.
+        holds: What the store is for; one that holds something else is refused.
+        layout: Version of the values' meaning.
+
+    Raises:
+        BadInputError: The folder holds something else or cannot be written, or a unit failed.
+        StoppedError: Ctrl-C; what was finished is kept.
+    """
+    keys = {unit.key for unit in units}
+    with (
+        shared_folder(path.parent) as alone,
+        open_store(path, identity=holds, layout=layout, about={"holds": holds}, kind="run") as store,
+        stoppable(lambda: len(store.keys(failed=False) & keys), run),
+    ):
+        done = store.keys(failed=False)
+        todo = [unit for unit in units if unit.key not in done]
+        run.expect(len(todo))
+        drive(store, body, todo if alone else todo[::-1], keep, run)
+        for unit in units:
+            found = store.get(unit.key)
+            if found is None or found.reason is not None:
+                why = found.reason if found is not None and found.reason else "was not computed; run it again"
+                raise BadInputError(unit.name, why)
+            yield found.value

@@ -21,7 +21,7 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.rng import derive
-from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.run.driver import Run, kept_values
 from strati.run.engine import Load, Outcome, Unit, cores
 from strati.run.store import Finished, unit_key
 from strati.run.threads import in_threads, interruptible
@@ -88,27 +88,11 @@ def stored_spectra(
         BadInputError: The folder holds something else or cannot be written, or a layer cannot be read.
         StoppedError: Ctrl-C; what was finished is kept.
     """
-    folder = Path(out)
     files: dict[int, Any] = {}
     units = [_unit(layer, options, files) for layer in layers]
-    with (
-        shared_folder(folder) as alone,
-        open_store(
-            folder / STORE, identity="spectra", layout=LAYOUT, about={"holds": "spectra"}, kind="run"
-        ) as store,
-        stoppable(lambda: len(store.keys(failed=False) & {unit.key for unit in units}), run),
-    ):
-        done = store.keys(failed=False)
-        todo = [unit for unit in units if unit.key not in done]
-        run.expect(len(todo))
-        # A second run begins at the other end, so that two meet in the middle.
-        drive(store, partial(_work, options=options), todo if alone else todo[::-1], _keep, run)
-        for unit in units:
-            found = store.get(unit.key)
-            if found is None or found.reason is not None:
-                why = found.reason if found is not None and found.reason else "was not computed; run it again"
-                raise BadInputError(unit.name, why)
-            yield from_record(found.value)
+    body = partial(_work, options=options)
+    for value in kept_values(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT):
+        yield from_record(value)
 
 
 def at_once(layers: Sequence[Layer], workers: int) -> int:

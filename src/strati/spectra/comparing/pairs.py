@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from strati.errors import BadInputError
 from strati.network.align import Aligned, align, rescaled
 from strati.rng import stream
-from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.run.driver import Run, kept_values
 from strati.run.engine import Load, Outcome, Unit
 from strati.run.store import Finished, unit_key
 from strati.run.threads import in_threads, interruptible
@@ -125,25 +124,8 @@ def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run
         key = unit_key({"facts": facts, "weights": weights, "views": views, "layout": LAYOUT})
         readers = {str(n): WholeReader(layer) for n, layer in enumerate(row.versions)}
         units.append(Unit(key, row.name, "", facts, readers))
-    with (
-        shared_folder(folder) as alone,
-        open_store(
-            folder / STORE, identity="updates", layout=LAYOUT, about={"holds": "updates"}, kind="run"
-        ) as store,
-        stoppable(lambda: len(store.keys(failed=False) & {unit.key for unit in units}), run),
-    ):
-        done = store.keys(failed=False)
-        todo = [unit for unit in units if unit.key not in done]
-        run.expect(len(todo))
-        drive(store, _work, todo if alone else todo[::-1], _keep, run)
-        found = []
-        for unit in units:
-            kept = store.get(unit.key)
-            if kept is None or kept.reason is not None:
-                why = kept.reason if kept is not None and kept.reason else "was not computed; run it again"
-                raise BadInputError(unit.name, why)
-            found.append(_from_record(kept.value))
-        return found
+    values = kept_values(folder / STORE, units, _work, _keep, run, holds="updates", layout=LAYOUT)
+    return [_from_record(value) for value in values]
 
 
 @dataclass(frozen=True)
