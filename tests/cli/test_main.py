@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from strati import embedded
-from strati.cli.main import VERBS
+from strati.cli.main import VERBS, Verbs, main
 
 MODEL = str(embedded.path("digits-mlp.safetensors"))
 
@@ -131,7 +131,6 @@ def test_import_is_light() -> None:
 
 def test_a_fault_of_strati_is_exit_1_and_says_how_to_see_more(monkeypatch, capsys) -> None:
     import strati.network.inspect as home
-    from strati.cli.main import main
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
@@ -146,6 +145,26 @@ def test_a_fault_of_strati_is_exit_1_and_says_how_to_see_more(monkeypatch, capsy
     assert "--debug" in said
     with pytest.raises(RuntimeError):
         main(["inspect", MODEL, "--debug"])
+
+
+@pytest.mark.parametrize("where", ["make_context", "parse_args", "get_command", "invoke"])
+def test_ctrl_c_while_the_words_are_read_is_the_same_one_line(where: str, monkeypatch, capsys) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Verbs, where, interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", MODEL])
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "strati: stopped\n")
+
+
+def test_the_shell_can_ask_for_completion() -> None:
+    asked = {"_STRATI_COMPLETE": "bash_complete", "COMP_WORDS": "strati rea", "COMP_CWORD": "1"}
+    done = strati(env=os.environ | asked)
+    assert done.returncode == 0 and done.stdout == "plain,reassemble\n", done
+    done = strati(env=os.environ | {"_STRATI_COMPLETE": "zsh_source"})
+    assert done.returncode == 0 and "strati" in done.stdout and not done.stderr
 
 
 def test_every_public_name_can_be_imported() -> None:

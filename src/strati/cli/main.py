@@ -17,7 +17,6 @@ if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") i
 import importlib
 import io
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -55,10 +54,6 @@ _FORCE = click.Option(
 )
 
 
-class _InterruptedError(Exception):
-    """Ctrl-C."""
-
-
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is called."""
 
@@ -79,13 +74,6 @@ class Verbs(click.Group):
         if not any("--force" in parameter.opts for parameter in command.params):
             command.params.append(_FORCE)
         return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; a Ctrl-C that no verb has explained is explained here (click would print an empty line)."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _InterruptedError from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
@@ -123,6 +111,8 @@ def _version(context: click.Context, asked: bool) -> None:
 
 
 _WORDS = "strati.words"
+_COMPLETION = "_STRATI_COMPLETE"
+"""The variable by which click's shell completion asks."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -140,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
     interrupts.raise_once()
     try:
         code = _run(words, debug)
-    except KeyboardInterrupt:  # after the verb, while its last words were written
+    except KeyboardInterrupt:  # while its words were read, or after it, while its last words were written
         code = _stopped()
     if code == interrupts.CODE:
         interrupts.leave()
@@ -150,7 +140,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        code = strati.main(words or ["--help"], prog_name="strati", standalone_mode=False)
+        if _COMPLETION in os.environ:  # the shell asks what could come next; click answers, and exits
+            strati.main(words, prog_name="strati")
+        # Not click's `main`: it answers a Ctrl-C that comes while the words are read with an empty line of its own.
+        with strati.make_context("strati", list(words or ["--help"])) as context:
+            code = strati.invoke(context)
         sys.stdout.flush()
         if isinstance(code, int):  # what a verb gave to click's Context.exit
             return code
@@ -166,7 +160,7 @@ def _run(words: list[str], debug: bool) -> int:
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.exceptions.Abort, _InterruptedError):
+    except click.exceptions.Abort:
         return _stopped()
     except click.ClickException as error:
         return _usage(error)
