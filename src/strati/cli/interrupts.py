@@ -1,9 +1,10 @@
 """Ctrl-C from the first moment to the last: one line and exit code 130, whatever the process is doing.
 
 While the program is still being imported there is nothing to clean up: it leaves at once. While a verb runs the first
-Ctrl-C is a ``KeyboardInterrupt``, so that the verb can say what is kept; a second one leaves at once, and so does the
-first where it was not heeded within seconds: imported code may swallow it, and threads may not stop. What is kept is
-written whole or not at all, so that this loses nothing. When the verb is done nothing is left to stop.
+Ctrl-C is a ``KeyboardInterrupt``, so that the verb can say what is kept; it waits for the end of an import, since
+compiled modules that import others abort the process on any exception there. A second one leaves at once, and so does
+the first where it was not heeded within seconds: imported code may swallow it, and threads may not stop. What is kept
+is written whole or not at all, so that this loses nothing. When the verb is done nothing is left to stop.
 Imports nothing but small modules of the standard library: it has to be there first.
 """
 
@@ -14,12 +15,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from types import FrameType
 
 CODE = 130
 PATIENCE = 6
 """Seconds after which a Ctrl-C that was not heeded ends the process."""
+
+_PAUSE = 0.01
+"""Seconds between two looks whether an import is done."""
 
 _MAIN = threading.main_thread()
 
@@ -49,7 +54,7 @@ def ignore() -> None:
     if signal.getsignal(signal.SIGINT) in (_leave, _raise):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(signal, "SIGALRM"):
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def leave() -> None:
@@ -76,7 +81,28 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, _leave)
-    if hasattr(signal, "SIGALRM"):
+    end = time.monotonic() + PATIENCE
+    if not hasattr(signal, "SIGALRM"):
+        raise KeyboardInterrupt
+
+    def when_imported(number: int, frame: FrameType | None) -> None:
+        left = end - time.monotonic()
+        if left <= 0:
+            _leave(number, frame)
+        if _importing(frame):
+            signal.setitimer(signal.ITIMER_REAL, _PAUSE)
+            return
         signal.signal(signal.SIGALRM, _leave)
-        signal.alarm(PATIENCE)
-    raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, left)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGALRM, when_imported)
+    when_imported(number, frame)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,57 @@
+"""Ctrl-C at moments that chance would rarely find."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys, time
+from strati.cli import interrupts
+interrupts.leave_at_once()
+interrupts.raise_once()
+try:
+    import slow
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("heeded")
+    interrupts.leave()
+"""
+SLOW = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+try:
+    time.sleep(0.2)
+    print("undisturbed", flush=True)
+except KeyboardInterrupt:
+    print("disturbed", flush=True)
+{rest}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "said", "error"),
+    [
+        ("", "undisturbed\nheeded\n", ""),
+        ("time.sleep(30)", "undisturbed\n", "strati: stopped\n"),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", "undisturbed\n", "strati: stopped\n"),
+    ],
+    ids=["heeded when the import is done", "an import that never ends", "pressed twice"],
+)
+def test_an_import_is_not_torn_apart(tmp_path: Path, rest: str, said: str, error: str) -> None:
+    """torch's compiled modules import others while they load, and abort the process when that raises."""
+    (tmp_path / "slow.py").write_text(SLOW.format(rest=rest))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, said, error)
