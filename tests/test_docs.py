@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from tooling import tool
 
 import strati
 from strati.cli.main import VERBS
@@ -17,15 +15,6 @@ from strati.cli.main import VERBS
 HOME = Path(__file__).resolve().parents[1]
 SOURCE = Path(strati.__file__).parent
 TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
-
-
-def tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HOME / "tools" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where its dataclasses look for themselves
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)

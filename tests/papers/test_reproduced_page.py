@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import tooling
 
 from strati.papers import registry
 from strati.papers.claims import CLAIMS
@@ -19,12 +19,8 @@ HOME = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reproduce_all", HOME / "tools" / "reproduce_all.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     monkeypatch.chdir(HOME)
-    return module
+    return tooling.tool("reproduce_all")
 
 
 @pytest.fixture

@@ -6,23 +6,16 @@ errors. ``tools/calibrate_spectra.py noise`` prints the same rates over more dra
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
+from tooling import tool
 
 from strati.rng import stream
 from strati.spectra.entries import entry_tail
 from strati.spectra.spectrum import Spectrum, spectrum
 
-_spec = importlib.util.spec_from_file_location(
-    "calibrate_spectra", Path(__file__).parents[2] / "tools" / "calibrate_spectra.py"
-)
-assert _spec is not None and _spec.loader is not None
-kinds = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(kinds)
+kinds = tool("calibrate_spectra")
 
 
 def codes(sp: Spectrum) -> set[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from tooling import tool
 
 from strati.errors import BadInputError
 from strati.intervene.judging.audit import audit
@@ -324,15 +325,7 @@ def test_the_table_shows_intervals_as_they_are() -> None:
 
 @pytest.fixture(scope="module")
 def calibrate() -> Any:
-    import importlib.util
-    from pathlib import Path
-
-    path = Path(__file__).resolve().parents[3] / "tools" / "calibrate_audit.py"
-    spec = importlib.util.spec_from_file_location("calibrate_audit", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return tool("calibrate_audit")
 
 
 @pytest.mark.parametrize("kind", ["noise", "layers"])

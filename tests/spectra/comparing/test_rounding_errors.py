@@ -8,14 +8,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tooling import tool
 
 import strati
+from strati.spectra.comparing import pairs
 
 GROUP, BITS = 32, 4
 SHAPES = {"self_attn.q_proj": (64, 96), "mlp.up_proj": (128, 96), "mlp.down_proj": (96, 128)}
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # AWQ: where in its word each of eight outputs lies
 
 Coded = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+calibration = tool("calibrate_rounding")
+
+
+def rounded(weight: np.ndarray, *, inputs: np.ndarray | None = None, down: bool = False) -> Coded:
+    return calibration.rounded(weight, BITS, GROUP, inputs=inputs, down=down)
 
 
 def base(seed: int = 0) -> dict[str, np.ndarray]:
@@ -25,34 +33,6 @@ def base(seed: int = 0) -> dict[str, np.ndarray]:
         for block in range(3)
         for name, shape in SHAPES.items()
     }
-
-
-def grid(part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Step and zero point of each row of a group."""
-    low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
-    step = (high - low) / (2**BITS - 1)
-    return step, np.clip(np.round(-low / step), 1, 2**BITS - 1)
-
-
-def rounded(weight: np.ndarray, how: str, inputs: np.ndarray | None = None) -> Coded:
-    """Codes, steps and zero points: to the nearest code, always down, or as GPTQ does (later weights make it up)."""
-    left = weight.astype(np.float64).copy()
-    codes = np.zeros(left.shape, np.int64)
-    steps, zeros = (np.zeros((left.shape[0], left.shape[1] // GROUP)) for _ in range(2))
-    if inputs is not None:
-        gram = inputs.T @ inputs / len(inputs)
-        gram += 0.01 * np.trace(gram) / len(gram) * np.eye(len(gram))
-        factor = np.linalg.cholesky(np.linalg.inv(gram)).T
-    for j in range(left.shape[1]):
-        g = j // GROUP
-        if j % GROUP == 0:
-            steps[:, g], zeros[:, g] = grid(left[:, j : j + GROUP])
-        place = left[:, j] / steps[:, g] + zeros[:, g]
-        codes[:, j] = np.clip(np.floor(place) if how == "down" else np.round(place), 0, 2**BITS - 1)
-        if inputs is not None:
-            error = (left[:, j] - (codes[:, j] - zeros[:, g]) * steps[:, g]) / factor[j, j]
-            left[:, j:] -= np.outer(error, factor[j, j:])
-    return codes, steps.astype(np.float32), zeros.astype(np.int64)
 
 
 def words(codes: np.ndarray) -> np.ndarray:
@@ -107,7 +87,7 @@ def test_a_layer_rounded_worse_is_named_and_no_other(tmp_path: Path, method: str
     """Rounding down instead of to the nearest code doubles the error."""
     weights = base()
     bad = "model.layers.1.mlp.up_proj"
-    coded = {name: rounded(w, "down" if name == bad else "nearest") for name, w in weights.items()}
+    coded = {name: rounded(w, down=name == bad) for name, w in weights.items()}
     result = strati.compare(plain(weights), checkpoint(tmp_path / "coded", method, coded))
     assert len(result.layers) == 9
     assert {x.aligned for x in result.layers} == {None}
@@ -125,7 +105,7 @@ def test_what_gptq_moves_to_make_up_for_rounding_is_not_rounded_worse(tmp_path: 
     for name, weight in weights.items():
         columns = weight.shape[1]
         mixing = rng.normal(size=(columns, columns)) * np.arange(1, columns + 1) ** -0.5
-        coded[name] = rounded(weight, "nearest", rng.normal(size=(2000, columns)) @ mixing.T)
+        coded[name] = rounded(weight, inputs=rng.normal(size=(2000, columns)) @ mixing.T)
     result = strati.compare(plain(weights), checkpoint(tmp_path / "coded", "gptq", coded))
     ratios = [layer.rounding.ratio for layer in result.layers if layer.rounding is not None]
     assert min(ratios) > 1.1  # more than rounding to the nearest code leaves, by design
@@ -140,8 +120,25 @@ def test_scales_that_awq_moved_between_layers_are_undone(tmp_path: Path, worse: 
     for name, weight in weights.items():
         rows, columns = (rng.uniform(0.5, 3, size=side) for side in weight.shape)
         scaled = weight * columns / (rows[:, None] if name.endswith("up_proj") else 1)
-        coded[name] = rounded(scaled, "down" if worse and name == "model.layers.2.mlp.up_proj" else "nearest")
+        coded[name] = rounded(scaled, down=worse and name == "model.layers.2.mlp.up_proj")
     result = strati.compare(plain(weights), checkpoint(tmp_path / "coded", "awq", coded))
     assert {x.aligned for x in result.layers} == {"channel-scales"}
     assert max(x.relative_change for x in result.layers) < (0.2 if worse else 0.13)
     assert named_worse(result) == (["model.layers.2.mlp.up_proj.weight"] if worse else [])
+
+
+def test_the_bounds_lie_between_right_layers_and_wrong_ones() -> None:
+    """The calibration on made weights, again: each bound a sixth away from what is right and from what is wrong."""
+    found = [
+        calibration.ratios(weight, inputs, bits, group)
+        for _, cases in calibration.sources(seed=1, made=True)
+        for weight, inputs in cases[:1]
+        for bits, group in calibration.SETTINGS
+    ]
+    right, compensated, wrong = (
+        [r["nearest"] for r in found],
+        [r["gptq"] for r in found],
+        [r["down"] for r in found],
+    )
+    assert max(right) * 7 / 6 < pairs.WORSE < min(wrong) * 6 / 7
+    assert max(compensated) * 7 / 6 < pairs.WORSE_COMPENSATED < min(wrong)

@@ -43,10 +43,16 @@ LAYOUT = 3
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
-"""A quantised layer whose error is more than this many times the predicted one is named."""
+"""A quantised layer whose error is more than this many times the predicted one is named.
+
+``tools/calibrate_rounding.py``: to the nearest code layers reach 1.01, rounded down they begin at 1.95.
+"""
 
 WORSE_COMPENSATED = 1.75
-"""The same where the scheme may have moved weights to make up for the rounding of others, as GPTQ does."""
+"""The same where the scheme may have moved weights to make up for the rounding of others, as GPTQ does.
+
+``tools/calibrate_rounding.py``: GPTQ's layers reach 1.45 on stories15M and its inputs, 1.24 on made ones.
+"""
 
 _COMPENSATED = frozenset({"gptq", "compressed-tensors"})
 
