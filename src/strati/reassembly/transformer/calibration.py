@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from strati.reassembly.transformer import stream, units, vectors
 from strati.reassembly.transformer.arrange import Similarity, coefficients
+from strati.reassembly.transformer.asymmetry import differences, ends_of, signs_of
 from strati.reassembly.transformer.direction import signs
 from strati.reassembly.transformer.evidence import Expected, standard
 from strati.reassembly.transformer.layout import end_tables, stacks, unit_kinds
@@ -41,6 +42,7 @@ class MeasuredSignals:
         signs: Signs of direction, the right way round.
         vectors: Vector role to signal to its shift.
         blocks: Number of blocks.
+        twins: Signs of which of two matrices of one shape is which, the right way round.
     """
 
     shifts: Mapping[str, Mapping[str, float]]
@@ -49,6 +51,7 @@ class MeasuredSignals:
     vectors: Mapping[str, Mapping[str, float]]
     coefficients: Mapping[tuple[str, str], tuple[float, ...]]
     blocks: int
+    twins: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Prior:
     signs: Mapping[str, Expected]
     vectors: Mapping[str, Mapping[str, Expected]]
     coefficients: Mapping[tuple[str, str], tuple[float, float, float, float]]
+    twins: Mapping[str, Expected]
 
 
 @cache
@@ -120,7 +124,10 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSig
     tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
     ways = signs(stacked, given, tables, blueprint.tied)
     bodies = _vector_shifts(pieces, answer, stacked) if blueprint.blocks > 1 else {}
-    return MeasuredSignals(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks)
+    twins = signs_of(differences(stacked, blueprint))
+    if not blueprint.tied and {"embedding", "head"} <= set(tables):
+        twins |= ends_of(tables["embedding"], tables["head"], stacked)
+    return MeasuredSignals(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks, twins)
 
 
 def unit_signals(
@@ -206,7 +213,7 @@ def prior_of(found: Iterable[MeasuredSignals]) -> Prior:
     bodies = {
         role: _expected([one.vectors[role] for one in every if role in one.vectors]) for role in bodies_of
     }
-    return Prior(shifts, same, ways, bodies, means)
+    return Prior(shifts, same, ways, bodies, means, _expected([one.twins for one in every]))
 
 
 def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:

@@ -35,10 +35,14 @@ _SHARE = 0.25
 
 @dataclass(frozen=True)
 class Direction:
-    """Log-odds that the chain lies as it should (negative: turn it), and the signs that say so most."""
+    """Log-odds that the chain lies as it should (negative: turn it), and the signs that say so most.
+
+    ``lead`` is by how many nats the embedding is not the head, where that is not told.
+    """
 
     log_odds: float
     by: tuple[str, ...]
+    lead: float = float("inf")
 
 
 def signs(

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Roles:
-    """Slot to its pieces (one per block, in no order), name to the piece that is there once, and doubtful pieces."""
+    """What was found of the pieces' roles.
+
+    Attributes:
+        block: Slot to its pieces, one per block; in no order, but twins in the same.
+        whole: Name to the piece that is there once.
+        uncertain: Pieces whose role is doubtful.
+        twins: Two roles of a unit whose pairs are told, but not which of a pair is which; or ``embedding`` and
+            ``head``.
+    """
 
     block: Mapping[str, Sequence[int]]
     whole: Mapping[str, int]
     uncertain: tuple[int, ...] = ()
+    twins: tuple[tuple[str, str], ...] = ()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.errors import BadInputError
 from strati.reassembly.transformer.arrange import log_likelihood
+from strati.reassembly.transformer.asymmetry import ends_of, odds_of
+from strati.reassembly.transformer.asymmetry import turned as turned_twins
 from strati.reassembly.transformer.calibration import Prior, default_prior
 from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.direction import Direction, direction, signs
@@ -27,12 +30,19 @@ if TYPE_CHECKING:
 
     from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.transformer.pieces import TransformerPieces
+    from strati.reassembly.transformer.role_table import Roles
 
 SURE = 3.0
 """Nats by which a place must be better than the next best one to be called sure: odds of 20 to 1."""
 
 SURE_VECTOR = 6.0
 """The same for a bias or a norm, whose evidence is of few signals that go together: below it, too many were wrong."""
+
+SURE_TWIN = 6.0
+"""The same for which of two twins is which."""
+
+_TURNS = 3
+"""Times that twins are told and everything is placed again."""
 
 _FIT = 0.5
 """Weight of the fit's own preference for a direction beside the other signs."""
@@ -67,7 +77,8 @@ def solve_transformer(
     block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
     plain = folded(pieces, roles.block)
     placed = place_matrices(plain, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
-    placed, way = _directed(pieces, placed, roles.whole, known)
+    placed, doubtful = _twins_told(plain, placed, roles.twins, known, rng, tick)
+    whole, placed, way = _directed(pieces, placed, roles, known)
     bodies = place_vectors(
         pieces,
         {s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix},
@@ -75,33 +86,79 @@ def solve_transformer(
         known.vectors,
     )
     tick("vectors")
-    found = _result(pieces, placed, bodies, roles.whole, way, roles.uncertain)
+    found = _result(pieces, placed, bodies, whole, way, (*roles.uncertain, *doubtful))
     solved = time.perf_counter() - began
     seconds = {"load": load_seconds, "solve": solved}
     if data is None:
-        return _with(found, seconds=seconds)
+        return replace(found, seconds=seconds)
     from strati.reassembly.transformer.verify import verified
 
     began = time.perf_counter()
     better = verified(found, data, outputs, config, tick=tick)
-    return _with(better, seconds=seconds | {"verify": time.perf_counter() - began})
+    return replace(better, seconds=seconds | {"verify": time.perf_counter() - began})
+
+
+def _twins_told(
+    pieces: TransformerPieces,
+    placed: Placed,
+    twins: Sequence[tuple[str, str]],
+    prior: Prior,
+    rng: np.random.Generator,
+    tick: Tick,
+) -> tuple[Placed, list[int]]:
+    """Twins the right way round, all placed again where that changed; and the pieces of which it is not sure."""
+    twins = [pair for pair in twins if pair[0] in placed.numbers]
+    for _ in range(_TURNS if twins else 0):
+        numbers = {slot: list(found) for slot, found in placed.numbers.items()}
+        changed = False
+        doubtful: list[int] = []
+        for one, two in twins:
+            found = turned_twins(placed.stacked, pieces.blueprint, prior.twins, (one, two))
+            for k, swap in enumerate(found.swap):
+                if swap:
+                    numbers[one][k], numbers[two][k] = numbers[two][k], numbers[one][k]
+                if found.margins[k] < SURE_TWIN or found.whole < SURE_TWIN:
+                    doubtful += [numbers[one][k], numbers[two][k]]
+            changed = changed or bool(found.swap.any())
+        if not changed:
+            return placed, doubtful
+        placed = place_matrices(pieces, numbers, prior, rng, tick)
+    return placed, doubtful if twins else []
 
 
 def _directed(
-    pieces: TransformerPieces, placed: Placed, whole: Mapping[str, int], prior: Prior
-) -> tuple[Placed, Direction]:
-    """The chain the right way round, and what said so."""
-    tables = end_tables(pieces, whole)
-    found = direction(signs(placed.stacked, placed.given, tables, pieces.blueprint.tied), prior.signs)
+    pieces: TransformerPieces, placed: Placed, roles: Roles, prior: Prior
+) -> tuple[Mapping[str, int], Placed, Direction]:
+    """What stands at the ends, the chain the right way round, and what said so."""
+    ways = [roles.whole]
+    if ("embedding", "head") in roles.twins:
+        swapped = {"embedding": roles.whole["head"], "head": roles.whole["embedding"]}
+        ways.append({**roles.whole, **swapped})
     count = placed.given.count
     ahead = {kind: np.arange(count) for kind in placed.given.units}
     behind = {kind: at[::-1] for kind, at in ahead.items()}
     fits = [log_likelihood(placed.given, way, prior.coefficients) for way in (ahead, behind)]
-    odds = found.log_odds + _FIT * (fits[0] - fits[1])
-    by = found.by
-    if found.log_odds * odds <= 0 or abs(fits[0] - fits[1]) * _FIT > abs(found.log_odds):
-        by = ("what reads the stream after what writes it", *by)
-    return (placed if odds >= 0 else turned(placed)), Direction(abs(odds), by)
+    best: tuple[float, Mapping[str, int], Direction] | None = None
+    for whole in ways:
+        tables = end_tables(pieces, whole)
+        found = direction(signs(placed.stacked, placed.given, tables, pieces.blueprint.tied), prior.signs)
+        odds = found.log_odds + _FIT * (fits[0] - fits[1])
+        by = found.by
+        if found.log_odds * odds <= 0 or abs(fits[0] - fits[1]) * _FIT > abs(found.log_odds):
+            by = ("what reads the stream after what writes it", *by)
+        total = abs(odds)
+        if len(ways) > 1:
+            ends = ends_of(tables["embedding"], tables["head"], placed.stacked)
+            total += odds_of(ends, prior.twins, "embedding over head:")
+        if best is None or total > best[0]:
+            lead = float("inf") if best is None else total - best[0]
+            best = (total, whole, Direction(odds, by, lead))
+        else:
+            best = (*best[:2], replace(best[2], lead=min(best[2].lead, best[0] - total)))
+    assert best is not None  # there is one way at least
+    way = best[2]
+    turn = way.log_odds < 0
+    return best[1], (turned(placed) if turn else placed), replace(way, log_odds=abs(way.log_odds))
 
 
 def _result(
@@ -132,8 +189,12 @@ def _result(
         if margin < SURE:
             uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}
     warnings = []
-    if count > 1 and way.log_odds < SURE:
-        text = f"the direction is not sure ({way.log_odds:.1f} nats): the blocks may be in reverse order"
+    if way.lead < SURE:
+        uncertain |= {whole["embedding"], whole["head"]}
+    sure = min(way.log_odds, way.lead)
+    if count > 1 and sure < SURE:
+        uncertain |= {n for part in (blocks, vectors) for block in part for n in block.values()}
+        text = f"the direction is not sure ({sure:.1f} nats): the blocks may be in reverse order"
         warnings.append(Flag("direction-uncertain", text))
     others = {name: number for name, number in whole.items() if name not in ("embedding", "head")}
     embedding = whole.get("embedding")
@@ -159,12 +220,6 @@ def _result(
         seconds={},
         warnings=tuple(warnings),
     )
-
-
-def _with(found: TransformerReassembly, **changes: Any) -> TransformerReassembly:
-    from dataclasses import replace
-
-    return replace(found, **changes)
 
 
 def check_data(data: Any) -> None:

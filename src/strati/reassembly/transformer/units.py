@@ -72,27 +72,31 @@ def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> di
     """
     if heads < 2 or not {"q", "k", "v", "out"} <= set(stacks):
         return {}
-    unit: dict[str, Floats] = {}
-    for role in ("q", "k", "v", "out"):
-        rows = aligned(stacks[role], role, heads, groups)
-        step = np.linspace(0, rows.shape[2] - 1, min(_DIRECTIONS, rows.shape[2])).astype(np.intp)
-        rows = rows[:, :, step]
-        unit[role] = rows / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), np.finfo(np.float32).tiny)
-    count = len(unit["q"])
-    by_head: dict[str, list[Floats]] = {}
-    for role, rows in unit.items():
-        cut = rows.reshape(count, heads, -1, rows.shape[2])
-        by_head[role] = [
-            np.matmul(cut[:, h].transpose(0, 2, 1), cut[:, h]).reshape(count, -1) for h in range(heads)
-        ]
-    found: dict[str, Matrix] = {}
-    for a, b in HEAD_PAIRS:
-        same = sum(
-            (np.asarray(x @ y.T, dtype=np.float64) for x, y in zip(by_head[a], by_head[b], strict=True))
-        )
-        whole = np.sum(by_head[a], axis=0) @ np.sum(by_head[b], axis=0).T
-        found[f"{a}-{b}"] = np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
-    return found
+    grams = {role: _head_grams(stacks[role], role, heads, groups) for role in ("q", "k", "v", "out")}
+    return {f"{a}-{b}": _overlap(grams[a], grams[b]) for a, b in HEAD_PAIRS}
+
+
+def shared_heads(stacks: Mapping[str, Floats], a: str, b: str, *, heads: int, groups: int) -> Matrix:
+    """The same for two roles, of which there may be any number of pieces."""
+    if heads < 2:
+        return np.zeros((len(stacks[a]), len(stacks[b])))
+    return _overlap(*(_head_grams(stacks[role], role, heads, groups) for role in (a, b)))
+
+
+def _head_grams(stack: Floats, role: str, heads: int, groups: int) -> list[Floats]:
+    """For each head the Gram matrices on the stream of its rows as unit vectors, pieces by entries."""
+    rows = aligned(stack, role, heads, groups)
+    step = np.linspace(0, rows.shape[2] - 1, min(_DIRECTIONS, rows.shape[2])).astype(np.intp)
+    rows = rows[:, :, step]
+    unit = rows / np.maximum(np.linalg.norm(rows, axis=2, keepdims=True), np.finfo(np.float32).tiny)
+    cut = unit.reshape(len(unit), heads, -1, unit.shape[2])
+    return [np.matmul(cut[:, h].transpose(0, 2, 1), cut[:, h]).reshape(len(cut), -1) for h in range(heads)]
+
+
+def _overlap(a: list[Floats], b: list[Floats]) -> Matrix:
+    same = sum((np.asarray(x @ y.T, dtype=np.float64) for x, y in zip(a, b, strict=True)))
+    whole = np.sum(a, axis=0) @ np.sum(b, axis=0).T
+    return np.asarray(same / np.maximum(whole, np.finfo(np.float32).tiny), dtype=np.float64)
 
 
 def aligned(stack: Floats, role: str, heads: int, groups: int) -> Floats:

@@ -1,4 +1,10 @@
-"""Roles that are not told: from shapes, and from the weights where several roles have one shape."""
+"""Roles that are not told: from shapes, and from the weights where several roles have one shape.
+
+What writes the stream and what reads it is told by the side on which heads are seen
+(:mod:`~strati.reassembly.transformer.sides`); then units: a value fits an out, a query a key, head by head and row by
+row, so that the pairing of all of attention's matrices tells v from the others. Which of a pair is q and which k, gate
+or up, is left to :mod:`~strati.reassembly.transformer.asymmetry`, once the blocks are known.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.assignment import assign
-from strati.reassembly.transformer import stream
+from strati.reassembly.assignment import match
+from strati.reassembly.transformer import sides, stream, units
+from strati.reassembly.transformer.evidence import Expected, expected_evidence
 from strati.reassembly.transformer.pieces import canonical
 from strati.reassembly.transformer.role_table import Roles
-from strati.reassembly.transformer.units import correlation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,8 +28,15 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
     Matrix = NDArray[np.float64]
+    Pools = dict[frozenset[str], list[int]]
 
-_NORM = "norm"
+_ATTENTION = frozenset({"q", "k", "v", "out"})
+_MLP = frozenset({"gate", "up", "down"})
+_NEVER = -1e6
+"""Evidence for what cannot be."""
+
+_CLEAR = 0.5
+"""How far the least sure writer must lie above the first reader, in typical differences, for both to be told apart."""
 
 
 def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
@@ -32,185 +45,189 @@ def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
     by_shape: dict[tuple[int, ...], list[Slot]] = {}
     for slot in (*blueprint.block, *blueprint.whole):
         by_shape.setdefault(tuple(slot.shape), []).append(slot)
+    inside = set(blueprint.block)
     block: dict[str, Sequence[int]] = {}
     whole: dict[str, int] = {}
     uncertain: list[int] = []
-    inside = set(blueprint.block)
+    pools: Pools = {}
     for shape, slots in by_shape.items():
         pool = [n for n, values in sorted(pieces.arrays.items()) if tuple(values.shape) == shape]
-        wanted = [(slot, blueprint.blocks if slot in inside else 1) for slot in slots]
-        if len(wanted) == 1:
-            found = {slots[0].role: pool}
-        elif len(shape) == 2 and any(slot in inside for slot in slots):
-            found, doubtful = _matrices(pieces, pool, wanted, by_shape)
-            uncertain += doubtful
-        else:
-            found = _vectors(pieces, pool, wanted)
+        names = frozenset(slot.role for slot in slots if slot in inside)
+        once = [slot.role for slot in slots if slot not in inside]
+        if len(shape) == 2 and names:
+            pools |= _divided(pieces, pool, names, once, whole, uncertain)
+        elif len(slots) == 1 and names:
+            block[slots[0].role] = pool
+        elif len(slots) == 1:
+            whole[slots[0].role] = pool[0]
+        else:  # vectors are told apart when their matrices stand; the two ends by likeness to these
+            found = _by_size(pieces, pool, [(slot, blueprint.blocks if slot in inside else 1) for slot in slots])
             uncertain += pool
-        for slot, count in wanted:
-            if slot in inside:
-                block[slot.role] = found[slot.role]
-            elif count == 1:
-                whole[slot.role] = found[slot.role][0]
-    return Roles(block, whole, tuple(uncertain))
+            for slot in slots:
+                if slot in inside:
+                    block[slot.role] = found[slot.role]
+                else:
+                    whole[slot.role] = found[slot.role][0]
+    twins = _paired(pieces, pools, prior)
+    if "embedding" in whole and "head" in whole and pieces.arrays[whole["embedding"]].shape == (
+        pieces.arrays[whole["head"]].shape
+    ):
+        twins += (("embedding", "head"),)
+    block |= {role: pool for names, pool in pools.items() for role in names if len(names) == 1}
+    return Roles(block, whole, tuple(uncertain), twins)
 
 
-def _matrices(
+def _divided(
     pieces: TransformerPieces,
     pool: Sequence[int],
-    wanted: Sequence[tuple[Slot, int]],
-    by_shape: Mapping[tuple[int, ...], Sequence[Slot]],
-) -> tuple[dict[str, list[int]], list[int]]:
-    """Square matrices of one shape: what writes the stream, then units, then q before k and v.
-
-    Which are writers is told by the side on which a Gram matrix looks like the stream's; then q-k and v-out
-    units by their
-    squared cosines. Of the two readers of a unit pair the one whose partner is a writer is v.
-    """
-    slots = [slot for slot, _ in wanted]
-    count = pieces.blueprint.blocks
-    roles = [slot.role for slot in slots]
-    extra = [(slot, many) for slot, many in wanted if slot not in pieces.blueprint.block]
-    stack = np.stack([np.asarray(pieces.arrays[n], np.float32) for n in pool])
-    found: dict[str, list[int]] = {}
-    left = list(range(len(pool)))
-    if extra:  # a pooler and the like: the matrix that is least like all others
-        flat = stream.flat_grams(stack)
-        alike = (flat @ flat.T).sum(axis=1)
-        for slot, _ in extra:
-            odd = min(left, key=lambda k: float(alike[k]))
-            found[slot.role] = [pool[odd]]
-            left.remove(odd)
-        roles = [role for role in roles if role not in found]
-    if set(roles) >= {"gate", "up"}:
-        return _gate_and_up(pieces, [pool[k] for k in left], found), [pool[k] for k in left]
-    if "out" in roles:
-        score = _writes(pieces, stack[left], by_shape)
-        order = [left[k] for k in np.argsort(-score, kind="stable")]
-        found["out"] = sorted(pool[k] for k in order[:count])
-        left = sorted(order[count:])
-        roles.remove("out")
-    if len(roles) == 1:
-        found[roles[0]] = [pool[k] for k in left]
-        return found, []
-    readers = _readers(pieces, [pool[k] for k in left], found.get("out"), roles)
-    return found | readers, [n for numbers in readers.values() for n in numbers]
-
-
-def _writes(
-    pieces: TransformerPieces, stack: Floats, by_shape: Mapping[tuple[int, ...], Sequence[Slot]]
-) -> Matrix:
-    """How much more a matrix's output side looks like the stream than its input side does."""
+    names: frozenset[str],
+    once: Sequence[str],
+    whole: dict[str, int],
+    uncertain: list[int],
+) -> Pools:
+    """Matrices of one shape by what the weights tell of each alone: of attention or not, writing or reading."""
     blueprint = pieces.blueprint
-    sides: list[Floats] = []
-    for shape, slots in by_shape.items():
-        if len(slots) == 1 and slots[0].role in ("up", "gate", "down", "qkv", "gate_up"):
-            for values in pieces.arrays.values():
-                if tuple(values.shape) == shape:
-                    (matrix, *_) = canonical(values, slots[0], blueprint).values()
-                    side = np.asarray(matrix, np.float32)
-                    sides.append(side.T if slots[0].role == "down" else side)
-    some = stream.directions(blueprint.width)
-    known = np.stack([stream.flat_grams(side[None, :, some])[0] for side in sides])
-    reference = known.mean(axis=0)
-    reads = stream.flat_grams(stack[:, :, some]) @ reference
-    writes = stream.flat_grams(stack[:, some].transpose(0, 2, 1)) @ reference
-    return np.asarray(writes - reads, dtype=np.float64)
-
-
-def _readers(
-    pieces: TransformerPieces, pool: Sequence[int], outs: Sequence[int] | None, roles: Sequence[str]
-) -> dict[str, list[int]]:
-    """q, k and v (or those of them that share a shape): v fits an out, q and k fit each other."""
-    stack = np.stack([np.asarray(pieces.arrays[n], np.float32) for n in pool])
-    unit = stack / np.maximum(np.linalg.norm(stack, axis=2, keepdims=True), 1e-30)
-    count = pieces.blueprint.blocks
-    found: dict[str, list[int]] = {}
+    count = blueprint.blocks
+    if len(names) == 1 and not once:
+        return {names: list(pool)}
+    stack = _stack(pieces, pool, next(slot for slot in blueprint.block if slot.role in names))
     left = list(range(len(pool)))
-    if "v" in roles and outs is not None and len(roles) > 1:
-        columns = np.stack([np.asarray(pieces.arrays[n], np.float32).T for n in outs])
-        columns = columns / np.maximum(np.linalg.norm(columns, axis=2, keepdims=True), 1e-30)
-        if columns.shape[1] == unit.shape[1]:
-            fit = _squared_cosines(columns, unit)
-            z = (fit - fit.mean(axis=1, keepdims=True)) / (fit.std(axis=1, keepdims=True) + 1e-30)
-            padded = np.zeros((len(pool), len(pool)))
-            padded[: len(outs)] = z
-            chosen = assign(padded)[: len(outs)]
-            found["v"] = sorted(pool[k] for k in chosen)
-            left = [k for k in left if k not in set(chosen.tolist())]
-    rest = [role for role in roles if role not in found]
-    if rest == ["v", "k"] or set(rest) == {"k", "v"}:
-        # keys are read with queries, which have another shape here: values spread over the stream more evenly
-        order = sorted(left, key=lambda k: _evenness(stack[k]))
-        found["k"], found["v"] = (
-            sorted(pool[k] for k in order[:count]),
-            sorted(pool[k] for k in order[count:]),
-        )
-        return found
-    if len(rest) == 1:
-        found[rest[0]] = [pool[k] for k in left]
-        return found
-    # q and k: two chains of units; each pair's larger one by the norm of its rows is called q
-    fit = _squared_cosines(unit[left], unit[left])
-    from strati.reassembly.assignment import match
-
-    np.fill_diagonal(fit, 0)
-    first, second = match(fit)
-    flat = stream.flat_grams(stack[left][:, :, stream.directions(stack.shape[2])])
-    flat = flat - flat.mean(axis=0)
-    alike = flat @ flat.T
-    ones, twos = [int(first[0])], [int(second[0])]
-    for a, b in zip(first[1:].tolist(), second[1:].tolist(), strict=True):
-        straight = alike[a, ones].mean() + alike[b, twos].mean()
-        crossed = alike[a, twos].mean() + alike[b, ones].mean()
-        ones.append(a if straight >= crossed else b)
-        twos.append(b if straight >= crossed else a)
-    larger = np.linalg.norm(stack[[left[k] for k in ones]]) >= np.linalg.norm(stack[[left[k] for k in twos]])
-    q, k = (ones, twos) if larger else (twos, ones)
-    found["q"] = sorted(pool[left[n]] for n in q)
-    found["k"] = sorted(pool[left[n]] for n in k)
+    attention, other = names & _ATTENTION, names & _MLP
+    square = stack.shape[1] == stack.shape[2]
+    found: Pools = {}
+    if (other or once) and attention and square and blueprint.heads > 1:
+        known = sides.attending(stack, blueprint.heads)
+        order = sorted(left, key=lambda k: -float(known[k]))
+        inner, left = sorted(order[: len(attention) * count]), sorted(order[len(attention) * count :])
+    else:
+        inner = left if attention else []
+        left = [] if attention else left
+    for role in once:  # a pooler and the like: least like all others on either side
+        rest = left or inner
+        sums = _alike(stack[rest])
+        odd = rest[int(np.argmin(sums))]
+        whole[role] = pool[odd]
+        uncertain.append(pool[odd])
+        rest.remove(odd)
+    reference = _reference(pieces)
+    for some, members, writer in ((attention, inner, "out"), (other, left, "down")):
+        if writer in some and len(some) > 1:
+            heads = blueprint.heads if writer == "out" else 1
+            score = sides.writing(stack[members], heads, reference)
+            order = [members[k] for k in np.argsort(-score, kind="stable")]
+            ranked = np.sort(score)[::-1]
+            if ranked[count - 1] - ranked[count] < _CLEAR:
+                uncertain += [pool[k] for k in order[count - 1 : count + 1]]
+            found[frozenset({writer})] = sorted(pool[k] for k in order[:count])
+            members, some = sorted(order[count:]), some - {writer}
+        if some:
+            found[some] = [pool[k] for k in members]
     return found
 
 
-def _gate_and_up(
-    pieces: TransformerPieces, pool: Sequence[int], found: dict[str, list[int]]
-) -> dict[str, list[int]]:
-    """Units of gate and up: up's rows follow down's columns in size, gate's do not."""
-    stack = np.stack([np.asarray(pieces.arrays[n], np.float32) for n in pool])
-    downs = [n for n, v in pieces.arrays.items() if v.shape == pieces.arrays[pool[0]].shape[::-1]]
-    columns = np.stack([np.asarray(pieces.arrays[n], np.float32).T for n in downs])
-    sizes = [np.log(np.linalg.norm(side, axis=2) + 1e-30) for side in (stack, columns)]
-    fit = correlation(sizes[0] - sizes[0].mean(axis=0), sizes[1] - sizes[1].mean(axis=0))
-    best = fit.max(axis=1)
-    order = np.argsort(-best, kind="stable")
-    found["up"] = sorted(pool[k] for k in order[: pieces.blueprint.blocks])
-    found["gate"] = sorted(pool[k] for k in order[pieces.blueprint.blocks :])
-    return found
+def _stack(pieces: TransformerPieces, pool: Sequence[int], slot: Slot) -> Floats:
+    turned = [np.asarray(pieces.arrays[n], np.float32) for n in pool]
+    return np.stack([one.T if slot.transposed else one for one in turned])
 
 
-def _vectors(
+def _alike(stack: Floats) -> Matrix:
+    flat = stream.flat_grams(stack[:, :, stream.directions(stack.shape[2])])
+    return np.asarray((flat @ flat.T).sum(axis=1), dtype=np.float64)
+
+
+def _reference(pieces: TransformerPieces) -> Floats | None:
+    """The mean Gram matrix on the stream of matrices whose side on it is told by their shape."""
+    blueprint = pieces.blueprint
+    shapes = [tuple(slot.shape) for slot in (*blueprint.block, *blueprint.whole)]
+    some = stream.directions(blueprint.width)
+    total: Floats | None = None
+    for slot in blueprint.block:
+        alone = shapes.count(tuple(slot.shape)) == 1 or slot.role in ("gate", "up")
+        if not alone or slot.role not in ("up", "gate", "down", "qkv", "gate_up") or slot.shape[0] == slot.shape[1]:
+            continue
+        for values in pieces.arrays.values():
+            if tuple(values.shape) == tuple(slot.shape):
+                (matrix, *_) = canonical(values, slot, blueprint).values()
+                side = np.asarray(matrix, np.float32)
+                gram = stream.flat_grams((side.T if slot.role == "down" else side)[None, :, some])[0]
+                total = gram if total is None else total + gram
+    return None if total is None else total / max(float(np.linalg.norm(total)), 1e-30)
+
+
+def _paired(pieces: TransformerPieces, pools: Pools, prior: Prior) -> tuple[tuple[str, str], ...]:
+    """Pools of several roles divided by pairing all matrices that share units; twins that stay open are returned.
+
+    Twins (q and k, gate and up of one shape) come out pair by pair in one order: which of the two is which is not told.
+    """
+    open_ = []
+    if any({"v", "k"} <= names or {"v", "q"} <= names for names in pools):
+        _values(pieces, pools, prior)
+    for twins in (("q", "k"), ("gate", "up")):
+        names = frozenset(twins)
+        if names in pools:
+            pool = pools.pop(names)
+            table = _fits(pieces, pool, pool, twins, prior)
+            np.fill_diagonal(table, _NEVER)
+            first, second = match(table)
+            pools[frozenset({twins[0]})] = [pool[k] for k in first]
+            pools[frozenset({twins[1]})] = [pool[k] for k in second]
+            open_.append(twins)
+    return tuple(open_)
+
+
+def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
+    """Which of several readers are values: all of attention in pairs, v with out and q with k, best in sum."""
+    count = pieces.blueprint.blocks
+    names = next(some for some in pools if "v" in some and len(some) > 1)
+    pool = pools.pop(names)
+    outs = pools[frozenset({"out"})]
+    queries = [] if "q" in names else pools[frozenset({"q"})]
+    keys = [] if "k" in names else pools[frozenset({"k"})]
+    nodes = [*outs, *queries, *keys, *pool]
+    table = np.full((len(nodes), len(nodes)), _NEVER)
+    inside = slice(len(nodes) - len(pool), len(nodes))
+    table[: len(outs), inside] = _fits(pieces, outs, pool, ("out", "v"), prior)
+    for told, pair, start in ((queries, ("q", "k"), len(outs)), (keys, ("k", "q"), len(outs))):
+        if told:
+            table[start : start + count, inside] = _fits(pieces, told, pool, pair, prior)
+    if names >= {"q", "k"}:
+        table[inside, inside] = _fits(pieces, pool, pool, ("q", "k"), prior)
+    np.fill_diagonal(table, _NEVER)
+    first, second = match(np.maximum(table, table.T))
+    partner = {int(a): int(b) for one, two in ((first, second), (second, first)) for a, b in zip(one, two, strict=True)}
+    values = {partner[k] for k in range(len(outs))}
+    found = [nodes[k] for k in sorted(values) if k >= len(nodes) - len(pool)]
+    pools[frozenset({"v"})] = found
+    pools[names - {"v"}] = [n for n in pool if n not in set(found)]
+
+
+def _fits(
+    pieces: TransformerPieces, rows: Sequence[int], columns: Sequence[int], roles: tuple[str, str], prior: Prior
+) -> Matrix:
+    """Evidence that two pieces share units as these roles do, from what the signals are worth elsewhere."""
+    blueprint = pieces.blueprint
+    a, b = roles
+    stacked = {}
+    for role, some in ((a, rows), (b, columns)):
+        slot = blueprint.slot(role)
+        assert slot is not None  # its pieces are at hand
+        stacked[role] = _stack(pieces, some, slot)
+    found = units.signals(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary)
+    found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
+    known: Mapping[str, Expected] = prior.shifts.get(f"{a}-{b}") or prior.shifts.get(f"{b}-{a}", {})
+    return expected_evidence(found, known, blueprint.blocks)
+
+
+def _by_size(
     pieces: TransformerPieces, pool: Sequence[int], wanted: Sequence[tuple[Slot, int]]
 ) -> dict[str, list[int]]:
     """Norm weights are those around one; the rest in the order of their sizes, which tells little."""
     mean = {n: float(np.mean(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
     spread = {n: float(np.std(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
-    weights = [
-        (slot, many) for slot, many in wanted if _NORM in slot.role.lower() and slot.role.endswith("weight")
-    ]
+    weights = [(slot, many) for slot, many in wanted if "norm" in slot.role.lower() and slot.role.endswith("weight")]
     rest = [(slot, many) for slot, many in wanted if (slot, many) not in weights]
     order = sorted(pool, key=lambda n: -(mean[n] / (spread[n] + 0.1)))
     found: dict[str, list[int]] = {}
     for slot, many in (*weights, *rest):
         found[slot.role], order = sorted(order[:many]), order[many:]
     return found
-
-
-def _squared_cosines(a: Floats, b: Floats) -> Matrix:
-    return np.asarray(
-        np.square(np.matmul(a.transpose(1, 0, 2), b.transpose(1, 2, 0))).mean(axis=0), dtype=np.float64
-    )
-
-
-def _evenness(matrix: Floats) -> float:
-    values = np.linalg.svd(matrix, compute_uv=False) ** 2
-    return float(values.sum() / values.max())
