@@ -11,9 +11,10 @@ import numpy as np
 
 from strati.errors import require
 from strati.papers.registry import Row
-from strati.reassembly.transformer.arrange import Similarity, path
+from strati.reassembly.transformer.arrange import path
 from strati.reassembly.transformer.layout import stacks, unit_kinds
 from strati.reassembly.transformer.stream import features, similarities
+from strati.reassembly.transformer.timeline import Similarity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

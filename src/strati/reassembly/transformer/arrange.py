@@ -1,24 +1,17 @@
 r"""All units on one time line: which units make a block, and in which order the blocks come.
 
-Similarities on the stream fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and
-``p + d`` the
-expected similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0]``; with Gaussian noise the
-likeliest arrangement maximises ``sum <S, f> / sigma^2`` over all pairs of roles. The coefficients begin at
-those of other
-networks (:mod:`~strati.reassembly.transformer.calibration`) and are then estimated from the arrangement
-itself, drawn towards
-the former: a pair of roles that shows nothing gets no weight.
+The likeliest arrangement (:mod:`~strati.reassembly.transformer.timeline`) maximises ``sum <S, f> / sigma^2`` over all
+pairs of roles, with ``f`` the expected similarity by distance, estimated again from each arrangement.
 
-Moves: one kind of units assigned anew to all places (Hungarian); insertions, exchanges and reversals of single
-units or whole
-blocks; and random kicks, so that the first hill is not the last. The start of a kind's own chain is its Fiedler order.
-Which end comes first is decided in :mod:`~strati.reassembly.transformer.direction`.
+Moves: one kind of units assigned anew to all places (Hungarian); insertions, exchanges and reversals of single units or
+whole blocks; and random kicks, so that the first hill is not the last. The start of a kind's own chain is its Fiedler
+order. Which end comes first is decided in :mod:`~strati.reassembly.transformer.direction`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -26,6 +19,7 @@ import numpy as np
 
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer.evidence import Expected, chain, checked
+from strati.reassembly.transformer.timeline import Similarity, Timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,42 +28,11 @@ if TYPE_CHECKING:
     Ints = NDArray[np.intp]
     Pair = tuple[str, str]
 
-REACH = 1.5
-"""Blocks over which similarity falls by a factor of e."""
-
-NOISE = 1e-4
-_PRIOR = 8.0
 _NEAR = 8
 _FEW = 16
 _ENOUGH = 10
-"""Variance added to that of similarities; weight of the prior in entries; with more than so many blocks single
-units move
-at most so far; likeness alone tells blocks only where there are so many."""
-
-
-@dataclass(frozen=True)
-class Similarity:
-    """What is to be arranged.
-
-    Attributes:
-        units: Kind of unit to its roles: ``{"qk": ("q", "k"), ...}``; a unit's pieces have one index in every role.
-        between: Pair of roles to similarity, units by units; every pair both ways.
-        count: Units of each kind.
-        together: Pair of kinds to evidence, in nats, that two units are of one block (:func:`joined`).
-    """
-
-    units: Mapping[str, tuple[str, ...]]
-    between: Mapping[Pair, Matrix]
-    count: int
-    together: Mapping[Pair, Matrix] = field(default_factory=dict)
-
-    def kind(self, role: str) -> str:
-        """The kind of unit that a role belongs to."""
-        return next(kind for kind, roles in self.units.items() if role in roles)
-
-    def pairs(self) -> list[Pair]:
-        """Every pair of roles once."""
-        return [(a, b) for a, b in self.between if a <= b]
+"""With more than so many (the second) blocks single units move at most so far (the first); likeness alone tells blocks
+only where there are so many (the third)."""
 
 
 @dataclass(frozen=True)
@@ -80,137 +43,70 @@ class Arrangement:
     fit: float
 
 
-Coefficients = Mapping[tuple[str, str], tuple[float, float, float, float]]
-"""Pair of roles to ``c0, c+, c-``."""
-
-
-@cache
-def basis(count: int) -> Matrix:
-    """The three shapes by distance -(count-1) .. count-1: same place, later, earlier."""
-    apart = np.arange(-(count - 1), count)
-    fall = np.exp(-(np.abs(apart) - 1) / REACH)
-    far = np.sqrt(np.abs(apart) / max(count - 1, 1))
-    return np.stack(
-        [(apart == 0) * 1.0, np.where(apart > 0, fall, 0.0), np.where(apart < 0, fall, 0.0), -far]
-    )
-
-
-def arrange(given: Similarity, prior: Coefficients, rng: np.random.Generator) -> list[Arrangement]:
+def arrange(line: Timeline, rng: np.random.Generator) -> list[Arrangement]:
     """Arrangements of the units, likeliest first; different starts that end alike are one.
 
     Args:
-        given: Similarities.
-        prior: Coefficients to be expected.
+        line: Similarities and what is expected of them.
         rng: For the kicks.
     """
     ended: dict[bytes, Arrangement] = {}
+    count = line.given.count
 
     def settle(places: Mapping[str, Ints], rounds: int) -> Arrangement:
-        model = fit(given, places, prior)
         for _ in range(rounds):
-            places = _improve(_Tables(given, model), places)
-            model = fit(given, places, prior)
-        found = Arrangement(places, log_likelihood(given, places, prior))
+            before = places
+            places = _improve(_Tables(line.given, line.fit(places)), places)
+            if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
+                break
+        found = Arrangement(places, line.log_likelihood(places))
         ended[b"".join(places[kind].tobytes() for kind in sorted(places))] = found
         return found
 
-    best = max((settle(start, 4) for start in _starts(given, prior)), key=lambda one: one.fit)
+    best = max((settle(start, 4) for start in _starts(line)), key=lambda one: one.fit)
     for _ in range(3):  # a kind of units may lie the wrong way round, or a place too far
         before = best.fit
-        for kicked in _shifted(best.places, given.count):
+        for kicked in _shifted(best.places, count):
             trial = settle(kicked, 2)
             best = trial if trial.fit > best.fit else best
-        if best.fit <= before or given.count > _FEW:
+        if best.fit <= before or count > _FEW:
             break
-    for _ in range(60 if given.count <= 8 else 16 if given.count <= _FEW else 2):
-        trial = settle(_kicked(best.places, given.count, rng), 2)
+    for _ in range(60 if count <= 8 else 16 if count <= _FEW else 2):
+        trial = settle(_kicked(best.places, count, rng), 2)
         best = trial if trial.fit > best.fit else best
     return sorted(ended.values(), key=lambda one: -one.fit)
 
 
-def log_likelihood(
-    given: Similarity, places: Mapping[str, Ints], prior: Coefficients, *, of: str | None = None
-) -> float:
-    """Of all similarities, or those of one kind of units; each pair of roles has its own coefficients and variance."""
-    total = 0.0
-    for (one, two), table in given.together.items():
-        if of is not None and of not in (one, two):
-            continue
-        total += float(table[places[one][:, None] == places[two][None, :]].sum())
-    for pair in given.pairs():
-        if of is not None and of not in (given.kind(pair[0]), given.kind(pair[1])):
-            continue
-        values, shapes = _entries(given, places, pair)
-        if len(values):
-            rest = values - _coefficients(values, shapes, prior.get(pair, (0, 0, 0, 0))) @ shapes
-            total -= 0.5 * len(values) * float(np.log(np.mean(np.square(rest)) + NOISE))
-    return total
+def beside(line: Timeline, fixed: str) -> dict[str, Ints]:
+    """Places of all kinds of units but one, whose units stand in order already.
 
+    Each kind is first assigned by its likeness to the fixed one alone, as the prior weighs it; then all are moved while
+    the objective grows, and the coefficients estimated again; a kind may also be turned round or shifted by a place.
+    """
+    given = line.given
+    free = [kind for kind in given.units if kind != fixed]
+    places = {fixed: np.arange(given.count)}
+    tables = _Tables(given, line.expected())
+    places |= {kind: assign(tables.others(places, kind)) for kind in free}
 
-def coefficients(
-    given: Similarity, places: Mapping[str, Ints]
-) -> dict[Pair, tuple[float, float, float, float]]:
-    """``c0, c+, c-`` of each pair of roles at given places, by least squares."""
-    found = {}
-    for pair in given.pairs():
-        values, shapes = _entries(given, places, pair)
-        if len(values):
-            same, later, earlier, far = _coefficients(values, shapes, None)
-            found[pair] = (float(same), float(later), float(earlier), float(far))
-    return found
+    def settle(places: Mapping[str, Ints], rounds: int) -> tuple[float, Mapping[str, Ints]]:
+        for _ in range(rounds):
+            before = places
+            places = _improve(_Tables(given, line.fit(places)), places, free)
+            if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
+                break
+        return line.log_likelihood(places), places
 
-
-def fit(given: Similarity, places: Mapping[str, Ints], prior: Coefficients) -> dict[Pair, Matrix]:
-    """Expected similarity over its variance, by distance, for each pair of roles: estimated at these places."""
-    found: dict[Pair, Matrix] = {}
-    for pair in given.pairs():
-        values, shapes = _entries(given, places, pair)
-        if len(values):
-            c = _coefficients(values, shapes, prior.get(pair, (0, 0, 0, 0)))
-            _both_ways(found, pair, c / (float(np.mean(np.square(values - c @ shapes))) + NOISE), given.count)
-    return found
-
-
-def expected(given: Similarity, prior: Coefficients) -> dict[Pair, Matrix]:
-    """The same before anything is known of the places: the prior's coefficients over the whole variance."""
-    found: dict[Pair, Matrix] = {}
-    for pair in given.pairs():
-        table = given.between[pair]
-        rest = table[~np.eye(len(table), dtype=bool)] if given.kind(pair[0]) == given.kind(pair[1]) else table
-        spread = float(np.mean(np.square(rest))) if rest.size else 1.0
-        _both_ways(found, pair, np.asarray(prior.get(pair, (0, 0, 0, 0))) / (spread + NOISE), given.count)
-    return found
-
-
-def _both_ways(found: dict[Pair, Matrix], pair: Pair, weights: Matrix, count: int) -> None:
-    found[pair] = weights @ basis(count)
-    found[pair[::-1]] = found[pair][::-1]
-
-
-def _entries(given: Similarity, places: Mapping[str, Ints], pair: Pair) -> tuple[Matrix, Matrix]:
-    """The similarities of a pair of roles and the three shapes at these places, around their means."""
-    a, b = pair
-    one, two = given.kind(a), given.kind(b)
-    table = given.between[pair]
-    kept: NDArray[np.bool_] = np.ones(table.shape, dtype=bool)
-    if one == two:  # a unit's own pieces: together already
-        kept = ~np.eye(len(table), dtype=bool) if a != b else np.triu(kept, 1)
-    apart = (places[two][None, :] - places[one][:, None])[kept] + given.count - 1
-    if a == b:  # no direction in a role's likeness to itself
-        apart = np.abs(apart - given.count + 1) + given.count - 1
-    values, shapes = table[kept], basis(given.count)[:, apart]
-    if not len(values):
-        return values, shapes
-    return values - values.mean(), shapes - shapes.mean(axis=1, keepdims=True)
-
-
-def _coefficients(values: Matrix, shapes: Matrix, prior: tuple[float, float, float, float] | None) -> Matrix:
-    gram, side = shapes @ shapes.T, shapes @ values
-    pull = np.full(len(shapes), 1e-6)
-    if prior is not None:
-        pull += _PRIOR * float(np.trace(gram)) / len(values)
-        side = side + pull * np.asarray(prior)
-    return np.asarray(np.linalg.solve(gram + np.diag(pull), side), dtype=np.float64)
+    best = max(settle(places, 4), settle(_improve(tables, places, free), 4), key=lambda one: one[0])
+    for _ in range(3):
+        before = best[0]
+        for kind in free:
+            for kicked in _shifted({kind: best[1][kind]}, given.count):
+                trial = settle({**best[1], **kicked}, 1)
+                best = trial if trial[0] > best[0] else best
+        if best[0] <= before:
+            break
+    return dict(best[1])
 
 
 class _Tables:
@@ -269,14 +165,16 @@ class _Tables:
         return pair
 
 
-def _improve(tables: _Tables, places: Mapping[str, Ints]) -> dict[str, Ints]:
-    """Moves while the objective grows."""
+def _improve(
+    tables: _Tables, places: Mapping[str, Ints], free: Sequence[str] | None = None
+) -> dict[str, Ints]:
+    """Moves while the objective grows; of some kinds only, or of all and of whole blocks."""
     n = tables.count
     now = dict(places)
     best = tables.total(now)
     for _ in range(30):
         before = best
-        for kind in tables.kinds if len(tables.kinds) > 1 else []:
+        for kind in (tables.kinds if len(tables.kinds) > 1 else []) if free is None else free:
             others = tables.others(now, kind)
             trial = now | {kind: assign(others)}
             value = tables.total(trial)
@@ -286,9 +184,10 @@ def _improve(tables: _Tables, places: Mapping[str, Ints]) -> dict[str, Ints]:
                 tables.between[kind, kind], others, np.argsort(now[kind]), n if n <= _FEW else _NEAR
             )
             now = now | {kind: np.argsort(order)}
-        moved = _reorder(tables.blocks(now), np.zeros((n, n)), np.arange(n), n)
-        back = np.argsort(moved)
-        now = {kind: back[at] for kind, at in now.items()}
+        if free is None:
+            moved = _reorder(tables.blocks(now), np.zeros((n, n)), np.arange(n), n)
+            back = np.argsort(moved)
+            now = {kind: back[at] for kind, at in now.items()}
         best = tables.total(now)
         if best <= before + 1e-9:
             break
@@ -334,9 +233,10 @@ def _moves(n: int, place: int, reach: int) -> Ints:
     return np.stack(found)
 
 
-def _starts(given: Similarity, prior: Coefficients) -> list[dict[str, Ints]]:
+def _starts(line: Timeline) -> list[dict[str, Ints]]:
     """Blocks by likeness alone along their path; and from each kind's own path the other kinds assigned to it."""
-    tables = _Tables(given, expected(given, prior))
+    given = line.given
+    tables = _Tables(given, line.expected())
     starts = _blocks_first(given)
     for first, roles in given.units.items():
         alike = sum((given.between[role, role] for role in roles), np.zeros((given.count, given.count)))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.transformer import stream, units, vectors
-from strati.reassembly.transformer.arrange import Similarity, coefficients
+from strati.reassembly.transformer.timeline import Similarity, coefficients
 from strati.reassembly.transformer.asymmetry import differences, ends_of, signs_of
 from strati.reassembly.transformer.direction import signs
 from strati.reassembly.transformer.evidence import Expected, standard
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from strati.reassembly.transformer.pieces import TransformerPieces
 
 
+_FEW, _APART = 2, 0.2
+"""Networks that the spread of a coefficient is known from before any is measured, and that spread."""
+
+
 @dataclass(frozen=True)
 class MeasuredSignals:
     """What one network shows.
@@ -38,9 +42,8 @@ class MeasuredSignals:
     Attributes:
         shifts: Pair of roles that share units, to signal, to the shift of true pairs.
         same: Signal that units are of one block, to its shift.
-        coefficients: Pair of roles to its coefficients on the stream.
+        coefficients: Pair of roles, or of features of vectors, to its coefficients.
         signs: Signs of direction, the right way round.
-        vectors: Vector role to signal to its shift.
         blocks: Number of blocks.
         twins: Signs of which of two matrices of one shape is which, the right way round.
     """
@@ -48,7 +51,6 @@ class MeasuredSignals:
     shifts: Mapping[str, Mapping[str, float]]
     same: Mapping[str, float]
     signs: Mapping[str, float]
-    vectors: Mapping[str, Mapping[str, float]]
     coefficients: Mapping[tuple[str, str], tuple[float, ...]]
     blocks: int
     twins: Mapping[str, float] = field(default_factory=dict)
@@ -61,8 +63,7 @@ class Prior:
     shifts: Mapping[str, Mapping[str, Expected]]
     same: Mapping[str, Expected]
     signs: Mapping[str, Expected]
-    vectors: Mapping[str, Mapping[str, Expected]]
-    coefficients: Mapping[tuple[str, str], tuple[float, float, float, float]]
+    coefficients: Mapping[tuple[str, str], tuple[Expected, ...]]
     twins: Mapping[str, Expected]
 
 
@@ -123,11 +124,11 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSig
     whole = {**answer["others"], "embedding": answer["embedding"], "head": answer["head"]}
     tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
     ways = signs(stacked, given, tables, blueprint.tied)
-    bodies = _vector_shifts(pieces, answer, stacked) if blueprint.blocks > 1 else {}
+    bodies = _alongside(pieces, answer, stacked) if blueprint.blocks > 1 else {}
     twins = signs_of(differences(stacked, blueprint))
     if not blueprint.tied and {"embedding", "head"} <= set(tables):
         twins |= ends_of(tables["embedding"], tables["head"], stacked)
-    return MeasuredSignals(shifts, same, ways, bodies, coefficients(given, places), blueprint.blocks, twins)
+    return MeasuredSignals(shifts, same, ways, coefficients(given, places) | bodies, blueprint.blocks, twins)
 
 
 def unit_signals(
@@ -179,16 +180,16 @@ def likeness(
     return given, more
 
 
-def _vector_shifts(
+def _alongside(
     pieces: TransformerPieces, answer: Mapping[str, Any], stacked: Mapping[str, NDArray[np.float32]]
-) -> dict[str, dict[str, float]]:
-    found = {}
-    for slot in pieces.blueprint.block:
-        if not slot.matrix:
-            rows = vectors.read(pieces, slot, [block[slot.role] for block in answer["vectors"]])
-            tables = vectors.signals(slot.role, rows, stacked)
-            found[slot.role] = {name: _shift(table) for name, table in tables.items()}
-    return found
+) -> dict[tuple[str, str], tuple[float, float, float, float]]:
+    """The coefficients of vectors beside the matrices."""
+    slots = [slot for slot in pieces.blueprint.block if not slot.matrix]
+    if not slots:
+        return {}
+    rows = {s.role: vectors.read(pieces, s, [block[s.role] for block in answer["vectors"]]) for s in slots}
+    given = vectors.alongside(rows, stacked, pieces.blueprint)
+    return coefficients(given, {kind: np.arange(given.count) for kind in given.units})
 
 
 def _shift(table: NDArray[np.float64]) -> float:
@@ -204,16 +205,9 @@ def prior_of(found: Iterable[MeasuredSignals]) -> Prior:
     for one in every:
         for roles, values in one.coefficients.items():
             known.setdefault(roles, []).append(values)
-    means = {}
-    for roles, rows in known.items():
-        here, later, earlier, far = np.mean(rows, axis=0).tolist()
-        means[roles] = (here, later, earlier, far)
+    means = {pair: _coefficients(rows) for pair, rows in known.items()}
     same, ways = _expected([one.same for one in every]), _expected([one.signs for one in every])
-    bodies_of = sorted({role for one in every for role in one.vectors})
-    bodies = {
-        role: _expected([one.vectors[role] for one in every if role in one.vectors]) for role in bodies_of
-    }
-    return Prior(shifts, same, ways, bodies, means, _expected([one.twins for one in every]))
+    return Prior(shifts, same, ways, means, _expected([one.twins for one in every]))
 
 
 def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:
@@ -222,3 +216,10 @@ def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:
         values = [row[name] for row in rows if name in row]
         found[name] = Expected(float(np.mean(values)), max(0.1, float(np.std(values))))
     return found
+
+
+def _coefficients(rows: Sequence[Sequence[float]]) -> tuple[Expected, ...]:
+    """Mean and spread of coefficients; few networks do not show how far the next one may lie off."""
+    table = np.asarray(rows, dtype=np.float64)
+    spread = np.sqrt((table.var(axis=0) * len(table) + _FEW * _APART**2) / (len(table) + _FEW))
+    return tuple(Expected(float(m), float(s)) for m, s in zip(table.mean(axis=0), spread, strict=True))

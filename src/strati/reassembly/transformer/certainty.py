@@ -8,13 +8,13 @@ answer is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.transformer.arrange import Coefficients, Similarity, log_likelihood
+from strati.reassembly.transformer.timeline import Timeline
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,32 +31,39 @@ _NEAR = 3
 what is wrong in a long chain is wrong among neighbours, and each trial costs more."""
 
 
-def climb(given: Similarity, places: Mapping[str, Ints], prior: Coefficients) -> dict[str, Ints]:
-    """Single units exchanged or put elsewhere while the likelihood of all similarities grows."""
+def climb(line: Timeline, places: Mapping[str, Ints], free: Sequence[str] | None = None) -> dict[str, Ints]:
+    """Single units, of some kinds or all, exchanged or put elsewhere while the likelihood of all similarities grows."""
     now = dict(places)
     gained = len(now) > 1
     while gained:
         gained = False
-        for kind in now:
-            base = log_likelihood(given, now, prior, of=kind)
-            for order in _orders(given.count):
+        for kind in now if free is None else free:
+            base = line.log_likelihood(now, of=kind)
+            for order in _orders(line.given.count):
                 trial = now | {kind: order[now[kind]]}
-                value = log_likelihood(given, trial, prior, of=kind)
+                value = line.log_likelihood(trial, of=kind)
                 if value > base + 1e-6:
                     now, base, gained = trial, value, True
     return now
 
 
-def place_margins(given: Similarity, prior: Coefficients) -> dict[str, tuple[float, ...]]:
-    """Kind of unit to the cost of each unit's cheapest move, units in network order."""
-    places = {kind: np.arange(given.count) for kind in given.units}
+def place_margins(line: Timeline, free: Sequence[str] | None = None) -> dict[str, tuple[float, ...]]:
+    """Kind of unit (some, or all) to the cost of each unit's cheapest move, units in network order.
+
+    Beside moves of single units, the whole kind turned round or shifted by a place: a chain knows its own order, but
+    where and which way round it lies is known from others only.
+    """
+    given = line.given
+    count = given.count
+    places = {kind: np.arange(count) for kind in given.units}
+    back = (np.arange(count)[::-1], np.roll(np.arange(count), 1), np.roll(np.arange(count), -1))
     found = {}
-    for kind in given.units:
-        least = np.full(given.count, np.inf)
-        base = log_likelihood(given, places, prior, of=kind)
-        for order in _orders(given.count) if len(given.units) > 1 else ():
-            cost = base - log_likelihood(given, places | {kind: order}, prior, of=kind)
-            moved = order != np.arange(given.count)
+    for kind in given.units if free is None else free:
+        least = np.full(count, np.inf)
+        base = line.log_likelihood(places, of=kind)
+        for order in (*_orders(count), *back) if len(given.units) > 1 and count > 1 else ():
+            cost = base - line.log_likelihood(places | {kind: order}, of=kind)
+            moved = order != np.arange(count)
             least[moved] = np.minimum(least[moved], cost)
         found[kind] = tuple(least.tolist())
     return found

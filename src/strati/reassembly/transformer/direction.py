@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.transformer import stream
-from strati.reassembly.transformer.arrange import coefficients
+from strati.reassembly.transformer.timeline import coefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.transformer.arrange import Similarity
+    from strati.reassembly.transformer.timeline import Similarity
     from strati.reassembly.transformer.evidence import Expected
 
     Floats = NDArray[np.float32]

@@ -11,11 +11,12 @@ import numpy as np
 
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer import units
-from strati.reassembly.transformer.arrange import Similarity, arrange, joined, log_likelihood
+from strati.reassembly.transformer.arrange import arrange, joined
 from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
 from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
 from strati.reassembly.transformer.layout import slots_of, stacks, unit_kinds
+from strati.reassembly.transformer.timeline import Similarity, Timeline, reordered
 from strati.types import Tick, silent
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def place_matrices(
     }
     bare, more = likeness(stacked, blueprint, heads)
     given = joined(bare, prior.same, more, rng)
-    places = climb(given, arrange(given, prior.coefficients, rng)[0].places, prior.coefficients)
+    line = Timeline(given, prior.coefficients)
+    places = climb(line, arrange(line, rng)[0].places)
     tick("arranged")
     for kind, roles in kinds.items():
         order = np.argsort(places[kind])
@@ -100,9 +102,10 @@ def place_matrices(
             stacked[role] = stacked[role][order]
         for slot in slots_of(roles, blueprint):
             numbers[slot] = [numbers[slot][k] for k in order]
-    given = _reordered(given, {kind: np.argsort(places[kind]) for kind in kinds})
-    pairs += _between_units(given, prior, numbers, pieces)
-    swaps = _swap_margins(given, prior)
+    given = reordered(given, {kind: np.argsort(places[kind]) for kind in kinds})
+    line = Timeline(given, prior.coefficients)
+    pairs += _between_units(line, numbers, pieces)
+    swaps = _swap_margins(line)
     return Placed(
         numbers={slot: tuple(found) for slot, found in numbers.items()},
         stacked=stacked,
@@ -112,7 +115,7 @@ def place_matrices(
         swap_margins=tuple(swaps),
         margins={
             slot: found
-            for kind, found in place_margins(given, prior.coefficients).items()
+            for kind, found in place_margins(line).items()
             for slot in slots_of(kinds[kind], blueprint)
         },
     )
@@ -124,7 +127,7 @@ def turned(placed: Placed) -> Placed:
     return Placed(
         numbers={slot: found[::-1] for slot, found in placed.numbers.items()},
         stacked={role: stack[::-1] for role, stack in placed.stacked.items()},
-        given=_reordered(placed.given, dict.fromkeys(placed.given.units, back)),
+        given=reordered(placed.given, dict.fromkeys(placed.given.units, back)),
         pairs=placed.pairs,
         order_margin=placed.order_margin,
         swap_margins=placed.swap_margins[::-1],
@@ -184,12 +187,13 @@ def _clarity(table: NDArray[np.float64]) -> float:
 
 
 def _between_units(
-    given: Similarity, prior: Prior, numbers: Mapping[str, Sequence[int]], pieces: TransformerPieces
+    line: Timeline, numbers: Mapping[str, Sequence[int]], pieces: TransformerPieces
 ) -> list[MatrixPairing]:
     """The link of each block's units with the next kind's: what exchanging one with a neighbour's would cost."""
+    given = line.given
     kinds = list(given.units)
     places = {kind: np.arange(given.count) for kind in kinds}
-    base = log_likelihood(given, places, prior.coefficients)
+    base = line.log_likelihood(places)
     found = []
     for one, two in pairwise(kinds):
         a = slots_of(given.units[one], pieces.blueprint)[0]
@@ -200,30 +204,20 @@ def _between_units(
                 order = np.arange(given.count)
                 order[[i, j]] = j, i
                 kept = {k: order if kinds.index(k) > kinds.index(one) else p for k, p in places.items()}
-                cost = base - log_likelihood(given, kept, prior.coefficients)
+                cost = base - line.log_likelihood(kept)
                 least[[i, j]] = np.minimum(least[[i, j]], cost)
         for k in range(given.count):
             found.append(MatrixPairing(numbers[a][k], numbers[b][k], "stream", float(least[k])))
     return found
 
 
-def _swap_margins(given: Similarity, prior: Prior) -> list[float]:
+def _swap_margins(line: Timeline) -> list[float]:
+    given = line.given
     places = {kind: np.arange(given.count) for kind in given.units}
-    base = log_likelihood(given, places, prior.coefficients)
+    base = line.log_likelihood(places)
     found = []
     for k in range(given.count - 1):
         order = np.arange(given.count)
         order[[k, k + 1]] = k + 1, k
-        found.append(base - log_likelihood(given, dict.fromkeys(places, order), prior.coefficients))
+        found.append(base - line.log_likelihood(dict.fromkeys(places, order)))
     return found
-
-
-def _reordered(given: Similarity, orders: Mapping[str, Ints]) -> Similarity:
-    between = {
-        (a, b): table[np.ix_(orders[given.kind(a)], orders[given.kind(b)])]
-        for (a, b), table in given.between.items()
-    }
-    together = {
-        (one, two): table[np.ix_(orders[one], orders[two])] for (one, two), table in given.together.items()
-    }
-    return Similarity(given.units, between, given.count, together)

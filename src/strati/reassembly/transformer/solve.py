@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.reassembly.transformer.arrange import log_likelihood
 from strati.reassembly.transformer.asymmetry import ends_of, odds_of
 from strati.reassembly.transformer.asymmetry import turned as turned_twins
 from strati.reassembly.transformer.calibration import Prior, default_prior
@@ -21,6 +20,7 @@ from strati.reassembly.transformer.layout import end_tables
 from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
 from strati.reassembly.transformer.result import TransformerReassembly
 from strati.reassembly.transformer.roles import find_roles
+from strati.reassembly.transformer.timeline import Timeline
 from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 from strati.rng import stream
 from strati.types import Flag, Tick, silent
@@ -83,7 +83,7 @@ def solve_transformer(
         pieces,
         {s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix},
         placed.stacked,
-        known.vectors,
+        known.coefficients,
     )
     tick("vectors")
     found = _result(pieces, placed, bodies, whole, way, (*roles.uncertain, *doubtful))
@@ -137,7 +137,8 @@ def _directed(
     count = placed.given.count
     ahead = {kind: np.arange(count) for kind in placed.given.units}
     behind = {kind: at[::-1] for kind, at in ahead.items()}
-    fits = [log_likelihood(placed.given, way, prior.coefficients) for way in (ahead, behind)]
+    line = Timeline(placed.given, prior.coefficients)
+    fits = [line.log_likelihood(way) for way in (ahead, behind)]
     best: tuple[float, Mapping[str, int], Direction] | None = None
     for whole in ways:
         tables = end_tables(pieces, whole)

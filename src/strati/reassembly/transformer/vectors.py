@@ -1,12 +1,10 @@
-r"""Biases and norm weights go with their matrices.
+r"""Biases and norm weights go with their matrices, on the same time line.
 
-A vector over hidden units (a bias of q, k, v, gate or up) is compared, unit by unit, with the norms of the
-rows it belongs to,
-of the rows or columns they work with, and with sums of rows; a vector over the stream (norm weights and
-biases, biases of out
-and down) with the norms of all matrices along the stream, at its place and around it. The signals are weighed
-as on other
-networks; norms change little from block to block, so that their own path counts too.
+What is known of a vector: its entries and their logarithms, which follow those of the blocks near it and, unit by unit
+or along the stream, the norms and sums of the rows or columns it works with; and its size, which grows or falls along
+the network. Each is a likeness that falls with the distance of two blocks, as for matrices
+(:mod:`~strati.reassembly.transformer.arrange`); the matrices stay where they are, and the vectors of all roles are
+arranged beside them. What each likeness is worth is measured on networks whose answer is known.
 """
 
 from __future__ import annotations
@@ -17,21 +15,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.assignment import assign
-from strati.reassembly.transformer.arrange import path
-from strati.reassembly.transformer.evidence import Expected, expected_evidence, margins
+from strati.reassembly.transformer.arrange import beside
+from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.pieces import canonical
 from strati.reassembly.transformer.stream import READERS
+from strati.reassembly.transformer.timeline import DEPTH, Coefficients, Similarity, Timeline, reordered
 from strati.reassembly.transformer.units import correlation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.transformer.blueprint import Slot
+    from strati.reassembly.transformer.blueprint import Blueprint, Slot
     from strati.reassembly.transformer.pieces import TransformerPieces
 
     Floats = NDArray[np.float32]
     Matrix = NDArray[np.float64]
+
+MATRICES = "matrices"
+"""The kind of unit that stands for all matrices of a block, which are in their places."""
 
 _PARTNERS = {
     "q": ("k",), "k": ("q",), "v": ("out",), "gate": ("up", "down"), "up": ("down", "gate"), "out": (), "down": (),
@@ -51,7 +52,7 @@ def place_vectors(
     pieces: TransformerPieces,
     candidates: Mapping[str, Sequence[int]],
     stacked: Mapping[str, Floats],
-    known: Mapping[str, Mapping[str, Expected]],
+    known: Coefficients,
 ) -> dict[str, PlacedVector]:
     """Assign the vectors of every role to the blocks.
 
@@ -59,38 +60,25 @@ def place_vectors(
         pieces: All pieces.
         candidates: Vector role to its pieces, one per block, in any order.
         stacked: Role to matrices, in network order.
-        known: Vector role to signal to what it is worth elsewhere.
+        known: Pair of features to the coefficients to be expected.
     """
-    placed: dict[str, PlacedVector] = {}
-    for slot in pieces.blueprint.block:
-        if slot.matrix:
-            continue
-        values = read(pieces, slot, candidates[slot.role])
-        table = expected_evidence(
-            signals(slot.role, values, stacked), known.get(slot.role, {})
-        ).T  # place by piece
-        if len(values) == 1 and len(table) > 3 and slot.role.partition(".")[0] not in _PARTNERS:
-            table = table + _along(next(iter(values.values())), table)
-        chosen = assign(table)
-        held = margins(table, np.arange(len(chosen)), chosen)
-        numbers = tuple(candidates[slot.role][k] for k in chosen)
-        placed[slot.role] = PlacedVector(numbers, tuple(held.tolist()))
-    return placed
-
-
-def _along(rows: Matrix, table: Matrix) -> Matrix:
-    """More evidence for norms, which change little from block to block: the place on their own path.
-
-    The path has no direction; the table tells it. How much it counts is the correlation of both places.
-    """
-    around = _around(rows)
-    order = path(correlation(around, around))
-    on_path = np.argsort(order)
-    told = np.argsort(assign(table))
-    agreement = float(np.corrcoef(on_path, told)[0, 1])
-    at = on_path if agreement >= 0 else len(order) - 1 - on_path
-    apart = np.abs(np.arange(len(order))[:, None] - at[None, :])
-    return np.asarray(-2.0 * max(0.0, abs(agreement) - 0.3) * np.minimum(apart, 4))
+    blueprint = pieces.blueprint
+    if not candidates:
+        return {}
+    count = blueprint.blocks
+    values = {s.role: read(pieces, s, candidates[s.role]) for s in blueprint.block if not s.matrix}
+    given = alongside(values, stacked, blueprint)
+    free = [kind for kind in given.units if kind != MATRICES]
+    line = Timeline(given, known)
+    places = climb(line, beside(line, MATRICES), free)
+    orders = {kind: np.argsort(at) for kind, at in places.items()}
+    held = place_margins(Timeline(reordered(given, orders), known), free) if count > 1 else {}
+    return {
+        kind: PlacedVector(
+            tuple(candidates[kind][k] for k in orders[kind]), held.get(kind, (float("inf"),) * count)
+        )
+        for kind in free
+    }
 
 
 def read(pieces: TransformerPieces, slot: Slot, numbers: Sequence[int]) -> dict[str, Matrix]:
@@ -102,24 +90,56 @@ def read(pieces: TransformerPieces, slot: Slot, numbers: Sequence[int]) -> dict[
     return {role: np.stack(parts) for role, parts in rows.items()}
 
 
-def signals(slot_role: str, values: Mapping[str, Matrix], stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
-    """Scores of every vector (rows) with every place (columns), by signal.
+def alongside(
+    values: Mapping[str, Mapping[str, Matrix]], stacked: Mapping[str, Floats], blueprint: Blueprint
+) -> Similarity:
+    """All likenesses of vectors with each other and with the matrices of the blocks.
 
     Args:
-        slot_role: The slot's role, which may be fused.
-        values: Role to vectors, pieces by entries.
+        values: Slot to role to vectors, pieces by entries.
         stacked: Role to matrices, in network order.
+        blueprint: The architecture.
     """
-    found: dict[str, Matrix] = {}
-    for role, rows in values.items():
-        around = _around(rows)
-        logs = _around(np.log(np.abs(rows) + 1e-12))
-        for name, reference in _references(role, rows.shape[1], stacked).items():
-            label = f"{role} {name}" if role != slot_role else name
-            found[label] = correlation(around, reference)
-            if "sum" not in name:
-                found[f"log {label}"] = correlation(logs, reference)
-    return found
+    count = blueprint.blocks
+    features: dict[str, Matrix] = {}
+    units: dict[str, tuple[str, ...]] = {}
+    between: dict[tuple[str, str], Matrix] = {}
+    references: set[str] = set()
+
+    def put(a: str, b: str, table: Matrix) -> None:
+        between[a, b], between[b, a] = table, table.T
+
+    for slot, parts in values.items():
+        own: list[str] = []
+        for role, rows in parts.items():
+            size = np.sqrt(np.square(rows).mean(axis=1))
+            logs = np.log(np.abs(rows) + 1e-3 * size[:, None] + 1e-12)
+            features[role] = _around(rows / np.maximum(size, 1e-12)[:, None])
+            features[f"log {role}"] = _around(logs - logs.mean(axis=1, keepdims=True))
+            for name in (role, f"log {role}"):
+                put(name, name, correlation(features[name], features[name]))
+            rank = np.argsort(np.argsort(size)).astype(np.float64)
+            apart = np.abs(np.arange(count)[None, :] - rank[:, None])
+            put(f"size {role}", DEPTH, -np.sqrt(apart / max(count - 1, 1)))
+            references.add(DEPTH)
+            for name, reference in _references(role, rows.shape[1], stacked).items():
+                feature = role if name.startswith("sum") else f"log {role}"
+                put(feature, name, correlation(features[feature], reference))
+                references.add(name)
+            own += [role, f"log {role}", f"size {role}"]
+        units[slot] = tuple(own)
+    for one, two in _akin([role for parts in values.values() for role in parts]):
+        if features[one].shape == features[two].shape:
+            put(one, two, correlation(features[one], features[two]))
+    units[MATRICES] = tuple(sorted(references))
+    return Similarity(units, between, count)
+
+
+def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
+    """Features of different roles that lie on the stream: norm weights with each other, and what is added to it."""
+    weights = [f"log {role}" for role in roles if "norm" in role and role.endswith("weight")]
+    added = [role for role in roles if role in ("out.bias", "down.bias") or ("norm" in role and role.endswith("bias"))]
+    return [(a, b) for group in (weights, added) for k, a in enumerate(group) for b in group[k + 1 :]]
 
 
 def _references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
@@ -127,30 +147,23 @@ def _references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str
     base, _, kind = role.partition(".")
     found: dict[str, Matrix] = {}
     if base in stacked and kind and base not in ("out", "down"):  # a bias over hidden units
-        found["rows"] = _around(np.log(_norms(stacked[base], 2)))
-        found["sum"] = _around(stacked[base].sum(axis=2).astype(np.float64))
+        found[f"rows {base}"] = _around(np.log(_norms(stacked[base], 2)))
+        found[f"sum {base}"] = _around(stacked[base].sum(axis=2).astype(np.float64))
         for partner in _PARTNERS[base]:
             if partner in stacked:
                 axis = 1 if partner in ("out", "down") else 2
                 table = np.log(_norms(stacked[partner], axis))
                 if table.shape[1] == size:
-                    found[f"partner {partner}"] = _around(table)
+                    found[f"units {partner}"] = _around(table)
         return found
     for other, stack in stacked.items():  # a vector over the stream
         reads = other in READERS
         table = np.log(_norms(stack, 1 if reads else 2))
         if table.shape[1] == size:
-            found[f"norms {other}"] = _around(table)
-            found[f"near {other}"] = _around(_neighbours(table))
+            found[f"stream {other}"] = _around(table)
         if not reads and other == base:
-            found["sum"] = _around(stack.sum(axis=2).astype(np.float64))
+            found[f"sum {other}"] = _around(stack.sum(axis=2).astype(np.float64))
     return found
-
-
-def _neighbours(table: Matrix) -> Matrix:
-    """For each place the mean of the places before and after it."""
-    padded = np.concatenate([table[:1], table, table[-1:]])
-    return np.asarray((padded[:-2] + padded[2:]) / 2)
 
 
 def _around(rows: Matrix) -> Matrix:
