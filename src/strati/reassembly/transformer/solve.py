@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SURE = 3.0
 """Nats by which a place must be better than the next best one to be called sure: odds of 20 to 1."""
 
-SURE_VECTOR = 6.0
+SURE_VECTOR = 20.0
 """The same for a bias or a norm, whose evidence is of few signals that go together: below it, too many were wrong."""
 
 SURE_TWIN = 6.0

@@ -32,7 +32,7 @@ REACH = 1.5
 """Blocks over which similarity falls by a factor of e."""
 
 NOISE = 1e-4
-_LOOSE = 0.05
+_LOOSE = 0.2
 """Variance added to that of similarities, and to that of likeness to :data:`DEPTH`: no order by size alone is true to the
 last piece, however well the sizes fit it."""
 
@@ -55,12 +55,14 @@ class Similarity:
         between: Pair of roles to similarity, units by units; every pair both ways.
         count: Units of each kind.
         together: Pair of kinds to evidence, in nats, that two units are of one block.
+        near: Roles whose likeness says something of near blocks only: what is far apart may be alike again.
     """
 
     units: Mapping[str, tuple[str, ...]]
     between: Mapping[Pair, Matrix]
     count: int
     together: Mapping[Pair, Matrix] = field(default_factory=dict)
+    near: frozenset[str] = frozenset()
 
     def kind(self, role: str) -> str:
         """The kind of unit that a role belongs to."""
@@ -160,7 +162,7 @@ class Timeline:
             side = own.sides(places, self.given.count)
             c = inverse @ (side + pulls * means)
             rest = float(own.values @ own.values) - 2 * float(c @ side) + float(c @ own.gram @ c)
-            _both_ways(found, pair, c / (max(rest, 0.0) / len(own.values) + own.noise), self.given.count)
+            _both_ways(found, pair, c @ own.shapes / (max(rest, 0.0) / len(own.values) + own.noise))
         return found
 
     def expected(self) -> dict[Pair, Matrix]:
@@ -168,7 +170,7 @@ class Timeline:
         found: dict[Pair, Matrix] = {}
         for pair, own in self.entries.items():
             spread = float(np.mean(np.square(own.values)))
-            _both_ways(found, pair, self._known[pair][0] / (spread + own.noise), self.given.count)
+            _both_ways(found, pair, self._known[pair][0] @ own.shapes / (spread + own.noise))
         return found
 
 
@@ -195,11 +197,11 @@ def reordered(given: Similarity, orders: Mapping[str, Ints]) -> Similarity:
     together = {
         (one, two): table[np.ix_(orders[one], orders[two])] for (one, two), table in given.together.items()
     }
-    return Similarity(given.units, between, given.count, together)
+    return Similarity(given.units, between, given.count, together, given.near)
 
 
-def _both_ways(found: dict[Pair, Matrix], pair: Pair, weights: Matrix, count: int) -> None:
-    found[pair] = weights @ basis(count)
+def _both_ways(found: dict[Pair, Matrix], pair: Pair, shape: Matrix) -> None:
+    found[pair] = shape
     found[pair[::-1]] = found[pair][::-1]
 
 
@@ -218,6 +220,8 @@ def _entries(given: Similarity, pair: Pair) -> _Entries:
         apart = np.abs(apart)
     many = np.bincount(apart + count - 1, minlength=2 * count - 1).astype(np.float64)
     shapes = basis(count)
+    if given.near & {a, b}:
+        shapes = shapes * np.array([1.0, 1.0, 1.0, 0.0])[:, None]
     shapes = shapes - (shapes @ many / max(many.sum(), 1.0))[:, None]
     noise = _LOOSE if DEPTH in pair else NOISE
     return _Entries(one, two, rows, columns, values, shapes, (shapes * many) @ shapes.T, a == b, noise)

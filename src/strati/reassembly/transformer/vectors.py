@@ -132,7 +132,9 @@ def alongside(
         if features[one].shape == features[two].shape:
             put(one, two, correlation(features[one], features[two]))
     units[MATRICES] = tuple(sorted(references))
-    return Similarity(units, between, count)
+    # norms of the first and the last blocks may be alike again
+    near = frozenset(name for name in features if name.endswith("weight"))
+    return Similarity(units, between, count, near=near)
 
 
 def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
