@@ -3,8 +3,8 @@
 Roles that share units are found in pairs; what is left is which of the two is the one. Training leaves them unlike:
 a query reads where the MLP of its block reads and what its head writes, a key does not; keys of all tokens are
 compared, so that a key's directions are fewer; the rows of a gate share a direction, as its activation is not
-symmetric, while those of up have no sign; up's rows are as long as down's columns. The sign of each difference, block by
-block, and what it is worth, its mean and spread over networks whose roles are known, give the odds
+symmetric, while those of up have no sign; up's rows are as long as down's columns. The sign of each difference, block
+by block, and what it is worth, its mean and spread over networks whose roles are known, give the odds
 (:mod:`~strati.reassembly.transformer.calibration`).
 """
 
@@ -67,7 +67,9 @@ def signs_of(values: Mapping[str, Matrix]) -> dict[str, float]:
 
 def odds_of(found: Mapping[str, float], known: Mapping[str, Expected], start: str) -> float:
     """Log-odds that two pieces are what they are called, by all signs whose names start so."""
-    return float(sum(value * _worth(known[name]) for name, value in found.items() if _told(name, known, start)))
+    return float(
+        sum(value * _worth(known[name]) for name, value in found.items() if _told(name, known, start))
+    )
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ def _gates(stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
     """Directions that rows share, sizes of rows, and how they go with down's columns."""
     if not {"gate", "up", "down"} <= set(stacked):
         return {}
-    rows = {role: units.aligned(stacked[role], role, 1, 1).astype(np.float64) for role in ("gate", "up", "down")}
+    rows = {
+        role: units.aligned(stacked[role], role, 1, 1).astype(np.float64) for role in ("gate", "up", "down")
+    }
     size = {role: np.maximum(np.linalg.norm(side, axis=2), 1e-30) for role, side in rows.items()}
     unit = {role: side / size[role][:, :, None] for role, side in rows.items()}
     logs = {role: np.log(one) for role, one in size.items()}

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.transformer import stream, units, vectors
-from strati.reassembly.transformer.timeline import Similarity, coefficients
 from strati.reassembly.transformer.asymmetry import differences, ends_of, signs_of
 from strati.reassembly.transformer.direction import signs
 from strati.reassembly.transformer.evidence import Expected, standard
 from strati.reassembly.transformer.layout import end_tables, stacks, unit_kinds
+from strati.reassembly.transformer.timeline import Similarity, coefficients
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,8 +23,8 @@ from strati.reassembly.transformer.timeline import coefficients
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.transformer.timeline import Similarity
     from strati.reassembly.transformer.evidence import Expected
+    from strati.reassembly.transformer.timeline import Similarity
 
     Floats = NDArray[np.float32]
 

@@ -1,18 +1,17 @@
-"""The network with its blocks' contents as the answer has them, judged by data. Needs torch.
+"""The network with its pieces as the answer has them, judged by data. Needs torch.
 
-Moves: the whole order turned round; two blocks' vectors of a role exchanged; a unit or a block exchanged with, or put
-behind, a near one. What comes before the first changed block is not run again. A move is kept only if the loss falls.
+What comes before the first changed block is not run again. A move (:mod:`~strati.reassembly.transformer.moves`) is
+kept only if the loss falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.transformer.layout import slots_of, unit_kinds
+from strati.reassembly.transformer.moves import ONCE, Move, Socket, all_moves
 from strati.rng import stream
 from strati.types import Tick
 
@@ -30,17 +29,12 @@ _LOWER = 5.0
 """Standard errors by which a loss must rise for a place to be sure, and fall for a move to be kept: hundreds of moves
 are tried, so that three would be reached by chance."""
 
-
-@dataclass(frozen=True)
-class Move:
-    """New contents of blocks: slot to the old block of each block; and the first block that changes."""
-
-    order: Mapping[str, tuple[int, ...]]
-    start: int
+_CLEAR = 0.5
+"""Share of the error of given outputs that a move which must gain clearly may leave."""
 
 
 class Judge:
-    """The network with its blocks' contents as the answer has them, and the loss."""
+    """The network with its pieces as the answer has them, and the loss."""
 
     def __init__(
         self, runner: Runner, found: TransformerReassembly, wanted: NDArray[Any] | None, seconds: float
@@ -48,24 +42,33 @@ class Judge:
         self.runner = runner
         self.seconds = seconds
         self.blueprint = found.pieces.blueprint
+        self.told = not any(n not in found.pieces.told for n in found.pieces.arrays)
         self.wanted = wanted
-        self.numbers = {
-            slot.role: [
-                (b if slot.matrix else v)[slot.role] for b, v in zip(found.blocks, found.vectors, strict=True)
-            ]
-            for slot in self.blueprint.block
-        }
-        tensors = found.tensors()
-        self.parameters: dict[str, list[Any]] = {slot.role: [] for slot in self.blueprint.block}
+        self.numbers: dict[Socket, int] = {}
+        self.parameters: dict[Socket, Any] = {}
+        tensors = {name: np.asarray(v, np.float32) for name, v in found.tensors().items()}
         for block in range(self.blueprint.blocks):
             names = {slot.role: slot.name.format(block) for slot in self.blueprint.block}
-            held = {name: np.asarray(tensors[name], np.float32) for name in names.values()}
-            by_name = runner.parameters(block, held)
-            for role, name in names.items():
-                self.parameters[role].append(by_name[name])
+            by_name = runner.parameters(block, {name: tensors[name] for name in names.values()})
+            for slot in self.blueprint.block:
+                held = found.blocks[block] if slot.matrix else found.vectors[block]
+                self.numbers[slot.role, block] = held[slot.role]
+                self.parameters[slot.role, block] = by_name[names[slot.role]]
+        if not self.told:
+            self._take_whole(found, tensors)
         self.least: dict[int, float] = {}
         self.held: set[int] = set()
         self.losses = self._losses(runner.keep())
+
+    def _take_whole(self, found: TransformerReassembly, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Sockets of the slots that are there once, as far as the module has them."""
+        places = found.place_of()
+        values = {s.name: tensors[s.name] for s in self.blueprint.whole if s.name in tensors}
+        by_name = self.runner.outside(values)
+        for slot in self.blueprint.whole:
+            if slot.name in by_name:
+                self.numbers[slot.role, ONCE] = places[slot.name]
+                self.parameters[slot.role, ONCE] = by_name[slot.name]
 
     @property
     def loss(self) -> float:
@@ -96,36 +99,34 @@ class Judge:
         """Those numbers of an output."""
         return np.asarray(output.double().numpy().reshape(-1)[chosen])
 
-    def replaced(self, roles: Sequence[str], block: int, other: int) -> Any:
-        """The output with the pieces of another block's in a block."""
-        kept = {role: self.parameters[role][block].data for role in roles}
-        for role in roles:
-            self.parameters[role][block].data = self.parameters[role][other].data
+    def replaced(self, sockets: Sequence[Socket], others: Sequence[Socket]) -> Any:
+        """The output with the pieces of other sockets in these."""
+        kept = [self.parameters[socket].data for socket in sockets]
+        new = [self.parameters[socket].data for socket in others]
+        for socket, values in zip(sockets, new, strict=True):
+            self.parameters[socket].data = values
         try:
-            return self.runner.output(block)
+            return self.runner.output(min(max(block, 0) for _, block in sockets))
         finally:
-            for role, values in kept.items():
-                self.parameters[role][block].data = values
+            for socket, values in zip(sockets, kept, strict=True):
+                self.parameters[socket].data = values
 
-    def consider(self, orders: Mapping[str, tuple[int, ...]]) -> bool:
-        """Take new orders of some roles if the true error falls."""
-        changed = [k for order in orders.values() for k, old in enumerate(order) if old != k]
-        move = Move(orders, min(changed, default=0))
+    def consider(self, move: Move) -> bool:
+        """Make a move if the true error falls."""
+        if not move.source:
+            return False
         self._apply(move)
         new = self._losses(self.runner.output(move.start))
         if bool(np.isfinite(new).all()) and float(new.mean()) < self.loss * (1 - 1e-6):
             self.losses = self._losses(self.runner.keep())
             return True
-        self._apply(_inverse(move))
+        self._apply(move.inverse())
         return False
 
-    def restore(self, numbers: Mapping[str, Sequence[int]]) -> None:
-        """Put pieces back where they were at an earlier time: role to piece numbers, block by block."""
-        orders = {}
-        for role, wanted in numbers.items():
-            at = {number: k for k, number in enumerate(self.numbers[role])}
-            orders[role] = tuple(at[number] for number in wanted)
-        self._apply(Move(orders, 0))
+    def restore(self, numbers: Mapping[Socket, int]) -> None:
+        """Put pieces back where they were at an earlier time: socket to piece number."""
+        at = {number: socket for socket, number in self.numbers.items()}
+        self._apply(Move({socket: at[n] for socket, n in numbers.items() if at[n] != socket}))
         self.losses = self._losses(self.runner.keep())
 
     def _losses(self, output: Any) -> NDArray[np.float64]:
@@ -141,11 +142,11 @@ class Judge:
         return np.asarray(found.numpy())
 
     def _apply(self, move: Move) -> None:
-        for role, order in move.order.items():
-            values = [p.data for p in self.parameters[role]]
-            for parameter, k in zip(self.parameters[role], order, strict=True):
-                parameter.data = values[k]
-            self.numbers[role] = [self.numbers[role][k] for k in order]
+        values = {old: self.parameters[old].data for old in move.source.values()}
+        numbers = {old: self.numbers[old] for old in move.source.values()}
+        for new, old in move.source.items():
+            self.parameters[new].data = values[old]
+            self.numbers[new] = numbers[old]
 
     def repair(self, late: Callable[[], bool], tick: Tick, *, matrices: bool = True) -> bool:
         """The best move of each kind while it gains; ``False`` if the time was over first."""
@@ -153,18 +154,18 @@ class Judge:
         while gained and self.exact is not True:
             gained = False
             self.least = {}
-            for share, moves in self._moves(matrices):
+            for clear, moves in all_moves(self.blueprint, matrices=matrices, told=self.told):
                 best: tuple[float, Move] | None = None
                 for move in moves:
                     if late():
                         return False
-                    if self._moves_held(move):
+                    if self._cannot(move):
                         continue
                     self._apply(move)
                     new = self._losses(self.runner.output(move.start))
-                    self._apply(_inverse(move))
+                    self._apply(move.inverse())
                     self._note(move, new)
-                    if self._better(new, share) and (best is None or float(new.mean()) < best[0]):
+                    if self._better(new, clear) and (best is None or float(new.mean()) < best[0]):
                         best = (float(new.mean()), move)
                 if best is not None:
                     self._apply(best[1])
@@ -173,12 +174,12 @@ class Judge:
                     tick(f"loss {self.loss:.4f}")
         return True
 
-    def _better(self, new: NDArray[np.float64], share: float) -> bool:
-        """Outputs: at most that share of the error. A loss: lower by three standard errors over the tokens."""
+    def _better(self, new: NDArray[np.float64], clear: bool) -> bool:
+        """Outputs: any gain, or half of the error. A loss: lower by five standard errors over the tokens."""
         if not bool(np.isfinite(new).all()):
             return False
         if self.wanted is not None:
-            return float(new.mean()) < self.loss * share
+            return float(new.mean()) < self.loss * (_CLEAR if clear else 1 - 1e-6)
         return self._errors_apart(new) < -_LOWER
 
     def _errors_apart(self, new: NDArray[np.float64]) -> float:
@@ -189,80 +190,29 @@ class Judge:
         spread = float(change.std()) / float(np.sqrt(len(change)))
         return float(change.mean()) / max(spread, 1e-30) if bool(np.isfinite(new).all()) else float("inf")
 
-    def _moves_held(self, move: Move) -> bool:
-        """Whether a move touches a piece that must stay where the weights put it."""
-        return any(
-            self.numbers[role][k] in self.held
-            for role, order in move.order.items()
-            for k, old in enumerate(order)
-            if old != k
-        )
+    def _cannot(self, move: Move) -> bool:
+        """Whether a move touches a piece that must stay where the weights put it, or a socket that the module lacks."""
+        return any(s not in self.numbers or self.numbers[s] in self.held for s in move.source)
 
     def _note(self, move: Move, new: NDArray[np.float64]) -> None:
         """Remember, for each piece, how much the data mind the move of it that they mind least."""
         apart = self._errors_apart(new)
-        for role, order in move.order.items():
-            for k, old in enumerate(order):
-                if old != k:
-                    number = self.numbers[role][k]
-                    self.least[number] = min(apart, self.least.get(number, float("inf")))
+        for socket in move.source:
+            number = self.numbers[socket]
+            self.least[number] = min(apart, self.least.get(number, float("inf")))
 
     def settled(self) -> set[int]:
         """Pieces of which every move that was tried makes the loss clearly worse."""
         return {number for number, apart in self.least.items() if apart > _SURE}
 
-    def _moves(self, matrices: bool) -> Iterator[tuple[float, list[Move]]]:
-        """Kinds of moves, each with the share of the error that it may leave: vectors, the whole, blocks, units.
-
-        Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains
-        a little.
-        """
-        n = self.blueprint.blocks
-        any_gain, clear = 1 - 1e-6, 0.5
-        for slot in self.blueprint.block:
-            if not slot.matrix:
-                yield (
-                    any_gain,
-                    [_swap([slot.role], i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 12))],
-                )
-        if not matrices:
-            return
-        every = [slot.role for slot in self.blueprint.block]
-        yield clear, [Move(dict.fromkeys(every, tuple(range(n))[::-1]), 0)]
-        yield clear, [_swap(every, i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 3))]
-        moves = []
-        for i in range(n):
-            for j in (*range(max(0, i - 4), i - 1), *range(i + 2, min(n, i + 5))):
-                order = list(range(n))
-                order.insert(j, order.pop(i))
-                moves.append(Move(dict.fromkeys(every, tuple(order)), min(i, j)))
-        yield clear, moves
-        for roles in unit_kinds(self.blueprint).values():
-            group = list(slots_of(roles, self.blueprint))
-            biases = [
-                s.role for s in self.blueprint.block if not s.matrix and s.role.partition(".")[0] in group
-            ]
-            for some in (group, group + biases) if biases else (group,):
-                yield clear, [_swap(some, i, j, n) for i in range(n) for j in range(i + 1, min(n, i + 5))]
-
-    def answer(self) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
-        """Blocks and vectors as they stand now."""
-        count = range(self.blueprint.blocks)
-        return tuple(
+    def answer(self) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...], dict[str, int]]:
+        """Blocks, vectors, and what is there once, as they stand now."""
+        parts = [
             tuple(
-                {s.role: self.numbers[s.role][k] for s in self.blueprint.block if s.matrix is matrix}
-                for k in count
+                {s.role: self.numbers[s.role, k] for s in self.blueprint.block if s.matrix is matrix}
+                for k in range(self.blueprint.blocks)
             )
             for matrix in (True, False)
-        )  # type: ignore[return-value]
-
-
-def _swap(roles: list[str], i: int, j: int, count: int) -> Move:
-    order = list(range(count))
-    order[i], order[j] = j, i
-    return Move(dict.fromkeys(roles, tuple(order)), min(i, j))
-
-
-def _inverse(move: Move) -> Move:
-    back = {role: tuple(int(k) for k in np.argsort(order)) for role, order in move.order.items()}
-    return Move(back, move.start)
+        ]
+        whole = {role: number for (role, block), number in self.numbers.items() if block == ONCE}
+        return parts[0], parts[1], whole

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from strati.reassembly.assignment import assign
 from strati.reassembly.posterior import centred, posterior_means
 from strati.reassembly.transformer.layout import slots_of, unit_kinds
+from strati.reassembly.transformer.moves import Move, Socket, vector_sockets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,11 +39,8 @@ _SURE, _DOUBTFUL = 0.97, 0.3
 """Numbers of the outputs used; rounds at most; belief that a piece is in its place, where its margin is sure or not."""
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """Roles to the present block of each block's new piece."""
-
-    orders: Mapping[str, tuple[int, ...]]
+Entity = list[tuple[Socket, ...]]
+"""What may change places: each member is one socket, or several whose pieces move together."""
 
 
 def mend(judge: Judge, doubtful: set[int], late: Callable[[], bool]) -> None:
@@ -61,101 +58,132 @@ def mend(judge: Judge, doubtful: set[int], late: Callable[[], bool]) -> None:
     for number in range(_ROUNDS):
         before = judge.loss
         entities = sets[number % len(sets)]
-        if late() or not _affordable(judge, entities, late):
+        if late():
             return
-        for proposal in _proposals(judge, entities, doubtful):
-            judge.consider(proposal.orders)
+        if _affordable(judge, entities):
+            for move in _proposals(judge, entities, doubtful):
+                judge.consider(move)
         idle = 0 if judge.loss < (1 - 1e-3) * before else idle + 1
         if judge.exact or idle == len(sets):
             return
 
 
-def _entity_sets(judge: Judge) -> list[list[list[str]]]:
-    """What moves as one: matrices by unit, with and without the biases of its neurons, or alone; vectors alone."""
+def _entity_sets(judge: Judge) -> list[list[Entity]]:
+    """What moves as one: matrices by unit, with and without the biases of its neurons, or alone; vectors alone.
+
+    Vectors that do not tell their roles change places with all others of their length.
+    """
     slots = judge.blueprint.block
     vectors = [slot.role for slot in slots if not slot.matrix]
     units = [list(slots_of(roles, judge.blueprint)) for roles in unit_kinds(judge.blueprint).values()]
     inner = [[v for v in vectors if v.partition(".")[0] in unit and v not in _ON_STREAM] for unit in units]
     taken = {v for some in inner for v in some}
     alone = [[v] for v in vectors]
-    sets = [
+    groups = [
         alone,
         units + alone,
         [unit + some for unit, some in zip(units, inner, strict=True)]
         + [[v] for v in vectors if v not in taken],
         [[slot.role] for slot in slots if slot.matrix] + alone,
     ]
+    blocks = range(judge.blueprint.blocks)
+    sets: list[list[Entity]] = [
+        [[tuple((r, k) for r in roles) for k in blocks] for roles in group] for group in groups
+    ]
+    if not judge.told:
+        pools: list[Entity] = [
+            [(socket,) for socket in same if socket in judge.numbers]
+            for same in vector_sockets(judge.blueprint).values()
+        ]
+        sets.insert(0, pools)
+        sets += [[*pools, *_twins(judge)]]
     return [one for k, one in enumerate(sets) if one and one not in sets[:k]]
 
 
-def _affordable(judge: Judge, entities: Sequence[Sequence[str]], late: Callable[[], bool]) -> bool:
+def _twins(judge: Judge) -> list[Entity]:
+    """Matrices of one shape in all blocks, each a socket of its own."""
+    shapes: dict[tuple[int, ...], Entity] = {}
+    for slot in judge.blueprint.block:
+        if slot.matrix:
+            members = [((slot.role, k),) for k in range(judge.blueprint.blocks)]
+            shapes.setdefault(tuple(slot.shape), []).extend(members)
+    return list(shapes.values())
+
+
+def _affordable(judge: Judge, entities: Sequence[Entity]) -> bool:
     """Whether a round fits into the time: one run is measured, half as long on the mean."""
     began = time.monotonic()
     judge.runner.output(0)
-    taken = (time.monotonic() - began) / 2 * len(entities) * judge.blueprint.blocks**2
-    return not late() and taken < judge.seconds / 3
+    taken = (time.monotonic() - began) / 2 * sum(len(entity) ** 2 for entity in entities)
+    return taken < judge.seconds / 3
 
 
-def _proposals(judge: Judge, entities: Sequence[Sequence[str]], doubtful: set[int]) -> list[Proposal]:
-    """Permutations of all roles together, of matrices or vectors alone, and of each role alone."""
-    n = judge.blueprint.blocks
+def _proposals(judge: Judge, entities: Sequence[Entity], doubtful: set[int]) -> list[Move]:
+    """Permutations of all entities together, of matrices or vectors alone, and of each entity alone."""
     chosen, target = judge.errors(_COORDINATES)
     beliefs, effects = [], []
-    for roles in entities:
-        belief = _belief(judge, roles, doubtful)
+    for entity in entities:
+        belief = _belief(judge, entity, doubtful)
         beliefs.append(belief)
-        effects.append(centred(_effects(judge, roles, chosen, len(target)), belief, False))
-    here = np.eye(n)
+        effects.append(centred(_effects(judge, entity, chosen, len(target)), belief, False))
     columns, roots = [], []
     for belief, effect in zip(beliefs, effects, strict=True):
-        target = target + effect.reshape(len(target), -1) @ (here - belief).reshape(-1)
+        target = target + effect.reshape(len(target), -1) @ (np.eye(len(belief)) - belief).reshape(-1)
         root = np.sqrt(belief).reshape(-1)
         columns.append(effect.reshape(len(target), -1) * root)
         roots.append(root)
     solutions, _ = posterior_means(np.concatenate(columns, axis=1), target, None, _NOISES)
-    matrix = [judge.is_matrix(roles[0]) for roles in entities]
-    found: dict[str, Proposal] = {}
+    ends = np.cumsum([root.size for root in roots])
+    matrix = [judge.is_matrix(entity[0][0][0]) for entity in entities]
+    found: dict[str, Move] = {}
     for solution in solutions:
         for reach in (1.0, 2.0, 4.0):
-            orders: list[dict[str, tuple[int, ...]]] = []
-            for number, (roles, belief) in enumerate(zip(entities, beliefs, strict=True)):
-                part = solution[number * n * n : (number + 1) * n * n]
-                wanted = belief + (roots[number] * part).reshape(n, n)
-                order = tuple(int(k) for k in assign(here + reach * (wanted - here)))
-                orders.append(dict.fromkeys(roles, order) if order != tuple(range(n)) else {})
-            every = [_joined(orders)]
+            parts: list[dict[Socket, Socket]] = []
+            for entity, belief, root, end in zip(entities, beliefs, roots, ends, strict=True):
+                here = np.eye(len(entity))
+                wanted = belief + (root * solution[end - root.size : end]).reshape(here.shape)
+                order = assign(here + reach * (wanted - here))
+                parts.append(
+                    {
+                        new: old
+                        for k, j in enumerate(order.tolist())
+                        if j != k
+                        for new, old in zip(entity[k], entity[j], strict=True)
+                    }
+                )
+            every = [_joined(parts)]
             every += [
-                _joined([o for o, m in zip(orders, matrix, strict=True) if m is kind])
+                _joined([p for p, m in zip(parts, matrix, strict=True) if m is kind])
                 for kind in (True, False)
             ]
-            every += [Proposal(o) for o in orders]
-            found |= {str(p.orders): p for p in every if p.orders}
+            every += [Move(part) for part in parts]
+            found |= {str(sorted(move.source.items())): move for move in every if move.source}
     return list(found.values())
 
 
-def _joined(orders: Sequence[Mapping[str, tuple[int, ...]]]) -> Proposal:
-    return Proposal({role: order for part in orders for role, order in part.items()})
+def _joined(parts: Sequence[Mapping[Socket, Socket]]) -> Move:
+    return Move({new: old for part in parts for new, old in part.items()})
 
 
-def _belief(judge: Judge, roles: Sequence[str], doubtful: set[int]) -> Matrix:
-    """Each block's own piece, the rest evenly over the others."""
-    n = judge.blueprint.blocks
+def _belief(judge: Judge, entity: Entity, doubtful: set[int]) -> Matrix:
+    """Each member's own pieces, the rest evenly over the others."""
+    n = len(entity)
     own = np.array(
-        [_DOUBTFUL if any(judge.numbers[r][k] in doubtful for r in roles) else _SURE for k in range(n)]
+        [_DOUBTFUL if any(judge.numbers[s] in doubtful for s in sockets) else _SURE for sockets in entity]
     )
     belief = np.repeat(((1 - own) / max(n - 1, 1))[:, None], n, axis=1)
     belief[np.diag_indices(n)] = own
     return belief
 
 
-def _effects(judge: Judge, roles: Sequence[str], chosen: Any, size: int) -> Matrix:
-    """What the outputs change by when block ``k`` gets the pieces of block ``j``: (numbers, k, j)."""
-    n = judge.blueprint.blocks
+def _effects(judge: Judge, entity: Entity, chosen: Any, size: int) -> Matrix:
+    """What the outputs change by when member ``k`` gets the pieces of member ``j``: (numbers, k, j)."""
+    n = len(entity)
     found = np.zeros((size, n, n))
     base = judge.some(judge.runner.output(0), chosen)
     for k in range(n):
         for j in range(n):
             if j != k:
-                found[:, k, j] = judge.some(judge.replaced(roles, k, j), chosen) - base
+                found[:, k, j] = judge.some(judge.replaced(entity[k], entity[j]), chosen) - base
     np.nan_to_num(found, copy=False, posinf=0.0, neginf=0.0)
     return found

@@ -134,6 +134,19 @@ class Runner:
             found[name] = left.pop(best)
         return found
 
+    def outside(self, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """The parameters outside of the blocks that hold given values, as :meth:`parameters` finds them."""
+        inside = {id(p) for layer in self.layers for p in layer.parameters()}
+        left = {name: p for name, p in self.model.named_parameters() if id(p) not in inside}
+        found = {}
+        for name, array in values.items():
+            equal = [k for k, p in left.items() if np.array_equal(p.detach().numpy(), array)]
+            if equal:
+                found[name] = left.pop(
+                    max(equal, key=lambda k: difflib.SequenceMatcher(None, k, name).ratio())
+                )
+        return found
+
     def output(self, start: int = 0) -> Any:
         """The network's output; blocks before ``start`` are not run again."""
         import torch

@@ -1,10 +1,10 @@
 r"""How likely an arrangement of all units on one time line is.
 
 Similarities fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and ``p + d`` the expected
-similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0] - f sqrt(|d|)``, with Gaussian noise. The
-coefficients are estimated from the arrangement itself, with those of other networks, mean and spread, as prior
-(:mod:`~strati.reassembly.transformer.calibration`): a pair of roles that shows nothing gets no weight, and one that shows
-the opposite of what it shows elsewhere speaks against the arrangement.
+similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0] - f sqrt(|d|)``, with Gaussian noise.
+The coefficients are estimated from the arrangement itself, with those of other networks, mean and spread, as prior
+(:mod:`~strati.reassembly.transformer.calibration`): a pair of roles that shows nothing gets no weight, and one that
+shows the opposite of what it shows elsewhere speaks against the arrangement.
 
 Every arrangement has the same number of pairs of units at each distance. So the least squares are the same for all of
 them, but for the sums of similarities by distance.
@@ -33,8 +33,8 @@ REACH = 1.5
 
 NOISE = 1e-4
 _LOOSE = 0.2
-"""Variance added to that of similarities, and to that of likeness to :data:`DEPTH`: no order by size alone is true to the
-last piece, however well the sizes fit it."""
+"""Variance added to that of similarities, and to that of likeness to :data:`DEPTH`: no order by size alone is true to
+the last piece, however well the sizes fit it."""
 
 _RIDGE = 0.5
 """Entries with which a coefficient is drawn to nought when it is measured: few blocks do not tell the four apart."""
@@ -125,7 +125,8 @@ class Timeline:
         self._known: dict[Pair, tuple[Matrix, Matrix, Matrix]] = {}
         for pair, own in self.entries.items():
             means, pulls = self._expected(pair, own)
-            self._known[pair] = (means, pulls, np.linalg.inv(own.gram + np.diag(pulls)))
+            inverse = np.asarray(np.linalg.inv(own.gram + np.diag(pulls)), dtype=np.float64)
+            self._known[pair] = (means, pulls, inverse)
 
     def _expected(self, pair: Pair, own: _Entries) -> tuple[Matrix, Matrix]:
         """Mean of the coefficients, and the variance of the similarities over that of the coefficients."""
@@ -135,7 +136,7 @@ class Timeline:
         return means, (float(np.mean(np.square(own.values))) + own.noise) / np.square(spreads)
 
     def log_likelihood(self, places: Mapping[str, Ints], *, of: str | None = None) -> float:
-        """Of all similarities, or those of one kind of units; each pair of roles has its own coefficients and variance."""
+        """Of all similarities, or those of one kind of units; coefficients and variance are each pair of roles' own."""
         total = 0.0
         for (one, two), table in self.given.together.items():
             if of is None or of in (one, two):

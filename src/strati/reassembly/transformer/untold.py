@@ -61,7 +61,9 @@ def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
         elif len(slots) == 1:
             whole[slots[0].role] = pool[0]
         else:  # vectors are told apart when their matrices stand; the two ends by likeness to these
-            found = _by_size(pieces, pool, [(slot, blueprint.blocks if slot in inside else 1) for slot in slots])
+            found = _by_size(
+                pieces, pool, [(slot, blueprint.blocks if slot in inside else 1) for slot in slots]
+            )
             uncertain += pool
             for slot in slots:
                 if slot in inside:
@@ -69,8 +71,10 @@ def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
                 else:
                     whole[slot.role] = found[slot.role][0]
     twins = _paired(pieces, pools, prior)
-    if "embedding" in whole and "head" in whole and pieces.arrays[whole["embedding"]].shape == (
-        pieces.arrays[whole["head"]].shape
+    if (
+        "embedding" in whole
+        and "head" in whole
+        and pieces.arrays[whole["embedding"]].shape == (pieces.arrays[whole["head"]].shape)
     ):
         twins += (("embedding", "head"),)
     block |= {role: pool for names, pool in pools.items() for role in names if len(names) == 1}
@@ -143,7 +147,11 @@ def _reference(pieces: TransformerPieces) -> Floats | None:
     total: Floats | None = None
     for slot in blueprint.block:
         alone = shapes.count(tuple(slot.shape)) == 1 or slot.role in ("gate", "up")
-        if not alone or slot.role not in ("up", "gate", "down", "qkv", "gate_up") or slot.shape[0] == slot.shape[1]:
+        if (
+            not alone
+            or slot.role not in ("up", "gate", "down", "qkv", "gate_up")
+            or slot.shape[0] == slot.shape[1]
+        ):
             continue
         for values in pieces.arrays.values():
             if tuple(values.shape) == tuple(slot.shape):
@@ -194,7 +202,11 @@ def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
         table[inside, inside] = _fits(pieces, pool, pool, ("q", "k"), prior)
     np.fill_diagonal(table, _NEVER)
     first, second = match(np.maximum(table, table.T))
-    partner = {int(a): int(b) for one, two in ((first, second), (second, first)) for a, b in zip(one, two, strict=True)}
+    partner = {
+        int(a): int(b)
+        for one, two in ((first, second), (second, first))
+        for a, b in zip(one, two, strict=True)
+    }
     values = {partner[k] for k in range(len(outs))}
     found = [nodes[k] for k in sorted(values) if k >= len(nodes) - len(pool)]
     pools[frozenset({"v"})] = found
@@ -202,7 +214,11 @@ def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
 
 
 def _fits(
-    pieces: TransformerPieces, rows: Sequence[int], columns: Sequence[int], roles: tuple[str, str], prior: Prior
+    pieces: TransformerPieces,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    roles: tuple[str, str],
+    prior: Prior,
 ) -> Matrix:
     """Evidence that two pieces share units as these roles do, from what the signals are worth elsewhere."""
     blueprint = pieces.blueprint
@@ -212,7 +228,9 @@ def _fits(
         slot = blueprint.slot(role)
         assert slot is not None  # its pieces are at hand
         stacked[role] = _stack(pieces, some, slot)
-    found = units.signals(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary)
+    found = units.signals(
+        stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
+    )
     found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
     known: Mapping[str, Expected] = prior.shifts.get(f"{a}-{b}") or prior.shifts.get(f"{b}-{a}", {})
     return expected_evidence(found, known, blueprint.blocks)
@@ -224,7 +242,9 @@ def _by_size(
     """Norm weights are those around one; the rest in the order of their sizes, which tells little."""
     mean = {n: float(np.mean(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
     spread = {n: float(np.std(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
-    weights = [(slot, many) for slot, many in wanted if "norm" in slot.role.lower() and slot.role.endswith("weight")]
+    weights = [
+        (slot, many) for slot, many in wanted if "norm" in slot.role.lower() and slot.role.endswith("weight")
+    ]
     rest = [(slot, many) for slot, many in wanted if (slot, many) not in weights]
     order = sorted(pool, key=lambda n: -(mean[n] / (spread[n] + 0.1)))
     found: dict[str, list[int]] = {}

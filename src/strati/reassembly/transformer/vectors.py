@@ -140,7 +140,11 @@ def alongside(
 def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
     """Features of different roles that lie on the stream: norm weights with each other, and what is added to it."""
     weights = [f"log {role}" for role in roles if "norm" in role and role.endswith("weight")]
-    added = [role for role in roles if role in ("out.bias", "down.bias") or ("norm" in role and role.endswith("bias"))]
+    added = [
+        role
+        for role in roles
+        if role in ("out.bias", "down.bias") or ("norm" in role and role.endswith("bias"))
+    ]
     return [(a, b) for group in (weights, added) for k, a in enumerate(group) for b in group[k + 1 :]]
 
 

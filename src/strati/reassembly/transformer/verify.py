@@ -59,14 +59,14 @@ def verified(
         warnings += (
             Flag("local", "no single move lowers the loss; the order is the best found with these data"),
         )
-    blocks, vectors = judge.answer()
+    blocks, vectors, whole = judge.answer()
     uncertain: tuple[int, ...] = ()
     if judge.exact is not True:
         held = {
             n
             for old, new in zip(found.blocks, blocks, strict=True)
-            for n in old.values()
-            if n in new.values()
+            for role, n in old.items()
+            if n == new[role]
         }
         moved = {n for block in found.blocks for n in block.values()} - held
         doubted = set(found.uncertain) | moved
@@ -75,6 +75,9 @@ def verified(
         found,
         blocks=blocks,
         vectors=vectors,
+        embedding=whole.get("embedding", found.embedding),
+        head=whole.get("head", found.head),
+        others={name: whole.get(name, number) for name, number in found.others.items()},
         loss=judge.loss,
         exact=judge.exact,
         warnings=warnings,
@@ -84,7 +87,7 @@ def verified(
 
 def _repaired(judge: Judge, doubtful: set[int], late: Callable[[], bool], tick: Tick) -> bool:
     """Repair; ``False`` if the time was over first."""
-    first = {role: list(numbers) for role, numbers in judge.numbers.items()}
+    first = dict(judge.numbers)
     before = judge.loss
     if judge.wanted is None:
         return judge.repair(late, tick)
