@@ -2,88 +2,133 @@
 
 A network is unchanged when a norm's weight is multiplied and the columns of its readers divided by any scales. Where
 that was done, block by block, a reader's column norms run against its own norm's weights far more than training ever
-makes them: norms and readers are paired by that, and the weights taken into the readers for what is computed from
-them.
+makes them: that pairs norms and readers, and the weights are taken into the readers for what is computed from them. No
+role needs to be known; readers of one norm are of one block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.assignment import assign
 from strati.reassembly.transformer.units import correlation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.reassembly.transformer.blueprint import Slot
     from strati.reassembly.transformer.pieces import TransformerPieces
 
-_READERS = {"norm1.weight": ("q", "k", "v", "qkv"), "norm2.weight": ("gate", "up", "gate_up")}
-_UNITS = {"q": 1, "k": 1, "v": 1, "up": 1, "out": 0, "down": 0}
-"""Matrices whose units have scales of their own, and the axis along which a unit's weights lie."""
+    Matrix = NDArray[np.float64]
+
+_READERS = ("q", "k", "v", "qkv", "gate", "up", "gate_up")
+_LEVEL = ("q", "k", "v", "up")
+"""What reads through a norm, and what of it has rows whose scales are not fixed by the function."""
 
 _AGAINST = -0.6
-"""Mean correlation of log column norms with the log weights of the own norm below which scales were moved."""
+_MOST = 0.6
+"""Correlation of log column norms with the log weights of a norm below which scales were moved between the two, and the
+share of the readers that must show it."""
 
 
-def folded(pieces: TransformerPieces, candidates: Mapping[str, Sequence[int]]) -> TransformerPieces:
-    """The pieces with norm weights taken into their readers where scales were moved; otherwise as they are.
+@dataclass(frozen=True)
+class Folded:
+    """Pieces without scales that mean nothing, and each reader's norm where such scales told it."""
 
-    Args:
-        pieces: All pieces.
-        candidates: Slot role to its pieces, one per block, in any order.
-    """
+    pieces: TransformerPieces
+    norm_of: Mapping[int, int] = field(default_factory=dict)
+
+
+def folded(pieces: TransformerPieces) -> Folded:
+    """The pieces with norm weights taken into their readers where scales were moved; otherwise as they are."""
     blueprint = pieces.blueprint
     if not blueprint.before or blueprint.blocks < 2:
-        return pieces
+        return Folded(pieces)
+    vectors = {
+        n: np.asarray(v, np.float64)
+        for n, v in sorted(pieces.arrays.items())
+        if v.shape == (blueprint.width,) and pieces.told.get(n, "norm.weight").endswith("weight")
+    }
+    readers = _readers(pieces)
+    if len(vectors) < 2 or not readers:
+        return Folded(pieces)
+    numbers = list(vectors)
+    logs = np.log(np.abs(np.stack(list(vectors.values()))) + 1e-12)
+    logs = logs - logs.mean(axis=1, keepdims=True)
+    logs = logs - np.median(logs, axis=0)
+    norm_of: dict[int, int] = {}
+    expected = 0
+    for slot, pool, share in readers:
+        sizes = np.stack([np.log(np.linalg.norm(_plain(pieces, n, slot), axis=0) + 1e-12) for n in pool])
+        sizes = sizes - sizes.mean(axis=1, keepdims=True)
+        table = correlation(sizes - np.median(sizes, axis=0) if len(pool) > 2 else sizes, logs)
+        expected += share
+        for k, number in enumerate(pool):
+            if float(table[k].min()) < _AGAINST:
+                norm_of[number] = numbers[int(table[k].argmin())]
+    if len(norm_of) < _MOST * expected:
+        return Folded(pieces)
     arrays = dict(pieces.arrays)
-    moved = False
-    for norm, readers in _READERS.items():
-        numbers = candidates.get(norm, ())
-        if not numbers:
+    for slot, pool, _ in readers:
+        for number in pool:
+            if number in norm_of:
+                scale = vectors[norm_of[number]]
+                values = np.asarray(arrays[number], np.float64)
+                arrays[number] = _like(
+                    values * (scale[:, None] if slot.transposed else scale), arrays[number]
+                )
+    _level_units(pieces, norm_of, arrays)
+    return Folded(replace(pieces, arrays=arrays), norm_of)
+
+
+def _readers(pieces: TransformerPieces) -> list[tuple[Slot, list[int], int]]:
+    """For each shape that readers have: a slot of it, the pieces that may be readers, and how many of them are."""
+    blueprint = pieces.blueprint
+    found: dict[tuple[int, ...], tuple[Slot, list[int], int]] = {}
+    for slot in blueprint.block:
+        if not slot.matrix or slot.role not in _READERS:
             continue
-        weights = np.stack([np.asarray(pieces.arrays[n], np.float64) for n in numbers])
-        logs = _around(np.log(np.abs(weights) + 1e-12))
-        for role in readers:
-            slot = blueprint.slot(role)
-            if slot is None:
-                continue
-            along = 1 if slot.transposed else 0
-            stack = [np.asarray(pieces.arrays[n], np.float64) for n in candidates[role]]
-            sizes = np.stack([np.log(np.linalg.norm(one, axis=along) + 1e-12) for one in stack])
-            table = correlation(_around(sizes), logs)
-            own = assign(-table)
-            if float(table[np.arange(len(own)), own].mean()) < _AGAINST:
-                moved = True
-                for k, number in enumerate(candidates[role]):
-                    scale = weights[own[k]]
-                    values = stack[k] * (scale[:, None] if slot.transposed else scale)
-                    arrays[number] = values.astype(pieces.arrays[number].dtype)
-    if moved:  # then the scales of units are no more to be believed than those of norms
-        _level_units(pieces, candidates, arrays)
-    return replace(pieces, arrays=arrays)
+        shape = tuple(slot.shape)
+        pool = [n for n, v in sorted(pieces.arrays.items()) if tuple(v.shape) == shape]
+        pool = [n for n in pool if pieces.told.get(n, slot.role) in _READERS]
+        known = found.get(shape)
+        found[shape] = (slot, pool, blueprint.blocks + (known[2] if known else 0))
+    return list(found.values())
+
+
+def _plain(pieces: TransformerPieces, number: int, slot: Slot) -> Matrix:
+    values = np.asarray(pieces.arrays[number], np.float64)
+    return values.T if slot.transposed else values
 
 
 def _level_units(
-    pieces: TransformerPieces, candidates: Mapping[str, Sequence[int]], arrays: dict[int, NDArray[Any]]
+    pieces: TransformerPieces, norm_of: Mapping[int, int], arrays: dict[int, NDArray[Any]]
 ) -> None:
-    """Rows of q, k, v and up, and columns of out and down, all of one length in a matrix."""
-    for role, side in _UNITS.items():
-        slot = pieces.blueprint.slot(role)
-        if slot is None:
+    """Rows of q, k, v and up, and columns of out and down, all of one length in a matrix.
+
+    Where roles are not told, rows of all that reads through a norm, and columns of other matrices of a block.
+    """
+    shapes = {tuple(slot.shape): slot for slot in pieces.blueprint.block if slot.matrix}
+    whole = {tuple(slot.shape) for slot in pieces.blueprint.whole}
+    for number, held in pieces.arrays.items():
+        slot = shapes.get(tuple(held.shape))
+        role = pieces.told.get(number)
+        if slot is None or (tuple(held.shape) in whole and number not in norm_of):
             continue
-        axis = side if not slot.transposed else 1 - side
-        for number in candidates[role]:
-            values = np.asarray(arrays[number], np.float64)
-            sizes = np.linalg.norm(values, axis=axis, keepdims=True)
-            level = float(np.sqrt(np.square(sizes).mean()))
-            arrays[number] = (values / np.maximum(sizes, 1e-30) * level).astype(pieces.arrays[number].dtype)
+        if role in _LEVEL or (role is None and number in norm_of and slot.role not in ("qkv", "gate_up")):
+            axis = 1
+        elif role in ("out", "down") or (role is None and number not in norm_of):
+            axis = 0
+        else:
+            continue
+        values = np.asarray(arrays[number], np.float64)
+        sizes = np.linalg.norm(values, axis=1 - axis if slot.transposed else axis, keepdims=True)
+        level = float(np.sqrt(np.square(sizes).mean()))
+        arrays[number] = _like(values / np.maximum(sizes, 1e-30) * level, held)
 
 
-def _around(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    centred = rows - rows.mean(axis=1, keepdims=True)
-    return np.asarray(centred - centred.mean(axis=0)) if len(rows) > 2 else centred
+def _like(values: Matrix, held: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(held.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,15 @@ from strati.types import Tick, silent
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.reassembly.transformer.fold import Folded
     from strati.reassembly.transformer.pieces import TransformerPieces
 
     Floats = NDArray[np.float32]
     Ints = NDArray[np.intp]
+
+
+_CERTAIN = 40.0
+"""Nats for or against two pieces of one block whose norms are known."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Placed:
 
 
 def place_matrices(
-    pieces: TransformerPieces,
+    bare: Folded,
     candidates: Mapping[str, Sequence[int]],
     prior: Prior,
     rng: np.random.Generator,
@@ -71,12 +76,13 @@ def place_matrices(
     """Put the matrices of all blocks together and in order.
 
     Args:
-        pieces: All pieces.
+        bare: All pieces.
         candidates: Slot role to its pieces, one per block, in any order.
         prior: What signals are worth.
         rng: For the search.
         tick: Called after each stage.
     """
+    pieces = bare.pieces
     blueprint = pieces.blueprint
     stacked = stacks(pieces, candidates)
     kinds = unit_kinds(blueprint)
@@ -85,14 +91,15 @@ def place_matrices(
     heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
     orders = {role: np.arange(blueprint.blocks) for role in stacked}
     for roles in kinds.values():
-        orders |= _form_units(pieces, roles, numbers, stacked, heads, prior, pairs)
+        orders |= _form_units(bare, roles, numbers, stacked, heads, prior, pairs)
     tick("units")
     heads = {
         name: table[np.ix_(orders[name.split("-")[0]], orders[name.split("-")[1]])]
         for name, table in heads.items()
     }
-    bare, more = likeness(stacked, blueprint, heads)
-    given = joined(bare, prior.same, more, rng)
+    alike, more = likeness(stacked, blueprint, heads)
+    given = joined(alike, prior.same, more, rng)
+    given = replace(given, together={**given.together, **_of_one_norm(bare, kinds, numbers, given)})
     line = Timeline(given, prior.coefficients)
     places = climb(line, arrange(line, rng)[0].places)
     tick("arranged")
@@ -136,7 +143,7 @@ def turned(placed: Placed) -> Placed:
 
 
 def _form_units(
-    pieces: TransformerPieces,
+    bare: Folded,
     roles: Sequence[str],
     numbers: dict[str, list[int]],
     stacked: dict[str, Floats],
@@ -145,7 +152,7 @@ def _form_units(
     pairs: list[MatrixPairing],
 ) -> dict[str, Ints]:
     """Bring the pieces of a unit's slots into one order, whatever that is; the order of each role's stack."""
-    blueprint = pieces.blueprint
+    blueprint = bare.pieces.blueprint
     slots = slots_of(roles, blueprint)
     if len(slots) < 2:
         return {}
@@ -159,6 +166,7 @@ def _form_units(
             continue
         signals = unit_signals(stacked, a, b, blueprint, heads)
         table = evidence(signals, prior.shifts.get(f"{a}-{b}", {}))
+        table = table + _same_norm(bare, numbers[slots[one]], numbers[slots[two]])
         key, table = ((one, two), table) if one < two else ((two, one), table.T)
         tables[key] = tables[key] + table if key in tables else table
         best_by[key] = max(signals, key=lambda name: _clarity(signals[name]))
@@ -178,6 +186,32 @@ def _form_units(
                 MatrixPairing(numbers[slots[one]][k], numbers[slots[two]][k], best_by[one, two], margin)
             )
     return orders
+
+
+def _same_norm(bare: Folded, rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.float64]:
+    """What is known of pieces that read through one norm, or through two; nought where either's is not known."""
+    table = np.zeros((len(rows), len(columns)))
+    for i, a in enumerate(rows):
+        for j, b in enumerate(columns):
+            if a in bare.norm_of and b in bare.norm_of:
+                table[i, j] = _CERTAIN if bare.norm_of[a] == bare.norm_of[b] else -_CERTAIN
+    return table
+
+
+def _of_one_norm(
+    bare: Folded, kinds: Mapping[str, Sequence[str]], numbers: Mapping[str, Sequence[int]], given: Similarity
+) -> dict[tuple[str, str], NDArray[np.float64]]:
+    """The evidence that units are of one block, and that of the norms which their readers share."""
+    found = {}
+    for one, two in given.together:
+        table = given.together[one, two]
+        for a in slots_of(kinds[one], bare.pieces.blueprint):
+            for b in slots_of(kinds[two], bare.pieces.blueprint):
+                shared = _same_norm(bare, numbers[a], numbers[b])
+                if (shared > 0).any():  # attention and MLP have norms of their own
+                    table = table + shared
+        found[one, two] = table
+    return found
 
 
 def _clarity(table: NDArray[np.float64]) -> float:

@@ -15,12 +15,13 @@ from strati.reassembly.transformer.asymmetry import turned as turned_twins
 from strati.reassembly.transformer.calibration import Prior, default_prior
 from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.direction import Direction, direction, signs
-from strati.reassembly.transformer.fold import folded
+from strati.reassembly.transformer.fold import Folded, folded
 from strati.reassembly.transformer.layout import end_tables
 from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
 from strati.reassembly.transformer.result import TransformerReassembly
 from strati.reassembly.transformer.roles import find_roles
 from strati.reassembly.transformer.timeline import Timeline
+from strati.reassembly.transformer.vector_roles import vector_roles
 from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 from strati.rng import stream
 from strati.types import Flag, Tick, silent
@@ -72,19 +73,21 @@ def solve_transformer(
     began = time.perf_counter()
     known = prior or default_prior()
     rng = stream(config.seed, "reassembly", "transformer")
-    roles = find_roles(pieces, known)
+    bare = folded(pieces)
+    roles = find_roles(bare.pieces, known)
     tick("roles")
     block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
-    plain = folded(pieces, roles.block)
-    placed = place_matrices(plain, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
-    placed, doubtful = _twins_told(plain, placed, roles.twins, known, rng, tick)
+    placed = place_matrices(bare, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
+    placed, doubtful = _twins_told(bare, placed, roles.twins, known, rng, tick)
     whole, placed, way = _directed(pieces, placed, roles, known)
-    bodies = place_vectors(
-        pieces,
-        {s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix},
-        placed.stacked,
-        known.coefficients,
-    )
+    fixed = _norms_told(bare, placed)
+    bodies_of: Mapping[str, Sequence[int]] = {
+        s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix and s.role in roles.block
+    }
+    if any(n not in pieces.told for n in pieces.arrays):
+        bodies_of, once = vector_roles(pieces, placed.stacked, known.coefficients, fixed)
+        whole = {**whole, **once}
+    bodies = place_vectors(pieces, bodies_of, placed.stacked, known.coefficients, fixed)
     tick("vectors")
     found = _result(pieces, placed, bodies, whole, way, (*roles.uncertain, *doubtful))
     solved = time.perf_counter() - began
@@ -99,7 +102,7 @@ def solve_transformer(
 
 
 def _twins_told(
-    pieces: TransformerPieces,
+    bare: Folded,
     placed: Placed,
     twins: Sequence[tuple[str, str]],
     prior: Prior,
@@ -113,7 +116,7 @@ def _twins_told(
         changed = False
         doubtful: list[int] = []
         for one, two in twins:
-            found = turned_twins(placed.stacked, pieces.blueprint, prior.twins, (one, two))
+            found = turned_twins(placed.stacked, bare.pieces.blueprint, prior.twins, (one, two))
             for k, swap in enumerate(found.swap):
                 if swap:
                     numbers[one][k], numbers[two][k] = numbers[two][k], numbers[one][k]
@@ -122,8 +125,26 @@ def _twins_told(
             changed = changed or bool(found.swap.any())
         if not changed:
             return placed, doubtful
-        placed = place_matrices(pieces, numbers, prior, rng, tick)
+        placed = place_matrices(bare, numbers, prior, rng, tick)
     return placed, doubtful if twins else []
+
+
+def _norms_told(bare: Folded, placed: Placed) -> dict[str, list[int]]:
+    """Norm weights in network order, where moved scales told each reader's."""
+    found: dict[str, list[int]] = {}
+    for norm, readers in (
+        ("norm1.weight", ("q", "k", "v", "qkv")),
+        ("norm2.weight", ("gate", "up", "gate_up")),
+    ):
+        slots = [placed.numbers[role] for role in readers if role in placed.numbers]
+        if bare.norm_of and slots and bare.pieces.blueprint.slot(norm) is not None:
+            votes = [[bare.norm_of.get(slot[k], -1) for slot in slots] for k in range(placed.given.count)]
+            chosen = [max(set(some), key=some.count) for some in votes]
+            if -1 not in chosen and len(set(chosen)) == len(chosen):
+                found[norm] = chosen
+    if len({n for numbers in found.values() for n in numbers}) < sum(map(len, found.values())):
+        return {}
+    return found
 
 
 def _directed(

@@ -60,16 +60,11 @@ def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
             block[slots[0].role] = pool
         elif len(slots) == 1:
             whole[slots[0].role] = pool[0]
-        else:  # vectors are told apart when their matrices stand; the two ends by likeness to these
-            found = _by_size(
-                pieces, pool, [(slot, blueprint.blocks if slot in inside else 1) for slot in slots]
-            )
+        elif len(shape) == 1:  # told apart when the matrices stand
             uncertain += pool
-            for slot in slots:
-                if slot in inside:
-                    block[slot.role] = found[slot.role]
-                else:
-                    whole[slot.role] = found[slot.role][0]
+        else:  # the two ends are told apart by likeness to the blocks, tables of positions and the like not at all
+            whole |= dict(zip(once, pool, strict=True))
+            uncertain += [] if set(once) == {"embedding", "head"} else pool
     twins = _paired(pieces, pools, prior)
     if (
         "embedding" in whole
@@ -234,20 +229,3 @@ def _fits(
     found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
     known: Mapping[str, Expected] = prior.shifts.get(f"{a}-{b}") or prior.shifts.get(f"{b}-{a}", {})
     return expected_evidence(found, known, blueprint.blocks)
-
-
-def _by_size(
-    pieces: TransformerPieces, pool: Sequence[int], wanted: Sequence[tuple[Slot, int]]
-) -> dict[str, list[int]]:
-    """Norm weights are those around one; the rest in the order of their sizes, which tells little."""
-    mean = {n: float(np.mean(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
-    spread = {n: float(np.std(np.asarray(pieces.arrays[n], np.float64))) for n in pool}
-    weights = [
-        (slot, many) for slot, many in wanted if "norm" in slot.role.lower() and slot.role.endswith("weight")
-    ]
-    rest = [(slot, many) for slot, many in wanted if (slot, many) not in weights]
-    order = sorted(pool, key=lambda n: -(mean[n] / (spread[n] + 0.1)))
-    found: dict[str, list[int]] = {}
-    for slot, many in (*weights, *rest):
-        found[slot.role], order = sorted(order[:many]), order[many:]
-    return found

@@ -53,6 +53,7 @@ def place_vectors(
     candidates: Mapping[str, Sequence[int]],
     stacked: Mapping[str, Floats],
     known: Coefficients,
+    fixed: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, PlacedVector]:
     """Assign the vectors of every role to the blocks.
 
@@ -61,19 +62,24 @@ def place_vectors(
         candidates: Vector role to its pieces, one per block, in any order.
         stacked: Role to matrices, in network order.
         known: Pair of features to the coefficients to be expected.
+        fixed: Vector role to its pieces in network order, where that is known.
     """
     blueprint = pieces.blueprint
-    if not candidates:
-        return {}
     count = blueprint.blocks
-    values = {s.role: read(pieces, s, candidates[s.role]) for s in blueprint.block if not s.matrix}
+    found = {
+        role: PlacedVector(tuple(numbers), (float("inf"),) * count) for role, numbers in (fixed or {}).items()
+    }
+    slots = [slot for slot in blueprint.block if not slot.matrix and slot.role not in found]
+    if not slots:
+        return found
+    values = {slot.role: read(pieces, slot, candidates[slot.role]) for slot in slots}
     given = alongside(values, stacked, blueprint)
     free = [kind for kind in given.units if kind != MATRICES]
     line = Timeline(given, known)
     places = climb(line, beside(line, MATRICES), free)
     orders = {kind: np.argsort(at) for kind, at in places.items()}
     held = place_margins(Timeline(reordered(given, orders), known), free) if count > 1 else {}
-    return {
+    return found | {
         kind: PlacedVector(
             tuple(candidates[kind][k] for k in orders[kind]), held.get(kind, (float("inf"),) * count)
         )
@@ -104,7 +110,7 @@ def alongside(
     features: dict[str, Matrix] = {}
     units: dict[str, tuple[str, ...]] = {}
     between: dict[tuple[str, str], Matrix] = {}
-    references: set[str] = set()
+    followed: set[str] = set()
 
     def put(a: str, b: str, table: Matrix) -> None:
         between[a, b], between[b, a] = table, table.T
@@ -113,28 +119,36 @@ def alongside(
         own: list[str] = []
         for role, rows in parts.items():
             size = np.sqrt(np.square(rows).mean(axis=1))
-            logs = np.log(np.abs(rows) + 1e-3 * size[:, None] + 1e-12)
-            features[role] = _around(rows / np.maximum(size, 1e-12)[:, None])
-            features[f"log {role}"] = _around(logs - logs.mean(axis=1, keepdims=True))
+            features |= features_of(role, rows)
             for name in (role, f"log {role}"):
                 put(name, name, correlation(features[name], features[name]))
             rank = np.argsort(np.argsort(size)).astype(np.float64)
             apart = np.abs(np.arange(count)[None, :] - rank[:, None])
             put(f"size {role}", DEPTH, -np.sqrt(apart / max(count - 1, 1)))
-            references.add(DEPTH)
-            for name, reference in _references(role, rows.shape[1], stacked).items():
+            followed.add(DEPTH)
+            for name, reference in references(role, rows.shape[1], stacked).items():
                 feature = role if name.startswith("sum") else f"log {role}"
                 put(feature, name, correlation(features[feature], reference))
-                references.add(name)
+                followed.add(name)
             own += [role, f"log {role}", f"size {role}"]
         units[slot] = tuple(own)
     for one, two in _akin([role for parts in values.values() for role in parts]):
         if features[one].shape == features[two].shape:
             put(one, two, correlation(features[one], features[two]))
-    units[MATRICES] = tuple(sorted(references))
+    units[MATRICES] = tuple(sorted(followed))
     # norms of the first and the last blocks may be alike again
     near = frozenset(name for name in features if name.endswith("weight"))
     return Similarity(units, between, count, near=near)
+
+
+def features_of(role: str, rows: Matrix) -> dict[str, Matrix]:
+    """Vectors (pieces by entries) and the logarithms of their entries, free of size and of what all have."""
+    size = np.sqrt(np.square(rows).mean(axis=1, keepdims=True))
+    logs = np.log(np.abs(rows) + 1e-3 * size + 1e-12)
+    return {
+        role: _around(rows / np.maximum(size, 1e-12)),
+        f"log {role}": _around(logs - logs.mean(axis=1, keepdims=True)),
+    }
 
 
 def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
@@ -148,7 +162,7 @@ def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
     return [(a, b) for group in (weights, added) for k, a in enumerate(group) for b in group[k + 1 :]]
 
 
-def _references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
+def references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
     """What a vector of this role may follow, places by entries, by name."""
     base, _, kind = role.partition(".")
     found: dict[str, Matrix] = {}
