@@ -8,7 +8,7 @@ role needs to be known; readers of one norm are of one block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,10 @@ _AGAINST = -0.6
 _MOST = 0.6
 """Correlation of log column norms with the log weights of a norm below which scales were moved between the two, and the
 share of the readers that must show it."""
+
+
+_CERTAIN = 40.0
+"""Nats for or against two pieces of one block whose norms are known."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,15 @@ def folded(pieces: TransformerPieces) -> Folded:
                 )
     _level_units(pieces, norm_of, arrays)
     return Folded(replace(pieces, arrays=arrays), norm_of)
+
+
+def same_norm(bare: Folded, rows: Sequence[int], columns: Sequence[int]) -> Matrix:
+    """Nats for or against two pieces of one block by the norms they read through; nought where one is not known."""
+    norms = [
+        np.array([bare.norm_of.get(n, -1 - side) for n in some]) for side, some in enumerate((rows, columns))
+    ]
+    both = (norms[0] >= 0)[:, None] & (norms[1] >= 0)[None, :]
+    return np.where(both, np.where(norms[0][:, None] == norms[1][None, :], _CERTAIN, -_CERTAIN), 0.0)
 
 
 def _readers(pieces: TransformerPieces) -> list[tuple[Slot, list[int], int]]:

@@ -15,6 +15,7 @@ from strati.reassembly.transformer.arrange import arrange, joined
 from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
 from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
+from strati.reassembly.transformer.fold import same_norm
 from strati.reassembly.transformer.layout import slots_of, stacks, unit_kinds
 from strati.reassembly.transformer.timeline import Similarity, Timeline, reordered
 from strati.types import Tick, silent
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
     Ints = NDArray[np.intp]
-
-
-_CERTAIN = 40.0
-"""Nats for or against two pieces of one block whose norms are known."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,7 @@ def _form_units(
             continue
         signals = unit_signals(stacked, a, b, blueprint, heads)
         table = evidence(signals, prior.shifts.get(f"{a}-{b}", {}))
-        table = table + _same_norm(bare, numbers[slots[one]], numbers[slots[two]])
+        table = table + same_norm(bare, numbers[slots[one]], numbers[slots[two]])
         key, table = ((one, two), table) if one < two else ((two, one), table.T)
         tables[key] = tables[key] + table if key in tables else table
         best_by[key] = max(signals, key=lambda name: _clarity(signals[name]))
@@ -188,16 +185,6 @@ def _form_units(
     return orders
 
 
-def _same_norm(bare: Folded, rows: Sequence[int], columns: Sequence[int]) -> NDArray[np.float64]:
-    """What is known of pieces that read through one norm, or through two; nought where either's is not known."""
-    table = np.zeros((len(rows), len(columns)))
-    for i, a in enumerate(rows):
-        for j, b in enumerate(columns):
-            if a in bare.norm_of and b in bare.norm_of:
-                table[i, j] = _CERTAIN if bare.norm_of[a] == bare.norm_of[b] else -_CERTAIN
-    return table
-
-
 def _of_one_norm(
     bare: Folded, kinds: Mapping[str, Sequence[str]], numbers: Mapping[str, Sequence[int]], given: Similarity
 ) -> dict[tuple[str, str], NDArray[np.float64]]:
@@ -207,7 +194,7 @@ def _of_one_norm(
         table = given.together[one, two]
         for a in slots_of(kinds[one], bare.pieces.blueprint):
             for b in slots_of(kinds[two], bare.pieces.blueprint):
-                shared = _same_norm(bare, numbers[a], numbers[b])
+                shared = same_norm(bare, numbers[a], numbers[b])
                 if (shared > 0).any():  # attention and MLP have norms of their own
                     table = table + shared
         found[one, two] = table

@@ -74,7 +74,7 @@ def solve_transformer(
     known = prior or default_prior()
     rng = stream(config.seed, "reassembly", "transformer")
     bare = folded(pieces)
-    roles = find_roles(bare.pieces, known)
+    roles = find_roles(bare, known)
     tick("roles")
     block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
     placed = place_matrices(bare, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)

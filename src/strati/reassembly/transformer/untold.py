@@ -16,6 +16,7 @@ import numpy as np
 from strati.reassembly.assignment import match
 from strati.reassembly.transformer import sides, stream, units
 from strati.reassembly.transformer.evidence import Expected, expected_evidence
+from strati.reassembly.transformer.fold import same_norm
 from strati.reassembly.transformer.pieces import canonical
 from strati.reassembly.transformer.role_table import Roles
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from strati.reassembly.transformer.blueprint import Slot
     from strati.reassembly.transformer.calibration import Prior
+    from strati.reassembly.transformer.fold import Folded
     from strati.reassembly.transformer.pieces import TransformerPieces
 
     Floats = NDArray[np.float32]
@@ -39,8 +41,9 @@ _CLEAR = 0.5
 """How far the least sure writer must lie above the first reader, in typical differences, for both to be told apart."""
 
 
-def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
+def guess_roles(bare: Folded, prior: Prior) -> Roles:
     """The role of every piece whose file does not tell it."""
+    pieces = bare.pieces
     blueprint = pieces.blueprint
     by_shape: dict[tuple[int, ...], list[Slot]] = {}
     for slot in (*blueprint.block, *blueprint.whole):
@@ -65,7 +68,7 @@ def guess_roles(pieces: TransformerPieces, prior: Prior) -> Roles:
         else:  # the two ends are told apart by likeness to the blocks, tables of positions and the like not at all
             whole |= dict(zip(once, pool, strict=True))
             uncertain += [] if set(once) == {"embedding", "head"} else pool
-    twins = _paired(pieces, pools, prior)
+    twins = _paired(bare, pools, prior)
     if (
         "embedding" in whole
         and "head" in whole
@@ -157,19 +160,19 @@ def _reference(pieces: TransformerPieces) -> Floats | None:
     return None if total is None else total / max(float(np.linalg.norm(total)), 1e-30)
 
 
-def _paired(pieces: TransformerPieces, pools: Pools, prior: Prior) -> tuple[tuple[str, str], ...]:
+def _paired(bare: Folded, pools: Pools, prior: Prior) -> tuple[tuple[str, str], ...]:
     """Pools of several roles divided by pairing all matrices that share units; twins that stay open are returned.
 
     Twins (q and k, gate and up of one shape) come out pair by pair in one order: which of the two is which is not told.
     """
     open_ = []
     if any({"v", "k"} <= names or {"v", "q"} <= names for names in pools):
-        _values(pieces, pools, prior)
+        _values(bare, pools, prior)
     for twins in (("q", "k"), ("gate", "up")):
         names = frozenset(twins)
         if names in pools:
             pool = pools.pop(names)
-            table = _fits(pieces, pool, pool, twins, prior)
+            table = _fits(bare, pool, pool, twins, prior)
             np.fill_diagonal(table, _NEVER)
             first, second = match(table)
             pools[frozenset({twins[0]})] = [pool[k] for k in first]
@@ -178,9 +181,9 @@ def _paired(pieces: TransformerPieces, pools: Pools, prior: Prior) -> tuple[tupl
     return tuple(open_)
 
 
-def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
+def _values(bare: Folded, pools: Pools, prior: Prior) -> None:
     """Which of several readers are values: all of attention in pairs, v with out and q with k, best in sum."""
-    count = pieces.blueprint.blocks
+    count = bare.pieces.blueprint.blocks
     names = next(some for some in pools if "v" in some and len(some) > 1)
     pool = pools.pop(names)
     outs = pools[frozenset({"out"})]
@@ -189,12 +192,12 @@ def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
     nodes = [*outs, *queries, *keys, *pool]
     table = np.full((len(nodes), len(nodes)), _NEVER)
     inside = slice(len(nodes) - len(pool), len(nodes))
-    table[: len(outs), inside] = _fits(pieces, outs, pool, ("out", "v"), prior)
+    table[: len(outs), inside] = _fits(bare, outs, pool, ("out", "v"), prior)
     for told, pair, start in ((queries, ("q", "k"), len(outs)), (keys, ("k", "q"), len(outs))):
         if told:
-            table[start : start + count, inside] = _fits(pieces, told, pool, pair, prior)
+            table[start : start + count, inside] = _fits(bare, told, pool, pair, prior)
     if names >= {"q", "k"}:
-        table[inside, inside] = _fits(pieces, pool, pool, ("q", "k"), prior)
+        table[inside, inside] = _fits(bare, pool, pool, ("q", "k"), prior)
     np.fill_diagonal(table, _NEVER)
     first, second = match(np.maximum(table, table.T))
     partner = {
@@ -209,13 +212,14 @@ def _values(pieces: TransformerPieces, pools: Pools, prior: Prior) -> None:
 
 
 def _fits(
-    pieces: TransformerPieces,
+    bare: Folded,
     rows: Sequence[int],
     columns: Sequence[int],
     roles: tuple[str, str],
     prior: Prior,
 ) -> Matrix:
     """Evidence that two pieces share units as these roles do, from what the signals are worth elsewhere."""
+    pieces = bare.pieces
     blueprint = pieces.blueprint
     a, b = roles
     stacked = {}
@@ -228,4 +232,4 @@ def _fits(
     )
     found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
     known: Mapping[str, Expected] = prior.shifts.get(f"{a}-{b}") or prior.shifts.get(f"{b}-{a}", {})
-    return expected_evidence(found, known, blueprint.blocks)
+    return expected_evidence(found, known, blueprint.blocks) + same_norm(bare, rows, columns)
