@@ -123,7 +123,7 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSig
     places = {kind: np.arange(blueprint.blocks) for kind in given.units}
     whole = {**answer["others"], "embedding": answer["embedding"], "head": answer["head"]}
     tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
-    ways = signs(stacked, given, tables, blueprint.tied)
+    ways = signs(stacked, given, tables, blueprint)
     bodies = _alongside(pieces, answer, stacked) if blueprint.blocks > 1 else {}
     twins = signs_of(differences(stacked, blueprint))
     if not blueprint.tied and {"embedding", "head"} <= set(tables):

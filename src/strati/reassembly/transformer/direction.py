@@ -23,6 +23,7 @@ from strati.reassembly.transformer.timeline import coefficients
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.reassembly.transformer.blueprint import Blueprint
     from strati.reassembly.transformer.evidence import Expected
     from strati.reassembly.transformer.timeline import Similarity
 
@@ -46,7 +47,10 @@ class Direction:
 
 
 def signs(
-    stacked: Mapping[str, Floats], given: Similarity, ends: Mapping[str, NDArray[np.float32]], tied: bool
+    stacked: Mapping[str, Floats],
+    given: Similarity,
+    ends: Mapping[str, NDArray[np.float32]],
+    blueprint: Blueprint,
 ) -> dict[str, float]:
     """Numbers that would change sign if the chain were turned round, each between -1 and 1.
 
@@ -54,7 +58,7 @@ def signs(
         stacked: Role to matrices in the order of the chain.
         given: Similarities in the same order.
         ends: ``embedding`` and ``head`` as rows by width, where there are any.
-        tied: Embedding and head are one.
+        blueprint: The architecture; signs of networks whose norms stand after the blocks are others.
     """
     found: dict[str, float] = {}
     count = given.count
@@ -67,24 +71,33 @@ def signs(
             found[f"{a} before {b}"] = (later - earlier) / (abs(later) + abs(earlier) + 0.02)
     flat = {role: stream.features(role, stack) for role, stack in stacked.items()}
     for end, table in ends.items():
-        if tied and end == "embedding":
+        if blueprint.tied and end == "embedding":
             continue
         for role, values in stream.ends(flat, table).items():
-            found[f"{'tied' if tied else end} {role}"] = _trend(place, values)
+            found[f"{'tied' if blueprint.tied else end} {role}"] = _trend(place, values)
     for role, stack in stacked.items():
         size = np.log(np.linalg.norm(stack.reshape(count, -1), axis=1) + 1e-30)
         found[f"size {role}"] = _trend(place, size)
-    return found
+    return found if blueprint.before else {f"post-norm {name}": value for name, value in found.items()}
 
 
-def direction(found: Mapping[str, float], known: Mapping[str, Expected]) -> Direction:
-    """Weigh the signs by what they are worth elsewhere."""
+def direction(
+    found: Mapping[str, float], known: Mapping[str, Expected], more: Mapping[str, float]
+) -> Direction:
+    """Weigh the signs by what they are worth elsewhere.
+
+    Args:
+        found: Signs.
+        known: What they are worth.
+        more: Other evidence, in nats.
+    """
     odds = {
         name: 2 * value * known[name].mean / (known[name].spread ** 2 + _NOISE)
         for name, value in found.items()
         if name in known
     }
-    total = _SHARE * sum(odds.values())
+    odds = {name: _SHARE * value for name, value in odds.items()} | dict(more)
+    total = sum(odds.values())
     order = sorted(odds, key=lambda name: -odds[name] * (1 if total >= 0 else -1))
     return Direction(float(total), tuple(order[:3]))
 

@@ -10,28 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.reassembly.transformer.asymmetry import ends_of, odds_of
 from strati.reassembly.transformer.asymmetry import turned as turned_twins
 from strati.reassembly.transformer.calibration import Prior, default_prior
 from strati.reassembly.transformer.certainty import SURE_PLACE
-from strati.reassembly.transformer.direction import Direction, direction, signs
 from strati.reassembly.transformer.fold import Folded, folded
-from strati.reassembly.transformer.layout import end_tables
-from strati.reassembly.transformer.matrices import Placed, place_matrices, turned
+from strati.reassembly.transformer.matrices import Placed, place_matrices
+from strati.reassembly.transformer.orientation import Oriented, oriented
 from strati.reassembly.transformer.result import TransformerReassembly
 from strati.reassembly.transformer.roles import find_roles
-from strati.reassembly.transformer.timeline import Timeline
-from strati.reassembly.transformer.vector_roles import vector_roles
-from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 from strati.rng import stream
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.transformer.pieces import TransformerPieces
-    from strati.reassembly.transformer.role_table import Roles
 
 SURE = 3.0
 """Nats by which a place must be better than the next best one to be called sure: odds of 20 to 1."""
@@ -44,9 +38,6 @@ SURE_TWIN = 6.0
 
 _TURNS = 3
 """Times that twins are told and everything is placed again."""
-
-_FIT = 0.5
-"""Weight of the fit's own preference for a direction beside the other signs."""
 
 
 def solve_transformer(
@@ -79,17 +70,9 @@ def solve_transformer(
     block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
     placed = place_matrices(bare, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
     placed, doubtful = _twins_told(bare, placed, roles.twins, known, rng, tick)
-    whole, placed, way = _directed(pieces, placed, roles, known)
-    fixed = _norms_told(bare, placed)
-    bodies_of: Mapping[str, Sequence[int]] = {
-        s.role: roles.block[s.role] for s in pieces.blueprint.block if not s.matrix and s.role in roles.block
-    }
-    if any(n not in pieces.told for n in pieces.arrays):
-        bodies_of, once = vector_roles(pieces, placed.stacked, known.coefficients, fixed)
-        whole = {**whole, **once}
-    bodies = place_vectors(pieces, bodies_of, placed.stacked, known.coefficients, fixed)
+    laid = oriented(bare, placed, roles, known)
     tick("vectors")
-    found = _result(pieces, placed, bodies, whole, way, (*roles.uncertain, *doubtful))
+    found = _result(pieces, laid, (*roles.uncertain, *doubtful))
     solved = time.perf_counter() - began
     seconds = {"load": load_seconds, "solve": solved}
     if data is None:
@@ -129,68 +112,8 @@ def _twins_told(
     return placed, doubtful if twins else []
 
 
-def _norms_told(bare: Folded, placed: Placed) -> dict[str, list[int]]:
-    """Norm weights in network order, where moved scales told each reader's."""
-    found: dict[str, list[int]] = {}
-    for norm, readers in (
-        ("norm1.weight", ("q", "k", "v", "qkv")),
-        ("norm2.weight", ("gate", "up", "gate_up")),
-    ):
-        slots = [placed.numbers[role] for role in readers if role in placed.numbers]
-        if bare.norm_of and slots and bare.pieces.blueprint.slot(norm) is not None:
-            votes = [[bare.norm_of.get(slot[k], -1) for slot in slots] for k in range(placed.given.count)]
-            chosen = [max(set(some), key=some.count) for some in votes]
-            if -1 not in chosen and len(set(chosen)) == len(chosen):
-                found[norm] = chosen
-    if len({n for numbers in found.values() for n in numbers}) < sum(map(len, found.values())):
-        return {}
-    return found
-
-
-def _directed(
-    pieces: TransformerPieces, placed: Placed, roles: Roles, prior: Prior
-) -> tuple[Mapping[str, int], Placed, Direction]:
-    """What stands at the ends, the chain the right way round, and what said so."""
-    ways = [roles.whole]
-    if ("embedding", "head") in roles.twins:
-        swapped = {"embedding": roles.whole["head"], "head": roles.whole["embedding"]}
-        ways.append({**roles.whole, **swapped})
-    count = placed.given.count
-    ahead = {kind: np.arange(count) for kind in placed.given.units}
-    behind = {kind: at[::-1] for kind, at in ahead.items()}
-    line = Timeline(placed.given, prior.coefficients)
-    fits = [line.log_likelihood(way) for way in (ahead, behind)]
-    best: tuple[float, Mapping[str, int], Direction] | None = None
-    for whole in ways:
-        tables = end_tables(pieces, whole)
-        found = direction(signs(placed.stacked, placed.given, tables, pieces.blueprint.tied), prior.signs)
-        odds = found.log_odds + _FIT * (fits[0] - fits[1])
-        by = found.by
-        if found.log_odds * odds <= 0 or abs(fits[0] - fits[1]) * _FIT > abs(found.log_odds):
-            by = ("what reads the stream after what writes it", *by)
-        total = abs(odds)
-        if len(ways) > 1:
-            ends = ends_of(tables["embedding"], tables["head"], placed.stacked)
-            total += odds_of(ends, prior.twins, "embedding over head:")
-        if best is None or total > best[0]:
-            lead = float("inf") if best is None else total - best[0]
-            best = (total, whole, Direction(odds, by, lead))
-        else:
-            best = (*best[:2], replace(best[2], lead=min(best[2].lead, best[0] - total)))
-    assert best is not None  # there is one way at least
-    way = best[2]
-    turn = way.log_odds < 0
-    return best[1], (turned(placed) if turn else placed), replace(way, log_odds=abs(way.log_odds))
-
-
-def _result(
-    pieces: TransformerPieces,
-    placed: Placed,
-    bodies: Mapping[str, PlacedVector],
-    whole: Mapping[str, int],
-    way: Direction,
-    doubtful: Sequence[int],
-) -> TransformerReassembly:
+def _result(pieces: TransformerPieces, laid: Oriented, doubtful: Sequence[int]) -> TransformerReassembly:
+    placed, bodies, whole, way = laid.placed, laid.bodies, laid.whole, laid.way
     blueprint = pieces.blueprint
     count = blueprint.blocks
     blocks = tuple(

@@ -224,5 +224,5 @@ def _entries(given: Similarity, pair: Pair) -> _Entries:
     if given.near & {a, b}:
         shapes = shapes * np.array([1.0, 1.0, 1.0, 0.0])[:, None]
     shapes = shapes - (shapes @ many / max(many.sum(), 1.0))[:, None]
-    noise = _LOOSE if DEPTH in pair else NOISE
+    noise = _LOOSE if a.endswith(DEPTH) or b.endswith(DEPTH) else NOISE
     return _Entries(one, two, rows, columns, values, shapes, (shapes * many) @ shapes.T, a == b, noise)

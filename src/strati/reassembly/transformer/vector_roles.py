@@ -15,7 +15,7 @@ import numpy as np
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer.timeline import Coefficients, basis
 from strati.reassembly.transformer.units import correlation
-from strati.reassembly.transformer.vectors import features_of, references
+from strati.reassembly.transformer.vectors import POST, features_of, references
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,7 +58,13 @@ def vector_roles(
         places = [(slot, k) for slot in slots for k in range(blueprint.blocks if slot in inside else 1)]
         rows = np.stack([np.asarray(pieces.arrays[n], np.float64) for n in pool])
         table = np.concatenate(
-            [_evidence(rows, slot, slot in inside, stacked, known) for slot in slots], axis=1
+            [
+                _evidence(rows, slot, stacked, known, blueprint.before)
+                if slot in inside
+                else np.zeros((len(pool), 1))  # nothing is known of what is there once
+                for slot in slots
+            ],
+            axis=1,
         )
         weight = np.array([_is_weight(slot) for slot, _ in places])
         table = table + np.where(_weights(rows, int(weight.sum()))[:, None] == weight[None, :], 0.0, _WRONG)
@@ -85,22 +91,21 @@ def _weights(rows: Matrix, count: int) -> NDArray[np.bool_]:
 
 
 def _evidence(
-    rows: Matrix, slot: Slot, inside: bool, stacked: Mapping[str, Floats], known: Coefficients
+    rows: Matrix, slot: Slot, stacked: Mapping[str, Floats], known: Coefficients, before: bool
 ) -> Matrix:
-    """Vectors by blocks: how well each would follow the matrices there; nought for a slot that is there once."""
+    """Vectors by blocks: how well each would follow the matrices there."""
     count = len(next(iter(stacked.values())))
-    total = np.zeros((len(rows), count if inside else 1))
-    if not inside:
-        return total
+    total = np.zeros((len(rows), count))
     apart = np.arange(count)[None, :] - np.arange(count)[:, None] + count - 1  # place, other place
     features = features_of(slot.role, rows)
     for name, reference in references(slot.role, rows.shape[1], stacked).items():
         feature = slot.role if name.startswith("sum") else f"log {slot.role}"
         pair = (feature, name) if feature <= name else (name, feature)
-        if pair not in known:
+        ours = pair if before else (POST + pair[0], POST + pair[1])
+        if ours not in known:
             continue
         alike = correlation(features[feature], reference)
-        shape = np.array([one.mean for one in known[pair]]) @ basis(count)
+        shape = np.array([one.mean for one in known[ours]]) @ basis(count)
         if pair != (feature, name):
             shape = shape[::-1]
         total += alike @ shape[apart].T / (float(np.var(alike)) + 1e-4)

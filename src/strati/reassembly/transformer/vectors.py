@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MATRICES = "matrices"
 """The kind of unit that stands for all matrices of a block, which are in their places."""
 
+POST = "post-norm "
+"""What the names of features begin with where norms stand after the blocks."""
+
 _PARTNERS = {
     "q": ("k",), "k": ("q",), "v": ("out",), "gate": ("up", "down"), "up": ("down", "gate"), "out": (), "down": (),
 }  # fmt: skip
@@ -54,8 +57,8 @@ def place_vectors(
     stacked: Mapping[str, Floats],
     known: Coefficients,
     fixed: Mapping[str, Sequence[int]] | None = None,
-) -> dict[str, PlacedVector]:
-    """Assign the vectors of every role to the blocks.
+) -> tuple[dict[str, PlacedVector], float]:
+    """Assign the vectors of every role to the blocks; and how likely all of it is, up to a constant.
 
     Args:
         pieces: All pieces.
@@ -71,7 +74,7 @@ def place_vectors(
     }
     slots = [slot for slot in blueprint.block if not slot.matrix and slot.role not in found]
     if not slots:
-        return found
+        return found, 0.0
     values = {slot.role: read(pieces, slot, candidates[slot.role]) for slot in slots}
     given = alongside(values, stacked, blueprint)
     free = [kind for kind in given.units if kind != MATRICES]
@@ -79,12 +82,13 @@ def place_vectors(
     places = climb(line, beside(line, MATRICES), free)
     orders = {kind: np.argsort(at) for kind, at in places.items()}
     held = place_margins(Timeline(reordered(given, orders), known), free) if count > 1 else {}
-    return found | {
+    found |= {
         kind: PlacedVector(
             tuple(candidates[kind][k] for k in orders[kind]), held.get(kind, (float("inf"),) * count)
         )
         for kind in free
     }
+    return found, line.log_likelihood(places)
 
 
 def read(pieces: TransformerPieces, slot: Slot, numbers: Sequence[int]) -> dict[str, Matrix]:
@@ -138,7 +142,18 @@ def alongside(
     units[MATRICES] = tuple(sorted(followed))
     # norms of the first and the last blocks may be alike again
     near = frozenset(name for name in features if name.endswith("weight"))
-    return Similarity(units, between, count, near=near)
+    found = Similarity(units, between, count, near=near)
+    return found if blueprint.before else _renamed(found)
+
+
+def _renamed(given: Similarity) -> Similarity:
+    """Features of a network whose norms stand after the blocks under other names: they follow other rules."""
+    return Similarity(
+        {kind: tuple(POST + role for role in roles) for kind, roles in given.units.items()},
+        {(POST + a, POST + b): table for (a, b), table in given.between.items()},
+        given.count,
+        near=frozenset(POST + role for role in given.near),
+    )
 
 
 def features_of(role: str, rows: Matrix) -> dict[str, Matrix]:
