@@ -34,6 +34,9 @@ _NOISE = 0.15
 _SHARE = 0.35
 """Added to the variance of every sign; signs are correlated, so each counts for a part of what it would alone."""
 
+_NOTHING = 1e-6
+"""Size of differences that are rounding."""
+
 _COHERENT = 4.0
 """Nats of two blocks whose twins differ in the same way."""
 
@@ -134,7 +137,7 @@ def _raw(stack: Floats) -> Floats:
 def _level(by_block: Matrix) -> Matrix:
     """In units of their size over all blocks; no block counts for more than that."""
     size = float(np.sqrt(np.square(by_block).mean()))
-    return np.clip(by_block / max(size, 1e-30), -1.0, 1.0)
+    return np.clip(by_block / size, -1.0, 1.0) if size > _NOTHING else np.zeros_like(by_block)
 
 
 def _told(name: str, known: Mapping[str, Expected], start: str) -> bool:
@@ -203,7 +206,7 @@ def _gates(stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
     }
     size = {role: np.maximum(np.linalg.norm(side, axis=2), 1e-30) for role, side in rows.items()}
     unit = {role: side / size[role][:, :, None] for role, side in rows.items()}
-    logs = {role: np.log(one) for role, one in size.items()}
+    logs = {role: units.levelled(np.log(one)) for role, one in size.items()}
     level = {role: log - log.mean(axis=0) if len(log) > 2 else log for role, log in logs.items()}
     shared = {role: np.log(np.linalg.norm(side.mean(axis=1), axis=1)) for role, side in unit.items()}
     bound = {

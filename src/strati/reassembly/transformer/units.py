@@ -25,6 +25,9 @@ PAIRS = (("q", "k"), ("v", "out"), ("gate", "up"), ("up", "down"), ("gate", "dow
 
 SIGNALS = ("cosine", "squared-cosine", "norms", "angles")
 
+_EVEN = 1e-3
+"""Spread of the logarithms of sizes below which these are all one."""
+
 _UNITS = 256
 """So many units at most for the angles between them."""
 
@@ -47,13 +50,18 @@ def signals(
     sizes = [_sizes(side, heads if paired else 0) for side in (first, second)]
     unit = [side / size[:, :, None] for side, size in zip((first, second), sizes, strict=True)]
     cosine, squared = _cosines(unit[0], unit[1], heads if paired else 0)
-    logs = [np.log(size.astype(np.float64)) for size in sizes]
+    logs = [levelled(np.log(size.astype(np.float64))) for size in sizes]
     return {
         "cosine": cosine,
         "squared-cosine": squared,
         "norms": correlation(*(log - log.mean(axis=0) if len(log) > 2 else log for log in logs)),
         "angles": correlation(*(_angles(side) for side in unit)),
     }
+
+
+def levelled(logs: Matrix) -> Matrix:
+    """Logarithms of sizes, or nought where all sizes of a piece are one: rounding is no signal."""
+    return np.where(logs.std(axis=-1, keepdims=True) > _EVEN, logs, 0.0)
 
 
 HEAD_PAIRS = (("q", "k"), ("v", "out"), ("q", "v"), ("k", "v"), ("q", "out"), ("k", "out"))

@@ -20,7 +20,7 @@ from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.pieces import canonical
 from strati.reassembly.transformer.stream import READERS
 from strati.reassembly.transformer.timeline import DEPTH, Coefficients, Similarity, Timeline, reordered
-from strati.reassembly.transformer.units import correlation
+from strati.reassembly.transformer.units import correlation, levelled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -182,18 +182,18 @@ def references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str,
     base, _, kind = role.partition(".")
     found: dict[str, Matrix] = {}
     if base in stacked and kind and base not in ("out", "down"):  # a bias over hidden units
-        found[f"rows {base}"] = _around(np.log(_norms(stacked[base], 2)))
+        found[f"rows {base}"] = _around(levelled(np.log(_norms(stacked[base], 2))))
         found[f"sum {base}"] = _around(stacked[base].sum(axis=2).astype(np.float64))
         for partner in _PARTNERS[base]:
             if partner in stacked:
                 axis = 1 if partner in ("out", "down") else 2
-                table = np.log(_norms(stacked[partner], axis))
+                table = levelled(np.log(_norms(stacked[partner], axis)))
                 if table.shape[1] == size:
                     found[f"units {partner}"] = _around(table)
         return found
     for other, stack in stacked.items():  # a vector over the stream
         reads = other in READERS
-        table = np.log(_norms(stack, 1 if reads else 2))
+        table = levelled(np.log(_norms(stack, 1 if reads else 2)))
         if table.shape[1] == size:
             found[f"stream {other}"] = _around(table)
         if not reads and other == base:
