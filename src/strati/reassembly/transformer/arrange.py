@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strati.reassembly.assignment import assign
-from strati.reassembly.transformer.evidence import Expected, chain, checked
-from strati.reassembly.transformer.timeline import Similarity, Timeline
+from strati.reassembly.transformer.evidence import Expected, chain, checked, margins
+from strati.reassembly.transformer.timeline import Similarity, Timeline, reordered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 _NEAR = 8
 _FEW = 16
 _ENOUGH = 10
+_SURELY = 12.0
 """With more than so many (the second) blocks single units move at most so far (the first); likeness alone tells blocks
-only where there are so many (the third)."""
+only where there are so many (the third); nats by which units must be told to be of one block to be moved as one."""
 
 
 @dataclass(frozen=True)
@@ -234,13 +236,18 @@ def _moves(n: int, place: int, reach: int) -> Ints:
 
 
 def _starts(line: Timeline) -> list[dict[str, Ints]]:
-    """Blocks by likeness alone along their path; and from each kind's own path the other kinds assigned to it."""
+    """Blocks by likeness alone along their path; each kind along its own; the other kinds assigned to one of these."""
     given = line.given
     tables = _Tables(given, line.expected())
     starts = _blocks_first(given)
-    for first, roles in given.units.items():
-        alike = sum((given.between[role, role] for role in roles), np.zeros((given.count, given.count)))
-        chain = path(alike)
+    chains = {
+        kind: path(sum((given.between[role, role] for role in roles), np.zeros((given.count, given.count))))
+        for kind, roles in given.units.items()
+    }
+    for ways in product((1, -1), repeat=len(chains)):  # a chain does not know which end is its first
+        turned = zip(chains.items(), ways, strict=True)
+        starts.append({kind: np.argsort(chain[::way]) for (kind, chain), way in turned})
+    for first, chain in chains.items():
         for order in (chain, chain[::-1]):
             places = {first: np.argsort(order)}
             while len(places) < len(given.units):
@@ -286,6 +293,60 @@ def joined(
             known = {name: same[name] for name in signals if name in same}
             found[one, two] = checked(signals, known, rng)
     return replace(given, together=found)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Units of several kinds that are surely of one block, as one kind.
+
+    Attributes:
+        given: The similarities of fewer kinds.
+        parts: Kind of unit there, to the kinds it is made of, each with the unit that goes with each unit of the new
+            kind.
+    """
+
+    given: Similarity
+    parts: Mapping[str, Mapping[str, Ints]]
+
+    def apart(self, places: Mapping[str, Ints]) -> dict[str, Ints]:
+        """Places of the units of the first kinds."""
+        found = {}
+        for kind, members in self.parts.items():
+            for member, order in members.items():
+                found[member] = places[kind][np.argsort(order)]
+        return found
+
+
+def merged(given: Similarity) -> Merged:
+    """Kinds whose units are told by strong evidence to be of one block, every one of them, made one kind.
+
+    Moved one by one, such units would hold each other back.
+    """
+    parts: dict[str, dict[str, Ints]] = {kind: {kind: np.arange(given.count)} for kind in given.units}
+    home = {kind: kind for kind in given.units}
+    for (one, two), table in given.together.items():
+        partner = assign(table)
+        sure = given.count > 1 and float(margins(table, np.arange(given.count), partner).min()) > _SURELY
+        if sure and home[one] != home[two]:
+            kept, gone = home[one], home[two]
+            # unit k of the kept kind goes with these units of `one` and `two`
+            at = partner[parts[kept][one]]
+            back = np.argsort(parts[gone][two])
+            for member, order in parts.pop(gone).items():
+                parts[kept][member] = order[back[at]]
+                home[member] = kept
+    if len(parts) == len(given.units):
+        return Merged(given, parts)
+    orders = {member: order for members in parts.values() for member, order in members.items()}
+    plain = reordered(given, orders)
+    units = {kind: tuple(r for m in members for r in given.units[m]) for kind, members in parts.items()}
+    together: dict[Pair, Matrix] = {}
+    for (one, two), table in plain.together.items():
+        a, b = home[one], home[two]
+        if a != b:
+            key, values = ((a, b), table) if (b, a) not in together else ((b, a), table.T)
+            together[key] = together[key] + values if key in together else values
+    return Merged(Similarity(units, plain.between, given.count, together, given.near), parts)
 
 
 def _blocks_first(given: Similarity) -> list[dict[str, Ints]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from strati.reassembly.assignment import assign
 from strati.reassembly.transformer import units
-from strati.reassembly.transformer.arrange import arrange, joined
+from strati.reassembly.transformer.arrange import arrange, joined, merged
 from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
 from strati.reassembly.transformer.certainty import climb, place_margins
 from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
@@ -97,8 +97,7 @@ def place_matrices(
     alike, more = likeness(stacked, blueprint, heads)
     given = joined(alike, prior.same, more, rng)
     given = replace(given, together={**given.together, **_of_one_norm(bare, kinds, numbers, given)})
-    line = Timeline(given, prior.coefficients)
-    places = climb(line, arrange(line, rng)[0].places)
+    places = _arranged(given, prior, rng)
     tick("arranged")
     for kind, roles in kinds.items():
         order = np.argsort(places[kind])
@@ -123,6 +122,13 @@ def place_matrices(
             for slot in slots_of(kinds[kind], blueprint)
         },
     )
+
+
+def _arranged(given: Similarity, prior: Prior, rng: np.random.Generator) -> dict[str, Ints]:
+    """Places of all units: those that are surely of one block are arranged as one, then each is tried alone."""
+    one = merged(given)
+    found = arrange(Timeline(one.given, prior.coefficients), rng)[0].places
+    return climb(Timeline(given, prior.coefficients), one.apart(found))
 
 
 def turned(placed: Placed) -> Placed:

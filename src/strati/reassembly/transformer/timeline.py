@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 REACH = 1.5
 """Blocks over which similarity falls by a factor of e."""
 
-NOISE = 1e-4
+NOISE = 1e-2
 _LOOSE = 0.2
-"""Variance added to that of similarities, and to that of likeness to :data:`DEPTH`: no order by size alone is true to
-the last piece, however well the sizes fit it."""
+"""Variance added to that of similarities: no similarity is a function of distance alone to better than 0.1, and a pair
+of roles whose similarities are all small must not outweigh the others. And to that of likeness to :data:`DEPTH`: no
+order by size alone is true to the last piece, however well the sizes fit it."""
 
 _RIDGE = 0.5
 """Entries with which a coefficient is drawn to nought when it is measured: few blocks do not tell the four apart."""

@@ -230,6 +230,7 @@ def _fits(
     found = units.signals(
         stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
     )
-    found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
+    if {a, b} <= _ATTENTION:
+        found["heads"] = units.shared_heads(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups)
     known: Mapping[str, Expected] = prior.shifts.get(f"{a}-{b}") or prior.shifts.get(f"{b}-{a}", {})
     return expected_evidence(found, known, blueprint.blocks) + same_norm(bare, rows, columns)
