@@ -23,10 +23,11 @@ from strati.landscape.models import on_device
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.estimation import LearningCoefficient, estimate
-from strati.landscape.sampling.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
+from strati.landscape.sampling.gibbs import affordable, ladder, sample_gibbs
 from strati.landscape.sampling.hmc import sample_hmc
 from strati.landscape.sampling.moment_points import condensed
 from strati.landscape.sampling.posterior import LocalPosterior, check_point, local_posterior, localised
+from strati.landscape.sampling.quadratic import quadratic_blocks
 from strati.landscape.sampling.refined import (
     Head,
     HeadModel,

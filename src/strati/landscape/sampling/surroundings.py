@@ -145,6 +145,8 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
         # The loss depends on no more coordinates than the outputs do.
         rank = NumericalRank(rank.low, rank.low)
         exact = rank.low / 2 if reached.converged else None
+    elif isinstance(potential, Objective) and _hidden(potential, reached.point, rank):
+        rank = NumericalRank(rank.low, size)
     elif (
         rank.known
         and reached.converged
@@ -165,6 +167,18 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
         curvature=values.clamp(min=0).cpu().numpy(),
         displacement=(((reached.point - theta) @ vectors) ** 2).cpu().numpy(),
     )
+
+
+def _hidden(objective: Objective, theta: Tensor, rank: NumericalRank) -> bool:
+    """Whether the outputs feel directions that the Hessian does not show.
+
+    Squared, the slopes of units that have become steps are below the rounding of the loss: such directions are not
+    free, and not seen either.
+    """
+    if rank.high == theta.numel():
+        return False
+    found = jacobian_rank(objective, theta)
+    return found is not None and found.high > rank.high
 
 
 def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
