@@ -28,6 +28,8 @@ def test_many_parameters_against_the_closed_form(seed):
     exact = 50 * closed_form(h, result.nbeta, result.gamma)
     assert result.estimate is not None
     assert abs(result.estimate - exact) < 3 * result.stderr < 0.05 * exact  # errors differ between seeds
+    trace = result.traces.lambda_trace()
+    assert result.stderr >= 0.999 * trace.std() * np.sqrt(25 / trace.size)  # what short chains do not show
     assert [flag.code for flag in result.warnings] == ["gamma-from-weights"]
     size = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
     assert result.gamma == pytest.approx(3000 / size, rel=1e-5)
