@@ -91,15 +91,30 @@ def test_config_and_tick(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(POSITIONAL))
 def test_an_unknown_keyword_is_refused_with_the_nearest_name(name: str) -> None:
-    """A letter too many at the end of a known option; a config without any option says so."""
+    """A letter too many at the end of a known option; without any option the rest of the keywords is listed."""
     function = functions()[name]
     field = next((field.name for field in dataclasses.fields(config_of(function))), "")
     given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
     with pytest.raises(BadInputError) as caught:
         function(*usable(name), **given, **{f"{field}x": 1})
     assert f"no option '{field}x'" in str(caught.value)
-    assert (f"'{field}'" if field else "there are none") in str(caught.value)
+    assert (f"'{field}'" if field else "there are") in str(caught.value)
     assert str(caught.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_keywords_beside_the_config_are_known_too(name: str) -> None:
+    """``lyers=`` is told of ``layers=``, which is no field of the config."""
+    function = functions()[name]
+    own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
+    fields = {field.name for field in dataclasses.fields(config_of(function))}
+    for keyword in own:
+        wrong = keyword[0] + keyword[2:]
+        if len(keyword) < 4 or wrong in {*fields, *own}:
+            continue
+        with pytest.raises(BadInputError, match=f"no option '{wrong}'; did you mean '{keyword}'"):
+            function(*usable(name), **given, **{wrong: 1})
 
 
 @pytest.mark.parametrize("name", sorted(POSITIONAL))

@@ -103,6 +103,13 @@ def test_cut_and_joined_again(count, rows):
     assert torch.equal(data.whole().x, x)
 
 
+def test_a_list_of_two_alike_arrays_is_two_batches_and_a_tuple_is_inputs_and_targets():
+    first, second = torch.rand(4, 3), torch.rand(4, 3)
+    assert [b.rows for b in as_batches([first, second])] == [4, 4]
+    assert as_batches((first, second)).whole("a test").y is not None
+    assert as_batches([first, torch.arange(4)]).whole("a test").y is not None  # labels are no batch of inputs
+
+
 def test_dicts_as_tokenizers_return_them():
     from transformers import BatchEncoding
 

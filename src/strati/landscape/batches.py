@@ -166,7 +166,7 @@ def as_batches(
         data: Arrays or tensors (rows first), ``(x, y)``, a dict of tensors (``labels`` in it are the targets), a
             ``DataLoader`` or any other re-iterable of such batches, a ``Dataset`` of rows, or a path: ``.npz``
             (arrays ``x``, optional ``y``), ``.npy``, CSV, ``.txt`` (through the model's tokenizer), a folder of
-            images by class.
+            images by class. A list of two arrays of the same kind of rows is two batches; write ``(x, y)`` as a tuple.
         model: The network they are for: whole numbers are tokens where it takes tokens, real numbers otherwise, and
             batches are put where it is.
         rows: Rows in a batch, where the data do not come in batches of their own.
@@ -190,7 +190,7 @@ def as_batches(
     place = device_of(model, device) if model is not None or device is not None else None
     if isinstance(data, str | os.PathLike):
         data = _read(Path(data), model)
-    pair = _arrays(data)
+    pair = None if _two_batches(data) else _arrays(data)
     if pair is not None:
         batch = _batch(*pair, tokens=tokens, context=context)
         return Batches(lambda: _cut(batch, rows), batch.rows, device=place, dtype=dtype)
@@ -252,6 +252,15 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
         if _numbers(data):
             return data, None
     return None
+
+
+def _two_batches(data: Any) -> bool:
+    """Whether a list of two arrays is two batches of inputs: rows of one shape and type. ``(x, y)`` is a tuple."""
+    if not isinstance(data, list) or len(data) != 2:
+        return False
+    first, second = data
+    arrays = all(isinstance(v, Tensor | np.ndarray) and v.ndim > 1 for v in data)
+    return bool(arrays and first.shape[1:] == second.shape[1:] and first.dtype == second.dtype)
 
 
 def _is_input(value: Any) -> bool:

@@ -213,7 +213,7 @@ def reproduce(
     Raises:
         BadInputError: There is no such reproduction or option.
     """
-    chosen = resolve(ReproduceConfig, config, options, of="reproduce")
+    chosen = resolve(ReproduceConfig, config, options, of=reproduce)
     if name not in ENTRIES:
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")

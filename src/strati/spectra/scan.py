@@ -231,7 +231,7 @@ def scan(
 
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(ScanConfig, config, options, of="scan")
+    chosen = resolve(ScanConfig, config, options, of=scan)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     if chosen.device is not None:

@@ -159,7 +159,7 @@ def spectrum(
         >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]
         ('random-like', 200, ['noise-like'])
     """
-    chosen = resolve(SpectrumConfig, config, options, of="spectrum")
+    chosen = resolve(SpectrumConfig, config, options, of=spectrum)
     source = _source(W)
     sizes, neighbours = EntrySizes(), Neighbours()
 

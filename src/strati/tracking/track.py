@@ -159,7 +159,7 @@ def track(
         >>> followed.steps, [s.what for s in followed.curves if s.what == "spectral_norm"]
         ((0.0, 1.0, 2.0), ['spectral_norm'])
     """
-    chosen = resolve(TrackConfig, config, options, of="track")
+    chosen = resolve(TrackConfig, config, options, of=track)
     ordered = in_order(checkpoints, steps)
     what = chosen.what or (("spectra", "loss", "llc") if data is not None else ("spectra",))
     if data is None and set(what) - {"spectra"}:

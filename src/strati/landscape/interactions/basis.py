@@ -124,7 +124,7 @@ def interaction_basis(
     """
     if kind not in get_args(Kind):
         raise BadInputError(kind, f"no such basis; there are: {', '.join(get_args(Kind))}")
-    chosen = resolve(BasisConfig, config, options, of="interaction_basis")
+    chosen = resolve(BasisConfig, config, options, of=interaction_basis)
     machine = build_backend(model, x, chosen)
     cut = chosen.tolerance
     if cut is None:

@@ -188,7 +188,7 @@ def sparsify(
         >>> result.zeros_after >= 3 * 5, result.change < 1e-12
         (True, True)
     """
-    chosen = resolve(SparsifyConfig, config, options, of="sparsify")
+    chosen = resolve(SparsifyConfig, config, options, of=sparsify)
     if isinstance(model, str | Path):
         from strati.network.module import as_module
 

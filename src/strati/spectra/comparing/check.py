@@ -200,7 +200,7 @@ def check(
     """
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(CheckConfig, config, options, of="check")
+    chosen = resolve(CheckConfig, config, options, of=check)
     wanted = chosen.codes()
     needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]
     if base is None and needs_base:

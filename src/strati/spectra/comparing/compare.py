@@ -111,7 +111,7 @@ def compare(
     """
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(CompareConfig, config, options, of="compare")
+    chosen = resolve(CompareConfig, config, options, of=compare)
     fewest = 3 if chosen.merge else 2
     if len(networks) < fewest:
         what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
