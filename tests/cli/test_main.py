@@ -391,7 +391,6 @@ def place(tmp_path: Path) -> Path:
         ["reassemble", "--drop", "a.safetensors", "--out", "pieces", "--answer", "link.safetensors"],
         ["study", "spec.toml", "--out", "new", "--json", "spec.toml"],
         ["study", "spec.toml", "--out", "new", "--export", "data.csv"],
-        ["study", "spec.toml", "--out", "new", "--json", "a.safetensors"],
         ["audit", "study", "--json", "study/study.sqlite"],
         ["audit", "study", "--html", "study/data.npz"],
         ["audit", "study", "--plot", "study"],
@@ -410,14 +409,20 @@ def test_an_input_is_never_overwritten(words: list[str], place: Path) -> None:
 def test_files_that_out_keeps_are_no_place_for_a_result(place: Path) -> None:
     for words in (
         ["study", "fcn-digits", "--out", "study", "--json", "study/study.sqlite"],
-        ["study", "fcn-digits", "--out", "new", "--json", "new/study.sqlite"],
+        ["study", "fcn-digits", "--out", "folder", "--json", "folder/study.sqlite"],
         ["scan", "a.safetensors", "--out", "study", "--json", "study/data.npz"],
     ):
         done = strati(*words, "--force", cwd=place)
         assert done.returncode == 2
         assert "lies among the files that --out keeps" in done.stderr
     assert (place / "study" / "study.sqlite").read_bytes() == b"kept"
-    assert not (place / "new").exists()
+    assert not (place / "folder" / "study.sqlite").exists()
+
+
+def test_what_a_spec_or_a_study_names_is_an_input(place: Path) -> None:
+    done = strati("study", "spec.toml", "--out", "new", "--json", "a.safetensors", "--force", cwd=place)
+    assert done.returncode == 2
+    assert "is one of the inputs" in done.stderr
 
 
 def test_every_option_that_writes_is_known() -> None:
