@@ -23,7 +23,7 @@ BEYOND = 5.0
 
 _MOST = 48  # lags looked at
 _SIGNS = 48  # columns of a sketch
-_WHOLE = 1 << 18  # entries up to which no sketch is needed
+_WHOLE = 1 << 15  # entries up to which no sketch is needed
 _STRIP = 1 << 21  # entries looked at in one go
 _IN_FULL = 16  # lags summed in full at most
 _SAME = 0.1  # share of the first correlation by which later ones may stray from a first-order autoregression
@@ -154,13 +154,13 @@ class Lags:
             turned = self._matrix if self._axis == 0 else self._matrix.T
             if self._signs is None:
                 self._sketch = np.asarray(turned, dtype=np.float64)
+            elif turned.dtype in (np.float32, np.float64):
+                self._sketch = (turned @ self._signs.astype(turned.dtype)).astype(np.float64)
             else:
                 step = max(_STRIP // self._other, 1)
+                strips = range(0, self._count, step)
                 self._sketch = np.concatenate(
-                    [
-                        np.asarray(turned[start : start + step], dtype=np.float64) @ self._signs
-                        for start in range(0, self._count, step)
-                    ]
+                    [np.asarray(turned[k : k + step], dtype=np.float64) @ self._signs for k in strips]
                 )
         return self._sketch
 
