@@ -163,8 +163,9 @@ def test_whole_numbers_are_tokens_to_a_model_that_takes_them():
         as_batches(ids.reshape(-1), tokens, context=6).whole().x.tolist()
         == ids.reshape(-1)[:18].reshape(3, 6).tolist()
     )
-    with pytest.raises(strati.StratiError, match="not one window of 128"):
-        as_batches(ids.reshape(-1), tokens)
+    assert as_batches(ids.reshape(-1), tokens).whole().x.shape == (1, 20)  # a short text is one window
+    with pytest.raises(strati.StratiError, match="has 1 tokens, not one window of 2; give more tokens"):
+        as_batches(ids.reshape(-1)[:1], tokens)
 
 
 def test_text_goes_through_the_models_tokenizer(tmp_path):

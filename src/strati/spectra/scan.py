@@ -120,7 +120,7 @@ class Scan(Result):
         """
         found = self._find(name)
         if found is None:
-            raise BadInputError(name, f"no such layer in this scan; {nearest(name, self._by_name)}")
+            raise BadInputError(name, f"no such layer in this scan; {nearest(str(name), self._by_name)}")
         return found.spectrum
 
     def __contains__(self, name: object) -> bool:

@@ -97,12 +97,13 @@ def pretrained_own(
 
 def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> StudyData:
     from strati.intervene.planning.tasks import StudyData
+    from strati.landscape.models import longest_input
 
     settings: Any = getattr(network, "config", None)
     if path.suffix in (".txt", ".npy"):
         tokens = read_text(path, model) if path.suffix == ".txt" else read_data(path).x
-        longest = getattr(settings, "max_position_embeddings", None) or _CONTEXT
-        tokens = as_windows(tokens, min(_CONTEXT, int(longest))) if tokens.ndim == 1 else tokens
+        longest = longest_input(network) or _CONTEXT
+        tokens = as_windows(tokens, min(_CONTEXT, longest)) if tokens.ndim == 1 else tokens
         windows = tokens[: _share("tokens", quick)]
         vocabulary = int(getattr(settings, "vocab_size", 0) or windows.max() + 1)
         return StudyData("tokens", vocabulary, windows[:0], None, windows, None)
