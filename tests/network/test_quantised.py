@@ -81,7 +81,7 @@ def test_both_conventions_of_gptq_zero_points(tmp_path):
     ("config", "why"),
     [
         ({"quant_method": "gptq", "bits": 8}, "its tensors hold 4 bits, its configuration says 8"),
-        ({"quant_method": "awq", "bits": 4}, "its shapes are those of gptq, its configuration says awq"),
+        ({"quant_method": "awq", "bits": 4}, "its tensors are those of gptq, its configuration says awq"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "laid out for marlin kernels"),
         ({"quant_method": "hqq"}, "quantised by hqq, a scheme that is not decoded"),
     ],

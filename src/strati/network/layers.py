@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,13 @@ class Layer:
     quantisation: Quantisation | None = None
     adapter: AdapterUpdate | None = None
 
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Between processes an update travels as its network: how its factors are read does not."""
+        fields = {
+            item.name: getattr(self, item.name) for item in dataclass_fields(self) if item.name != "adapter"
+        }
+        return _restored, (fields, self.adapter is not None)
+
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
         part = self.network.contents.read_part
@@ -82,6 +90,11 @@ class Layer:
         return None if error is None else noise_floor(error, *self.shape)
 
 
+def _restored(fields: dict[str, Any], update: bool) -> Layer:
+    network = fields["network"]
+    return Layer(**fields, adapter=network.contents.adapters[fields["tensor"]] if update else None)
+
+
 def plan(
     network: Network, *, split_qkv: bool, flatten: bool
 ) -> tuple[tuple[Layer, ...], tuple[Skipped, ...]]:
@@ -94,6 +107,8 @@ def plan(
             skipped.append(Skipped(tensor.name, f"tied to {network.ties[tensor.name]}, counted there"))
             continue
         reason = _unfit(tensor, names.label(tensor.name))
+        if network.format == "peft" and ".base_layer." in tensor.name:
+            reason = "the base's own weight, kept beside its update"
         if reason is not None:
             skipped.append(Skipped(tensor.name, reason))
             continue

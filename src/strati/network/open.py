@@ -110,12 +110,21 @@ class Network:
         module: The ``nn.Module`` it was opened from, or ``None``.
         tensors: Its tensors, unread.
         config: ``config.json`` of a Hugging Face directory, the hyperparameters of a GGUF file, or ``None``.
+        parts: The networks it was put together from, a base and an adapter; empty for one that was opened.
     """
 
-    def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        contents: Contents,
+        *,
+        module: nn.Module | None = None,
+        parts: tuple[Network, ...] = (),
+    ) -> None:
         contents = updates(decoded(contents))
         self.path = path
         self.module = module
+        self.parts = parts
         self.format = contents.format
         self.tensors = contents.tensors
         self.config: Mapping[str, Any] | None = contents.config
@@ -133,8 +142,8 @@ class Network:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it was opened from a module or a state dict: then ``path`` is a name, not a place."""
-        return self.format in ("module", "state dict")
+        """Whether it, or a part of it, is a module or a state dict: then ``path`` is a name, not a place."""
+        return self.format in ("module", "state dict") or any(part.in_memory for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Between processes a network travels as its path; one in memory as its values."""

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.network.layers import Layer
+    from strati.network.open import Network
 
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".npz", ".onnx", ".gguf", ".h5", ".keras", ".msgpack")
 )
 _PROCESS = 100 << 20  # what a worker needs before it has any matrix
+_SETTINGS = ("quantization_config", "compression_config", "adapter_config")
 STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
 
@@ -198,8 +200,16 @@ def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
             digest.update(np.ascontiguousarray(matrix).tobytes())
         return digest.hexdigest()
     if id(network) not in files:
-        files[id(network)] = _files(Path(network.path))
+        files[id(network)] = [_source(part) for part in network.parts or (network,)]
     return {"tensor": layer.tensor, "files": files[id(network)]}
+
+
+def _source(network: Network) -> Any:
+    """Where a network's weights come from: its files, and the settings that say how they are decoded and scaled."""
+    config = network.config or {}
+    told = {key: config[key] for key in _SETTINGS if key in config}
+    found = _files(Path(network.path))
+    return [found, told] if told else found
 
 
 def _files(place: Path) -> list[tuple[str, int, int]]:

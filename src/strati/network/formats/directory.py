@@ -153,9 +153,10 @@ def _adapter(folder: Path) -> Contents:
     if not isinstance(config, dict):
         raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
     kind = str(config.get("peft_type", "LORA")).upper()
-    if kind not in ("LORA", "ADALORA", "DORA"):
+    if kind not in ("LORA", "DORA"):
         raise UnsupportedError(
-            folder, f"is a {kind} adapter; strati reads LoRA and DoRA: merge it into its base first"
+            folder,
+            f"holds an adapter of the kind {kind}; strati reads LoRA and DoRA: merge it into its base first",
         )
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         if (folder / name).exists() or (folder / name).is_symlink():

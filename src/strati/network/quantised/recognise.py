@@ -37,6 +37,12 @@ DECODED = frozenset(
 )
 """Values of ``quant_method`` whose tensors are decoded; others are named and skipped."""
 
+_TOLD = {
+    "fp8": frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"}),
+    "int8": frozenset({"compressed-tensors", "modelopt"}),
+}
+"""Configurations under which weights of a small type with a scale are found; other schemes have their own."""
+
 _STEP = f".{bitsandbytes.STATE}"
 
 
@@ -163,7 +169,15 @@ class _Found:
         if self.method and self.method not in known:
             self._unknown()
             return
-        for make in (self._words, self._bitsandbytes, self._compressed, self._microscaling, self._scaled):
+        for make in (
+            self._words,
+            self._bitsandbytes,
+            self._compressed,
+            self._sparse,
+            self._nvfp4,
+            self._microscaling,
+            self._scaled,
+        ):
             for name, scheme, members, build in make():
                 self._try(name, scheme, members, build)
 
@@ -171,6 +185,7 @@ class _Found:
         if any(member in self._taken for member in members):
             return
         try:
+            self._agree(scheme)
             packed = build()
             if packed.name in self.tensors and packed.name not in packed.members:
                 raise NotThisError("there is another tensor of its name")
@@ -181,6 +196,12 @@ class _Found:
             return
         self.packed.append(packed)
         self._taken.update(packed.members)
+
+    def _agree(self, scheme: str) -> None:
+        """Refuse tensors of one scheme under the configuration of another."""
+        told = _TOLD.get(scheme, frozenset({scheme}))
+        if self.method and self.method not in told:
+            raise NotThisError(f"its tensors are those of {scheme}, its configuration says {self.method}")
 
     def _words(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
@@ -193,17 +214,11 @@ class _Found:
             scheme = kind.__name__.rpartition(".")[2]
             members = [parts[w].name for w in ("qweight", "qzeros", "scales", "g_idx") if w in parts]
 
-            def build(
-                prefix: str = prefix, parts: Any = parts, kind: Any = kind, scheme: str = scheme
-            ) -> Packed:
-                if self.method in ("gptq", "awq") and self.method != scheme:
-                    raise NotThisError(
-                        f"its shapes are those of {scheme}, its configuration says {self.method}"
-                    )
+            def build(prefix: str = prefix, parts: Any = parts, kind: Any = kind) -> Packed:
                 made: Packed = kind.find(prefix, parts, self.config)
                 return made
 
-            yield name, self.method or scheme, members, build
+            yield name, scheme, members, build
 
     def _bitsandbytes(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
@@ -222,12 +237,15 @@ class _Found:
         for prefix, words in self._modules.items():
             if "SCB" in words and "weight" in words and words["weight"].dtype == "int8":
                 weight, scale = words["weight"], words["SCB"]
-                extra = tuple(words[w].name for w in ("weight_format",) if w in words)
+                layout = words.get("weight_format")
 
-                def build8(weight: Tensor = weight, scale: Tensor = scale, extra: Any = extra) -> Packed:
-                    return bitsandbytes.find_8bit(weight.name, weight, scale, extra)
+                def build8(
+                    weight: Tensor = weight, scale: Tensor = scale, layout: Tensor | None = layout
+                ) -> Packed:
+                    return bitsandbytes.find_8bit(weight.name, weight, scale, layout, self.contents.read)
 
-                yield f"{prefix}.weight", "bitsandbytes", [weight.name, scale.name, *extra], build8
+                members = [part.name for part in (weight, scale, layout) if part is not None]
+                yield f"{prefix}.weight", "bitsandbytes", members, build8
 
     def _compressed(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
@@ -237,7 +255,33 @@ class _Found:
                 def build(prefix: str = prefix, parts: Any = parts) -> Packed:
                     return compressed.find(prefix, parts, self.config, self.contents.read)
 
-                yield f"{prefix}.weight", self.method or "compressed-tensors", members, build
+                yield f"{prefix}.weight", "compressed-tensors", members, build
+
+    def _sparse(self) -> Iterator[_Candidate]:
+        """What compressed-tensors keeps of a weight with many zeros; not decoded."""
+        for prefix, parts in self._modules.items():
+            words = [w for w in ("compressed", "bitmask", "shape", "row_offsets", "meta") if w in parts]
+            if {"compressed", "bitmask"} <= set(words):
+
+                def build() -> Packed:
+                    raise NotThisError("it is kept as a mask of bits and what is not zero")
+
+                yield f"{prefix}.weight", "compressed-tensors", [parts[word].name for word in words], build
+
+    def _nvfp4(self) -> Iterator[_Candidate]:
+        for prefix, parts in self._modules.items():
+            weight = parts.get("weight")
+            if (
+                weight is not None
+                and weight.dtype == "uint8"
+                and {"weight_scale", "weight_scale_2"} <= set(parts)
+            ):
+                members = [parts[word].name for word in compressed.MODELOPT]
+
+                def build(prefix: str = prefix, parts: Any = parts) -> Packed:
+                    return compressed.find_modelopt(prefix, parts)
+
+                yield f"{prefix}.weight", "modelopt", members, build
 
     def _microscaling(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
@@ -262,7 +306,7 @@ class _Found:
                 continue
             zero = self.tensors.get(f"{tensor.name}_zero_point")
             members = [part.name for part in (tensor, scale, zero) if part is not None]
-            scheme = self.method or ("fp8" if small else "int8")
+            scheme = "fp8" if small else "int8"
 
             def build(
                 weight: Tensor = tensor,
@@ -270,7 +314,7 @@ class _Found:
                 zero: Tensor | None = zero,
                 scheme: str = scheme,
             ) -> Packed:
-                return scaled.find(weight, scale, zero, scheme, self.config)
+                return scaled.find(weight, scale, zero, self.method or scheme, self.config)
 
             yield tensor.name, scheme, members, build
 
