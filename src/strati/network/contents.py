@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from strati.errors import BadInputError
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ class Contents:
         rounding: Mean square of the error that rounding left in a tensor (of a stack: in one of its matrices).
         read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
         adapters: Tensors that are low-rank updates of another network's weights.
+        files: The files that the values come from; empty for a network in memory.
     """
 
     format: str
@@ -130,6 +133,22 @@ class Contents:
     rounding: Callable[[str, int | None], float | None] | None = None
     read_part: Callable[[str, int], NDArray[Any]] | None = None
     adapters: Mapping[str, AdapterUpdate] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, size and time of change of each file: what tells these values from others without reading them.
+
+        Raises:
+            BadInputError: A file is gone.
+        """
+        found = []
+        for file in self.files:
+            try:
+                state = file.stat()
+            except OSError as error:
+                raise BadInputError(file, f"cannot be read ({error.strerror or error})") from None
+            found.append((file.name, state.st_size, state.st_mtime_ns))
+        return tuple(found)
 
 
 @cache

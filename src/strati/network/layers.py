@@ -48,6 +48,7 @@ class Layer:
         expert: Which expert of a mixture it belongs to, if any.
         quantisation: How it was rounded before it was stored; ``None`` where it was not.
         adapter: The low-rank update it is; ``None`` where it is a weight.
+        error: Mean square of the error that rounding left, where that is known already; ``None`` to decode and see.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Layer:
     expert: int | None = None
     quantisation: Quantisation | None = None
     adapter: AdapterUpdate | None = None
+    error: float | None = field(default=None, compare=False)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Between processes an update travels as its network: how its factors are read does not."""
@@ -83,11 +85,15 @@ class Layer:
 
     def noise_floor(self) -> float | None:
         """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
+        error = self.rounding_error()
+        return None if error is None else noise_floor(error, *self.shape)
+
+    def rounding_error(self) -> float | None:
+        """Mean square of the error that rounding left in the entries; ``None`` where they were not rounded."""
         rounding = self.network.contents.rounding
         if self.quantisation is None or rounding is None:
             return None
-        error = rounding(self.tensor, self.cut.index)
-        return None if error is None else noise_floor(error, *self.shape)
+        return rounding(self.tensor, self.cut.index) if self.error is None else self.error
 
 
 def _restored(fields: dict[str, Any], update: bool) -> Layer:
@@ -355,8 +361,8 @@ def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
     if heads and groups and groups != heads:
         width = width or whole.rows // (heads + 2 * groups)
         sizes = (heads * width, groups * width, groups * width)
-    elif whole.rows % 3 == 0:
-        sizes = (whole.rows // 3,) * 3
+    elif whole.rows % 3 == 0 and (heads or whole.rows == 3 * whole.cols):
+        sizes = (whole.rows // 3,) * 3  # else keys and values may have fewer heads than queries
     else:
         return []
     if sum(sizes) != whole.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -65,6 +65,12 @@ def open(x: Openable) -> Network:
     if isinstance(x, Mapping):
         return Network(Path("state dict"), intake.mapping_contents(x))
     raise intake.refuse(x)
+
+
+@lru_cache(maxsize=4)
+def _reopened(place: Path, stamp: object) -> Network:
+    """A network in another process: opened once there, however many of its layers come."""
+    return _at(place)
 
 
 def _found(path: str) -> str | Path:
@@ -149,9 +155,9 @@ class Network:
         """Between processes a network travels as its path; one in memory as its values."""
         if self._recipe is not None:
             return self._recipe
-        return (
-            (Network, (self.path, intake.frozen(self.contents))) if self.in_memory else (open, (self.path,))
-        )
+        if self.in_memory:
+            return Network, (self.path, intake.frozen(self.contents))
+        return _reopened, (self.path, self.contents.stamp())
 
     def __repr__(self) -> str:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"

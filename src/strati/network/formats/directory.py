@@ -134,6 +134,7 @@ def _joined(parts: Mapping[str, Contents]) -> Contents:
         ties={f"{part}.{k}": f"{part}.{v}" for part, found in parts.items() for k, v in found.ties.items()},
         hints=named("hints"),
         warnings=tuple(w for found in parts.values() for w in found.warnings),
+        files=tuple(file for found in parts.values() for file in found.files),
     )
 
 
@@ -348,4 +349,5 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
         warnings=(*(w for part in parts.values() for w in part.warnings), *extra),
         quantisation={k: v for part in parts.values() for k, v in part.quantisation.items()},
         rounding=rounding,
+        files=tuple(file for part in parts.values() for file in part.files),
     )

@@ -27,7 +27,7 @@ from strati.spectra.comparing.mixture import Mixture, mixture
 from strati.spectra.comparing.results import Interference, RoundingError
 from strati.spectra.comparing.update import Update, relative_change, update_between
 from strati.spectra.comparing.update_rank import quantised_variance
-from strati.spectra.layerwise import weights_identity
+from strati.spectra.layerwise import Values, weights_identity
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 4
+LAYOUT = 5
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
@@ -125,12 +125,12 @@ def changes_from_first(versions: Sequence[Layer]) -> tuple[float | None, ...]:
     """How far each version of a layer lies from the first, relative to that one's norm."""
     readers = _readers(PairedRow(tuple(versions), ()))
     if readers[0].factored:
-        factors = [reader() for reader in readers]
+        factors = [reader().matrices for reader in readers]
         same = len({(left.shape[0], right.shape[1]) for left, right, _ in factors}) == 1
         small = reduced(factors) if same else []
         return tuple(relative_change(small[0], one) for one in small) if same else (None,) * len(versions)
-    first = whole(readers[0]())
-    return tuple(relative_change(first, whole(reader())) for reader in readers)
+    first = whole(readers[0]().matrices)
+    return tuple(relative_change(first, whole(reader().matrices)) for reader in readers)
 
 
 def _readers(row: PairedRow) -> list[WholeReader]:
@@ -159,29 +159,21 @@ def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run
 
 @dataclass(frozen=True)
 class WholeReader:
-    """Reads the matrices of a layer wherever it is called, or an adapter's factors; values in memory travel."""
+    """Reads a layer wherever it is called, of an adapter the whole update or its factors; values in memory travel."""
 
     layer: Layer = field(repr=False)
     factored: bool = False
 
-    def __call__(self) -> list[Matrix]:
-        """The matrices: views of the file where it stores them plainly."""
+    def __call__(self) -> Values:
+        """The layer's matrices."""
         if self.factored and self.layer.adapter is not None:
-            return scaled_factors(self.layer.adapter)
-        return list(self.layer.matrices())
+            return Values(scaled_factors(self.layer.adapter), None)
+        return Values(list(self.layer.matrices()), self.layer.rounding_error())
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.layer.network.in_memory:
-            return _Given, ([np.ascontiguousarray(matrix) for matrix in self()],)
+            return self().travelling()
         return WholeReader, (self.layer, self.factored)
-
-
-@dataclass(frozen=True)
-class _Given:
-    matrices: list[Matrix]
-
-    def __call__(self) -> list[Matrix]:
-        return self.matrices
 
 
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
@@ -220,30 +212,23 @@ def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
         "widths": list(row.widths),
         "seed": seed,
         "merge": merge,
-        "errors": [rounding_error(layer) for layer in row.versions],
         "factored": _factored(row),
         "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
         "schemes": [x.quantisation.scheme if x.quantisation is not None else None for x in row.versions],
     }
 
 
-def rounding_error(layer: Layer) -> float:
-    """Mean square of the error that quantisation left in a layer's entries; 0 where it is not quantised."""
-    rounding = layer.network.contents.rounding
-    if layer.quantisation is None or rounding is None:
-        return 0.0
-    return rounding(layer.tensor, layer.cut.index) or 0.0
-
-
-def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
+def pair_update(read: Sequence[Values], facts: Any) -> PairUpdate:
     """The step from the first to the last version of a layer.
 
     Args:
-        versions: The matrices of the layer in every network.
-        facts: Name, role, head widths, seed, errors of quantisation, as plain values.
+        read: The layer in every network.
+        facts: Name, role, head widths, seed, schemes of quantisation, as plain values.
     """
+    versions = [values.matrices for values in read]
     if facts["factored"]:
         return _between_adapters(versions, facts)
+    errors = [values.error or 0.0 for values in read]
     mixed = _mixture(versions, facts) if facts["merge"] else None
     aligned = _aligned(versions[0], versions[-1], facts)
     if aligned is None:
@@ -253,12 +238,12 @@ def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
         return PairUpdate(warnings=(_NOT_FINITE,), mixture=mixed)
     noise: Any = 0.0
     for matrix, n in ((aligned.first, 0), (aligned.second, -1)):
-        if facts["errors"][n] > 0:
-            noise = noise + quantised_variance(matrix, facts["errors"][n], facts["groups"][n])
+        if errors[n] > 0:
+            noise = noise + quantised_variance(matrix, errors[n], facts["groups"][n])
     update = update_between(
         aligned.first, aligned.second, rng=stream(facts["seed"], "compare", facts["name"]), variance=noise
     )
-    rounding = _rounding(aligned, facts["errors"][0] + facts["errors"][-1])
+    rounding = _rounding(aligned, errors[0] + errors[-1])
     schemes = {facts["schemes"][0], facts["schemes"][-1]}
     flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding, bool(schemes & _COMPENSATED))
     return replace(
