@@ -171,7 +171,7 @@ def test_microscaling_floats(tmp_path, bits, configured, shape):
     np.testing.assert_allclose(net.read("fc.weight"), expected, rtol=1e-2)  # the package computes in bfloat16
     assert (net.layers()[0].quantisation.bits, net.layers()[0].quantisation.group) == (bits, 32)
     error = np.square(weight.numpy() - net.read("fc.weight")).mean()
-    assert net.contents.rounding("fc.weight", None) == pytest.approx(error, rel=0.4)
+    assert net.layers()[0].rounding().error == pytest.approx(error, rel=0.4)
 
 
 def test_modelopt_nvfp4(tmp_path):

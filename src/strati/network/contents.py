@@ -114,7 +114,8 @@ class Contents:
         config: ``config.json`` of a Hugging Face directory, or the format's own hyperparameters.
         warnings: What a user must know about the file.
         quantisation: How the tensors stored as lossy codes were rounded.
-        rounding: Mean square of the error that rounding left in a tensor (of a stack: in one of its matrices).
+        rounding: Mean square of the error that rounding left in each entry of a tensor (of a stack: of one of its
+            matrices); ``None`` where that is not known.
         read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
         adapters: Tensors that are low-rank updates of another network's weights.
         files: The files that the values come from; empty for a network in memory.
@@ -130,7 +131,7 @@ class Contents:
     config: Mapping[str, Any] | None = None
     warnings: tuple[Flag, ...] = ()
     quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
-    rounding: Callable[[str, int | None], float | None] | None = None
+    rounding: Callable[[str, int | None], NDArray[Any] | None] | None = None
     read_part: Callable[[str, int], NDArray[Any]] | None = None
     adapters: Mapping[str, AdapterUpdate] = field(default_factory=dict)
     files: tuple[Path, ...] = ()

@@ -71,7 +71,7 @@ def mapping_contents(mapping: Mapping[Any, Any]) -> Contents:
 def frozen(contents: Contents) -> Contents:
     """The same with every tensor read, so that it can travel between processes."""
     arrays = {tensor.name: np.ascontiguousarray(contents.read(tensor.name)) for tensor in contents.tensors}
-    errors: dict[tuple[str, int | None], float | None] = {}
+    errors: dict[tuple[str, int | None], NDArray[Any] | None] = {}
     for tensor in contents.tensors:
         if contents.rounding is not None and tensor.name in contents.quantisation:
             places: Iterable[int | None] = (
@@ -109,10 +109,10 @@ class _Value:
 class _Errors:
     """Rounding errors looked up: what travels between processes in place of a decoder."""
 
-    def __init__(self, known: Mapping[tuple[str, int | None], float | None]) -> None:
+    def __init__(self, known: Mapping[tuple[str, int | None], NDArray[Any] | None]) -> None:
         self.known = known
 
-    def __call__(self, name: str, index: int | None) -> float | None:
+    def __call__(self, name: str, index: int | None) -> NDArray[Any] | None:
         return self.known.get((name, index))
 
 

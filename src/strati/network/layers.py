@@ -18,7 +18,7 @@ from strati.network import views
 from strati.network.contents import Hint, Quantisation, Skipped, Tensor
 from strati.network.names import Names, is_raw
 from strati.network.quantised.companions import why_no_weight
-from strati.network.quantised.rounding import noise_floor
+from strati.network.quantised.rounding import Rounding, rounding_of
 from strati.network.roles import Role, expert_of, modules
 from strati.network.views import View
 
@@ -48,7 +48,7 @@ class Layer:
         expert: Which expert of a mixture it belongs to, if any.
         quantisation: How it was rounded before it was stored; ``None`` where it was not.
         adapter: The low-rank update it is; ``None`` where it is a weight.
-        error: Mean square of the error that rounding left, where that is known already; ``None`` to decode and see.
+        known: What rounding did to it, where that is known already; ``None`` to decode it and see.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Layer:
     expert: int | None = None
     quantisation: Quantisation | None = None
     adapter: AdapterUpdate | None = None
-    error: float | None = field(default=None, compare=False)
+    known: Rounding | None = field(default=None, compare=False)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Between processes an update travels as its network: how its factors are read does not."""
@@ -85,15 +85,20 @@ class Layer:
 
     def noise_floor(self) -> float | None:
         """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
-        error = self.rounding_error()
-        return None if error is None else noise_floor(error, *self.shape)
+        found = self.rounding()
+        return None if found is None else found.floor
 
-    def rounding_error(self) -> float | None:
-        """Mean square of the error that rounding left in the entries; ``None`` where they were not rounded."""
-        rounding = self.network.contents.rounding
-        if self.quantisation is None or rounding is None:
-            return None
-        return rounding(self.tensor, self.cut.index) if self.error is None else self.error
+    def rounding(self) -> Rounding | None:
+        """What rounding did to the weights, found once; ``None`` where they were not rounded, or that is not known."""
+        read = self.network.contents.rounding
+        if self.known is not None or self.quantisation is None or read is None:
+            return self.known
+        found = self.network.roundings
+        if (self.name, self.view) not in found:
+            variance = read(self.tensor, self.cut.index)
+            parts = self.cut.matrices if self.cut.index is None else self.cut.of_part
+            found[self.name, self.view] = None if variance is None else rounding_of(parts(variance))
+        return found[self.name, self.view]
 
 
 def _restored(fields: dict[str, Any], update: bool) -> Layer:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.network.layers import Layer
+    from strati.network.quantised.rounding import Rounding
 
 Openable: TypeAlias = "Network | str | os.PathLike[str] | Mapping[str, Any] | nn.Module"
 """Whatever names a network; every function that takes one takes all of these."""
@@ -135,6 +136,7 @@ class Network:
         self.tensors = contents.tensors
         self.config: Mapping[str, Any] | None = contents.config
         self.contents = contents
+        self.roundings: dict[tuple[str, str], Rounding | None] = {}
         self._recipe: tuple[Any, tuple[Any, ...]] | None = None
         self._plans: dict[tuple[bool, str], tuple[tuple[Layer, ...], tuple[Skipped, ...]]] = {}
 

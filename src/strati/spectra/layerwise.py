@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Condition
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.network.quantised.rounding import Rounding
 from strati.rng import derive
 from strati.run.driver import Run, kept_values
 from strati.run.engine import Load, Outcome, Unit, cores
@@ -92,7 +93,8 @@ def stored_spectra(
     body = partial(_work, options=options)
     values = kept_values(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT)
     for layer, value in zip(layers, values, strict=True):
-        yield replace(layer, error=value["error"]), from_record(value)
+        known = None if value["rounding"] is None else Rounding(**value["rounding"])
+        yield replace(layer, known=known), from_record(value)
 
 
 def at_once(layers: Sequence[Layer], workers: int) -> int:
@@ -132,11 +134,11 @@ class Values:
 
     Attributes:
         matrices: Views of the file where it stores them plainly.
-        error: Mean square of the error that rounding left; ``None`` where they were not rounded.
+        rounding: What rounding did to them; ``None`` where they were not rounded.
     """
 
     matrices: list[NDArray[Any]]
-    error: float | None
+    rounding: Rounding | None
 
     def __call__(self) -> Values:
         """What a reader of these values gives."""
@@ -144,7 +146,7 @@ class Values:
 
     def travelling(self) -> tuple[Any, tuple[Any, ...]]:
         """What a reader of a network in memory is pickled as: the values themselves, in memory of their own."""
-        return Values, ([np.ascontiguousarray(matrix) for matrix in self.matrices], self.error)
+        return Values, ([np.ascontiguousarray(matrix) for matrix in self.matrices], self.rounding)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class LayerReader:
 
     def __call__(self) -> Values:
         """The layer's matrices, of an adapter the core."""
-        return Values(list(matrices_of(self.layer)), self.layer.rounding_error())
+        return Values(list(matrices_of(self.layer)), self.layer.rounding())
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.layer.network.in_memory:
@@ -180,7 +182,8 @@ def _work(unit: Unit, load: Load, *, options: SpectrumConfig) -> dict[str, Any]:
     values: Values = load("matrices")
     config = unit.config
     work = partial(_spectrum, lambda: iter(values.matrices), config["name"], config["dtype"], options)
-    return to_record(interruptible(work)) | {"error": values.error}
+    rounding = None if values.rounding is None else asdict(values.rounding)
+    return to_record(interruptible(work)) | {"rounding": rounding}
 
 
 def _keep(outcome: Outcome) -> Finished:

@@ -332,7 +332,7 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
     def read(name: str) -> NDArray[Any]:
         return parts[owner[name]].read(name)
 
-    def rounding(name: str, index: int | None) -> float | None:
+    def rounding(name: str, index: int | None) -> NDArray[Any] | None:
         part = parts[owner[name]]
         return part.rounding(name, index) if part.rounding is not None else None
 

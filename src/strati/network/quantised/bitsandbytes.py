@@ -83,7 +83,8 @@ def find_4bit(name: str, parts: Mapping[str, Tensor], read: Callable[[str], NDAr
         rows, factors = padded.reshape(blocks, block), scales(get)
         values = book[rows]
         values *= factors[:, None]
-        return Decoded(values.ravel()[:count].reshape(shape), uneven(rows, book, factors))
+        variance = uneven(rows, book, factors)
+        return Decoded(values.ravel()[:count].reshape(shape), variance.ravel()[:count].reshape(shape))
 
     members = tuple(tensor.name for tensor in parts.values())
     return Packed(name, tuple(shape), f"bitsandbytes-{kind}", 4, block, members, decode, stacked=False)
@@ -115,7 +116,7 @@ def find_8bit(
         factors = get(scale.name).astype(np.float32) / np.float32(127)
         values = get(name).astype(np.float32)
         values *= factors[:, None]
-        return Decoded(values, even(factors))
+        return Decoded(values, even(factors)[:, None])
 
     return Packed(name, weight.shape, "bitsandbytes-int8", 8, None, members, decode)
 

@@ -112,8 +112,9 @@ def _integers(
                 offsets.reshape(-1, groups) if offsets.ndim < 2 else offsets, factors.shape
             )
             values -= offsets[:, place]
-        values *= factors[:, place]
-        return Decoded(values, even(factors[:, place]))
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
 
     if zero is not None and zero.shape not in (
         scale,
@@ -208,7 +209,7 @@ def _small_floats(
             factors = factors / one if divided else factors * one
         values = book[found]
         values *= spread(factors, shape[-1])
-        return Decoded(values, uneven(found.reshape(-1, group), book, factors))
+        return Decoded(values, uneven(found.reshape(-1, group), book, factors).reshape(values.shape))
 
     scheme = "nvfp4" if whole is not None else f"mxfp{bits}"
     members = tuple(parts[word].name for word in words if word in parts)

@@ -74,8 +74,9 @@ def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
                 raise BadInputError(f"{prefix}.g_idx", "points outside the groups; the file is corrupt")
         values = codes.astype(np.float32)
         values -= offsets[:, place]
-        values *= factors[:, place]
-        return Decoded(values, even(factors[:, place]))
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
 
     shared = None if groups == 1 else group
     return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, shared, members, decode)

@@ -21,11 +21,12 @@ class Decoded:
 
     Attributes:
         values: float32, in the weight's shape (of a stack: of one matrix).
-        error: Mean square of the error that rounding to these codes leaves: ``step^2 / 12`` on average.
+        variance: Mean square of the error that rounding to these codes leaves in each entry: ``step^2 / 12``; of the
+            values' shape, or one that numpy broadcasts to it.
     """
 
     values: NDArray[Any]
-    error: float
+    variance: NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,6 @@ class _Reader:
     def __init__(self, contents: Contents, packed: Mapping[str, Packed]) -> None:
         self._plain = contents
         self._packed = packed
-        self._errors: dict[tuple[str, int | None], float] = {}
         self._shapes = {tensor.name: tensor.shape for tensor in contents.tensors}
 
     def read(self, name: str) -> NDArray[Any]:
@@ -120,14 +119,16 @@ class _Reader:
         chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
         return chosen
 
-    def rounding(self, name: str, index: int | None) -> float | None:
+    def rounding(self, name: str, index: int | None) -> NDArray[Any] | None:
         packed = self._packed.get(name)
         if packed is None:
             return self._plain.rounding(name, index) if self._plain.rounding is not None else None
-        key = (name, index if packed.stacked and len(packed.shape) > 2 else None)
-        if key not in self._errors:
-            self._decode(packed, key[1])
-        return self._errors[key]
+        several = len(packed.shape) > 2
+        if packed.stacked or not several:
+            part = self._decode(packed, index if several else None)
+            return np.broadcast_to(part.variance, part.values.shape)
+        whole = np.broadcast_to(self._decode(packed, None).variance, packed.shape)
+        return whole if index is None else whole.reshape(-1, *whole.shape[-2:])[index]
 
     def _decode(self, packed: Packed, index: int | None) -> Decoded:
         lead = packed.shape[:-2]
@@ -139,9 +140,7 @@ class _Reader:
             taken: NDArray[Any] = whole.reshape(-1, *whole.shape[len(lead) :])[index]
             return taken
 
-        made = packed.decode(get)
-        self._errors[packed.name, index] = made.error
-        return made
+        return packed.decode(get)
 
 
 class _Found:

@@ -56,8 +56,8 @@ def find(
         if zero is not None:
             values -= broadcast(get(zero.name).astype(np.float32), codes.shape, block)
         values *= wide
-        error = floats(codes, wide) if weight.dtype.startswith("float8") else even(wide)
-        return Decoded(values, error)
+        variance = floats(codes, wide) if weight.dtype.startswith("float8") else even(wide)
+        return Decoded(values, variance)
 
     members = tuple(tensor.name for tensor in (weight, scale, zero) if tensor is not None)
     group = block[1] if block is not None and block[1] != weight.shape[-1] else None

@@ -168,7 +168,7 @@ class WholeReader:
         """The layer's matrices."""
         if self.factored and self.layer.adapter is not None:
             return Values(scaled_factors(self.layer.adapter), None)
-        return Values(list(self.layer.matrices()), self.layer.rounding_error())
+        return Values(list(self.layer.matrices()), self.layer.rounding())
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.layer.network.in_memory:
@@ -228,7 +228,7 @@ def pair_update(read: Sequence[Values], facts: Any) -> PairUpdate:
     versions = [values.matrices for values in read]
     if facts["factored"]:
         return _between_adapters(versions, facts)
-    errors = [values.error or 0.0 for values in read]
+    errors = [0.0 if values.rounding is None else values.rounding.error for values in read]
     mixed = _mixture(versions, facts) if facts["merge"] else None
     aligned = _aligned(versions[0], versions[-1], facts)
     if aligned is None:
