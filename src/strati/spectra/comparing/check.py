@@ -50,6 +50,8 @@ CODES = {
     "rounding-floor": "a number lies at the floor that rounding puts under the spectrum",
     "adapter-scale-unknown": "no file says how an adapter's updates are scaled",
     "dora-without-base": "DoRA's updates without their base",
+    "adapter-changed-base": "an adapter whose initialisation changed the base's weights",
+    "adapter-not-read": "a model holds adapters of a kind that is not read",
     "left-aside": "a checkpoint holds more than the network",
     "wrong-ending": "a file's ending does not match its content",
     "no-matrices": "a network without any weight matrix",
