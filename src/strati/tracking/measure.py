@@ -165,7 +165,7 @@ def _per_row(out: Any, y: Any, name: str) -> Any:
     from torch.nn import functional
 
     if name == "mse":
-        return ((out - y.reshape(out.shape)) ** 2).flatten(1).mean(1)
+        return ((out - y.reshape(out.shape)) ** 2).flatten(1).sum(1)  # the squared norm, as everywhere
     if out.ndim == 3:  # tokens: the mean over a sequence
         each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
         return each.mean(1)

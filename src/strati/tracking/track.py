@@ -289,6 +289,7 @@ def _calibrated(
         gamma=config.gamma or None,
         chains=config.chains or None,
         draws=config.draws or None,
+        batch=config.batch or None,
         seconds=config.seconds or None,
         seed=config.seed,
     )

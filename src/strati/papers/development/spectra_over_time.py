@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.papers.development.drawing import panels
+from strati.papers.development.drawing import over_steps
 from strati.papers.development.training import Training, spaced, step_of, trained
 from strati.papers.handwriting import digits, mnist
 from strati.papers.registry import Reproduction, Row
@@ -51,8 +51,9 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         for kind, values in shares.items()
     ]
     rows.append(_size(model, f"{steps} steps of AdamW, decay {trainee.decay:g}, {len(paths)} checkpoints"))
-    picture = panels(
-        folder / "quasi-null-training.png",
+    picture = over_steps(
+        folder,
+        "quasi-null-training",
         [
             {
                 "title": "quasi-null share",
@@ -62,7 +63,7 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         title="quasi-null eigenvalues over a transformer's training",
     )
     title = "Quasi-null eigenvalues over a transformer's training"
-    return Reproduction("quasi-null-training", title, tuple(rows), (picture,))
+    return Reproduction("quasi-null-training", title, tuple(rows), picture)
 
 
 def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -86,15 +87,16 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             rows.append(Row(f"{layer}: changes of {what}", None, shown or "none", ends))
     rows.append(Row("checkpoints followed", 100.0, float(len(paths)), f"{len(found.failed)} failed"))
     kept = [s for s in found.curves if s.what in ("stable_rank", "spikes")]
-    picture = panels(
-        folder / f"fcn-checkpoints-{name}.png",
+    picture = over_steps(
+        folder,
+        f"fcn-checkpoints-{name}",
         [
             {"title": what, "lines": [(s.layer, found.steps, s.values) for s in kept if s.what == what]}
             for what in ("stable_rank", "spikes")
         ],
         title="spectra of a fully connected network over training",
     )
-    return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), (picture,))
+    return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), picture)
 
 
 def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -139,13 +141,14 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
     lines = [
         (f"{scale:g}", found.steps, table[f"effective_parameters[{scale:g}]"].values) for scale in scales
     ]
-    picture = panels(
-        folder / f"effective-parameters-{steps}.png",
+    picture = over_steps(
+        folder,
+        f"effective-parameters-{steps}",
         [{"title": "N_eff(eps)", "lines": lines}],
         title="effective parameters over training, by loss scale",
     )
     title = "Effective parameters over training: N_eff(eps)"
-    return Reproduction("effective-parameters-over-training", title, tuple(rows), (picture,))
+    return Reproduction("effective-parameters-over-training", title, tuple(rows), picture)
 
 
 def mlp_run(
