@@ -85,6 +85,7 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             )
             ends = f"from {known[0]:.3g} to {known[-1]:.3g}" if known else "undefined"
             rows.append(Row(f"{layer}: changes of {what}", None, shown or "none", ends))
+    rows += _phase_rows(paths, every=1 if quick else 4)
     rows.append(Row("checkpoints followed", 100.0, float(len(paths)), f"{len(found.failed)} failed"))
     kept = [s for s in found.curves if s.what in ("stable_rank", "spikes")]
     picture = over_steps(
@@ -97,6 +98,30 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
         title="spectra of a fully connected network over training",
     )
     return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), picture)
+
+
+def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
+    """The phases of each layer in the order in which they first appear, and the last one."""
+    from strati.spectra.scan import scan
+
+    seen: dict[str, dict[str, int]] = {}
+    last: dict[str, str] = {}
+    some = sorted({*paths[::every], paths[-1]}, key=step_of)
+    for path in some:
+        for layer in scan(path).to_dict()["layers"]:
+            phase = layer["phase"] or "unknown"
+            seen.setdefault(layer["name"], {}).setdefault(phase, step_of(path))
+            last[layer["name"]] = phase
+    claim = "random-like, bleeding-out, bulk+spikes, bulk-decay, heavy-tailed"
+    return [
+        Row(
+            f"{name}: phases in the order of their first step",
+            claim,
+            ", ".join(f"{phase} ({step})" for phase, step in phases.items()),
+            f"{last[name]} at the end; {len(some)} checkpoints looked at",
+        )
+        for name, phases in seen.items()
+    ]
 
 
 def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
