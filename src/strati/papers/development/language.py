@@ -38,8 +38,8 @@ _SECONDS = 5400.0
 class Size:
     """A size of the experiment.
 
-    ``coefficients`` are checkpoints whose learning coefficient is estimated, from ``draws`` of 4 chains on minibatches of
-    ``windows``.
+    ``coefficients`` are checkpoints whose learning coefficient is estimated, from ``draws`` of 4 chains on minibatches
+    of ``windows``.
     """
 
     vocabulary: int
