@@ -1,4 +1,4 @@
-"""What the reproductions' pictures share: colours, panels, and saving as PNG and SVG.
+"""What the reproductions' pictures share: colours, panels, and saving as PNG and SVG with the data beside them.
 
 Colours are those of Okabe and Ito (2008), told apart with any kind of colour vision; text and axes are a middle grey
 on a transparent ground, readable on light and dark pages alike. Needs matplotlib.
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from strati.errors import require
+from strati.papers.picture_data import figure_csv
+from strati.run.files import write_atomic
 
 OURS = "#0072B2"
 PAPER = "#D55E00"
@@ -57,9 +59,12 @@ def drawn(draw: Callable[..., tuple[str, ...]], *given: Any) -> tuple[str, ...]:
 
 
 def save(figure: Any, folder: Path, stem: str) -> tuple[str, ...]:
-    """Write a figure as PNG and as SVG; the paths of both."""
+    """Write a figure as PNG and as SVG, and its data as CSV under the same name; the paths of both pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+    table = figure_csv(figure)
+    if table:
+        write_atomic(folder / f"{stem}.csv", table)
     for axis in figure.axes:
         _plain(axis)
     figure.savefig(paths[0], dpi=120, transparent=True)

@@ -77,7 +77,9 @@ ENTRIES: dict[str, Entry] = {
         "strong regularisation: does a layer collapse?",
     ),
     "same-token": Entry(
-        "eigenspectra.spectra_experiments:same_token", _TOP_DOWN, "a language model taught one word"
+        "eigenspectra.one_word:same_token",
+        _TOP_DOWN,
+        "section 3.3, figures 5, 6: a language model taught one word",
     ),
     "remove-quasi-null": Entry(
         "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
@@ -88,7 +90,7 @@ ENTRIES: dict[str, Entry] = {
         "section 3.4, figures 3, 4, 7, 8: is the larger model's spectrum more stable, are its eigenvalues smaller?",
     ),
     "training-series": Entry(
-        "eigenspectra.spectra_experiments:training_series",
+        "eigenspectra.training_series:training_series",
         _TOP_DOWN,
         "spectra over training, three batch sizes",
     ),
@@ -218,9 +220,9 @@ def reproduce(
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
+    code = sources(name)  # before the run: the files may change while it goes on
     found = body(quick=chosen.quick, seed=chosen.seed, folder=Path(chosen.folder) / name, tick=tick)
-    mode = "quick" if chosen.quick else "full"
-    return replace(found, mode=mode, seed=chosen.seed, sources=sources(name))
+    return replace(found, mode="quick" if chosen.quick else "full", seed=chosen.seed, sources=code)
 
 
 def sources(name: str) -> str:
@@ -259,4 +261,6 @@ def sources(name: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_SHARED = frozenset(f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "claims", "beside"))
+_SHARED = frozenset(
+    f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "picture_data", "claims", "beside")
+)

@@ -239,7 +239,7 @@ def _transformer(quick: bool, seed: int) -> Iterator[Row]:
     from strati.landscape.interactions.ablation import compare_bases
     from strati.landscape.interactions.sites import Reading
     from strati.network.module import as_module
-    from strati.papers.degeneracy.real_networks import tell_stories
+    from strati.papers.stories import tell_stories
 
     model = as_module(zoo.path("stories15m"))
     tokens = tell_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))

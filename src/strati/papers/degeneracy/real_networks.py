@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strati.papers.registry import Reproduction, Row
+from strati.papers.stories import tell_stories
 from strati.rng import derive
 from strati.types import Tick
 
@@ -190,19 +191,6 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
         "stories15M, heads with the same attention pattern", None, float(together), "exactly, on all tokens"
     )
     tick("stories15M")
-
-
-def tell_stories(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
-    """Token numbers of stories that a language model tells itself: data of its own kind, without a data set."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.ones(stories, 1, dtype=torch.long)
-    with torch.no_grad():
-        while tokens.shape[1] < length:
-            chances = torch.softmax(model(tokens).logits[:, -1], dim=-1)
-            tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], dim=1)
-    return tokens
 
 
 def scale_of(model: nn.Module, inputs: torch.Tensor) -> float:
