@@ -119,6 +119,21 @@ ENTRIES: dict[str, Entry] = {
         "degeneracy-in-the-loss-landscape",
         "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
     ),
+    "degeneracy-toys": Entry(
+        "degeneracy.toys:degeneracy_toys",
+        "degeneracy-in-the-loss-landscape",
+        "2.2.2's c^2 w^2 + w^4, figure 1's cross, the information criterion with 2 lambda",
+    ),
+    "sparsity-and-freedom": Entry(
+        "degeneracy.statements:sparsity_and_freedom",
+        "degeneracy-in-the-loss-landscape",
+        "section 4: zeros after sparsifying against free directions",
+    ),
+    "basis-invariance": Entry(
+        "degeneracy.statements:basis_invariance",
+        "degeneracy-in-the-loss-landscape",
+        "section 6.2: other coordinates, the same basis; appendix A: deep linear networks are diagonal",
+    ),
     "dropped-net-tables": Entry(
         "dropped_net.puzzle:dropped_net_tables",
         "dropped-neural-net",
