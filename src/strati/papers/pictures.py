@@ -6,7 +6,7 @@ on a transparent ground, readable on light and dark pages alike. Needs matplotli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,15 @@ def panels(
     return figure, axes[:count]
 
 
+def legend_below(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend for all panels, below them, with every label once."""
+    known: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            known.setdefault(label, handle)
+    figure.legend(known.values(), known, loc="outside lower center", ncols=len(known), frameon=False)
+
+
 def drawn(draw: Callable[..., tuple[str, ...]], *given: Any) -> tuple[str, ...]:
     """What ``draw(*given)`` drew; nothing where matplotlib is not installed: the numbers do not need the picture."""
     return draw(*given) if find_spec("matplotlib") is not None else ()
@@ -67,6 +76,8 @@ def save(figure: Any, folder: Path, stem: str) -> tuple[str, ...]:
         write_atomic(folder / f"{stem}.csv", table)
     for axis in figure.axes:
         _plain(axis)
+    for legend in figure.legends:
+        _quiet(legend)
     figure.savefig(paths[0], dpi=120, transparent=True)
     figure.savefig(paths[1], transparent=True, metadata={"Date": None})
     return tuple(map(str, paths))
@@ -81,8 +92,11 @@ def _plain(axis: Any) -> None:
     for text in (axis.title, axis.xaxis.label, axis.yaxis.label):
         text.set_color(_GREY)
         text.set_fontsize(9)
-    legend = axis.get_legend()
-    if legend is not None:
-        for text in legend.get_texts():
-            text.set_color(_GREY)
-            text.set_fontsize(8)
+    if axis.get_legend() is not None:
+        _quiet(axis.get_legend())
+
+
+def _quiet(legend: Any) -> None:
+    for text in legend.get_texts():
+        text.set_color(_GREY)
+        text.set_fontsize(8)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.papers.pictures import COLOURS, OURS, PAPER, panels, save
+from strati.papers.pictures import COLOURS, OURS, PAPER, legend_below, panels, save
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -54,7 +54,7 @@ def _grid(
         _spectrum(axis, one, logarithmic=logarithmic)
     for axis in axes[-columns:]:
         axis.set_xlabel("log10 eigenvalue" if logarithmic else "eigenvalue")
-    axes[0].legend(frameon=False)
+    legend_below(figure, axes)
     return save(figure, folder, stem)
 
 
@@ -87,7 +87,7 @@ def linear_and_log(shown: Sequence[Shown], folder: Path, stem: str, title: str) 
             axis = axes[row * len(shown) + k]
             _spectrum(axis, one, logarithmic=row == 1)
             axis.set_xlabel(name)
-    axes[0].legend(frameon=False)
+    legend_below(figure, axes)
     return save(figure, folder, stem)
 
 

@@ -19,7 +19,7 @@ from strati.errors import BadInputError
 from strati.network.open import open as open_network
 from strati.papers.eigenspectra.figures import Shown, as_shown, linear_and_log, spectra_grid
 from strati.papers.pictures import drawn
-from strati.papers.registry import Reproduction, Row
+from strati.papers.registry import Reproduction, Row, sources
 from strati.spectra.scan import scan
 from strati.types import Tick, silent
 
@@ -92,6 +92,15 @@ def compare_sizes(
     figures = drawn(_draw, scans, labels, folder)
     title = f"Small against large: {labels[0]} and {labels[1]} (section 3.4, figures 3, 4, 7, 8)"
     return Reproduction("small-and-large", title, tuple(rows), figures, captions=CAPTIONS)
+
+
+def own_sizes(
+    first: str | Path, second: str | Path, *, seed: int = 0, folder: Path = Path("out"), tick: Tick = silent
+) -> Reproduction:
+    """The same of two networks of the user's, whichever is the larger."""
+    code = sources("small-and-large")
+    made = compare_sizes(first, second, folder=folder / "own", tick=tick)
+    return replace(made, mode="full", seed=seed, sources=code)
 
 
 def _names(a: Path, b: Path) -> tuple[str, str]:
