@@ -15,6 +15,8 @@ Line = tuple[str, str, str, str]
 
 _MOST_CELLS = 1024
 """Images of more cells than this have no table."""
+_MOST_POINTS = 2000
+"""Of a series of more points only every so many are listed."""
 
 
 def figure_table(figure: Any) -> tuple[list[str], list[Line]]:
@@ -99,8 +101,12 @@ def _ticks(side: Any) -> dict[int, str]:
 
 
 def _points(panel: str, series: str, points: Any) -> Iterator[Line]:
-    for x, y in points:
-        yield panel, series, _number(x), _number(y)
+    """The points of a series; of very long ones every so many."""
+    known = list(points)
+    step = -(-len(known) // _MOST_POINTS)
+    name = series if step <= 1 else f"{series}, every {step} points"
+    for x, y in known[:: max(1, step)]:
+        yield panel, name, _number(x), _number(y)
 
 
 def _cells(values: Any) -> Iterator[tuple[tuple[int, int], Any]]:

@@ -91,7 +91,7 @@ def _plain(axis: Any) -> None:
     axis.tick_params(colors=_GREY, labelsize=8)
     for text in (axis.title, axis.xaxis.label, axis.yaxis.label):
         text.set_color(_GREY)
-        text.set_fontsize(9)
+        text.set_fontsize(min(9, text.get_fontsize()))
     if axis.get_legend() is not None:
         _quiet(axis.get_legend())
 
