@@ -68,6 +68,18 @@ def test_neurons_that_fire_together_are_recombined_inside_a_block() -> None:
     unmoved(net, result, x, 1e-8)
 
 
+def test_a_recombination_that_someone_else_would_notice_is_taken_back() -> None:
+    torch.manual_seed(1)
+    net = Residual(shared=True).double()
+    with torch.no_grad():
+        net.blocks[1][0].bias[:] = 20.0  # type: ignore[index,operator,union-attr]  # all fire; the outside sums them too
+    x = torch.randn(100, 6, dtype=torch.float64)
+    result = strati.sparsify(net, x)
+    own = next(layer for layer in result.layers if layer.name == "blocks.1.0")
+    assert own.blocks_written == () and own.block_zeros == 0
+    unmoved(net, result, x, 1e-8)
+
+
 def test_unread_neurons_are_silenced_unless_someone_else_reads_them() -> None:
     for shared in (False, True):
         torch.manual_seed(2)

@@ -87,7 +87,7 @@ class ConstrainedLoss:
                 self.theta, part
             )
             scaled = (jacobian * self.weights[:, None]).reshape(-1, size).detach().cpu().double().numpy()
-            factor = np.linalg.qr(np.vstack([factor, scaled]), mode="r")
+            factor = np.asarray(np.linalg.qr(np.vstack([factor, scaled]), mode="r"))
         return np.asarray(np.linalg.svd(factor, compute_uv=False))
 
     def rank(self) -> int:

@@ -148,9 +148,8 @@ class Seen:
     def add(self, rows: FloatArray) -> None:
         """Take in some rows; a first column of ones carries the mean."""
         both = np.column_stack([np.ones(len(rows)), rows])
-        self._factor = np.linalg.qr(
-            both if self._factor is None else np.vstack([self._factor, both]), mode="r"
-        )
+        stacked = both if self._factor is None else np.vstack([self._factor, both])
+        self._factor = np.asarray(np.linalg.qr(stacked, mode="r"))
         self.count += len(rows)
 
     def dependencies(

@@ -254,10 +254,7 @@ def _recombine(
         return
     if not np.allclose(np.maximum(first.map.before(into), 0.0), out, rtol=1e-9, atol=1e-12):
         return
-    kept = [
-        (layer.map.weight.copy(), None if layer.map.bias is None else layer.map.bias.copy())
-        for layer in (first, second)
-    ]
+    kept = [copy.deepcopy(layer.map) for layer in (first, second)]
     dependent = first.map.pivot(first.seen, tolerance)
     blocks = first.map.recombine(into, second.map)
     for layer in (first, second):

@@ -154,7 +154,7 @@ def _linked(seed: int, number: int, link: float) -> nn.Sequential:
             layer.weight[:rows, columns:] = 0.0
             layer.weight[rows:, :columns] = 0.0
         out.weight[1, 0] = link
-        into.bias += 1.0
+        into.bias.add_(1.0)
     return nn.Sequential(into, nn.ReLU(), out)
 
 

@@ -39,7 +39,7 @@ CAPTIONS = {
 
 def degeneracy_toys(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Reproduction:
     """The three toys, sampled and exact."""
-    scales = 10.0 ** np.arange(-8, 0.01, 2 if quick else 1)
+    scales = (10.0 ** np.arange(-8, 0.01, 2 if quick else 1)).tolist()
     curve = effective_parameters(
         Quartic(SMALL), torch.ones(2, 1, dtype=torch.float64), scales=scales, seed=seed
     )
