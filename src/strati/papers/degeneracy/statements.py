@@ -229,7 +229,7 @@ def _linear(seed: int, number: int) -> tuple[float, float, float]:
     centred = x - x.mean(axis=0)
     outputs = centred
     for stage in net:
-        outputs = outputs @ stage.weight.detach().numpy().T  # type: ignore[union-attr]
+        outputs = outputs @ stage.weight.detach().numpy().T
     exact = np.linalg.svd(outputs / np.sqrt(len(x)), compute_uv=False) ** 2
     gap = max(
         float(np.abs(layer.eigenvalues / exact[: layer.directions] - 1).max()) for layer in basis.layers[:-1]
@@ -265,7 +265,7 @@ def _draw_basis(errors: dict[float, list[float]], seed: int, folder: Path) -> tu
     axis.set(xlabel="condition number of R", ylabel="largest relative change")
     paths = save(figure, folder, "invariance")
     net, x = _deep_linear(seed, 0)
-    graphs = [interaction_graph(interaction_basis(net, x, kind)) for kind in ("neuron", "interaction")]  # type: ignore[arg-type]
+    graphs = [interaction_graph(interaction_basis(net, x, kind)) for kind in ("neuron", "interaction")]
     figure, axes = panels(
         8, columns=4, title="Appendix A: squared edges of a deep linear network", size=(2.2, 2.2)
     )

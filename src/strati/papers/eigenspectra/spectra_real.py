@@ -55,7 +55,7 @@ def survey(path: Path, tick: Tick) -> pd.DataFrame:
     table["eigenvalue_count"] = count
     for name in ("spikes", "quasi_null"):
         table[f"{name}_share"] = table[name].astype(float) / count
-    table["width"] = [_width(result[name].eigenvalues) for name in table["name"]]
+    table["width"] = [_width(result[name].eigenvalues) for name in table["name"]]  # type: ignore[arg-type]
     chance = {
         shape: _width(np.linalg.svd(stream(0, "width", *shape).normal(size=shape), compute_uv=False) ** 2)
         for shape in {(int(r), int(c)) for r, c in zip(table["rows"], table["cols"], strict=True)}

@@ -111,7 +111,7 @@ def properties(
 def dataset(x: NDArray[Any], pred: NDArray[Any], true: NDArray[Any]) -> Any:
     """The paper's figure 2: sorted values of the features, of the predictions and of the targets."""
     figure, axes = _figure(1, 2, (9, 3.5))
-    place = np.unique(np.linspace(0, len(x) - 1, 400).astype(int))  # more points than a picture can show
+    place = np.unique(np.linspace(0, len(x) - 1, 120).astype(int))  # more points than a picture can show
     axes[0, 0].plot(place, np.sort(x, axis=0)[place], lw=0.5)
     axes[0, 0].set(title="features, sorted", xlabel="row", ylabel="value")
     axes[0, 1].plot(place, np.sort(pred)[place], color="#0072B2", label="pred")
