@@ -3,6 +3,7 @@
     .venv/bin/python tools/reproduce_all.py [--full] [--again] [NAME...]
     .venv/bin/python tools/reproduce_all.py --docs
     .venv/bin/python tools/reproduce_all.py --check
+    .venv/bin/python tools/reproduce_all.py --show NAME [WORDS...]
 
 Quick variants by default, below ``out/reproduce/quick``; full ones below ``out/reproduce``. A failure of one is
 reported and the rest goes on. A run goes on where it was stopped, and an entry that the present code has already run is
@@ -10,7 +11,8 @@ left alone (``--again`` runs it once more). ``--docs`` takes the full runs of th
 one never), with their cost, a checksum of the code that made them, their pictures and the pictures' data into
 ``docs/reproduced``, drops tables whose code has changed since, and writes ``docs/reproduced.md``. ``--check`` fails
 where that page is not what the stored tables give, where one of them is of a quick run, and where one is older than the
-code that makes it.
+code that makes it. ``--show`` prints the rows of a stored table whose names begin with one of the words: other pages of
+the docs quote them this way.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ def main(words: list[str]) -> int:
         return 0
     if "--check" in words:
         return check()
+    if "--show" in words:
+        print(shown(*[w for w in words if w != "--show"]))
+        return 0
     full = "--full" in words
     names = [w for w in words if not w.startswith("--")] or list(ENTRIES)
     failed = 0
@@ -168,6 +173,18 @@ def stored() -> dict[str, dict[str, Any]]:
     return {
         n: json.loads((STORED / f"{n}.json").read_text()) for n in ENTRIES if (STORED / f"{n}.json").is_file()
     }
+
+
+def shown(name: str, *starts: str) -> str:
+    """Rows of a stored table as plain text: what, ours, its error and the note."""
+    table = json.loads((STORED / f"{name}.json").read_text())
+    rows = [r for r in table["rows"] if not starts or r["what"].startswith(starts)]
+    cells = [[cell(r.get(n)) for n in ("what", "ours", "error", "note")] for r in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(3)]
+    return "\n".join(
+        f"{w:<{widths[0]}}  {o:>{widths[1]}}  {'' if e == '-' else '+- ' + e:<{widths[2] + 3}}  {n}".rstrip()
+        for w, o, e, n in cells
+    )
 
 
 def old(tables: dict[str, dict[str, Any]]) -> list[str]:
