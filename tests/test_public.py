@@ -20,13 +20,16 @@ POSITIONAL = {
     "audit": ["source"],
     "check": ["model", "base"],
     "compare": ["networks"],
+    "constrained_loss": ["model", "x"],
     "degeneracy": ["model", "x"],
     "effective_parameters": ["model", "x"],
     "inspect": ["net"],
     "interaction_basis": ["model", "x", "kind"],
     "interaction_graph": ["basis"],
+    "interaction_surface": ["modules", "first", "second"],
     "learning_coefficient": ["potential", "theta"],
     "llc": ["model", "loss", "data"],
+    "module_parameters": ["modules", "module"],
     "modules": ["graph", "epsilon"],
     "plan": ["study"],
     "reassemble": ["pieces", "x", "y"],
@@ -137,8 +140,10 @@ def usable(name: str) -> list[Any]:
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
     x = torch.randn(30, 3, dtype=torch.float64)
     weights = {"fc.weight": np.eye(4, 3)}
-    if name in ("interaction_graph", "modules"):
+    if name in ("interaction_graph", "modules", "interaction_surface", "module_parameters"):
         basis = strati.interaction_basis(net, x)
+        if name in ("interaction_surface", "module_parameters"):
+            return [strati.modules(strati.interaction_graph(basis)), 0]
         return [basis if name == "interaction_graph" else strati.interaction_graph(basis)]
     if name in ("audit", "plan"):
         return [strati.study(net.float(), data=(x.float(), net.float()(x.float()).argmax(1)))]
@@ -147,6 +152,7 @@ def usable(name: str) -> list[Any]:
         "as_module": [net],
         "check": [weights],
         "compare": [weights, weights],
+        "constrained_loss": [net, x],
         "degeneracy": [net, x],
         "effective_parameters": [net, x],
         "inspect": [weights],
