@@ -130,7 +130,7 @@ def llc(
         >>> list(llc(model, "behavioural-mse", x, per_layer=True, chains=4, draws=20).parts)
         ['0', '2']
     """
-    settings = resolve(LLCConfig, config, options, of="llc")
+    settings = resolve(LLCConfig, config, options, of=llc)
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     model = on_device(model, settings.device)
@@ -188,7 +188,7 @@ def learning_coefficient(
         >>> abs(result.asymptotic - 0.25) < 0.01
         True
     """
-    settings = resolve(LLCConfig, config, options, of="learning_coefficient")
+    settings = resolve(LLCConfig, config, options, of=learning_coefficient)
     point = (
         theta.detach() if isinstance(theta, Tensor) else torch.as_tensor(np.asarray(theta, dtype=np.float64))
     )

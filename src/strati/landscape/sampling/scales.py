@@ -182,7 +182,7 @@ def effective_parameters(
         >>> abs(curve.rows[0].effective - 2) < 0.2
         True
     """
-    settings = resolve(LLCConfig, config, options, of="effective_parameters")
+    settings = resolve(LLCConfig, config, options, of=effective_parameters)
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     model = on_device(model, settings.device)
