@@ -59,7 +59,7 @@ def honest_error(traces: Traces, index: int, error: float) -> float:
     """A standard error that controls have not made smaller than the draws allow, and that holds what still drifts.
 
     Chains that start at the minimum approach their mean slowly. What the halves of the draws differ by, beyond chance,
-    is about what the average has still to go, or less. With thousands of parameters, short chains agree with one another
+    is about what the average has still to go, or less. With thousands of parameters short chains agree with one another
     before they have got there: the error is at least that of one independent draw in 25.
     """
     trace = traces.lambda_trace(index)
