@@ -71,7 +71,7 @@ def test_large_network_is_sampled():
     result = strati.llc(model, "behavioural-mse", x, chains=4, draws=320, nbeta=200.0, gamma=2000.0)
     assert result.estimate is not None, result.reason
     exact = closed_form(curvature, 200.0, 2000.0)
-    assert abs(result.estimate - exact) < 4 * result.stderr < 0.5 * exact
+    assert abs(result.estimate - exact) < 4 * result.stderr < 0.8 * exact
 
 
 def test_single_precision_reaches_its_temperature():

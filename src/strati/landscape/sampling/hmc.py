@@ -34,6 +34,7 @@ _LOST = (
     1.0  # nbeta (L - L*) over the number of parameters: such chains have lost the valleys, colder ones too
 )
 _LOCAL_RUNGS = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)  # of the requested temperature, without exchange
+_STRETCHES = 4  # of the warm-up at least, with thousands of directions
 _ARRIVED = 0.01  # relative change of the distance over a stretch of the warm-up
 
 
@@ -163,11 +164,11 @@ def _arrive(walk: Walk, state: State, nbeta: Tensor, tuning: Tuning) -> tuple[St
     """
     rounds = max(6, walk.config.warmup // 4)
     before = 0.0
-    for _ in range(max(2, walk.plan.draws // rounds)):
+    for i in range(max(_STRETCHES, walk.plan.draws // rounds)):
         tuning = walk.adapt(state, nbeta, tuning)
         state, tuning, energies = walk.settle(state, nbeta, tuning, rounds)
         distance = float((state.offset**2).sum(-1).mean())
-        if abs(distance - before) <= _ARRIVED * distance:
+        if i + 1 >= _STRETCHES and abs(distance - before) <= _ARRIVED * distance:
             break
         before = distance
     return state, tuning, energies
