@@ -109,7 +109,9 @@ def test_fold_puts_the_constant_last() -> None:
 @pytest.mark.parametrize("distinct", [1, 2, 3])
 def test_rows_that_repeat_each_other_have_the_rank_of_one_copy(columns: int, distinct: int) -> None:
     """A linear head's Jacobian is the same on every datum: errors of one factorisation would add up with one sign."""
-    few = torch.randn(distinct, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns))
+    few = torch.randn(
+        distinct, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns)
+    )
     for many in (few.repeat(30_000 // distinct, 1), few.repeat_interleave(20_000 // distinct, 0)):
         factor = Factor(columns, whole=True)
         for part in torch.split(many, 1111):
