@@ -55,7 +55,10 @@ def stored(weight: np.ndarray, scheme: str) -> dict[str, object]:
 def test_the_floor_of_unequal_steps_is_the_real_errors_largest_eigenvalue(
     tmp_path: Path, scheme: str, seed: int
 ) -> None:
-    """Within a quarter (nf4 a third: the largest entry of a block has no error); the edge of equal steps is a third of it or less for all but groups of 32."""
+    """Within a quarter (nf4 a third: the largest entry of a block has no error).
+
+    The edge of equal steps is a third of it or less for all but groups of 32.
+    """
     weight = unequal(seed)
     net = network(tmp_path, stored(weight, scheme))
     (layer,) = net.layers()

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -272,7 +272,8 @@ def _active(module: nn.Module) -> list[str]:
         if hasattr(one, "merged_adapters") and hasattr(one, "active_adapters"):
             if getattr(one, "disable_adapters", False):
                 return []
-            return [str(name) for name in one.active_adapters if name not in one.merged_adapters]
+            active, merged = cast("list[str]", one.active_adapters), cast("list[str]", one.merged_adapters)
+            return [str(name) for name in active if name not in merged]
     return []
 
 

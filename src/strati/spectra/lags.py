@@ -69,11 +69,11 @@ class Correlation:
             r = self.values[self.lags.index(1)]
             density = (1 - r**2) / (1 - 2 * r * np.cos(frequencies) + r**2)
             return density
-        density = 1 + 2 * sum(
-            r * np.cos(k * frequencies) for k, r in zip(self.lags, self.values, strict=True)
-        )
+        density = np.ones(count)
+        for k, r in zip(self.lags, self.values, strict=True):
+            density += 2 * r * np.cos(k * frequencies)
         density = np.maximum(density, _LEAST)
-        return density / density.mean()
+        return density / float(density.mean())
 
     def phrase(self, side: str) -> str:
         """What it says of ``side`` (rows or columns), in words."""

@@ -15,6 +15,7 @@ Where any of it is beyond chance, the edge is that of noise with these sizes and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -365,7 +366,7 @@ def _diagonal(matrix: NDArray[Any]) -> bool:
     usual, spread = float(sample.mean()), float(np.sqrt(np.mean(sample**2)))
     apart = float(values.mean()) - usual
     # Noise of this spread reaches up to `spread (sqrt(n) + sqrt(m))`; a part of that is a part of the spectrum.
-    return apart > max(BEYOND * spread / np.sqrt(m), _SHAPING * spread * (np.sqrt(n) + np.sqrt(m)))
+    return apart > max(BEYOND * spread / math.sqrt(m), _SHAPING * spread * (math.sqrt(n) + math.sqrt(m)))
 
 
 def _leading(matrix: NDArray[Any], count: int) -> FloatArray:

@@ -154,7 +154,7 @@ def constrained_loss(
         >>> round(float(loss(loss.theta + 1)), 6)                 # (0.5 * 3)^2: two weights and a bias moved by 1
         2.25
     """
-    chosen = resolve(ConstrainedConfig, config, options, of="constrained_loss")
+    chosen = resolve(ConstrainedConfig, config, options, of=constrained_loss)
     flat = FlatModel(model, layers=chosen.layers)
     inputs = flat.inputs(x)
     if not isinstance(inputs, Tensor):

@@ -207,10 +207,10 @@ def sparsify(
 def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     """Any network: its layers one by one, each by what it reads on the data."""
     from strati.landscape.interactions.sparsify_modules import moved, outputs_of, rewrite
-    from strati.landscape.models import device_of, takes_tokens
+    from strati.landscape.models import device_of
 
     place = device_of(model, chosen.device)
-    data = as_data(x, tokens=takes_tokens(model)).to(place)
+    data = as_data(x, model).to(place)
     work, twin, skipped = rewrite(model, data, chosen.tolerance, chosen.layers, tick)
     old = model.state_dict()
     tensors = {name: value.to(old[name]) for name, value in twin.state_dict().items()}

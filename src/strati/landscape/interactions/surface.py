@@ -128,7 +128,7 @@ def interaction_surface(
         >>> interaction_surface(found, 0, 1).nodes          # a linear network falls apart into independent lines
         ()
     """
-    chosen = resolve(SurfaceConfig, config, options, of="interaction_surface")
+    chosen = resolve(SurfaceConfig, config, options, of=interaction_surface)
     labels = [np.asarray(row) for row in _labels(modules, first, second)]
     cutoff = modules.epsilon if chosen.epsilon is None else chosen.epsilon
     nodes = []
@@ -222,7 +222,7 @@ def module_parameters(
         >>> found.parameters, found.effective       # two weights in a line: only their product matters
         (2, 1)
     """
-    chosen = resolve(ModuleParametersConfig, config, options, of="module_parameters")
+    chosen = resolve(ModuleParametersConfig, config, options, of=module_parameters)
     surface = interaction_surface(modules, module, epsilon=chosen.epsilon)
     machine = getattr(modules.graph.basis, "machine", None)
     if not isinstance(machine, ChainBackend):

@@ -121,7 +121,7 @@ def uneven(codes: NDArray[Any], book: NDArray[Any], scales: NDArray[Any]) -> Var
         book: The values.
         scales: What the codebook's values are multiplied by, one per row of ``codes``.
     """
-    inside = _cells(book).astype(np.float32)[codes]
+    inside: NDArray[np.float32] = _cells(book).astype(np.float32)[codes]
     inside *= np.square(scales.astype(np.float32).reshape(-1, 1))
     return inside
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strati.landscape.behaviour import exact_hessian
+
 FEATURES, WIDTH = 6, 2
 KNOWN = ("4--", "4+-", "4++", "5-", "5+", "6")
 """The polygons, from high loss to low."""
@@ -96,15 +98,15 @@ def critical_point(name: str) -> CriticalPoint:
     def value() -> Tensor:
         search.zero_grad()
         found = exact_loss(placed(size))
-        found.backward()  # type: ignore[no-untyped-call]
+        found.backward()
         return found
 
-    search.step(value)  # type: ignore[no-untyped-call]
+    search.step(value)
     theta = placed(size).detach()
     return CriticalPoint(name, theta, float(exact_loss(theta)), None if corners == 4 else _half_rank(theta))
 
 
 def _half_rank(theta: Tensor) -> float | None:
-    curvature = torch.linalg.eigvalsh(torch.func.hessian(exact_loss)(theta))
+    curvature = torch.linalg.eigvalsh(exact_hessian(exact_loss, theta))
     floor = _FLAT * float(curvature.max())
     return float((curvature > floor).sum()) / 2 if float(curvature.min()) > -floor else None

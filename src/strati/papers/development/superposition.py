@@ -91,7 +91,7 @@ def superposition(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     seeds, steps, count = (2, 3000, 16) if quick else (5, 40_000, 40)
     rows, known = _known(seed, tick)
     orders: list[tuple[Plateau, Plateau]] = []
-    pictures = []
+    pictures: list[str] = []
     for k in range(seeds):
         followed, found, picture = _followed(folder, seed + k, steps, count, tick)
         pictures += picture

@@ -41,8 +41,10 @@ function pictures(result) {
   const held = (result.pictures || []).filter((p) => typeof p.data === "string" && /^[A-Za-z0-9+/=]+$/.test(p.data) && ["png", "svg+xml"].includes(p.kind));
   const shown = held.map((p) => h("div", { class: "card" }, h("h3", {}, p.name), h("img", { class: "picture", alt: told(p.name, result.captions) || p.name, src: `data:image/${p.kind};base64,${p.data}` }),
     told(p.name, result.captions) ? h("p", { class: "caption" }, told(p.name, result.captions)) : null, pictureData(p)));
-  const rest = (result.figures || []).length - held.length;
-  return [shown.length ? h("div", { class: "grid2" }, shown) : null, rest > 0 ? h("p", { class: "caption" }, `${plural(rest, "figure")} not on this page: ${(result.figures || []).filter((f) => !held.some((p) => basename(f) === p.name)).map(basename).join(", ")}`) : null];
+  // The same picture is kept as PNG and SVG; the page holds one of the two.
+  const stem = (file) => basename(file).replace(/\.(png|svg)$/, "");
+  const rest = (result.figures || []).filter((f) => !held.some((p) => stem(f) === stem(p.name))).map(basename);
+  return [shown.length ? h("div", { class: "grid2" }, shown) : null, rest.length ? h("p", { class: "caption" }, `${plural(rest.length, "figure")} not on this page: ${rest.join(", ")}`) : null];
 }
 
 // Of the captions whose key begins the name, the longest key's.
