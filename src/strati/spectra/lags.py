@@ -108,30 +108,32 @@ class Lags:
         if self._count < 3 or total <= 0:
             return Correlation()
         strengths = np.sum(partners**2, axis=0)
-        typical = max(spread - float(np.sum(sizes**2)), 0.0) / (self._count * (self._count - 1))
-        if typical <= (1e-12 * total) ** 2 / self._count:
+        own = float(np.sum(sizes**2))
+        # Squared cosine of two rows by chance: a product is as large as the two rows are.
+        cosine = max(spread - own, 0.0) / max(total**2 - own, np.finfo(np.float64).tiny)
+        if cosine <= 1e-24:
             return Correlation()
 
         def standing(k: int) -> tuple[float, float]:
             """The correlation at a lag, and how many standard errors it lies from zero."""
             products = self._sum(k) - float(np.sum(vectors[k:] * vectors[:-k] * strengths))
             r = products / (total * (self._count - k) / self._count)
-            return float(np.clip(r, -0.999, 0.999)), products / float(np.sqrt(typical * (self._count - k)))
+            return float(np.clip(r, -0.999, 0.999)), products / float(np.sqrt(cosine * _weight(sizes, k)))
 
-        seen = {k: standing(k) for k in self._worth_a_look(vectors, partners, typical, total)}
+        seen = {k: standing(k) for k in self._worth_a_look(vectors, partners, sizes, cosine)}
         beyond = {k: r for k, (r, z) in seen.items() if abs(z) > BEYOND}
         if not beyond:
             return Correlation()
         lags = tuple(sorted(beyond, key=lambda k: -abs(beyond[k])))
         r = beyond.get(1, 0.0)
-        error = float(np.sqrt(typical * self._count)) / total
+        error = float(np.sqrt(cosine * _weight(sizes, 0))) / total
         first = 1 in beyond and all(
             abs(found - r**k) <= BEYOND * error + _SAME * abs(r) for k, (found, _) in seen.items()
         )
         return Correlation(lags, tuple(beyond[k] for k in lags), first)
 
     def _worth_a_look(
-        self, vectors: FloatArray, partners: FloatArray, typical: float, total: float
+        self, vectors: FloatArray, partners: FloatArray, sizes: FloatArray, cosine: float
     ) -> list[int]:
         """The first lag, and those that stand out of the sketch, the strongest first."""
         rows = self._of_signs()
@@ -139,12 +141,12 @@ class Lags:
             rows = rows - vectors @ (partners.T if self._signs is None else partners.T @ self._signs)
         rows = np.ascontiguousarray(rows)
         flat, width = rows.ravel(), rows.shape[1]
-        extra = 0.0 if self._signs is None else (total / self._count) ** 2 / width
-        scale = 1.0 if self._signs is None else width
-        error = np.sqrt(typical + extra) * scale
+        extra, scale = (0.0, 1.0) if self._signs is None else (1 / width, float(width))
+        error = np.sqrt(cosine + extra) * scale
         found = {}
         for k in range(2, self._most + 1):
-            product = float(np.dot(flat[k * width :], flat[: -k * width])) / np.sqrt(self._count - k)
+            product = float(np.dot(flat[k * width :], flat[: -k * width]))
+            product /= max(float(np.sqrt(_weight(sizes, k))), np.finfo(np.float64).tiny)
             if abs(product) > BEYOND * error:
                 found[k] = abs(product)
         return [1, *sorted(found, key=lambda k: -found[k])[:_IN_FULL]]
@@ -179,3 +181,9 @@ class Lags:
                     total += float(np.einsum("ij,ij->", part[:, k:], part[:, :-k]))
             self._sums[k] = total
         return self._sums[k]
+
+
+def _weight(sizes: FloatArray, k: int) -> float:
+    """Sum over rows of their squared norm times that of the row ``k`` places on."""
+    weight = float(np.dot(sizes[k:], sizes[: sizes.size - k]))
+    return max(weight, np.finfo(np.float64).tiny)

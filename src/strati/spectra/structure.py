@@ -358,13 +358,20 @@ class _Sizes:
 
 
 def _diagonal(matrix: NDArray[Any]) -> bool:
-    """Whether the diagonal is set apart from the rest, and is enough of the matrix to shape its spectrum."""
+    """Whether the diagonal is set apart from its rows and columns, and is enough to shape the spectrum."""
     n, m = matrix.shape
+    count = min(n, m)
     values = np.abs(np.diagonal(matrix).astype(np.float64))
-    rows = matrix[:: max(n * m // _SAMPLE, 1)]
-    sample = np.abs(np.asarray(rows, dtype=np.float64)).ravel()
-    usual, spread = float(sample.mean()), float(np.sqrt(np.mean(sample**2)))
-    apart = float(values.mean()) - usual
+    step = max(n * m // _SAMPLE, 1)
+    rows, columns = (
+        np.abs(np.asarray(part, dtype=np.float64)) for part in (matrix[::step], matrix[:, ::step])
+    )
+    usual, spread = float(rows.mean()), float(np.sqrt(np.mean(rows**2)))
+    if usual == 0:
+        return False
+    # Of rows and columns of unequal size: large ones meet on the diagonal, too.
+    expected = columns.mean(axis=1)[:count] * rows.mean(axis=0)[:count] / usual
+    apart = float(values.mean() - expected.mean())
     # Noise of this spread reaches up to `spread (sqrt(n) + sqrt(m))`; a part of that is a part of the spectrum.
     return apart > max(BEYOND * spread / math.sqrt(m), _SHAPING * spread * (math.sqrt(n) + math.sqrt(m)))
 
