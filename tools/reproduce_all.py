@@ -17,6 +17,7 @@ the docs quote them this way.
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import shutil
@@ -51,23 +52,29 @@ knows yet. A dash is where there is no number. Every picture has its data beside
 
 def main(words: list[str]) -> int:
     """Run those named, or all; or write or check the page."""
-    if "--docs" in words:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    for flag in ("--full", "--again", "--docs", "--check", "--show"):
+        parser.add_argument(flag, action="store_true")
+    asked = parser.parse_args(words)
+    if asked.docs:
         collect()
         write_atomic(PAGE, page(stored()))
         return 0
-    if "--check" in words:
+    if asked.check:
         return check()
-    if "--show" in words:
-        print(shown(*[w for w in words if w != "--show"]))
+    if asked.show:
+        print(shown(*asked.names))
         return 0
-    full = "--full" in words
-    names = [w for w in words if not w.startswith("--")] or list(ENTRIES)
+    unknown = [name for name in asked.names if name not in ENTRIES]
+    if unknown:
+        parser.error(f"no entry {unknown[0]!r}; there are {', '.join(ENTRIES)}")
     failed = 0
-    for name in names:
-        if name in ENTRIES and "--again" not in words and _done(name, OUT if full else OUT / "quick"):
+    for name in asked.names or ENTRIES:
+        if not asked.again and _done(name, OUT if asked.full else OUT / "quick"):
             print(f"{name}: done before", flush=True)
             continue
-        failed += not run(name, full)
+        failed += not run(name, asked.full)
     return 1 if failed else 0
 
 

@@ -34,8 +34,9 @@ def upper(rows: Tensor) -> Tensor:
         rows = _mixed(rows)
     while len(rows) > block:
         end = len(rows) // block * block
-        parts = torch.linalg.qr(rows[:end].reshape(-1, block, columns), mode="r")[1]
-        rows = torch.cat([parts.reshape(-1, columns), rows[end:]])
+        whole, rest = rows.split([end, len(rows) - end])
+        parts = torch.linalg.qr(whole.reshape(-1, block, columns), mode="r")[1]
+        rows = torch.cat([parts.reshape(-1, columns), rest])
     return rows if len(rows) <= columns else torch.linalg.qr(rows, mode="r")[1]
 
 
@@ -45,8 +46,7 @@ def _mixed(rows: Tensor) -> Tensor:
     hadamard = rows.new_ones(1, 1)
     while len(hadamard) < TOGETHER:
         hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
-    whole = len(rows) // TOGETHER * TOGETHER
-    turned = rows * signs
-    groups = turned[:whole].reshape(-1, TOGETHER, rows.shape[1])
-    mixed = (hadamard / TOGETHER**0.5) @ groups
-    return torch.cat([mixed.reshape(whole, -1), turned[whole:]])
+    end = len(rows) // TOGETHER * TOGETHER
+    whole, rest = (rows * signs).split([end, len(rows) - end])
+    mixed = (hadamard / TOGETHER**0.5) @ whole.reshape(-1, TOGETHER, rows.shape[1])
+    return torch.cat([mixed.reshape(end, -1), rest])

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from strati.types import Tick
 
 if TYPE_CHECKING:
     import pandas as pd
-    from numpy.typing import NDArray
 
     from strati.spectra.comparing.results import ComparedLayer
     from strati.types import FloatArray
@@ -58,7 +57,7 @@ def survey(path: Path, tick: Tick) -> pd.DataFrame:
         table[f"{name}_share"] = table[name].astype(float) / count
     table["width"] = [_width(result[name].eigenvalues) for name in table["name"]]
     chance = {
-        shape: _width(np.linalg.svd(stream(0, "width", *shape).normal(size=shape), compute_uv=False) ** 2)
+        shape: _width(np.linalg.svd(stream(0, "width", *shape).normal(size=shape), compute_uv=False) ** 2)  # type: ignore[arg-type]
         for shape in {(int(r), int(c)) for r, c in zip(table["rows"], table["cols"], strict=True)}
         if max(shape) <= _WIDEST
     }
@@ -67,7 +66,7 @@ def survey(path: Path, tick: Tick) -> pd.DataFrame:
     return table
 
 
-def _width(eigenvalues: NDArray[np.floating[Any]]) -> float:
+def _width(eigenvalues: FloatArray) -> float:
     """How wide a spectrum is: decades between its 5th and 95th percentile."""
     low, high = np.quantile(eigenvalues, [0.05, 0.95])
     return float(np.log10(high / low)) if low > 0 else float("nan")
