@@ -52,7 +52,9 @@ knows yet. A dash is where there is no number. Every picture has its data beside
 
 def main(words: list[str]) -> int:
     """Run those named, or all; or write or check the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     for flag in ("--full", "--again", "--docs", "--check", "--show"):
         parser.add_argument(flag, action="store_true")
