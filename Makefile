@@ -52,7 +52,7 @@ oracles: .venv-oracles/ready.stamp
 .venv-oracles/ready.stamp:
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip -q install $(TORCH)
-	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==1.3.2
+	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==2.0.1
 	touch $@
 
 # The built wheel in clean environments: every Python that is there, every extra alone.

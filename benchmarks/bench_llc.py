@@ -1,4 +1,4 @@
-"""Learning coefficients: against known values, and against devinterp 1.3.2 with the same gradients.
+"""Learning coefficients: against known values, and against devinterp 2.0.1 with the same gradients.
 
     python benchmarks/bench_llc.py [--quick] [--only truth|devinterp|overhead|memory]
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from strati.landscape.behaviour import behavioural_loss
+from strati.landscape.behaviour import objective
+from strati.landscape.models import output_tensor
 from strati.landscape.sampling.known import deep_linear, regular
 from strati.landscape.sampling.llc import LLCConfig, llc
 from strati.landscape.sampling.noise import Noise
@@ -38,8 +40,8 @@ warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
 from torch import nn
-from devinterp.optim.sgld import SGLD
-from devinterp.slt.sampler import estimate_learning_coeff_with_summary
+from datasets import Dataset
+from devinterp.slt.llc import llc
 case = torch.load(sys.argv[1])
 layers = []
 for w in case["weights"]:
@@ -47,16 +49,15 @@ for w in case["weights"]:
     layer.weight.data = w.clone()
     layers.append(layer)
 model, x, y = nn.Sequential(*layers), case["x"], case["y"]
-data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=len(x))
+rows = Dataset.from_dict({"input_ids": [[k, k] for k in range(len(x))]}).with_format("torch")
+loss = lambda m, ids: ((m(x[ids[:, 0]]) - y[ids[:, 0]]) ** 2).sum(1, keepdim=True)
 out = []
 for lr in case["rates"]:
     start = time.process_time()
-    found = estimate_learning_coeff_with_summary(
-        model, data, evaluate=lambda m, d: ((m(d[0]) - d[1]) ** 2).sum() / len(d[0]), sampling_method=SGLD,
-        optimizer_kwargs={"lr": lr, "nbeta": case["nbeta"], "localization": case["gamma"]},
-        num_chains=case["chains"], num_draws=case["draws"], num_burnin_steps=0, init_loss=case["init"],
-        verbose=False, seed=0)
-    mean = float(found["llc/mean"])
+    found = llc(
+        model, rows, {}, lr=lr, n_beta=case["nbeta"], localization=case["gamma"], num_chains=case["chains"],
+        num_draws=case["draws"], batch_size=len(x), num_init_loss_batches=1, loss_fn=loss, device="cpu")
+    mean = float(found.llc_mean)
     out.append({"rate": lr, "llc": mean if mean == mean and abs(mean) < 1e300 else None,
                 "seconds": time.process_time() - start})
 print("RESULT" + json.dumps(out))
@@ -110,7 +111,7 @@ def against_devinterp(quick: bool) -> None:
     if not ORACLE.exists():
         print("devinterp: .venv-oracles is absent, comparison left out")
         return
-    print("devinterp 1.3.2 (best of three step sizes) beside strati: nbeta = n / ln n, gamma = 1, full batch")
+    print("devinterp 2.0.1 (best of three step sizes) beside strati: nbeta = n / ln n, gamma = 1, full batch")
     cases = [((4, 2), 2), ((5, 3, 5), 1), ((5, 3, 5), 0)]
     for widths, rank in cases[:2] if quick else cases:
         model, x, exact = linear_case(widths, rank)
@@ -150,7 +151,6 @@ def devinterp(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, nbeta: flo
                 "gamma": 1.0,
                 "chains": 4,
                 "draws": draws,
-                "init": 0.0,
                 "rates": [1e-5, 1e-4, 1e-3],
             },
             case,
@@ -165,31 +165,43 @@ def devinterp(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, nbeta: flo
 def overhead() -> None:
     """One chain of SGLD against a bare forward and backward pass of the same network and batch."""
     print(
-        "SGLD, one chain, batch 256: CPU of a step over a bare forward+backward (median of 15, in turns; best of them)"
+        "SGLD, one chain: CPU of a step over a bare forward+backward (median of 15, in turns; best of them)"
     )
+    for name, model, x, target, loss in overhead_cases():
+        function = objective(model, loss, (x, target))
+        steps = Steps(function, LLCConfig(sampler="sgld", step=1e-7, gamma=1.0), 100.0)
+        noise, offset = Noise(0), torch.zeros(1, function.flat.size)
+
+        def bare(model=model, x=x, target=target, loss=function.loss) -> None:
+            model.zero_grad()
+            loss(output_tensor(model(x)), target).backward()
+
+        def step(steps=steps, offset=offset, x=x, target=target, noise=noise) -> None:
+            steps.advance(offset, (x, target), noise)
+
+        repeats = max(3, int(0.4 / max(timed(bare, 2) / 2, 1e-4)))
+        rounds = [(timed(step, repeats), timed(bare, repeats)) for _ in range(15)]  # a noisy moment hits both
+        typical = float(np.median([a / b for a, b in rounds]))
+        best = min(a for a, _ in rounds) / min(b for _, b in rounds)
+        print(f"  {name}, {function.flat.size} parameters: {typical:.2f} times ({best:.2f})")
+
+
+def overhead_cases() -> Iterator[tuple[str, nn.Module, torch.Tensor, torch.Tensor, str]]:
+    """Multilayer perceptrons on 256 rows, and transformers on 8 windows of 128 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     for width in (64, 512, 1024):
         torch.manual_seed(0)
         model = nn.Sequential(
             nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
         )
-        x = torch.randn(512, 64)
-        loss = behavioural_loss(model, x)
-        steps = Steps(loss, LLCConfig(sampler="sgld", step=1e-7), 100.0)
-        batch, target = x[:256], loss.target[:256]
-        noise = Noise(0)
-        offset = torch.zeros(1, loss.flat.size)
-
-        def bare(model=model, batch=batch, target=target) -> None:
-            model.zero_grad()
-            (((model(batch) - target) ** 2).sum() / 256).backward()
-
-        def step(steps=steps, offset=offset, batch=batch, target=target, noise=noise) -> None:
-            steps.advance(offset, (batch, target), noise)
-
-        rounds = [(timed(step), timed(bare)) for _ in range(15)]  # in turns: a noisy moment hits both
-        typical = float(np.median([a / b for a, b in rounds]))
-        best = min(a for a, _ in rounds) / min(b for _, b in rounds)
-        print(f"  {loss.flat.size} parameters: {typical:.2f} times ({best:.2f})")
+        x = torch.randn(256, 64)
+        yield "MLP", model, x, model(x).detach(), "mse"
+    for width, layers in ((96, 2), (256, 4)):
+        torch.manual_seed(0)
+        config = GPT2Config(vocab_size=512, n_positions=128, n_embd=width, n_layer=layers, n_head=4)
+        ids = torch.randint(512, (8, 129))
+        yield "GPT-2", GPT2LMHeadModel(config).eval(), ids[:, :-1], ids[:, 1:], "cross_entropy"
 
 
 MEMORY = """
@@ -230,7 +242,7 @@ def memory() -> None:
     )
 
 
-def timed(function, repeats: int = 40) -> float:
+def timed(function, repeats: int) -> float:
     start = time.process_time()
     for _ in range(repeats):
         function()

@@ -20,13 +20,16 @@ POSITIONAL = {
     "audit": ["source"],
     "check": ["model", "base"],
     "compare": ["networks"],
+    "constrained_loss": ["model", "x"],
     "degeneracy": ["model", "x"],
     "effective_parameters": ["model", "x"],
     "inspect": ["net"],
     "interaction_basis": ["model", "x", "kind"],
     "interaction_graph": ["basis"],
+    "interaction_surface": ["modules", "first", "second"],
     "learning_coefficient": ["potential", "theta"],
     "llc": ["model", "loss", "data"],
+    "module_parameters": ["modules", "module"],
     "modules": ["graph", "epsilon"],
     "plan": ["study"],
     "reassemble": ["pieces", "x", "y"],
@@ -91,15 +94,30 @@ def test_config_and_tick(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(POSITIONAL))
 def test_an_unknown_keyword_is_refused_with_the_nearest_name(name: str) -> None:
-    """A letter too many at the end of a known option; a config without any option says so."""
+    """A letter too many at the end of a known option; without any option the rest of the keywords is listed."""
     function = functions()[name]
     field = next((field.name for field in dataclasses.fields(config_of(function))), "")
     given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
     with pytest.raises(BadInputError) as caught:
         function(*usable(name), **given, **{f"{field}x": 1})
     assert f"no option '{field}x'" in str(caught.value)
-    assert (f"'{field}'" if field else "there are none") in str(caught.value)
+    assert (f"'{field}'" if field else "there are") in str(caught.value)
     assert str(caught.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_keywords_beside_the_config_are_known_too(name: str) -> None:
+    """``lyers=`` is told of ``layers=``, which is no field of the config."""
+    function = functions()[name]
+    own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
+    fields = {field.name for field in dataclasses.fields(config_of(function))}
+    for keyword in own:
+        wrong = keyword[0] + keyword[2:]
+        if len(keyword) < 4 or wrong in {*fields, *own}:
+            continue
+        with pytest.raises(BadInputError, match=f"no option '{wrong}'; did you mean '{keyword}'"):
+            function(*usable(name), **given, **{wrong: 1})
 
 
 @pytest.mark.parametrize("name", sorted(POSITIONAL))
@@ -122,8 +140,10 @@ def usable(name: str) -> list[Any]:
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
     x = torch.randn(30, 3, dtype=torch.float64)
     weights = {"fc.weight": np.eye(4, 3)}
-    if name in ("interaction_graph", "modules"):
+    if name in ("interaction_graph", "modules", "interaction_surface", "module_parameters"):
         basis = strati.interaction_basis(net, x)
+        if name in ("interaction_surface", "module_parameters"):
+            return [strati.modules(strati.interaction_graph(basis)), 0]
         return [basis if name == "interaction_graph" else strati.interaction_graph(basis)]
     if name in ("audit", "plan"):
         return [strati.study(net.float(), data=(x.float(), net.float()(x.float()).argmax(1)))]
@@ -132,6 +152,7 @@ def usable(name: str) -> list[Any]:
         "as_module": [net],
         "check": [weights],
         "compare": [weights, weights],
+        "constrained_loss": [net, x],
         "degeneracy": [net, x],
         "effective_parameters": [net, x],
         "inspect": [weights],

@@ -38,17 +38,19 @@ class Broken:
 
 
 def noise_of(rng: np.random.Generator, size: int, memory: float, kind: str) -> Array:
-    """Errors with standard deviation 1 and the given correlation of neighbours."""
+    """Errors with standard deviation 1 and the given correlation of neighbours; a walk adds them up."""
+    if kind == "walk":
+        return np.cumsum(rng.normal(size=size))
     raw = rng.standard_t(5, size) / np.sqrt(5 / 3) if kind == "heavy" else rng.normal(size=size)
     for i in range(1, size):
         raw[i] = memory * raw[i - 1] + np.sqrt(1 - memory**2) * raw[i]
     return raw
 
 
-def quiet(draws: int, *, points: int, series: int, memory: float, kind: str, seed: int) -> Quiet:
-    """Runs of several straight series each, looked at together."""
-    steps = np.arange(points) * 50.0
-    x = np.log(steps + 50)
+def quiet(draws: int, *, points: int, series: int, memory: float, kind: str, seed: int, log: bool) -> Quiet:
+    """Runs of several straight series each, looked at together; steps even, or even in their logarithm."""
+    steps = np.append(0.0, np.geomspace(1, 10_000, points - 1).round()) if log else np.arange(points) * 50.0
+    x = np.log(steps + steps[1])
     alarms = 0
     for draw in range(draws):
         rng = stream(seed, "quiet", points, series, f"{memory}", kind, draw)
@@ -90,13 +92,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     print(f"runs without a break, level 0.05 over all series, {options.draws} runs a row")
-    print("points  series  correlation  errors   alarms")
-    for points, series, memory, kind in (
-        (12, 1, 0.0, "normal"), (30, 1, 0.0, "normal"), (30, 1, 0.5, "normal"), (30, 1, 0.8, "normal"),
-        (30, 1, 0.0, "heavy"), (30, 20, 0.0, "normal"), (30, 20, 0.5, "normal"), (100, 1, 0.5, "normal"),
+    print("points  series  correlation  errors   steps   alarms")
+    for points, series, memory, kind, log in (
+        (12, 1, 0.0, "normal", False), (30, 1, 0.0, "normal", False), (30, 1, 0.0, "normal", True),
+        (30, 1, 0.5, "normal", False), (30, 1, 0.5, "normal", True), (30, 1, 0.8, "normal", False),
+        (30, 1, 0.0, "heavy", False), (30, 20, 0.0, "normal", False), (30, 20, 0.5, "normal", True),
+        (100, 1, 0.5, "normal", False), (30, 1, 1.0, "walk", False), (30, 1, 1.0, "walk", True),
     ):  # fmt: skip
-        seen = quiet(options.draws, points=points, series=series, memory=memory, kind=kind, seed=options.seed)
-        print(f"{points:6d}  {series:6d}  {memory:11.1f}  {kind:7s}  {seen.alarms / seen.runs:.1%}")
+        seen = quiet(
+            options.draws, points=points, series=series, memory=memory, kind=kind, seed=options.seed, log=log
+        )
+        spaced = "log" if log else "even"
+        print(
+            f"{points:6d}  {series:6d}  {memory:11.1f}  {kind:7s}  {spaced:6s}  {seen.alarms / seen.runs:.1%}",
+            flush=True,
+        )
     print(f"series with known breaks, {options.draws} series a row")
     print("points  breaks  correlation  slope change / noise  found   interval holds it  extra per series")
     for points, breaks, memory, size in (

@@ -34,6 +34,7 @@ GRADUAL: dict[str, Callable[[Rng, int, float], np.ndarray]] = {
     "Burr (c = 2)": lambda r, n, a: np.sqrt(np.expm1(r.exponential(2 / (a - 1), n))),
     "Burr (c = 1/2)": lambda r, n, a: np.expm1(r.exponential(0.5 / (a - 1), n)) ** 2,
     "Lomax": lambda r, n, a: r.pareto(a - 1, n),
+    "log-gamma (k = 2)": lambda r, n, a: np.exp(r.gamma(2, 1 / (a - 1), n)),
     "inverse gamma": lambda r, n, a: 1 / r.gamma(a - 1, 1, n),
     "stable, sizes": lambda r, n, a: np.abs(stable(r, n, a - 1)),
 }
@@ -50,6 +51,7 @@ NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "Gaussian in int4, one scale": lambda r, s: lattice(r.normal(size=s), 7),
     "Gaussian in int3, one scale": lambda r, s: lattice(r.normal(size=s), 3),
     "identity + 0.1 Gaussian": lambda r, s: np.eye(*s) + 0.1 * r.normal(size=s) / np.sqrt(s[1]),
+    "identity + 0.05 entries": lambda r, s: np.eye(*s) + 0.05 * r.normal(size=s),
     "20 % of rows zero": lambda r, s: r.normal(size=s) * (r.random(s[0]) > 0.2)[:, None],
     "rows of lognormal size": lambda r, s: r.normal(size=s) * r.lognormal(0, 0.5, s[0])[:, None],
     "columns of lognormal size": lambda r, s: r.normal(size=s) * r.lognormal(0, 0.5, s[1]),
@@ -57,6 +59,9 @@ NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "AR(0.2) along rows": lambda r, s: autoregressive(r.normal(size=s).T, 0.2).T,
     "AR(0.2) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.2),
     "AR(0.7) along columns": lambda r, s: autoregressive(r.normal(size=s), 0.7),
+    "rows 2 apart correlated": lambda r, s: apart(r.normal(size=(s[0] + 2, s[1])), 2, 0.2),
+    "columns 8 apart correlated": lambda r, s: apart(r.normal(size=(s[1] + 8, s[0])), 8, 0.2).T,
+    "rows in groups of 4": lambda r, s: r.normal(size=s) + 0.5 * grouped(r.normal(size=s), 4),
     "AR(0.2) along both": lambda r, s: autoregressive(autoregressive(r.normal(size=s), 0.2).T, 0.2).T,
 }
 SHAPES = ((128, 128), (400, 100), (150, 300))
@@ -77,6 +82,18 @@ def autoregressive(W: np.ndarray, r: float) -> np.ndarray:
     for i in range(1, len(made)):
         made[i] = r * made[i - 1] + np.sqrt(1 - r**2) * made[i]
     return made
+
+
+def apart(W: np.ndarray, places: int, r: float) -> np.ndarray:
+    """Independent rows made to follow those so many places before them."""
+    made: np.ndarray = W[places:] + r * W[:-places]
+    return made
+
+
+def grouped(W: np.ndarray, count: int) -> np.ndarray:
+    """Rows of which so many neighbours are the same."""
+    same: np.ndarray = np.repeat(W[::count], count, axis=0)[: len(W)]
+    return same
 
 
 def stable(r: Rng, n: int, mu: float) -> np.ndarray:
@@ -143,6 +160,9 @@ def main() -> None:
     parser.add_argument("what", choices=["coverage", "noise"])
     parser.add_argument("--draws", type=int)
     parser.add_argument("--kinds", nargs="+", default=list(NOISE), choices=NOISE, metavar="KIND")
+    parser.add_argument(
+        "--laws", nargs="+", default=[*SHARP, *GRADUAL], choices=SHARP | GRADUAL, metavar="LAW"
+    )
     parser.add_argument("--shapes", nargs="+", default=[f"{n}x{m}" for n, m in SHAPES], metavar="NxM")
     options = parser.parse_args()
     if options.what == "coverage":
@@ -161,6 +181,8 @@ def main() -> None:
         print(f"{'':42s}" + "".join(f"{title:>18s}" for title in names.values()))
         for title, laws in (("sharp", SHARP), ("gradual", GRADUAL)):
             for name, make in laws.items():
+                if name not in options.laws:
+                    continue
                 found = coverage(make, name, draws)
                 cells = [f"{low:.2f} to {high:.2f}" for low, high in (found[which] for which in names)]
                 print(f"{title + ': ' + name:42s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)

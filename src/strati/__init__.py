@@ -96,12 +96,21 @@ _HOME = {
     "InteractionGraph": "strati.landscape.interactions.graph",
     "modules": "strati.landscape.interactions.modules",
     "Modules": "strati.landscape.interactions.modules",
+    "interaction_surface": "strati.landscape.interactions.surface",
+    "InteractionSurface": "strati.landscape.interactions.surface",
+    "module_parameters": "strati.landscape.interactions.surface",
+    "ModuleParameters": "strati.landscape.interactions.surface",
+    "constrained_loss": "strati.landscape.interactions.constrained",
+    "ConstrainedLoss": "strati.landscape.interactions.constrained",
     "sparsify": "strati.landscape.interactions.sparsify",
     "Sparsified": "strati.landscape.interactions.sparsify",
     "DegeneracyConfig": "strati.landscape.counts.result",
     "BasisConfig": "strati.landscape.interactions.basis",
     "GraphConfig": "strati.landscape.interactions.graph",
     "ModulesConfig": "strati.landscape.interactions.modules",
+    "SurfaceConfig": "strati.landscape.interactions.surface",
+    "ModuleParametersConfig": "strati.landscape.interactions.surface",
+    "ConstrainedConfig": "strati.landscape.interactions.constrained",
     "SparsifyConfig": "strati.landscape.interactions.sparsify",
     # a run over time
     "track": "strati.tracking.track",
@@ -212,6 +221,9 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.landscape.interactions.basis import BasisConfig as BasisConfig
     from strati.landscape.interactions.basis import interaction_basis as interaction_basis
     from strati.landscape.interactions.basis_result import InteractionBasis as InteractionBasis
+    from strati.landscape.interactions.constrained import ConstrainedConfig as ConstrainedConfig
+    from strati.landscape.interactions.constrained import ConstrainedLoss as ConstrainedLoss
+    from strati.landscape.interactions.constrained import constrained_loss as constrained_loss
     from strati.landscape.interactions.graph import GraphConfig as GraphConfig
     from strati.landscape.interactions.graph import InteractionGraph as InteractionGraph
     from strati.landscape.interactions.graph import interaction_graph as interaction_graph
@@ -221,6 +233,12 @@ if TYPE_CHECKING:  # what type checkers see; at run time the names above are imp
     from strati.landscape.interactions.sparsify import Sparsified as Sparsified
     from strati.landscape.interactions.sparsify import SparsifyConfig as SparsifyConfig
     from strati.landscape.interactions.sparsify import sparsify as sparsify
+    from strati.landscape.interactions.surface import InteractionSurface as InteractionSurface
+    from strati.landscape.interactions.surface import ModuleParameters as ModuleParameters
+    from strati.landscape.interactions.surface import ModuleParametersConfig as ModuleParametersConfig
+    from strati.landscape.interactions.surface import SurfaceConfig as SurfaceConfig
+    from strati.landscape.interactions.surface import interaction_surface as interaction_surface
+    from strati.landscape.interactions.surface import module_parameters as module_parameters
     from strati.landscape.sampling.config import LLCConfig as LLCConfig
     from strati.landscape.sampling.llc import LearningCoefficient as LearningCoefficient
     from strati.landscape.sampling.llc import learning_coefficient as learning_coefficient

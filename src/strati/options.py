@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from strati.errors import BadInputError
@@ -17,14 +18,17 @@ from strati.errors import BadInputError
 C = TypeVar("C")
 
 
-def resolve(kind: type[C], config: C | None, keywords: Mapping[str, Any], *, of: str) -> C:
+def resolve(
+    kind: type[C], config: C | None, keywords: Mapping[str, Any], *, of: str | Callable[..., Any]
+) -> C:
     """One config out of a given one (or the defaults) and keywords, the keywords winning.
 
     Args:
         kind: The frozen dataclass that holds the options and their defaults.
         config: What the caller gave as ``config=``.
         keywords: What the caller gave by name.
-        of: The public function, for messages.
+        of: The public function, or its name, for messages. Of a function the keywords that it takes beside the
+            config's (``layers=``, ``out=``) are known as well, when a misspelt name is looked up.
 
     Raises:
         BadInputError: An unknown keyword (the nearest known name is given), or a config of another class.
@@ -41,14 +45,23 @@ def resolve(kind: type[C], config: C | None, keywords: Mapping[str, Any], *, of:
         Traceback (most recent call last):
         strati.errors.BadInputError: llc: no option 'draw'; did you mean 'draws'?
     """
+    called = of if isinstance(of, str) else of.__name__
     if config is not None and not isinstance(config, kind):
-        raise BadInputError(of, f"config must be a {kind.__name__}, not a {type(config).__name__}")
+        raise BadInputError(called, f"config must be a {kind.__name__}, not a {type(config).__name__}")
     names = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
     for name in keywords:
         if name not in names:
-            raise BadInputError(of, f"no option {name!r}; {nearest(name, names)}")
+            raise BadInputError(called, f"no option {name!r}; {nearest(name, [*names, *_own(of)])}")
     base = kind() if config is None else config
     return dataclasses.replace(base, **keywords) if keywords else base  # type: ignore[type-var]
+
+
+def _own(of: str | Callable[..., Any]) -> list[str]:
+    """The keywords that a function takes beside its config's fields."""
+    if isinstance(of, str):
+        return []
+    known = inspect.signature(of).parameters.values()
+    return [p.name for p in known if p.kind is p.KEYWORD_ONLY and not p.name.startswith("_")]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

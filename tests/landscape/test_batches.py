@@ -103,6 +103,13 @@ def test_cut_and_joined_again(count, rows):
     assert torch.equal(data.whole().x, x)
 
 
+def test_a_list_of_two_alike_arrays_is_two_batches_and_a_tuple_is_inputs_and_targets():
+    first, second = torch.rand(4, 3), torch.rand(4, 3)
+    assert [b.rows for b in as_batches([first, second])] == [4, 4]
+    assert as_batches((first, second)).whole("a test").y is not None
+    assert as_batches([first, torch.arange(4)]).whole("a test").y is not None  # labels are no batch of inputs
+
+
 def test_dicts_as_tokenizers_return_them():
     from transformers import BatchEncoding
 
@@ -156,8 +163,9 @@ def test_whole_numbers_are_tokens_to_a_model_that_takes_them():
         as_batches(ids.reshape(-1), tokens, context=6).whole().x.tolist()
         == ids.reshape(-1)[:18].reshape(3, 6).tolist()
     )
-    with pytest.raises(strati.StratiError, match="not one window of 128"):
-        as_batches(ids.reshape(-1), tokens)
+    assert as_batches(ids.reshape(-1), tokens).whole().x.shape == (1, 20)  # a short text is one window
+    with pytest.raises(strati.StratiError, match="has 1 tokens, not one window of 2; give more tokens"):
+        as_batches(ids.reshape(-1)[:1], tokens)
 
 
 def test_text_goes_through_the_models_tokenizer(tmp_path):

@@ -135,21 +135,23 @@ def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.Mo
     from types import SimpleNamespace
 
     from strati.landscape.sampling.config import LLCConfig
-    from strati.landscape.sampling.hmc import State, Tuning, _Walk
     from strati.landscape.sampling.preconditioner import Dense
+    from strati.landscape.sampling.walk import State, Tuning, Walk
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         turn = Dense(cuda(mode, 5, 5))
         target = SimpleNamespace(
             theta=cuda(mode, 5),
+            size=5,
+            quadratic=(),
             gamma=1.0,
             rotate=turn.rotate,
             unrotate=turn.unrotate,
             evaluate=lambda offset: ((offset**2).sum(-1), 2 * offset),
         )
         plan = SimpleNamespace(chains=4, leapfrog=8, exchange=False)
-        walk = _Walk(target, LLCConfig(), plan)  # type: ignore[arg-type]
+        walk = Walk(target, LLCConfig(), plan)  # type: ignore[arg-type]
         drawn = walk.uniform
         # How many steps a trajectory takes is a number that a fake tensor does not have.
         walk.uniform = lambda *shape: 0.4 if shape == (1,) else drawn(*shape)  # type: ignore[method-assign,return-value]

@@ -44,12 +44,29 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=4))
 
 
+class Kernels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(3, 8, (3, 5))
+        self.line = nn.Conv1d(4, 6, 3)
+        self.fc = nn.Linear(12, 5)
+
+    def save_pretrained(self, folder: Path) -> None:
+        folder.mkdir()
+        torch.save(self.state_dict(), folder / "pytorch_model.bin")
+
+
+def kernels() -> nn.Module:
+    torch.manual_seed(0)
+    return Kernels()
+
+
 def trained(model: nn.Module, seed: int = 1, **options: Any) -> Any:
     """The model with an adapter whose factors are as after training: B is no longer zero."""
     wrapped = peft.get_peft_model(model, peft.LoraConfig(**options))
     torch.manual_seed(seed)
     for name, parameter in wrapped.named_parameters():
-        if "lora_B" in name or "lora_embedding" in name:
+        if "lora_B" in name or "lora_embedding" in name or "trainable_tokens_delta" in name:
             nn.init.normal_(parameter, std=0.05)
         elif "lora_magnitude" in name:
             parameter.data *= 1.1
@@ -72,6 +89,29 @@ CASES = {
     "dora": (llama, {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["q_proj", "up_proj"]}),
     "conv1d": (gpt2, {"r": 4, "lora_alpha": 4, "fan_in_fan_out": True, "target_modules": ["c_attn"]}),
     "embedding": (gpt2, {"r": 4, "lora_alpha": 4, "target_modules": ["wte"]}),
+    "embedding and head": (
+        llama,
+        {"r": 4, "lora_alpha": 8, "target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    ),
+    "embedding dora": (llama, {"r": 4, "use_dora": True, "target_modules": ["embed_tokens", "q_proj"]}),
+    "conv1d dora": (
+        gpt2,
+        {"r": 4, "use_dora": True, "fan_in_fan_out": True, "target_modules": ["c_attn", "c_proj"]},
+    ),
+    "kernels": (kernels, {"r": 3, "lora_alpha": 8, "target_modules": ["wide", "line", "fc"]}),
+    "kernels dora": (kernels, {"r": 3, "use_dora": True, "target_modules": ["wide", "line", "fc"]}),
+    "regular expressions": (
+        llama,
+        {
+            "r": 4,
+            "lora_alpha": 8,
+            "use_rslora": True,
+            "target_modules": ["q_proj", "v_proj", "up_proj"],
+            "rank_pattern": {"layers.1.self_attn.q_proj": 7, r".*\.0\..*v_proj": 3},
+            "alpha_pattern": {"^model.layers.0.self_attn.q_proj": 32, r"layers\.[01]\..*(v|up)_proj": 5},
+        },
+    ),
+    "tokens": (llama, {"r": 2, "target_modules": ["q_proj"], "trainable_token_indices": [3, 7, 50]}),
     "saved": (llama, {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
 }
 
@@ -160,7 +200,8 @@ def test_dora_and_unknown_scales_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "weights", "why"),
     [
-        ({"peft_type": "IA3"}, True, "is a IA3 adapter"),
+        ({"peft_type": "ADALORA"}, True, "adapter of the kind ADALORA"),
+        ({"peft_type": "IA3"}, True, "adapter of the kind IA3"),
         ([], True, "is not a JSON table"),
         ({"peft_type": "LORA"}, False, "no adapter_model.safetensors"),
     ],

@@ -236,6 +236,35 @@ def test_fused_matrices_are_compared_part_by_part(tmp_path: Path, turned: bool) 
     assert ("model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.qkv_proj.weight[k]") in names
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_fused_matrices_without_settings_are_cut_as_the_other_network_is(
+    tmp_path: Path, turned: bool
+) -> None:
+    folders = split_and_fused(tmp_path)
+    for folder in folders:
+        (folder / "config.json").unlink()
+    result = strati.compare(*(folders[::-1] if turned else folders))
+    assert len(result.layers) == 12 and not result.unmatched
+    assert {layer.update_kind for layer in result.layers} == {"untouched"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_fused_head_by_head_against_split(known: bool) -> None:
+    """GPT-NeoX's order, told by the weights; without the number of heads the parts do not agree, and that shows."""
+    rng = np.random.default_rng(1)
+    parts = rng.standard_normal((3, 24, 24)).astype(np.float32)
+    fused = np.concatenate(parts)[by_head_rows(72, heads=4)]
+    names = ("q_proj", "k_proj", "v_proj")
+    split = {f"layers.0.attention.{n}.weight": part for n, part in zip(names, parts, strict=True)}
+    network = strati.open(split)
+    if known:
+        network.config = {"num_attention_heads": 4}
+    result = strati.compare(network, {"layers.0.attention.query_key_value.weight": fused})
+    kinds = {layer.role: layer.update_kind for layer in result.layers}
+    assert set(kinds) == {"attention.q", "attention.k", "attention.v"}
+    assert set(kinds.values()) == {"untouched" if known else "dense"}
+
+
 def test_experts_stacked_and_apart() -> None:
     rng = np.random.default_rng(0)
     stacked = {

@@ -199,9 +199,14 @@ def test_in_proj_of_torch_is_split_by_rows(tmp_path):
 
 
 def test_what_cannot_be_split_stays_whole(tmp_path):
-    tensors = {"h.0.attn.query_key_value.weight": draw(12, 4), "h.1.attn.qkv.weight": draw(13, 4)}
+    """Without settings, 24 rows of 16 columns may be 16 queries and 4 keys and values: thirds would be a guess."""
+    tensors = {
+        "h.0.attn.query_key_value.weight": draw(12, 4),
+        "h.1.attn.qkv.weight": draw(13, 4),
+        "h.2.attn.qkv_proj.weight": draw(24, 16),
+    }
     layers = network(tmp_path, tensors).layers(split_qkv=True)
-    assert ["not split" in layer.view for layer in layers] == [True, True]
+    assert ["not split" in layer.view for layer in layers] == [True, True, True]
 
 
 def test_multi_query_attention(tmp_path):

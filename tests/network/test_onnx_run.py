@@ -132,6 +132,42 @@ def test_the_normalisation_of_the_inputs_is_part_of_the_network(constants: str, 
     assert sum(isinstance(m, nn.Linear) for m in model.modules()) == 2
 
 
+def norm(width: int, name: str = "") -> dict[str, Any]:
+    """The four vectors of a batch normalisation."""
+    made = {f"{name}g": RNG.normal(size=width), f"{name}b": RNG.normal(size=width)}
+    made |= {f"{name}m": RNG.normal(size=width), f"{name}v": RNG.uniform(0.5, 2, size=width)}
+    return {key: value.astype("f4") for key, value in made.items()}
+
+
+def test_batch_normalisation_of_rows_sequences_and_images(tmp_path: Path) -> None:
+    """Between linear layers, of the inputs, behind one- and two-dimensional convolutions."""
+    between = [
+        helper.make_node("BatchNormalization", ["h", "g", "b", "m", "v"], ["z"], epsilon=1e-3),
+        helper.make_node("Sigmoid", ["z"], ["a"]),
+    ]
+    rows = RNG.normal(size=(30, 6)).astype("f4")
+    agrees(perceptron(tmp_path / "between.onnx", between, extra=norm(9)), rows)
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "g", "b", "m", "v"], ["z"]),
+        helper.make_node("Gemm", ["z", "w"], ["y"]),
+    ]
+    weight = RNG.normal(size=(6, 4)).astype("f4")
+    agrees(saved(tmp_path / "first.onnx", nodes, norm(6) | {"w": weight}, ["n", 6]), rows)
+    for axes in (1, 2):
+        nodes = [
+            helper.make_node("Conv", ["x", "k"], ["c"], pads=[1] * (2 * axes)),
+            helper.make_node("BatchNormalization", ["c", "g", "b", "m", "v"], ["z"]),
+            helper.make_node("Relu", ["z"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["f"]),
+            helper.make_node("Gemm", ["f", "w"], ["y"]),
+        ]
+        kernel = RNG.normal(size=(6, 2, *[3] * axes)).astype("f4")
+        shape = [2, *[7] * axes]
+        path = saved(tmp_path / f"{axes}.onnx", nodes, norm(6) | {"w": weight, "k": kernel}, ["n", *shape])
+        agrees(path, RNG.normal(size=(5, *shape)).astype("f4"))
+
+
 def test_constants_and_weights_behind_nodes(tmp_path: Path) -> None:
     """Weights as Constant nodes, transposed in the graph, shapes as lists of numbers, data kept as float_data."""
     nodes = [
@@ -196,6 +232,23 @@ def test_exports_of_torch(dynamo: bool, tmp_path: Path) -> None:
         ([helper.make_node("Add", ["h", "x"], ["a"])], {}, "branches or joins at"),
         ([helper.make_node("Tan", ["h"], ["a"])], {}, "Tan a is not an operation that can be run here"),
         ([helper.make_node("Softmax", ["h"], ["a"], axis=0)], {}, "not over the last axis"),
+        (
+            [
+                helper.make_node("Cast", ["h"], ["i"], to=TensorProto.INT64),
+                helper.make_node("Cast", ["i"], ["a"], to=1),
+            ],
+            {},
+            "rounds to whole numbers",
+        ),
+        (
+            [
+                helper.make_node(
+                    "BatchNormalization", ["h", "g", "b", "m", "v"], ["a", "c", "d"], training_mode=1
+                )
+            ],
+            norm(9),
+            "exported for training",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from strati.landscape.interactions.constrained import constrained_loss
 from strati.papers.degeneracy.bases import _purity, _train
 from strati.papers.degeneracy.modular import (
     _concatenated,
     _inputs,
-    _jacobian,
     _Joined,
     _module,
     _volume,
@@ -22,7 +22,7 @@ def test_section_five(tmp_path):
     ticks = []
     found = section_five(quick=True, seed=1, folder=tmp_path, tick=ticks.append)
     rows = {row.what: row for row in found.rows}
-    assert len(ticks) == 3
+    assert len(ticks) == 4
     assert rows["disjoint modules: free directions add up (5.2.1)"].ours == "10 of 10"
     # V(w) = sqrt(eps)/w, counted in n = 100,000 draws: ln V is off by sqrt((1/V - 1)/n), at most 0.0315 here
     full = np.sqrt((1 / 1e-2 - 1) / 100_000)
@@ -45,7 +45,9 @@ def test_the_two_directions_eq_31_misses_are_exactly_free():
     first, second = _module(0, 0, 1, outputs=3), _module(0, 0, 2, outputs=2, inputs=4)
     joint = _Joined(first, second)
     parameters = dict(joint.named_parameters())
-    jacobian = _jacobian(joint, _concatenated(_inputs(0, 0, 1), _inputs(0, 0, 2)))
+    loss = constrained_loss(joint, _concatenated(_inputs(0, 0, 1), _inputs(0, 0, 2)))
+    whole = torch.func.jacrev(lambda theta: loss.features(theta, loss.x))(loss.theta)
+    jacobian = whole.reshape(-1, loss.theta.numel()).numpy()
 
     def direction(**parts):
         zero = {name: torch.zeros_like(value) for name, value in parameters.items()}

@@ -16,9 +16,11 @@ from strati.papers.robust_and_critical.pretrained import _equal_earth, _finished
 from strati.papers.robust_and_critical.pretrained_tables import (
     FIGURE_METRICS,
     PretrainedCase,
+    case_captions,
     case_figures,
     case_rows,
 )
+from strati.papers.rows import caption
 from strati.run.store import Finished, Store
 
 
@@ -48,25 +50,36 @@ def test_tables_and_figures_are_in_the_papers_form(performance: str, table: str,
     one = case(performance)
     found = study(dict(one.models), data=one.data, config=one.config, out=tmp_path)
     rows = {row.what: row for row in case_rows(one, found)}
-    where = f"{table}, {one.name}"
+    where = f"{table}, {one.label}"
+    assert one.label in ("resnet20 (for ResNet34)", "smollm2 (for GPT-2-Large)")
     parameters = sum(p.numel() for p in next(iter(one.models.values())).parameters())
     assert rows[f"{where}: parameters"].ours == f"{parameters / 1e6:.1f}M"
     loss, second = rows[f"{where}: loss"].ours, rows[f"{where}: {performance}"].ours
     assert isinstance(loss, float) and isinstance(second, float)
     if performance == "perplexity":
         assert np.exp(loss) == pytest.approx(second, rel=1e-2)
-        assert rows[f"{where}: perplexity"].paper == "GPT-2-Large: 19.436"
+        assert rows[f"{where}: perplexity"].paper == "19.436 (GPT-2-Large)"
     else:
         logits = next(iter(one.models.values()))(one.data.inputs(one.data.x_test)).detach()
         want = torch.nn.functional.cross_entropy(logits, torch.from_numpy(one.data.y_test))
         assert loss == pytest.approx(float(want), abs=1e-3)
         assert second == pytest.approx(100 * float((logits.argmax(1).numpy() == one.data.y_test).mean()))
-    assert "+-" in str(rows[f"{where}: mean layer alpha"].ours)
+    alpha = rows[f"{where}: mean layer alpha"]
+    assert isinstance(alpha.ours, float) and alpha.error is not None and "+-" in str(alpha.paper)
     for metric in FIGURE_METRICS:
-        figure = one.figures[0] if metric == "alpha" else one.figures[1]
-        assert f"{figure}, {one.name}: {metric}, mean rho/tau over layers" in rows
-        assert "n " in rows[f"{figure}, {one.name}: {metric}, all points rho/tau"].note
-    assert all(Path(path).stat().st_size > 1000 for path in case_figures(one, found, tmp_path))
+        start = f"{one.figures[0] if metric == 'alpha' else one.figures[1]}, {one.label}: {metric}"
+        if metric == "alpha":
+            assert rows[f"{start}, mean Spearman over layers"].paper == one.paper.spearman  # type: ignore[union-attr]
+            assert isinstance(rows[f"{start}, mean RMSE of the line over layers"].ours, float)
+        else:
+            assert str(rows[f"{start}, mean rho / tau / RMSE over layers"].ours).count(" / ") == 2
+        assert "n " in rows[f"{start}, all points rho / tau / RMSE"].note
+    drawn = case_figures(one, found, tmp_path)
+    assert [Path(path).suffix for path in drawn] == [".png", ".svg"] * 2
+    assert all(Path(path).stat().st_size > 1000 for path in drawn)
+    assert all(caption(Path(path).name, case_captions(one)) for path in drawn)
+    changed = (found.frame()["intervention"] == "rerandomise").sum()
+    assert Path(drawn[0]).with_suffix(".csv").read_text().count("re-randomised") == changed
 
 
 def test_only_a_finished_study_stands_for_the_quick_one(tmp_path: Path) -> None:
@@ -110,7 +123,7 @@ def test_a_users_own_language_model_gets_its_line(tmp_path: Path) -> None:
     loss = rows["table 3, tiny: loss"]
     assert loss.paper is None and loss.before is None
     assert loss.ours == pytest.approx(np.log(50), abs=0.2)  # untrained: uniform over the vocabulary
-    assert found.mode == "quick" and len(found.figures) == 2
+    assert found.mode == "quick" and len(found.figures) == 4
     assert rows["tiny: layers by class"].note == "0 points failed"
 
 
@@ -147,6 +160,124 @@ def test_the_papers_networks_are_known_by_their_shape() -> None:
         small = transformers.GPT2LMHeadModel(transformers.GPT2Config())
         vit = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
         other = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=3))
-    assert _paper_name(small, "x") == "GPT-2"
-    assert _paper_name(vit, "x") == "ViT"
-    assert _paper_name(other, "x") is None
+    assert _paper_name(small) == "GPT-2"
+    assert _paper_name(vit) == "ViT"
+    assert _paper_name(other) is None
+
+
+def _saved(path: Path, shapes: dict[str, tuple[int, ...]]) -> Path:
+    """Tensors of these shapes at random, small, norms and their variances near one."""
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    ones = (
+        "norm1.weight",
+        "norm2.weight",
+        "norm.weight",
+        "ln.weight",
+        "ln_1.weight",
+        "ln_2.weight",
+        "running_var",
+    )
+    tensors = {
+        name: (
+            np.ones(shape)
+            if name.endswith((*ones, "bn1.weight", "bn2.weight"))
+            else 0.1 * rng.normal(size=shape)
+        )
+        for name, shape in shapes.items()
+    }
+    save_file({name: value.astype(np.float32) for name, value in tensors.items()}, path)
+    return path
+
+
+def torchvision_vit(width: int = 192) -> dict[str, tuple[int, ...]]:
+    block = "encoder.layers.encoder_layer_0"
+    vectors = [f"{block}.ln_1", f"{block}.ln_2", "encoder.ln"]
+    found: dict[str, tuple[int, ...]] = {
+        "class_token": (1, 1, width), "conv_proj.weight": (width, 3, 4, 4), "conv_proj.bias": (width,),
+        "encoder.pos_embedding": (1, 5, width), "heads.head.weight": (4, width), "heads.head.bias": (4,),
+        f"{block}.self_attention.in_proj_weight": (3 * width, width),
+        f"{block}.self_attention.in_proj_bias": (3 * width,),
+        f"{block}.self_attention.out_proj.weight": (width, width), f"{block}.self_attention.out_proj.bias": (width,),
+        f"{block}.mlp.0.weight": (32, width), f"{block}.mlp.0.bias": (32,),
+        f"{block}.mlp.3.weight": (width, 32), f"{block}.mlp.3.bias": (width,),
+    }  # fmt: skip
+    return found | {f"{name}.{kind}": (width,) for name in vectors for kind in ("weight", "bias")}
+
+
+def torchvision_resnet() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"conv1.weight": (8, 3, 7, 7), "fc.weight": (4, 64), "fc.bias": (4,)}
+    norms = {"bn1": 8}
+    inputs = 8
+    for stage, width in enumerate((8, 16, 32, 64), 1):
+        block = f"layer{stage}.0"
+        found |= {
+            f"{block}.conv1.weight": (width, inputs, 3, 3),
+            f"{block}.conv2.weight": (width, width, 3, 3),
+        }
+        norms |= {f"{block}.bn1": width, f"{block}.bn2": width}
+        if width != inputs:
+            found[f"{block}.downsample.0.weight"] = (width, inputs, 1, 1)
+            norms[f"{block}.downsample.1"] = width
+        inputs = width
+    for name, width in norms.items():
+        found |= {f"{name}.{kind}": (width,) for kind in ("weight", "bias", "running_mean", "running_var")}
+    return found
+
+
+@pytest.mark.parametrize("kind", ["timm", "torchvision", "resnet"])
+def test_files_named_by_timm_and_torchvision_get_their_line(kind: str, tmp_path: Path) -> None:
+    from strati.architectures.vit import Timm, TorchVision
+    from strati.network.module import as_module
+    from strati.papers.robust_and_critical.own import HALF, IMAGENET, _scale, pretrained_own
+    from strati.papers.robust_and_critical.vit_cifar import shapes
+
+    side = 8 if kind == "torchvision" else 32
+    named = {"timm": shapes(192, 1, 4), "torchvision": torchvision_vit(), "resnet": torchvision_resnet()}[
+        kind
+    ]
+    file = _saved(tmp_path / f"{kind}.safetensors", named)
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 255, (12, side, side, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=rng.integers(0, 4, 12))
+    found = pretrained_own(file, tmp_path / "data.npz", quick=True, folder=tmp_path / "out")
+    rows = {row.what: row for row in found.rows}
+    assert isinstance(rows[f"table 2, {file.name}: accuracy"].ours, float)
+    assert rows[f"{file.name}: layers by class"].note == "0 points failed"
+    drawn = {Path(path).name for path in found.figures}
+    figures = ("5-left", "8") if kind == "resnet" else ("5-right", "9")
+    assert {f"figure-{n}-{file.name}.png" for n in figures} <= drawn
+    network = as_module(file)
+    assert isinstance(network, Timm | TorchVision) is (kind != "resnet")
+    assert _scale(network, file) == (HALF if kind == "timm" else IMAGENET)
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}'
+    )
+    assert _scale(network, file) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def test_a_training_of_the_vit_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from strati.papers.robust_and_critical import vit_cifar
+
+    rng = np.random.default_rng(0)
+    data = {
+        "x_train": rng.integers(0, 255, (12, 3, 32, 32), dtype=np.uint8),
+        "y_train": rng.integers(0, 10, 12),
+    }
+    monkeypatch.setattr(vit_cifar, "images", lambda: data)
+    whole = vit_cifar.trained_vit(tmp_path / "a.pt", seed=0, epochs=6)
+    stopped: list[str] = []
+
+    def stop(text: str) -> None:
+        stopped.append(text)
+        if len(stopped) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vit_cifar.trained_vit(tmp_path / "b.pt", seed=0, epochs=6, tick=stop)
+    again = vit_cifar.trained_vit(tmp_path / "b.pt", seed=0, epochs=6, tick=stopped.append)
+    assert len(stopped) == 6
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,12 @@ def test_rows_put_the_paper_beside_ours() -> None:
     assert found["schema"] == "strati.reproduce/1"
     first = {name: found["rows"][0][name] for name in ("what", "paper", "ours", "note")}
     assert first == {"what": "a", "paper": 1.5, "ours": None, "note": "note"}
-    assert {"what", "paper", "ours", "note", "theory", "before", "error", "seeds", "agrees"} == set(
+    assert {"what", "paper", "ours", "note", "theory", "before", "error", "seeds", "agrees", "mode"} == set(
         result.frame()
     )
+    assert found["rows"][0]["mode"] is None
+    full = json.loads(replace(result, mode="full", captions={"figure-1": "look"}).to_json())
+    assert {row["mode"] for row in full["rows"]} == {"full"} and full["captions"] == {"figure-1": "look"}
 
 
 @pytest.mark.parametrize(

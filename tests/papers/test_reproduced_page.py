@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ import tooling
 from strati.papers import registry
 from strati.papers.claims import CLAIMS
 from strati.papers.registry import ENTRIES, sources
+from strati.papers.rows import caption
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -40,6 +42,7 @@ def table() -> dict[str, Any]:
 def test_the_page_is_what_its_tables_give(tool: ModuleType) -> None:
     assert tool.check() == 0
     assert all(found["mode"] == "full" for found in tool.stored().values())
+    assert all(row["mode"] == "full" for found in tool.stored().values() for row in found["rows"])
 
 
 def test_quick_results_do_not_go_in(tool: ModuleType, table: dict[str, Any]) -> None:
@@ -47,10 +50,77 @@ def test_quick_results_do_not_go_in(tool: ModuleType, table: dict[str, Any]) -> 
         tool.page({"alpha-of-random-layers": table | {"mode": "quick"}})
 
 
-def test_a_table_older_than_its_code_says_so(tool: ModuleType, table: dict[str, Any]) -> None:
-    fresh = tool.page({"alpha-of-random-layers": table})
-    assert tool.STALE not in fresh
-    assert tool.STALE in tool.page({"alpha-of-random-layers": table | {"sources": "0" * 16}})
+def test_no_stored_table_is_older_than_its_code(tool: ModuleType) -> None:
+    """Where this fails, run ``tools/reproduce_all.py --full NAME`` and ``--docs``; without a new run ``--docs`` alone
+    takes the old table out, and the page lists the entry as not run yet."""
+    assert tool.old(tool.stored()) == []
+
+
+def test_a_table_older_than_its_code_does_not_go_in(tool: ModuleType, table: dict[str, Any]) -> None:
+    name = "alpha-of-random-layers"
+    assert "## Alphas" in tool.page({name: table})
+    with pytest.raises(ValueError, match=f"older than the code that makes them: {name}"):
+        tool.page({name: table | {"sources": "0" * 16}})
+
+
+def test_collecting_takes_full_runs_of_the_present_code_alone(
+    tool: ModuleType, table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(tool, "OUT", tmp_path / "out")
+    monkeypatch.setattr(tool, "STORED", tmp_path / "stored")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "stored").mkdir()
+    (tmp_path / "out" / "a.png").write_bytes(b"png")
+    (tmp_path / "out" / "a.csv").write_text("x,y\n1,2\n")
+    fresh, quick, old = "alpha-of-random-layers", "phases", "roles"
+    found = {
+        fresh: table | {"figures": [str(tmp_path / "out" / "a.png"), str(tmp_path / "out" / "a.svg")]},
+        quick: table | {"mode": "quick", "sources": sources(quick)},
+        old: table | {"sources": "0" * 16},
+    }
+    for name, result in found.items():
+        (tmp_path / "out" / f"{name}.json").write_text(json.dumps(result))
+        cost = {"seconds": 60.0, "cpu_seconds": 30.0, "finished": True}
+        (tmp_path / "out" / f"{name}.cost.json").write_text(json.dumps(cost))
+    (tmp_path / "stored" / f"{old}.json").write_text(
+        json.dumps(table | {"sources": "1" * 16, "figures": ["b.png"]})
+    )
+    (tmp_path / "stored" / "b.png").write_bytes(b"png")
+    tool.collect()
+    assert sorted(f.name for f in (tmp_path / "stored").iterdir()) == [
+        f"{fresh}-a.csv",
+        f"{fresh}-a.png",
+        f"{fresh}.json",
+    ]
+    told = capsys.readouterr().out
+    assert f"{quick}: a quick run; not taken" in told
+    assert f"{old}: its code has changed since that run; not taken" in told
+    assert f"{old}: the stored table is older than its code; dropped" in told
+    page = tool.page(tool.stored())
+    assert "1.0 minutes (0.5 of the processor)" in page
+    assert f"[data](reproduced/{fresh}-a.csv)" in page
+
+
+def test_costs_add_up_over_stopped_runs_and_not_over_drawing_anew(tool: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "cost.json"
+    for seconds, finished, total in (
+        (10.0, False, 10.0),
+        (20.0, True, 30.0),
+        (1.0, True, 30.0),
+        (50.0, True, 50.0),
+    ):
+        cost = tool.Cost(file)
+        cost.add(seconds, seconds)
+        if finished:
+            cost.finish()
+        assert json.loads(file.read_text())["seconds"] == total
+
+
+def test_every_stored_picture_has_its_sentence(tool: ModuleType) -> None:
+    for name, table in tool.stored().items():
+        for figure in table["figures"]:
+            assert (HOME / "docs" / "reproduced" / figure).is_file()
+            assert caption(Path(figure).stem.removeprefix(f"{name}-"), table["captions"]), figure
 
 
 def test_claims_follow_the_rows(tool: ModuleType, table: dict[str, Any]) -> None:

@@ -227,9 +227,11 @@ def test_tables_of_the_smaller_verbs(page: Any, results: dict[str, Any]) -> None
 
 
 def test_figures_of_a_reproduction_are_in_the_page(page: Any, results: dict[str, Any]) -> None:
-    assert results["reproduce"]["figures"]
+    drawn = {Path(name).stem for name in results["reproduce"]["figures"]}  # each as PNG and SVG
+    assert drawn
     shown = page.locator("#reproduce img.picture")
-    assert shown.count() == len(results["reproduce"]["figures"])
+    assert shown.count() == len(drawn)
+    assert "not on this page" not in page.locator("#reproduce").inner_text()
     assert shown.first.evaluate("node => node.complete && node.naturalWidth > 100")
 
 

@@ -109,6 +109,7 @@ STRUCTURED = [
     ("AR(0.2) along rows", "neighbouring columns are correlated"),
     ("AR(0.2) along columns", "neighbouring rows are correlated"),
     ("AR(0.7) along columns", "neighbouring rows are correlated"),
+    ("identity + 0.05 entries", "as on a diagonal"),
 ]
 
 
@@ -144,6 +145,80 @@ def test_correlated_noise_keeps_the_level_and_is_always_told(name: str) -> None:
     assert spiked <= 3
 
 
+@pytest.mark.parametrize(
+    ("name", "phrase"),
+    [
+        ("rows 2 apart correlated", "rows 2 places apart"),
+        ("columns 8 apart correlated", "columns 8 places apart"),
+    ],
+)
+@pytest.mark.parametrize("shape", [(128, 128), (100, 400), (600, 500)])
+def test_correlation_over_some_places_is_no_signal(name: str, phrase: str, shape: tuple[int, int]) -> None:
+    """20 draws: spikes in at most two (0.01 plus four errors); what is not plain noise says which rows are correlated.
+
+    With the correlation of neighbours alone, 0.3 to 1.0 of the draws had spikes, and nothing was said.
+    """
+    spiked = 0
+    for number in range(20):
+        sp = spectrum(kinds.NOISE[name](stream(18, name, *shape, number), shape).astype(np.float32))
+        told = "" if sp.structure is None else " ".join(sp.structure.broken)
+        assert phrase in told or "noise-like" in codes(sp) or sp.quasi_null, number
+        spiked += sp.metrics()["spikes"] > 0
+    assert spiked <= 2
+
+
+@pytest.mark.parametrize("shape", [(128, 128), (400, 100), (900, 600)])
+def test_rows_in_groups_are_always_told(shape: tuple[int, int]) -> None:
+    """10 draws: every spike comes with the warning; the order of rows that is seen is not all there is to groups."""
+    for number in range(10):
+        sp = spectrum(kinds.NOISE["rows in groups of 4"](stream(14, *shape, number), shape))
+        assert "structured-noise" in codes(sp) and "noise-like" not in codes(sp), number
+
+
+def test_a_sketch_sees_the_lags_that_all_products_show() -> None:
+    """Of a large matrix random signs are looked at first; the correlations found are those of every product."""
+    from strati.spectra.lags import Lags
+
+    W = kinds.apart(stream(15).normal(size=(803, 700)), 3, 0.2)
+    values = np.linalg.svd(W, compute_uv=False) ** 2
+    none = np.zeros((800, 0)), np.zeros((700, 0))
+    found = Lags(W, 0).correlation(*none, np.sum(W**2, axis=1), float(np.sum(values**2)))
+    assert found.lags == (3,) and not found.first_order
+    want = np.sum(W[3:] * W[:-3]) / np.sum(W**2) * 800 / 797
+    assert found.values[0] == pytest.approx(want, rel=1e-12)
+    assert found.spectrum(800).mean() == pytest.approx(1, abs=1e-9)
+    turned = Lags(W.T, 1).correlation(*none, np.sum(W**2, axis=1), float(np.sum(values**2)))
+    assert turned == found
+    across = Lags(W, 1).correlation(*none[::-1], np.sum(W**2, axis=0), float(np.sum(values**2)))
+    assert across.lags == ()
+
+
+def test_directions_taken_out_are_out_of_the_lags() -> None:
+    """A strong direction along a slow wave makes neighbours alike; without it nothing is left."""
+    from strati.spectra.lags import Lags
+
+    for shape in ((120, 90), (900, 600)):
+        rng = stream(16, *shape)
+        wave = np.cos(np.linspace(0, 6, shape[0]))
+        W = rng.normal(size=shape) + np.outer(wave, rng.normal(size=shape[1]))
+        left, sizes, right = np.linalg.svd(W, full_matrices=False)
+        rest = W - sizes[0] * np.outer(left[:, 0], right[0])
+        spread = float(np.sum(sizes[1:] ** 4))
+        vectors, partners = sizes[0] * left[:, :1], right[:1].T
+        out = Lags(W, 0).correlation(vectors, partners, np.sum(rest**2, axis=1), spread)
+        assert out.lags == ()
+        whole = (np.zeros((shape[0], 0)), np.zeros((shape[1], 0)), np.sum(W**2, axis=1))
+        assert 1 in Lags(W, 0).correlation(*whole, float(np.sum(sizes**4))).lags
+
+
+def test_spikes_of_a_matrix_of_zeros_are_told() -> None:
+    """98 % zeros lose directions; what is beyond the rest's edge is not called signal without a word."""
+    for number in range(10):
+        rng = stream(17, number)
+        sp = spectrum(rng.normal(size=(128, 128)) * (rng.random((128, 128)) < 0.02))
+        assert not sp.metrics()["spikes"] or "structured-noise" in codes(sp), number
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
 def test_zero_rows_and_columns_are_counted(share: float) -> None:
     rng = np.random.default_rng(7)
@@ -158,7 +233,15 @@ def test_zero_rows_and_columns_are_counted(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["20 % of rows zero", "Laplace", "AR(0.2) along columns", "columns of lognormal size"]
+    "name",
+    [
+        "20 % of rows zero",
+        "Laplace",
+        "AR(0.2) along columns",
+        "columns of lognormal size",
+        "rows 2 apart correlated",
+        "rows in groups of 4",
+    ],
 )
 def test_signal_in_structured_noise_is_found(name: str) -> None:
     """Two planted directions at about three times the edge: exactly two spikes in at least 18 of 20 draws."""
@@ -222,3 +305,17 @@ def test_noise_like_never_stands_beside_null_directions() -> None:
         sp = spectrum((U * s) @ V)
         assert not (sp.quasi_null and "noise-like" in codes(sp))
         assert bool(sp.quasi_null) == ("null-in-noise" in codes(sp))
+
+
+def test_sizes_in_order_are_no_correlation() -> None:
+    """Neighbours that are both large have large products by chance: of 200 matrices none is called correlated."""
+    told = []
+    for seed in range(200):
+        rng = np.random.default_rng([5, seed])
+        n, m = rng.integers(12, 70, 2)
+        W = rng.normal(size=(n, m)) * np.arange(1, m + 1) ** -rng.uniform(0.3, 1.5)
+        before = spectrum(W)
+        mixed = spectrum(W[:, rng.permutation(m)])
+        told += [flag.text for flag in before.warnings if "correlated" in flag.text]
+        assert before.metrics()["spikes"] == mixed.metrics()["spikes"]
+    assert not told

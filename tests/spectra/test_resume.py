@@ -137,6 +137,75 @@ def test_options_and_weights_are_part_of_the_key(model: Path, tmp_path: Path) ->
     assert both["conv"].to_json() == strati.scan(model, layers="conv")["conv"].to_json()
 
 
+def test_data_beside_an_onnx_file_are_part_of_the_key(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    weight = np.random.default_rng(0).normal(size=(40, 30)).astype(np.float32)
+    values = [onnx.helper.make_tensor_value_info(n, 1, [1, s]) for n, s in (("x", 40), ("y", 30))]
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        values[:1],
+        values[1:],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    path, data = tmp_path / "m.onnx", tmp_path / "m.data"
+    onnx.save(
+        onnx.helper.make_model(graph), path, save_as_external_data=True, location=data.name, size_threshold=0
+    )
+    before = strati.scan(path, out=tmp_path / "run", workers=1)["w"].metrics()["frobenius_norm"]
+    data.write_bytes((2 * np.frombuffer(data.read_bytes(), np.float32)).tobytes())
+    after = strati.scan(path, out=tmp_path / "run", workers=1)["w"].metrics()["frobenius_norm"]
+    assert after == pytest.approx(2 * before)
+
+
+def test_the_floor_of_a_quantised_layer_is_kept_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing is decoded again once it is done; settings that decode otherwise are another network."""
+    from strati.network.quantised import scaled
+
+    folder = tmp_path / "net"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, size=(64, 48)).astype(np.int8)
+    scale = rng.uniform(0.01, 0.02, size=(2, 2)).astype(np.float32)
+    save_file({"fc.weight": codes, "fc.weight_scale": scale}, folder / "model.safetensors")
+    found = {}
+    for rows in (32, 40):
+        told = {"quant_method": "compressed-tensors", "weight_block_size": [rows, 24]}
+        (folder / "config.json").write_text(json.dumps({"quantization_config": told}))
+        expected = strati.scan(folder).to_json()
+        assert strati.scan(folder, out=tmp_path / "run", workers=2).to_json() == expected
+        with monkeypatch.context() as patched:
+            patched.setattr(scaled, "broadcast", None)  # decoding would fail
+            assert strati.scan(folder, out=tmp_path / "run", workers=1).to_json() == expected
+        found[rows] = json.loads(expected)["layers"][0]["quantisation"]["noise_floor"]
+    assert found[32] != found[40]
+
+
+def test_other_checkpoints_in_the_folder_are_not_part_of_the_key(tmp_path: Path) -> None:
+    """A training run puts its next checkpoint into a folder below: nothing is computed again."""
+    done: list[str] = []
+    weights = {"a.weight": np.random.default_rng(0).normal(size=(30, 20)).astype(np.float32)}
+    (tmp_path / "net" / "checkpoint-2").mkdir(parents=True)
+    save_file(weights, tmp_path / "net" / "model.safetensors")
+    for _ in range(2):
+        strati.scan(tmp_path / "net", out=tmp_path / "run", tick=done.append, workers=1)
+        save_file(weights, tmp_path / "net" / "checkpoint-2" / "model.safetensors")
+    assert done == ["a.weight"]
+
+
+def test_a_network_travels_as_its_path_and_is_opened_once_there(model: Path, tmp_path: Path) -> None:
+    import pickle
+
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(model.read_bytes())
+    first, second = (pickle.loads(pickle.dumps(strati.open(copy))) for _ in range(2))
+    assert first is second
+    save_file({"other.weight": np.eye(3, 4, dtype=np.float32)}, copy)
+    assert [t.name for t in pickle.loads(pickle.dumps(strati.open(copy))).tensors] == ["other.weight"]
+
+
 def test_networks_in_memory(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     weights = {f"{i}.weight": rng.normal(size=(40, 30)).astype(np.float32) for i in range(3)}

@@ -200,3 +200,40 @@ def test_more_seconds_are_more_draws() -> None:
     few, _ = calibrated([("a", objective)], loss="cross_entropy", seconds=0.5)
     many, _ = calibrated([("a", objective)], loss="cross_entropy", seconds=2.0)
     assert few.draws < many.draws
+
+
+def test_a_value_below_zero_is_marked_even_where_the_chains_went_apart() -> None:
+    """On a ridge the chains leave to both sides: the loss at their mean is no lower, that at each of them is."""
+    x, y = torch.zeros(40, 1), torch.ones(40, 1)
+
+    class Ridge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.a**2).expand(len(x), 1)  # minima at -1 and 1, a maximum between
+
+    state = {"a": torch.zeros(1)}
+    found = strati.track([state], data=(x, y), model=Ridge(), what="llc", loss="mse", nbeta=50, gamma=1e-3)
+    level = next(s for s in found.curves if s.what == "llc")
+    assert level.values[0] is not None and level.values[0] < -30
+    assert [w.code for w in found.warnings] == ["off-minimum"]
+
+
+def test_the_loss_is_the_one_whose_coefficient_is_estimated() -> None:
+    """``mse`` is the squared norm of the error, in the series of losses as in the learning coefficient."""
+    model = nn.Linear(3, 4)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 3, generator=generator), torch.randn(20, 4, generator=generator)
+    found = strati.track([model.state_dict()], data=(x, y), model=model, what="loss", loss="mse")
+    expected = ((model(x) - y) ** 2).sum(1).mean()
+    assert found.curves[0].values[0] == pytest.approx(float(expected.detach()), rel=1e-6)
+
+
+def test_the_minibatch_can_be_chosen() -> None:
+    model = nn.Linear(3, 1)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    options = {"what": "llc", "loss": "behavioural-mse", "draws": 20, "chains": 2, "batch": 8}
+    found = strati.track([model.state_dict()], data=x, model=model, gamma=1e4, **options)
+    assert found.settings["batch"] == 8

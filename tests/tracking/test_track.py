@@ -93,6 +93,57 @@ def test_resuming_adding_checkpoints_and_quantities(run, tmp_path):
         strati.track(paths[:3], what="spectra", data=data, out=tmp_path, seed=7)
 
 
+def test_data_and_parts_of_the_network_are_added_to_a_run(run, tmp_path):
+    """Spectra first, without data; then the loss; then coefficients of layers: nothing is computed twice."""
+    folder, data = run
+    paths = sorted(folder.iterdir(), key=lambda p: int(p.stem.split("-")[1]))[:2]
+    done: list[str] = []
+    quick = {"draws": 20, "chains": 2, "gamma": 1e5}
+    strati.track(paths, out=tmp_path, tick=done.append)
+    assert {name.split(": ")[1] for name in done} == {"spectra"}
+    done.clear()
+    strati.track(paths, data=data, out=tmp_path, what="spectra,loss", tick=done.append)
+    assert [name.split(": ")[1] for name in done] == ["loss"] * 2
+    done.clear()
+    strati.track(paths, data=data, out=tmp_path, what="llc", tick=done.append, **quick)
+    assert [name.split(": ")[1] for name in done] == ["llc"] * 2
+    done.clear()
+    parts = strati.track(
+        paths, data=data, out=tmp_path, what="llc", per_layer=True, tick=done.append, **quick
+    )
+    assert [name.split(": ")[1] for name in done] == ["llc of layers"] * 2
+    fresh = strati.track(paths, data=data, what="llc", per_layer=True, **quick)
+    assert [vars(s) for s in parts.curves] == [vars(s) for s in fresh.curves]
+    done.clear()
+    with np.load(data) as file:
+        np.savez(tmp_path / "other.npz", x=file["x"] + 1, y=file["y"])
+    strati.track(paths, data=tmp_path / "other.npz", out=tmp_path, what="loss", tick=done.append)
+    assert len(done) == 2  # other data are other numbers, never those of the first
+
+
+def test_a_folder_with_files_that_are_no_checkpoints(tmp_path):
+    rng = np.random.default_rng(0)
+    for step in (100, 20, 3):
+        np.savez(tmp_path / f"step-{step}.npz", **{"fc.weight": rng.normal(size=(12, 8))})
+    torch.save({"fc.weight": torch.zeros(12, 8)}, tmp_path / "optimizer.pt")
+    found = strati.track(tmp_path, what="spectra")
+    assert found.steps == (3.0, 20.0, 100.0)
+    (flag,) = found.warnings
+    assert flag.code == "left-out" and "optimizer.pt" in flag.text
+
+
+def test_steps_as_keys_and_one_network_in_a_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    states = {300: {"a.weight": rng.normal(size=(9, 6))}, 20: {"a.weight": rng.normal(size=(9, 6))}}
+    assert strati.track(states, what="spectra").steps == (20.0, 300.0)
+    home = tmp_path / "ckpt-7"
+    home.mkdir()
+    (home / "config.json").write_text("{}")
+    (home / "model-00001-of-00002.safetensors").touch()
+    (home / "model-00002-of-00002.safetensors").touch()
+    assert [(c.step, c.name) for c in in_order(home)] == [(7.0, "ckpt-7")]
+
+
 def test_unreadable_checkpoints_are_named_and_the_rest_goes_on(run, tmp_path):
     folder, _ = run
     bad = tmp_path / "ckpt-55.safetensors"

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
+from strati.architectures.onnx_modules import ARITHMETIC, UNARY, Arithmetic, Elementwise, Reshape
 from strati.errors import BadInputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -26,31 +26,8 @@ if TYPE_CHECKING:
     from strati.network.formats.onnx_graph import Operation, Program
 
 _ADVICE = "build the nn.Module yourself and pass it"
-_ARITHMETIC: dict[str, Callable[..., Tensor]] = {
-    "Add": torch.add,
-    "Sub": torch.sub,
-    "Mul": torch.mul,
-    "Div": torch.div,
-    "Pow": torch.pow,
-    "Min": torch.minimum,
-    "Max": torch.maximum,
-}
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "Abs": torch.abs,
-    "Erf": torch.erf,
-    "Exp": torch.exp,
-    "Log": torch.log,
-    "Neg": torch.neg,
-    "Reciprocal": torch.reciprocal,
-    "Sqrt": torch.sqrt,
-    "Sin": torch.sin,
-    "Cos": torch.cos,
-    "Softplus": functional.softplus,
-    "Sigmoid": torch.sigmoid,
-    "Tanh": torch.tanh,
-    "Relu": torch.relu,
-}
 _PASSED = ("Identity", "Dropout", "Cast")
+_FLOATS = (1, 10, 11, 16)  # float, half, double, bfloat16
 _KNOWN: tuple[Callable[[], nn.Module], ...] = (
     nn.ReLU,
     nn.Sigmoid,
@@ -83,58 +60,6 @@ def onnx_module(program: Program, path: object) -> nn.Module:
             f"its graph has {len(program.inputs)} inputs and {len(program.outputs)} outputs, not one each; {_ADVICE}",
         )
     return _named(_Walk(program, path).modules()).eval()
-
-
-class Arithmetic(nn.Module):
-    """``x`` with a constant: the normalisation of the inputs, a scale, a shift. Constants are buffers."""
-
-    def __init__(self, operator: str, constant: Tensor, *, reverse: bool) -> None:
-        super().__init__()
-        self.operator, self.reverse = operator, reverse
-        self.register_buffer("constant", constant)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The operation's result."""
-        constant: Any = self.constant
-        if x.ndim == 2 and constant.ndim > 2 and math.prod(constant.shape[1:]) == x.shape[1]:
-            constant = constant.reshape(constant.shape[0], -1)  # rows where the graph has images
-        both = (constant, x) if self.reverse else (x, constant)
-        return _ARITHMETIC[self.operator](*both)
-
-
-class Elementwise(nn.Module):
-    """A function of each number by itself, spelled out as several nodes."""
-
-    def __init__(
-        self, operations: list[Operation], first: str, last: str, constants: Mapping[str, float]
-    ) -> None:
-        super().__init__()
-        self.operations, self.first, self.last = operations, first, last
-        self.constants = dict(constants)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The function's values."""
-        values: dict[str, Tensor] = {self.first: x}
-        for node in self.operations:
-            given = [
-                values[name] if name in values else torch.as_tensor(self.constants[name], dtype=x.dtype)
-                for name in node.inputs
-            ]
-            run = _UNARY.get(node.operator) or _ARITHMETIC[node.operator]
-            values[node.outputs[0]] = run(*given)
-        return values[self.last]
-
-
-class Reshape(nn.Module):
-    """The shape a graph asks for; the first axis is the batch, whatever size the export had."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.shape = shape
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The reshaped batch."""
-        return x.reshape(x.shape[0], *self.shape)
 
 
 class _Walk:
@@ -227,7 +152,9 @@ class _Walk:
             "BatchNormalization": self._batch_norm,
             "MaxPool": self._pool,
             "AveragePool": self._pool,
-            "GlobalAveragePool": lambda _: nn.AdaptiveAvgPool2d(1),
+            "GlobalAveragePool": lambda _: (
+                nn.AdaptiveAvgPool1d(1) if self._axes() == 1 else nn.AdaptiveAvgPool2d(1)
+            ),
             "LeakyRelu": lambda n: nn.LeakyReLU(n.attributes.get("alpha", 0.01)),
             "Elu": lambda n: nn.ELU(n.attributes.get("alpha", 1.0)),
             "Celu": lambda n: nn.CELU(n.attributes.get("alpha", 1.0)),
@@ -243,10 +170,12 @@ class _Walk:
         if node.domain not in ("", "ai.onnx"):
             raise self._refuse(f"{node.label} is of the operator set {node.domain}")
         if node.operator in _PASSED:
+            if node.attributes.get("to", 1) not in _FLOATS:
+                raise self._refuse(f"{node.label} rounds to whole numbers")
             return None
         if node.operator in ("Gemm", "MatMul"):
             return self._linear(node)
-        if node.operator in _ARITHMETIC:
+        if node.operator in ARITHMETIC:
             return None, self._arithmetic(node)
         if node.operator not in makers:
             raise self._refuse(f"{node.label} is not an operation that can be run here")
@@ -328,9 +257,27 @@ class _Walk:
         scale, shift, mean, variance = (
             torch.from_numpy(np.array(self.constants[n])) for n in node.inputs[1:5]
         )
-        norm = nn.BatchNorm2d(len(scale), eps=node.attributes.get("epsilon", 1e-5))
+        if node.attributes.get("training_mode", 0):
+            raise self._refuse(f"{node.label} was exported for training")
+        kind = nn.BatchNorm2d if self._axes() == 2 else nn.BatchNorm1d
+        norm = kind(len(scale), eps=node.attributes.get("epsilon", 1e-5))
         norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var = scale, shift, mean, variance
         return norm
+
+    def _axes(self) -> int:
+        """How many axes the values have beside the batch and the channels, from the last layer or the first one."""
+        for _, made in reversed(self.found):
+            if isinstance(made, nn.Linear | nn.Flatten):
+                return 0
+            if isinstance(made, nn.Conv1d | nn.Conv2d):
+                return len(made.kernel_size)
+            if isinstance(made, Reshape):
+                return len(made.shape) - 1
+        ahead = (n for n in self.operations if n.operator in ("Gemm", "MatMul", "Conv", "Flatten", "Reshape"))
+        first = next(ahead, None)
+        if first is None or first.operator in ("Flatten", "Reshape"):
+            return 2  # images
+        return self.constants[first.inputs[1]].ndim - 2 if first.operator == "Conv" else 0
 
     def _pool(self, node: Operation) -> nn.Module:
         options = node.attributes
@@ -355,7 +302,7 @@ class _Walk:
         return nn.ReLU6() if ends == [0.0, 6.0] else nn.Hardtanh(*ends)
 
     def _softmax(self, node: Operation) -> nn.Module:
-        if node.attributes.get("axis", -1) not in (-1, 1):
+        if node.attributes.get("axis", -1) not in ((-1, 1) if self._axes() == 0 else (-1,)):
             raise self._refuse(f"{node.label} is not over the last axis")
         return nn.Softmax(-1) if node.operator == "Softmax" else nn.LogSoftmax(-1)
 
@@ -427,12 +374,12 @@ class _Walk:
 
 
 def _is_elementwise(node: Operation) -> bool:
-    return node.operator in _UNARY or node.operator in _ARITHMETIC
+    return node.operator in UNARY or node.operator in ARITHMETIC
 
 
 def _single(region: list[Operation], walk: _Walk) -> nn.Module | None:
     """One arithmetic operation with a number needs no function of its own."""
-    if len(region) == 1 and region[0].operator in _ARITHMETIC and len(walk._data(region[0])) == 1:
+    if len(region) == 1 and region[0].operator in ARITHMETIC and len(walk._data(region[0])) == 1:
         return walk._arithmetic(region[0])
     return None
 

@@ -119,4 +119,8 @@ def _sites(text: str | None) -> str | list[str] | None:
 def _first(data: Data, rows: int | None) -> Data:
     if rows is None:
         return data
+    from strati.landscape.batches import CONTEXT
+
+    if data.x.ndim == 1:  # token numbers in one line: rows are windows of them
+        return replace(data, x=data.x[: rows * CONTEXT])
     return replace(data, x=data.x[:rows], y=None if data.y is None else data.y[:rows])

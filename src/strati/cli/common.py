@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from strati.errors import BadInputError, StratiError
+from strati.cli.guard import guard_outputs
+from strati.errors import BadInputError
 from strati.run.files import check_writable
 from strati.text import visible
 from strati.types import Result
@@ -62,80 +61,6 @@ def output_options(function: F) -> F:
         return function(*args, output=output, **options)
 
     return wrapped  # type: ignore[return-value]
-
-
-FORCE = "strati.force"
-OUTPUTS = frozenset({"json_", "html", "export", "out", "target", "sparsify", "make", "folder", "output"})
-"""Parameters of any verb that name what is written; every other text that is a path there is, is an input."""
-
-_RESULTS = (".html", ".csv", ".parquet")
-
-
-def guard_outputs(context: click.Context) -> None:
-    """Refuse to write over an input, or, without ``--force``, over a file that opens as a network.
-
-    Raises:
-        BadInputError: An output is one of the inputs, is given twice, or is a network without ``--force``.
-    """
-    outputs = [Path(text) for name in OUTPUTS for text in _texts(context.params.get(name)) if text != "-"]
-    inputs = [
-        path
-        for name, value in context.params.items()
-        if name not in OUTPUTS
-        for text in _texts(value)
-        if (path := _existing(text)) is not None
-    ]
-    force = bool(context.meta.get(FORCE) or context.params.get("force"))
-    for number, output in enumerate(outputs):
-        if output.absolute() in [other.absolute() for other in outputs[:number]]:
-            raise BadInputError(output, "is given for two outputs; give each a name of its own")
-        if _existing(str(output)) is None:
-            continue
-        if any(_is_part_of(output, given) for given in inputs):
-            raise BadInputError(output, "is one of the inputs and is not overwritten; choose another name")
-        if output.is_file() and not force and _is_network(output):
-            raise BadInputError(output, "exists and is a network; choose another name, or add --force")
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, tuple | list):
-        return [text for item in value for text in _texts(item)]
-    return [os.fspath(value)] if isinstance(value, str | os.PathLike) and os.fspath(value) else []
-
-
-def _existing(text: str) -> Path | None:
-    path = Path(text)
-    try:
-        return path if path.exists() else None
-    except (OSError, ValueError):
-        return None
-
-
-def _is_part_of(output: Path, given: Path) -> bool:
-    """Whether an existing output is an input, or a file of an input folder that is no earlier result."""
-    if output.samefile(given):
-        return True
-    if not output.is_file():
-        return False
-    if given.name.endswith(".index.json"):  # its shards are inputs too
-        return output.parent.samefile(given.parent) and _is_network(output)
-    inside = given.is_dir() and output.resolve().is_relative_to(given.resolve())
-    return inside and output.suffix.lower() not in _RESULTS and not _is_result(output)
-
-
-def _is_result(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(19).startswith(b'{"schema": "strati.')
-
-
-def _is_network(path: Path) -> bool:
-    from strati.network.open import open as open_network
-
-    try:
-        open_network(path)
-    except StratiError:
-        return False
-    return True
 
 
 def seed_option(function: F) -> F:

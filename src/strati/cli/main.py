@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from strati._version import __version__
-from strati.cli.common import FORCE
+from strati.cli.guard import FORCE
 from strati.errors import StoppedError, StratiError
 from strati.text import printable
 
@@ -196,7 +196,8 @@ def _usage(error: click.ClickException) -> int:
     context = getattr(error, "ctx", None)
     what = " ".join(context.command_path.split()[1:]) if context is not None else ""
     hint = f"; see: strati {what} --help" if what else "; see: strati --help"
-    _say(f"strati: error: {what or 'usage'}: {printable(error.format_message(), 400).rstrip('.')}{hint}")
+    why = " ".join(error.format_message().split())  # click lists choices over several lines
+    _say(f"strati: error: {what or 'usage'}: {printable(why, 400).rstrip('.')}{hint}")
     return 2
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from strati.cli.common import Output, emit, output_options
+from strati.cli.guard import guard_outputs
 from strati.run.progress import progress
 
 _ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")
@@ -62,14 +63,18 @@ def command(
       strati plan measured --action quantise --budget bits=4.0 --export types.sh --format llama.cpp
     """
     from strati.intervene.plan import plan
+    from strati.intervene.study import load_study
     from strati.run.files import check_writable
 
     if export is not None:
         check_writable(export)
+    measured = load_study(study)
+    network = (measured.origin.get("spec") or {}).get("network", {}).get("path")
+    guard_outputs(click.get_current_context(), also=[network])
     given = {"combinations": combinations, "seed": seed, "layers": layers or None}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress("plan", None, quiet=output.quiet) as tick:
-        result = plan(study, budget=budget, action=action, model=model, data=data, tick=tick, **options)
+        result = plan(measured, budget=budget, action=action, model=model, data=data, tick=tick, **options)
     if export is not None:
         result.export(export, format=form)  # type: ignore[arg-type]
     emit(result, output)

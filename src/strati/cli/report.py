@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Output, check_page, emit, guard_outputs
+from strati.cli.common import Output, check_page, emit
+from strati.cli.guard import guard_outputs
 from strati.types import Result
 
 if TYPE_CHECKING:

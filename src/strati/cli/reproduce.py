@@ -58,7 +58,11 @@ class Catalogue(Result):
     "--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work."
 )
 @click.option(
-    "--model", metavar="MODEL", help="pretrained: your own network instead of those that can be fetched."
+    "--model",
+    "models",
+    metavar="MODEL",
+    multiple=True,
+    help="Your own network instead of those that can be fetched: one for pretrained, two for small-and-large.",
 )
 @click.option(
     "--data", metavar="DATA", help="pretrained: its data (text or token ids; images as .npz or a folder)."
@@ -70,7 +74,7 @@ def command(
     name: str | None,
     quick: bool,
     folder: str,
-    model: str | None,
+    models: tuple[str, ...],
     data: str | None,
     plot: bool,
     seed: int,
@@ -83,27 +87,41 @@ def command(
       strati reproduce
       strati reproduce alpha-of-random-layers --quick
       strati reproduce pretrained --model gpt2 --data wikitext/test.txt
+      strati reproduce small-and-large --model gpt2 --model gpt2-large
     """
     from strati.papers.registry import ENTRIES, reproduce
 
     if name is None:
         emit(Catalogue(ENTRIES), output)
         return
-    if (model is None) != (data is None) or (model is not None and name != "pretrained"):
-        raise BadInputError(
-            str(name), "--model and --data belong together, and to `strati reproduce pretrained`"
-        )
+    _check_own(name, models, data)
     if plot:
         require("matplotlib", "plot", "drawing the figures of a reproduction")
     with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:
-        if model is not None and data is not None:
+        place = Path(folder) / name
+        if len(models) == 2:
+            from strati.papers.eigenspectra.sizes import own_sizes
+
+            result = own_sizes(models[0], models[1], seed=seed, folder=place, tick=tick)
+        elif models and data is not None:
             from strati.papers.robust_and_critical.own import pretrained_own
 
-            place = Path(folder) / name
-            result = pretrained_own(model, data, quick=quick, seed=seed, folder=place, tick=tick)
+            result = pretrained_own(models[0], data, quick=quick, seed=seed, folder=place, tick=tick)
         else:
             result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
     emit(result, output)
     if plot:
         for path in result.figures:
             show(path)
+
+
+def _check_own(name: str, models: tuple[str, ...], data: str | None) -> None:
+    """Refuse networks and data of the user's that do not belong to this reproduction."""
+    wanted = {"pretrained": 1, "small-and-large": 2}.get(name, 0)
+    if models and len(models) != wanted:
+        many = {0: "takes no --model", 1: "takes one --model and its --data", 2: "takes --model twice"}[
+            wanted
+        ]
+        raise BadInputError(name, many)
+    if (data is not None) != (name == "pretrained" and bool(models)):
+        raise BadInputError(name, "--model and --data belong together, and to `strati reproduce pretrained`")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
+from strati.cli.guard import guard_outputs
 from strati.errors import BadInputError, StoppedError
 from strati.run.files import check_table, export_table
 from strati.run.progress import progress
@@ -78,6 +79,9 @@ def command(
     if scheme is not None and scheme not in SCHEMES:
         raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
     wanted = read_spec(spec)
+    others = (one.source for one in wanted.interventions.settings if isinstance(one.source, str))
+    read = (wanted.network.path, wanted.network.initial, wanted.data.path, *others)
+    guard_outputs(click.get_current_context(), also=read)
     if seed is not None:
         wanted = replace(wanted, seed=seed)
     if scheme is not None:

@@ -42,6 +42,12 @@ from strati.tracking.config import QUANTITIES, TrackConfig
 @click.option("--chains", type=int, default=default(TrackConfig, "chains"), help="Chains of every estimate.")
 @click.option("--draws", type=int, default=default(TrackConfig, "draws"), help="Draws of every chain.")
 @click.option(
+    "--batch",
+    type=int,
+    default=default(TrackConfig, "batch"),
+    help="Rows of a minibatch of its sampler [256].",
+)
+@click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=default(TrackConfig, "seconds"),

@@ -112,7 +112,7 @@ def apply(
         UnsupportedError: A format or change that cannot be written.
     """
     require("torch", "torch", "applying a plan")
-    chosen = resolve(ApplyConfig, config, options, of="apply")
+    chosen = resolve(ApplyConfig, config, options, of=apply)
     from torch import nn
 
     from strati.intervene.acting.written import Edits, open_network_of

@@ -196,7 +196,7 @@ def plan(
     require("torch", "torch", "making a plan")
     from strati.intervene.acting.workshop import open_workshops
 
-    config = resolve(PlanConfig, config, options, of="plan")
+    config = resolve(PlanConfig, config, options, of=plan)
     config.check()
     wanted = read_budget(budget, config.action)
     measured = study if isinstance(study, Study) else load_study(study)

@@ -158,7 +158,7 @@ def study(
     from strati.intervene.planning.sources import model_job, spec_job
     from strati.intervene.planning.tasks import find_data
 
-    config = resolve(StudyConfig, config, options, of="study")
+    config = resolve(StudyConfig, config, options, of=study)
     config.check()
     run = config.run(tick)
     if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):

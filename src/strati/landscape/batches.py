@@ -24,6 +24,7 @@ from strati.landscape.models import Inputs as Inputs
 from strati.landscape.models import call as call
 from strati.landscape.models import device_of as device_of
 from strati.landscape.models import is_transformer as is_transformer
+from strati.landscape.models import longest_input
 from strati.landscape.models import on_device as on_device
 from strati.landscape.models import output_tensor as output_tensor
 from strati.landscape.models import takes_tokens as takes_tokens
@@ -166,11 +167,12 @@ def as_batches(
         data: Arrays or tensors (rows first), ``(x, y)``, a dict of tensors (``labels`` in it are the targets), a
             ``DataLoader`` or any other re-iterable of such batches, a ``Dataset`` of rows, or a path: ``.npz``
             (arrays ``x``, optional ``y``), ``.npy``, CSV, ``.txt`` (through the model's tokenizer), a folder of
-            images by class.
+            images by class. A list of two arrays of the same kind of rows is two batches; write ``(x, y)`` as a tuple.
         model: The network they are for: whole numbers are tokens where it takes tokens, real numbers otherwise, and
             batches are put where it is.
         rows: Rows in a batch, where the data do not come in batches of their own.
-        context: Tokens in a window, where token numbers come in one dimension.
+        context: Tokens in a window, where token numbers come in one dimension; fewer than that are one window, and
+            no window is longer than the model can take.
         device: Put batches there instead.
         dtype: The type of real numbers; by default they keep theirs.
 
@@ -187,10 +189,11 @@ def as_batches(
     if isinstance(data, Batches):
         return data
     tokens = takes_tokens(model) if model is not None else None
+    context = min(context, longest_input(model) or context)
     place = device_of(model, device) if model is not None or device is not None else None
     if isinstance(data, str | os.PathLike):
         data = _read(Path(data), model)
-    pair = _arrays(data)
+    pair = None if _two_batches(data) else _arrays(data)
     if pair is not None:
         batch = _batch(*pair, tokens=tokens, context=context)
         return Batches(lambda: _cut(batch, rows), batch.rows, device=place, dtype=dtype)
@@ -252,6 +255,15 @@ def _arrays(data: Any) -> tuple[Any, Any] | None:
         if _numbers(data):
             return data, None
     return None
+
+
+def _two_batches(data: Any) -> bool:
+    """Whether a list of two arrays is two batches of inputs: rows of one shape and type. ``(x, y)`` is a tuple."""
+    if not isinstance(data, list) or len(data) != 2:
+        return False
+    first, second = data
+    arrays = all(isinstance(v, Tensor | np.ndarray) and v.ndim > 1 for v in data)
+    return bool(arrays and first.shape[1:] == second.shape[1:] and first.dtype == second.dtype)
 
 
 def _is_input(value: Any) -> bool:
@@ -351,7 +363,10 @@ def _whole_numbers(x: Tensor, *, tokens: bool | None, context: int) -> Tensor:
         return x
     if not tokens:
         return x.to(torch.get_default_dtype())
-    return torch.as_tensor(as_windows(x.numpy(force=True), context)) if x.ndim == 1 else x.long()
+    if x.ndim > 1:
+        return x.long()
+    window = min(context, max(len(x), 2))  # a short text is one window
+    return torch.as_tensor(as_windows(x.numpy(force=True), window))
 
 
 def as_tensor(value: Any, what: str) -> Tensor:

@@ -68,6 +68,17 @@ def takes_tokens(model: nn.Module) -> bool:
     return any(issubclass(kind, nn.Embedding | nn.EmbeddingBag) for kind in kinds) and not convolves
 
 
+def longest_input(model: nn.Module | None) -> int | None:
+    """How many tokens a model takes at once, where its configuration says so.
+
+    Examples:
+        >>> longest_input(nn.Linear(2, 2)) is None
+        True
+    """
+    found = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return int(found) if isinstance(found, int) and found > 0 else None
+
+
 def is_transformer(model: nn.Module) -> bool:
     """Whether a model has attention: some parameter's name gives it the role of a query, key or value.
 

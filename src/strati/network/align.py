@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.network.roles import Role, modules
-from strati.network.views import half_of_rows
+from strati.network.views import View, half_of_rows, part_of_heads, part_of_qkv
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[Any]
 
+QKV = (Role.QUERY, Role.KEY, Role.VALUE)
 _SAMPLE = 48  # columns on which ways back are tried
 _BETTER = 0.5  # a way back must at least halve the squared distance
 _ROUNDS = 10  # rows and columns in turn: scales of real files settle in three or four
@@ -223,6 +224,47 @@ def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Laye
     return tuple(found)
 
 
+def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0) -> tuple[Layer, ...]:
+    """The layers with fused query-key-value matrices cut as another network that keeps them apart shows.
+
+    For networks whose settings do not say how they are fused: the rows of the three follow from the other network's
+    shapes, and whether they are stacked or ordered head by head from which of the two agrees better.
+
+    Args:
+        layers: The layers of a network.
+        others: Layers of another one.
+        heads: Its attention heads; 0 where they are not known.
+    """
+    apart: dict[int | None, dict[Role, Layer]] = {}
+    for other in others:
+        if other.role in QKV and other.count == 1:
+            apart.setdefault(other.block, {}).setdefault(other.role, other)
+    found: list[Layer] = []
+    for layer in layers:
+        parts = apart.get(layer.block, {})
+        shapes = [parts[role].shape for role in QKV if role in parts]
+        whole = (sum(rows for rows, _ in shapes), layer.shape[1])
+        fits = len(shapes) == 3 and layer.shape == whole and {cols for _, cols in shapes} == {whole[1]}
+        if layer.role is not Role.QKV or layer.count != 1 or not fits:
+            found.append(layer)
+            continue
+        sizes = (shapes[0][0], shapes[1][0], shapes[2][0])
+        ways = [[part_of_qkv(layer.cut, i, sizes) for i in range(3)]]
+        if heads and len(set(sizes)) == 1 and sizes[0] % heads == 0:
+            ways.append([part_of_heads(layer.cut, i, heads) for i in range(3)])
+        cuts = (
+            min(ways, key=lambda way: _apart_by(layer, way[0], parts[Role.QUERY]))
+            if len(ways) > 1
+            else ways[0]
+        )
+        found += [_part(layer, cut, "qkv"[i], QKV[i]) for i, cut in enumerate(cuts)]
+    return tuple(found)
+
+
+def _apart_by(layer: Layer, cut: View, other: Layer) -> float:
+    return _distance(next(other.matrices()), next(cut.matrices(layer.network.read(layer.tensor))))
+
+
 def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
     """Whether the rows of gate and input map stand in turn in a network's fused matrices."""
     gates = {(x.block, x.expert): x for x in others if x.role is Role.MLP_GATE and x.count == 1}
@@ -240,7 +282,11 @@ def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
 def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
     """One of the two maps of a fused layer as a layer of its own."""
     word = "gate" if role is Role.MLP_GATE else "up"
-    cut = half_of_rows(layer.cut, which, word, alternating=alternating)
+    return _part(layer, half_of_rows(layer.cut, which, word, alternating=alternating), word, role)
+
+
+def _part(layer: Layer, cut: View, word: str, role: Role) -> Layer:
+    """A part of a fused layer as a layer of its own."""
     return replace(
         layer,
         name=f"{layer.name}[{word}]",

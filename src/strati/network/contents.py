@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from strati.errors import BadInputError
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -112,9 +114,11 @@ class Contents:
         config: ``config.json`` of a Hugging Face directory, or the format's own hyperparameters.
         warnings: What a user must know about the file.
         quantisation: How the tensors stored as lossy codes were rounded.
-        rounding: Mean square of the error that rounding left in a tensor (of a stack: in one of its matrices).
+        rounding: Mean square of the error that rounding left in each entry of a tensor (of a stack: of one of its
+            matrices); ``None`` where that is not known.
         read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
         adapters: Tensors that are low-rank updates of another network's weights.
+        files: The files that the values come from; empty for a network in memory.
     """
 
     format: str
@@ -127,9 +131,25 @@ class Contents:
     config: Mapping[str, Any] | None = None
     warnings: tuple[Flag, ...] = ()
     quantisation: Mapping[str, Quantisation] = field(default_factory=dict)
-    rounding: Callable[[str, int | None], float | None] | None = None
+    rounding: Callable[[str, int | None], NDArray[Any] | None] | None = None
     read_part: Callable[[str, int], NDArray[Any]] | None = None
     adapters: Mapping[str, AdapterUpdate] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def stamp(self) -> tuple[tuple[str, int, int], ...]:
+        """Name, size and time of change of each file: what tells these values from others without reading them.
+
+        Raises:
+            BadInputError: A file is gone.
+        """
+        found = []
+        for file in self.files:
+            try:
+                state = file.stat()
+            except OSError as error:
+                raise BadInputError(file, f"cannot be read ({error.strerror or error})") from None
+            found.append((file.name, state.st_size, state.st_mtime_ns))
+        return tuple(found)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 from strati.errors import BadInputError
@@ -28,4 +29,4 @@ def file_contents(path: Path) -> Contents:
             # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
             raise BadInputError(path, f"the name {name} is not Unicode text; re-save the file")
     warnings = found.warnings + wrong_ending(source, kind)
-    return Contents(**(vars(found) | {"warnings": warnings}))
+    return replace(found, warnings=warnings, files=(path, *found.files))

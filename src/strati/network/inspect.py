@@ -140,7 +140,7 @@ def inspect(
         >>> row["role"], row["rows"], row["cols"], row["view"]
         ('attention.qkv', 12, 4, 'transposed (stored inputs x outputs)')
     """
-    chosen = resolve(InspectConfig, config, options, of="inspect")
+    chosen = resolve(InspectConfig, config, options, of=inspect)
     network = open_network(net)
     layers = select(network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), chosen.layers)
     skipped = network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from strati.errors import BadInputError
 from strati.network.contents import Contents, Hint, Kind, Skipped, numpy_dtype
 from strati.network.contents import Tensor as Record
 from strati.network.formats import state
+from strati.types import Flag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from strati.types import Flag
+    from strati.network.adapters.lora import AdapterUpdate
 
 
 def is_module(x: object) -> bool:
@@ -50,7 +51,8 @@ def module_contents(module: nn.Module) -> Contents:
     named, _, warnings = state.state_dict(_Name(kind), tensors, Tensor)  # type: ignore[arg-type]
     hints = _hints(module)
     known = {new: hints[old] for old, new in zip(tensors, named, strict=True) if old in hints}
-    return _contents("module", named, known, _config(module), warnings)
+    config = _config(module)
+    return _contents("module", named, known, config, (*warnings, *_not_read(config)))
 
 
 def mapping_contents(mapping: Mapping[Any, Any]) -> Contents:
@@ -69,23 +71,48 @@ def mapping_contents(mapping: Mapping[Any, Any]) -> Contents:
 def frozen(contents: Contents) -> Contents:
     """The same with every tensor read, so that it can travel between processes."""
     arrays = {tensor.name: np.ascontiguousarray(contents.read(tensor.name)) for tensor in contents.tensors}
-    errors: dict[tuple[str, int | None], float | None] = {}
+    errors: dict[tuple[str, int | None], NDArray[Any] | None] = {}
     for tensor in contents.tensors:
         if contents.rounding is not None and tensor.name in contents.quantisation:
             places: Iterable[int | None] = (
                 range(prod(tensor.shape[:-2])) if len(tensor.shape) > 2 else (None,)
             )
             errors |= {(tensor.name, index): contents.rounding(tensor.name, index) for index in places}
-    return replace(contents, read=arrays.__getitem__, read_part=None, rounding=_Errors(errors))
+    return replace(
+        contents,
+        read=arrays.__getitem__,
+        read_part=None,
+        rounding=_Errors(errors),
+        adapters={name: _held(update) for name, update in contents.adapters.items()},
+    )
+
+
+def _held(update: AdapterUpdate) -> AdapterUpdate:
+    """An update with its factors read."""
+    return replace(
+        update,
+        factors=_Value(update.factors()),
+        magnitude=None if update.magnitude is None else _Value(update.magnitude()),
+    )
+
+
+@dataclass(frozen=True)
+class _Value:
+    """What a reader would give, read already."""
+
+    value: Any
+
+    def __call__(self) -> Any:
+        return self.value
 
 
 class _Errors:
     """Rounding errors looked up: what travels between processes in place of a decoder."""
 
-    def __init__(self, known: Mapping[tuple[str, int | None], float | None]) -> None:
+    def __init__(self, known: Mapping[tuple[str, int | None], NDArray[Any] | None]) -> None:
         self.known = known
 
-    def __call__(self, name: str, index: int | None) -> float | None:
+    def __call__(self, name: str, index: int | None) -> NDArray[Any] | None:
         return self.known.get((name, index))
 
 
@@ -230,9 +257,35 @@ def _config(module: nn.Module) -> Mapping[str, Any] | None:
     known: dict[str, Any] | None = config if isinstance(config, dict) else None
     adapters = getattr(module, "peft_config", None)
     if isinstance(adapters, Mapping) and adapters:
-        first = next(iter(adapters.values()))
-        known = (known or {}) | {"adapter_config": first.to_dict()}
+        told = {str(name): adapter.to_dict() for name, adapter in adapters.items()}
+        known = (known or {}) | {
+            "adapter_config": next(iter(told.values())),
+            "adapter_configs": told,
+            "active_adapters": _active(module),
+        }
     return known
+
+
+def _active(module: nn.Module) -> list[str]:
+    """The adapters that a PEFT model computes with, besides those that are merged into its weights already."""
+    for one in module.modules():
+        if hasattr(one, "merged_adapters") and hasattr(one, "active_adapters"):
+            if getattr(one, "disable_adapters", False):
+                return []
+            active, merged = cast("list[str]", one.active_adapters), cast("list[str]", one.merged_adapters)
+            return [str(name) for name in active if name not in merged]
+    return []
+
+
+def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
+    """What to say of a model with adapters of a kind that is not read."""
+    told = (config or {}).get("adapter_configs", {})
+    kinds = {str(getattr(kind, "value", kind)) for kind in (one.get("peft_type") for one in told.values())}
+    others = sorted(kinds - {"LORA"})
+    if not others:
+        return ()
+    text = f"adapters of the kind {', '.join(others)} are not read: the weights are those without them"
+    return (Flag("adapter-not-read", text),)
 
 
 def _hints(module: nn.Module) -> dict[str, Hint]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from itertools import groupby
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from strati.network import views
 from strati.network.contents import Hint, Quantisation, Skipped, Tensor
 from strati.network.names import Names, is_raw
 from strati.network.quantised.companions import why_no_weight
-from strati.network.quantised.rounding import noise_floor
+from strati.network.quantised.rounding import Rounding, rounding_of
 from strati.network.roles import Role, expert_of, modules
 from strati.network.views import View
 
@@ -47,6 +48,7 @@ class Layer:
         expert: Which expert of a mixture it belongs to, if any.
         quantisation: How it was rounded before it was stored; ``None`` where it was not.
         adapter: The low-rank update it is; ``None`` where it is a weight.
+        known: What rounding did to it, where that is known already; ``None`` to decode it and see.
     """
 
     name: str
@@ -65,6 +67,14 @@ class Layer:
     expert: int | None = None
     quantisation: Quantisation | None = None
     adapter: AdapterUpdate | None = None
+    known: Rounding | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Between processes an update travels as its network: how its factors are read does not."""
+        fields = {
+            item.name: getattr(self, item.name) for item in dataclass_fields(self) if item.name != "adapter"
+        }
+        return _restored, (fields, self.adapter is not None)
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
@@ -75,11 +85,25 @@ class Layer:
 
     def noise_floor(self) -> float | None:
         """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
-        rounding = self.network.contents.rounding
-        if self.quantisation is None or rounding is None:
-            return None
-        error = rounding(self.tensor, self.cut.index)
-        return None if error is None else noise_floor(error, *self.shape)
+        found = self.rounding()
+        return None if found is None else found.floor
+
+    def rounding(self) -> Rounding | None:
+        """What rounding did to the weights, found once; ``None`` where they were not rounded, or that is not known."""
+        read = self.network.contents.rounding
+        if self.known is not None or self.quantisation is None or read is None:
+            return self.known
+        found = self.network.roundings
+        if (self.name, self.view) not in found:
+            variance = read(self.tensor, self.cut.index)
+            parts = self.cut.matrices if self.cut.index is None else self.cut.of_part
+            found[self.name, self.view] = None if variance is None else rounding_of(parts(variance))
+        return found[self.name, self.view]
+
+
+def _restored(fields: dict[str, Any], update: bool) -> Layer:
+    network = fields["network"]
+    return Layer(**fields, adapter=network.contents.adapters[fields["tensor"]] if update else None)
 
 
 def plan(
@@ -94,6 +118,8 @@ def plan(
             skipped.append(Skipped(tensor.name, f"tied to {network.ties[tensor.name]}, counted there"))
             continue
         reason = _unfit(tensor, names.label(tensor.name))
+        if network.format == "peft" and ".base_layer." in tensor.name:
+            reason = "the base's own weight, kept beside its update"
         if reason is not None:
             skipped.append(Skipped(tensor.name, reason))
             continue
@@ -340,8 +366,8 @@ def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
     if heads and groups and groups != heads:
         width = width or whole.rows // (heads + 2 * groups)
         sizes = (heads * width, groups * width, groups * width)
-    elif whole.rows % 3 == 0:
-        sizes = (whole.rows // 3,) * 3
+    elif whole.rows % 3 == 0 and (heads or whole.rows == 3 * whole.cols):
+        sizes = (whole.rows // 3,) * 3  # else keys and values may have fewer heads than queries
     else:
         return []
     if sum(sizes) != whole.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):

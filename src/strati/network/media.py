@@ -59,7 +59,7 @@ def as_windows(tokens: NDArray[Any], context: int) -> NDArray[Any]:
     count = len(tokens) // context
     if count == 0:
         raise BadInputError(
-            "data", f"has {len(tokens)} tokens, not one window of {context}; give a smaller context"
+            "data", f"has {len(tokens)} tokens, not one window of {context}; give more tokens"
         )
     return np.asarray(tokens[: count * context].reshape(count, context), dtype=np.int64)
 

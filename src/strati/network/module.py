@@ -93,7 +93,7 @@ def as_module(
         ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']
     """
     require("torch", "torch", "running a network")
-    chosen = resolve(ModuleConfig, config, options, of="as_module")
+    chosen = resolve(ModuleConfig, config, options, of=as_module)
     from strati.network.open import open
 
     network = open(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.network.layers import Layer
+    from strati.network.quantised.rounding import Rounding
 
 Openable: TypeAlias = "Network | str | os.PathLike[str] | Mapping[str, Any] | nn.Module"
 """Whatever names a network; every function that takes one takes all of these."""
@@ -65,6 +66,12 @@ def open(x: Openable) -> Network:
     if isinstance(x, Mapping):
         return Network(Path("state dict"), intake.mapping_contents(x))
     raise intake.refuse(x)
+
+
+@lru_cache(maxsize=4)
+def _reopened(place: Path, stamp: object) -> Network:
+    """A network in another process: opened once there, however many of its layers come."""
+    return _at(place)
 
 
 def _found(path: str) -> str | Path:
@@ -110,16 +117,26 @@ class Network:
         module: The ``nn.Module`` it was opened from, or ``None``.
         tensors: Its tensors, unread.
         config: ``config.json`` of a Hugging Face directory, the hyperparameters of a GGUF file, or ``None``.
+        parts: The networks it was put together from, a base and an adapter; empty for one that was opened.
     """
 
-    def __init__(self, path: Path, contents: Contents, *, module: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        contents: Contents,
+        *,
+        module: nn.Module | None = None,
+        parts: tuple[Network, ...] = (),
+    ) -> None:
         contents = updates(decoded(contents))
         self.path = path
         self.module = module
+        self.parts = parts
         self.format = contents.format
         self.tensors = contents.tensors
         self.config: Mapping[str, Any] | None = contents.config
         self.contents = contents
+        self.roundings: dict[tuple[str, str], Rounding | None] = {}
         self._recipe: tuple[Any, tuple[Any, ...]] | None = None
         self._plans: dict[tuple[bool, str], tuple[tuple[Layer, ...], tuple[Skipped, ...]]] = {}
 
@@ -133,16 +150,16 @@ class Network:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it was opened from a module or a state dict: then ``path`` is a name, not a place."""
-        return self.format in ("module", "state dict")
+        """Whether it, or a part of it, is a module or a state dict: then ``path`` is a name, not a place."""
+        return self.format in ("module", "state dict") or any(part.in_memory for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Between processes a network travels as its path; one in memory as its values."""
         if self._recipe is not None:
             return self._recipe
-        return (
-            (Network, (self.path, intake.frozen(self.contents))) if self.in_memory else (open, (self.path,))
-        )
+        if self.in_memory:
+            return Network, (self.path, intake.frozen(self.contents))
+        return _reopened, (self.path, self.contents.stamp())
 
     def __repr__(self) -> str:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"

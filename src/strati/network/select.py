@@ -84,15 +84,26 @@ def select(layers: Sequence[L], patterns: str | Iterable[str] | None) -> tuple[L
     return tuple(layer for index, layer in enumerate(layers) if index in taken - left_out)
 
 
-def select_names(names: Iterable[str], patterns: str | Iterable[str] | None) -> tuple[str, ...]:
+def select_names(
+    names: Iterable[str], patterns: str | Iterable[str] | None, *, whole_blocks: bool = False
+) -> tuple[str, ...]:
     """Like :func:`select` for bare names of tensors or modules; roles and blocks are told from the names.
+
+    Args:
+        names: What there is to choose from.
+        patterns: As in :func:`select`.
+        whole_blocks: Names may be those of blocks themselves (``h.3``), not only of what lies in them.
 
     Examples:
         >>> select_names(["fc1", "fc2", "fc3"], "!fc2")
         ('fc1', 'fc3')
+        >>> select_names(["h.0", "h.1", "h.2"], "block:1-2", whole_blocks=True)
+        ('h.1', 'h.2')
     """
     listed = list(names)
-    number = blocks(listed)
+    inside = {name: f"{name.partition(':')[0]}.any.weight" if whole_blocks else name for name in listed}
+    found = blocks(inside.values())
+    number = {name: found[inside[name]] for name in listed}
     return tuple(
         item.name
         for item in select([_Bare(n, n, role_of(n, number[n]), number[n]) for n in listed], patterns)

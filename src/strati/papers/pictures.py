@@ -1,4 +1,4 @@
-"""What the reproductions' pictures share: colours, panels, and saving as PNG and SVG.
+"""What the reproductions' pictures share: colours, panels, and saving as PNG and SVG with the data beside them.
 
 Colours are those of Okabe and Ito (2008), told apart with any kind of colour vision; text and axes are a middle grey
 on a transparent ground, readable on light and dark pages alike. Needs matplotlib.
@@ -6,12 +6,14 @@ on a transparent ground, readable on light and dark pages alike. Needs matplotli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from strati.errors import require
+from strati.papers.picture_data import figure_csv
+from strati.run.files import write_atomic
 
 OURS = "#0072B2"
 PAPER = "#D55E00"
@@ -51,17 +53,31 @@ def panels(
     return figure, axes[:count]
 
 
+def legend_below(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend for all panels, below them, with every label once."""
+    known: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            known.setdefault(label, handle)
+    figure.legend(known.values(), known, loc="outside lower center", ncols=len(known), frameon=False)
+
+
 def drawn(draw: Callable[..., tuple[str, ...]], *given: Any) -> tuple[str, ...]:
     """What ``draw(*given)`` drew; nothing where matplotlib is not installed: the numbers do not need the picture."""
     return draw(*given) if find_spec("matplotlib") is not None else ()
 
 
 def save(figure: Any, folder: Path, stem: str) -> tuple[str, ...]:
-    """Write a figure as PNG and as SVG; the paths of both."""
+    """Write a figure as PNG and as SVG, and its data as CSV under the same name; the paths of both pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{stem}.png", folder / f"{stem}.svg"]
+    table = figure_csv(figure)
+    if table:
+        write_atomic(folder / f"{stem}.csv", table)
     for axis in figure.axes:
         _plain(axis)
+    for legend in figure.legends:
+        _quiet(legend)
     figure.savefig(paths[0], dpi=120, transparent=True)
     figure.savefig(paths[1], transparent=True, metadata={"Date": None})
     return tuple(map(str, paths))
@@ -75,9 +91,12 @@ def _plain(axis: Any) -> None:
     axis.tick_params(colors=_GREY, labelsize=8)
     for text in (axis.title, axis.xaxis.label, axis.yaxis.label):
         text.set_color(_GREY)
-        text.set_fontsize(9)
-    legend = axis.get_legend()
-    if legend is not None:
-        for text in legend.get_texts():
-            text.set_color(_GREY)
-            text.set_fontsize(8)
+        text.set_fontsize(min(9, text.get_fontsize()))
+    if axis.get_legend() is not None:
+        _quiet(axis.get_legend())
+
+
+def _quiet(legend: Any) -> None:
+    for text in legend.get_texts():
+        text.set_color(_GREY)
+        text.set_fontsize(8)

@@ -77,7 +77,9 @@ ENTRIES: dict[str, Entry] = {
         "strong regularisation: does a layer collapse?",
     ),
     "same-token": Entry(
-        "eigenspectra.spectra_experiments:same_token", _TOP_DOWN, "a language model taught one word"
+        "eigenspectra.one_word:same_token",
+        _TOP_DOWN,
+        "section 3.3, figures 5, 6: a language model taught one word",
     ),
     "remove-quasi-null": Entry(
         "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
@@ -88,7 +90,7 @@ ENTRIES: dict[str, Entry] = {
         "section 3.4, figures 3, 4, 7, 8: is the larger model's spectrum more stable, are its eigenvalues smaller?",
     ),
     "training-series": Entry(
-        "eigenspectra.spectra_experiments:training_series",
+        "eigenspectra.training_series:training_series",
         _TOP_DOWN,
         "spectra over training, three batch sizes",
     ),
@@ -116,6 +118,21 @@ ENTRIES: dict[str, Entry] = {
         "degeneracy.learning_coefficients:studies",
         "degeneracy-in-the-loss-landscape",
         "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
+    ),
+    "degeneracy-toys": Entry(
+        "degeneracy.toys:degeneracy_toys",
+        "degeneracy-in-the-loss-landscape",
+        "2.2.2's c^2 w^2 + w^4, figure 1's cross, the information criterion with 2 lambda",
+    ),
+    "sparsity-and-freedom": Entry(
+        "degeneracy.statements:sparsity_and_freedom",
+        "degeneracy-in-the-loss-landscape",
+        "section 4: zeros after sparsifying against free directions",
+    ),
+    "basis-invariance": Entry(
+        "degeneracy.statements:basis_invariance",
+        "degeneracy-in-the-loss-landscape",
+        "section 6.2: other coordinates, the same basis; appendix A: deep linear networks are diagonal",
     ),
     "dropped-net-tables": Entry(
         "dropped_net.puzzle:dropped_net_tables",
@@ -213,14 +230,14 @@ def reproduce(
     Raises:
         BadInputError: There is no such reproduction or option.
     """
-    chosen = resolve(ReproduceConfig, config, options, of="reproduce")
+    chosen = resolve(ReproduceConfig, config, options, of=reproduce)
     if name not in ENTRIES:
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     module, _, function = ENTRIES[name].function.partition(":")
     body: Callable[..., Reproduction] = getattr(importlib.import_module(f"strati.papers.{module}"), function)
+    code = sources(name)  # before the run: the files may change while it goes on
     found = body(quick=chosen.quick, seed=chosen.seed, folder=Path(chosen.folder) / name, tick=tick)
-    mode = "quick" if chosen.quick else "full"
-    return replace(found, mode=mode, seed=chosen.seed, sources=sources(name))
+    return replace(found, mode="quick" if chosen.quick else "full", seed=chosen.seed, sources=code)
 
 
 def sources(name: str) -> str:
@@ -259,4 +276,6 @@ def sources(name: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-_SHARED = frozenset(f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "claims", "beside"))
+_SHARED = frozenset(
+    f"strati.papers.{name}" for name in ("registry", "rows", "pictures", "picture_data", "claims", "beside")
+)

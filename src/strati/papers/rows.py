@@ -7,7 +7,8 @@ the subtraction, and no difference goes unmarked.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.types import Flag, Result
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Value = float | str | None
 
-COLUMNS = ("what", "paper", "ours", "error", "agrees", "theory", "before", "seeds", "note")
+COLUMNS = ("what", "paper", "ours", "error", "agrees", "theory", "before", "mode", "seeds", "note")
 """The columns of a table of rows, in the order in which they are shown."""
 
 
@@ -75,9 +76,9 @@ class Row:
             return "yes"
         return "no" if self.note and not self.unexplained else "open"
 
-    def cells(self) -> dict[str, Any]:
-        """The row with whether it agrees, by column."""
-        found = asdict(self) | {"agrees": self.agrees}
+    def cells(self, mode: str | None = None) -> dict[str, Any]:
+        """The row with whether it agrees and how it was run (``quick`` or ``full``), by column."""
+        found = asdict(self) | {"agrees": self.agrees, "mode": mode}
         return {name: found[name] for name in COLUMNS}
 
 
@@ -85,7 +86,8 @@ class Row:
 class Reproduction(Result):
     """A paper's table or figure redone. ``mode`` is ``"quick"`` or ``"full"``; all chance came from ``seed``.
 
-    ``sources`` is a checksum of the code that made it (:func:`strati.papers.registry.sources`).
+    ``sources`` is a checksum of the code that made it (:func:`strati.papers.registry.sources`). ``captions`` say of
+    each figure in a sentence what to see in it; a key stands for all files whose names begin so (:func:`caption`).
     """
 
     verb: ClassVar[str] = "reproduce"
@@ -98,6 +100,7 @@ class Reproduction(Result):
     mode: str | None = None
     seed: int = 0
     sources: str | None = None
+    captions: Mapping[str, str] = field(default_factory=dict)
 
     def payload(self) -> dict[str, Any]:
         """Name, title, how it was run, rows, and the files of the figures drawn."""
@@ -107,8 +110,9 @@ class Reproduction(Result):
             "mode": self.mode,
             "seed": self.seed,
             "sources": self.sources,
-            "rows": [row.cells() for row in self.rows],
+            "rows": [row.cells(self.mode) for row in self.rows],
             "figures": self.figures,
+            "captions": dict(self.captions),
             "warnings": self.warnings,
         }
 
@@ -116,15 +120,18 @@ class Reproduction(Result):
         """One line per number."""
         import pandas as pd
 
-        return pd.DataFrame([row.cells() for row in self.rows], columns=list(COLUMNS))
+        return pd.DataFrame([row.cells(self.mode) for row in self.rows], columns=list(COLUMNS))
 
     def summary(self) -> RenderableType:
         """A table, the paper's number beside ours; columns that nothing stands in are left out."""
         from strati.tables import Column, table
 
-        cells = [row.cells() for row in self.rows]
+        cells = [row.cells(self.mode) for row in self.rows]
         used = columns_used(cells)
-        columns = [Column(n, right=n not in ("what", "agrees", "note"), keep=n in _KEPT) for n in used]
+        columns = [
+            Column(n, right=n not in ("what", "agrees", "mode", "note"), keep=n in _KEPT, gives=n == "mode")
+            for n in used
+        ]
         rows = [[cell(row[name]) for name in used] for row in cells]
         how = f" ({self.mode}, seed {self.seed})" if self.mode else ""
         return table(columns, rows, title=self.title + how)
@@ -136,6 +143,18 @@ _KEPT = ("what", "paper", "ours")
 def columns_used(rows: list[dict[str, Any]]) -> list[str]:
     """The columns in which any row has something; what, paper and ours always."""
     return [n for n in COLUMNS if n in _KEPT or any(row.get(n) not in (None, "") for row in rows)]
+
+
+def caption(name: str, captions: Mapping[str, str]) -> str:
+    """The sentence that belongs to a figure: of the keys that its name begins with, the longest one's.
+
+    Examples:
+        >>> caption("figure-5-resnet20.png", {"figure-5": "a", "figure-5-resnet20": "b"})
+        'b'
+        >>> caption("figure-6.png", {"figure-5": "a"})
+        ''
+    """
+    return captions.get(max((key for key in captions if name.startswith(key)), key=len, default=""), "")
 
 
 def cell(value: Value) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -156,7 +156,8 @@ def train(
         x: Inputs to use instead, rows x width.
         y: Targets to use instead, rows or rows x outputs.
         keep: A file for the state of the training every few epochs; training goes on from it, or, once it is
-            finished, takes no time. A file of another recipe or other data is started over.
+            finished, takes no time. One of fewer epochs goes on; one of more, of another recipe or of other data is
+            started over.
         tick: Called after each epoch.
     """
     require("torch", "torch", "training a network to drop")
@@ -186,7 +187,10 @@ def train(
 
         parameters = [p for layer in (*inner, *outer, *norms, last) for p in layer.parameters()]
         optimiser = _optimiser(recipe, parameters)
-        kept = _Kept(keep, f"{recipe} {zlib.crc32(inputs.numpy().data)} {zlib.crc32(targets.numpy().data)}")
+        how = replace(recipe, epochs=0)  # a longer training goes on from a shorter one
+        kept = _Kept(
+            keep, f"{how} {zlib.crc32(inputs.numpy().data)} {zlib.crc32(targets.numpy().data)}", recipe.epochs
+        )
         for epoch in range(kept.resume(parameters, optimiser), recipe.epochs):
             for rows in torch.randperm(len(inputs)).split(recipe.batch):
                 loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
@@ -228,6 +232,7 @@ class _Kept:
 
     path: Path | None
     about: str
+    most: int
 
     def resume(self, parameters: list[Any], optimiser: Any) -> int:
         """Put the kept state back; the number of epochs it has behind it."""
@@ -236,7 +241,7 @@ class _Kept:
         if self.path is None or not self.path.is_file():
             return 0
         kept = torch.load(self.path, weights_only=True)
-        if kept["about"] != self.about:
+        if kept["about"] != self.about or int(kept["epoch"]) > self.most:
             return 0
         with torch.no_grad():
             for parameter, value in zip(parameters, kept["parameters"], strict=True):

@@ -68,7 +68,7 @@ def reassemble(
         >>> found.exact, found.permutation
         (True, (4, 5, 1, 0, 6, 3, 2))
     """
-    chosen = resolve(ReassembleConfig, config, options, of="reassemble")
+    chosen = resolve(ReassembleConfig, config, options, of=reassemble)
     if _of_transformer(pieces):
         return _transformer(pieces, x, y, chosen, tick)
     return _residual(pieces, x, y, chosen, tick)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import json
 import os
 import stat
@@ -17,6 +19,7 @@ from strati.types import Result
 _LARGEST = 512 * 2**20
 _UNCHECKED = 32 * 2**20
 _LARGEST_PICTURE = 8 * 2**20
+_MOST_LINES = 2000
 _PNG = b"\x89PNG\r\n\x1a\n"
 _HEAD = b'{"schema": "strati.'
 
@@ -43,10 +46,10 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
 
 
 def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
-    """The figures that a reproduction names, put into the result, so that the page holds them.
+    """The figures that a reproduction names and their data, put into the result, so that the page holds them.
 
-    Only PNG and SVG files are taken, and, for a JSON file from anywhere, only those in its own folder or below: a
-    result must not bring other files of the reader's machine onto a page.
+    Only PNG and SVG files and the CSV of the same name are taken, and, for a JSON file from anywhere, only those in its
+    own folder or below: a result must not bring other files of the reader's machine onto a page.
 
     Args:
         result: A result in its JSON form.
@@ -64,8 +67,22 @@ def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:
         if file is not None:
             kind = "svg+xml" if file.suffix == ".svg" else "png"
             data = base64.b64encode(file.read_bytes()).decode()
-            pictures.append({"name": file.name, "kind": kind, "data": data})
+            pictures.append({"name": file.name, "kind": kind, "data": data, **_table(file, home)})
     return result | {"pictures": pictures} if pictures else result
+
+
+def _table(picture: Path, home: Path | None) -> dict[str, Any]:
+    """The data of a picture, from the CSV of the same name beside it: columns, first rows, and how many there are."""
+    try:
+        real = picture.with_suffix(".csv").resolve(strict=True)
+        inside = home is None or real.is_relative_to(home)
+        if not inside or not real.is_file() or real.stat().st_size > _LARGEST_PICTURE:
+            return {}
+        lines = list(csv.reader(io.StringIO(real.read_text("utf-8"))))
+    except (OSError, ValueError, csv.Error):
+        return {}
+    even = [line for line in lines[1:] if len(line) == len(lines[0])]
+    return {"columns": lines[0], "rows": even[:_MOST_LINES], "lines": len(even)} if even else {}
 
 
 def _picture(name: str, home: Path | None) -> Path | None:

@@ -145,3 +145,14 @@ def of_noise(
             )
         )
     return tuple(flags)
+
+
+def of_sparse(spikes: int) -> tuple[Flag, ...]:
+    """The warning about spikes of a matrix that is mostly zeros and has lost directions for it."""
+    return (
+        Flag(
+            "structured-noise",
+            "most of the weights are zero: the noise law assumes independent entries of one variance, so the level of "
+            f"the {spikes} spike{'s' if spikes > 1 else ''} does not hold",
+        ),
+    )

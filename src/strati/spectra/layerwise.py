@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Condition
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError
+from strati.network.quantised.rounding import Rounding
 from strati.rng import derive
 from strati.run.driver import Run, kept_values
 from strati.run.engine import Load, Outcome, Unit, cores
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.network.layers import Layer
+    from strati.network.open import Network
 
-_WEIGHTS = frozenset(
-    (".safetensors", ".bin", ".pt", ".pth", ".npz", ".onnx", ".gguf", ".h5", ".keras", ".msgpack")
-)
 _PROCESS = 100 << 20  # what a worker needs before it has any matrix
+_SETTINGS = ("quantization_config", "compression_config", "adapter_config")
 STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
 
@@ -72,11 +71,12 @@ def spectra(
 
 def stored_spectra(
     layers: Sequence[Layer], options: SpectrumConfig, *, out: str | Path, run: Run
-) -> Iterator[Spectrum]:
-    """The spectra of layers, in their order, each computed once and kept in the folder ``out``.
+) -> Iterator[tuple[Layer, Spectrum]]:
+    """The layers with their spectra, in their order, each computed once and kept in the folder ``out``.
 
     Layers that the store has are not computed again, whichever run or process put them there; its keys are hashes of
-    the layer's weights' identity and the options, so one folder may serve many networks.
+    the layer's weights' identity and the options, so one folder may serve many networks. What rounding did to a layer
+    is kept too, so that a quantised one need not be decoded again to say it.
 
     Args:
         layers: The layers; of one network or of several.
@@ -91,8 +91,10 @@ def stored_spectra(
     files: dict[int, Any] = {}
     units = [_unit(layer, options, files) for layer in layers]
     body = partial(_work, options=options)
-    for value in kept_values(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT):
-        yield from_record(value)
+    values = kept_values(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT)
+    for layer, value in zip(layers, values, strict=True):
+        known = None if value["rounding"] is None else Rounding(**value["rounding"])
+        yield replace(layer, known=known), from_record(value)
 
 
 def at_once(layers: Sequence[Layer], workers: int) -> int:
@@ -127,27 +129,40 @@ def shape_size(layer: Layer) -> int:
 
 
 @dataclass(frozen=True)
-class LayerReader:
-    """Reads the matrices of a layer wherever it is called; layers in memory travel as their values."""
+class Values:
+    """A layer read.
 
-    layer: Layer = field(repr=False)
+    Attributes:
+        matrices: Views of the file where it stores them plainly.
+        rounding: What rounding did to them; ``None`` where they were not rounded.
+    """
 
-    def __call__(self) -> list[NDArray[Any]]:
-        """The matrices: views of the file where it stores them plainly."""
-        return list(matrices_of(self.layer))
+    matrices: list[NDArray[Any]]
+    rounding: Rounding | None
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        if self.layer.network.in_memory:
-            return _Values, ([np.ascontiguousarray(matrix) for matrix in self()],)
-        return LayerReader, (self.layer,)
+    def __call__(self) -> Values:
+        """What a reader of these values gives."""
+        return self
+
+    def travelling(self) -> tuple[Any, tuple[Any, ...]]:
+        """What a reader of a network in memory is pickled as: the values themselves, in memory of their own."""
+        return Values, ([np.ascontiguousarray(matrix) for matrix in self.matrices], self.rounding)
 
 
 @dataclass(frozen=True)
-class _Values:
-    matrices: list[NDArray[Any]]
+class LayerReader:
+    """Reads a layer wherever it is called; layers in memory travel as their values."""
 
-    def __call__(self) -> list[NDArray[Any]]:
-        return self.matrices
+    layer: Layer = field(repr=False)
+
+    def __call__(self) -> Values:
+        """The layer's matrices, of an adapter the core."""
+        return Values(list(matrices_of(self.layer)), self.layer.rounding())
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        if self.layer.network.in_memory:
+            return self().travelling()
+        return LayerReader, (self.layer,)
 
 
 def _unit(layer: Layer, options: SpectrumConfig, files: dict[int, Any]) -> Unit:
@@ -164,10 +179,11 @@ def _unit(layer: Layer, options: SpectrumConfig, files: dict[int, Any]) -> Unit:
 
 
 def _work(unit: Unit, load: Load, *, options: SpectrumConfig) -> dict[str, Any]:
-    matrices: list[NDArray[Any]] = load("matrices")
+    values: Values = load("matrices")
     config = unit.config
-    work = partial(_spectrum, lambda: iter(matrices), config["name"], config["dtype"], options)
-    return to_record(interruptible(work))
+    work = partial(_spectrum, lambda: iter(values.matrices), config["name"], config["dtype"], options)
+    rounding = None if values.rounding is None else asdict(values.rounding)
+    return to_record(interruptible(work)) | {"rounding": rounding}
 
 
 def _keep(outcome: Outcome) -> Finished:
@@ -198,19 +214,15 @@ def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
             digest.update(np.ascontiguousarray(matrix).tobytes())
         return digest.hexdigest()
     if id(network) not in files:
-        files[id(network)] = _files(Path(network.path))
+        files[id(network)] = [_source(part) for part in network.parts or (network,)]
     return {"tensor": layer.tensor, "files": files[id(network)]}
 
 
-def _files(place: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of each file of weights that a network was opened from."""
-    try:
-        folder = place if place.is_dir() else place.parent if place.name.endswith(".index.json") else None
-        files = [place] if folder is None else sorted(p for p in folder.rglob("*") if p.suffix in _WEIGHTS)
-        states = [(file, file.stat()) for file in files]
-    except OSError as error:
-        raise BadInputError(place, f"cannot be read ({error.strerror or error})") from None
-    return [(file.name, state.st_size, state.st_mtime_ns) for file, state in states]
+def _source(network: Network) -> Any:
+    """Where a network's weights come from: its files, and the settings that say how they are decoded and scaled."""
+    config = network.config or {}
+    told = {key: config[key] for key in _SETTINGS if key in config}
+    return [network.contents.stamp(), told]
 
 
 class _Room:

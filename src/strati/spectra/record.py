@@ -21,7 +21,7 @@ from strati.types import Flag, jsonable
 if TYPE_CHECKING:
     from strati.types import FloatArray
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the record: what a store of another version holds is not mixed with this one's."""
 
 

@@ -120,7 +120,7 @@ class Scan(Result):
         """
         found = self._find(name)
         if found is None:
-            raise BadInputError(name, f"no such layer in this scan; {nearest(name, self._by_name)}")
+            raise BadInputError(name, f"no such layer in this scan; {nearest(str(name), self._by_name)}")
         return found.spectrum
 
     def __contains__(self, name: object) -> bool:
@@ -231,7 +231,7 @@ def scan(
 
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(ScanConfig, config, options, of="scan")
+    chosen = resolve(ScanConfig, config, options, of=scan)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     if chosen.device is not None:
@@ -239,7 +239,9 @@ def scan(
     opened = open_network(network)
     wanted = select(opened.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), layers)
     if out is None:
-        found: Iterable[Spectrum] = spectra(wanted, chosen.spectrum(), workers=chosen.workers, tick=tick)
+        found: Iterable[tuple[Layer, Spectrum]] = zip(
+            wanted, spectra(wanted, chosen.spectrum(), workers=chosen.workers, tick=tick), strict=True
+        )
     else:
         expect = getattr(tick, "expect", None)
         run = Run(engine, at_once(wanted, chosen.workers), address, tick=tick)
@@ -252,7 +254,7 @@ def scan(
         format=opened.format,
         parameters=opened.parameters,
         tensors=len(opened.tensors),
-        layers=tuple(Scanned(layer, item) for layer, item in zip(wanted, found, strict=True)),
+        layers=tuple(Scanned(layer, item) for layer, item in found),
         skipped=opened.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv),
         warnings=opened.warnings,
         config=chosen,

@@ -22,7 +22,7 @@ from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
 from strati.spectra.phases import Phase, PhaseVerdict, collapsed, decide, universality_exponent
 from strati.spectra.quasi_null import quasi_null
-from strati.spectra.structure import Neighbours, evened, examine
+from strati.spectra.structure import Neighbours, evened, examine, is_sparse
 from strati.spectra.tail import Tail, fit_tail
 from strati.text import as_html
 from strati.types import Flag, Tick, jsonable, silent
@@ -159,7 +159,7 @@ def spectrum(
         >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]
         ('random-like', 200, ['noise-like'])
     """
-    chosen = resolve(SpectrumConfig, config, options, of="spectrum")
+    chosen = resolve(SpectrumConfig, config, options, of=spectrum)
     source = _source(W)
     sizes, neighbours = EntrySizes(), Neighbours()
 
@@ -214,6 +214,8 @@ def spectrum(
     noise = verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE)
     warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk, noise=noise)
     warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
+    if gap.collapsed and bulk is not None and bulk.spikes and is_sparse(source):
+        warnings += flags.of_sparse(bulk.spikes)
     tick("fits")
     return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
 

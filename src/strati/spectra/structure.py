@@ -6,7 +6,7 @@ What a matrix shows of this is measured here, on what is left of it when its can
 
 * sizes of rows and columns, against Gaussian noise (whose squared norms vary by ``2/M``), and against the same
   entries in random order, which tells sizes that differ from entries that are merely heavy;
-* correlation of neighbouring rows and columns, against rows and columns in random order;
+* correlation of rows and columns some places apart, against random order (:mod:`strati.spectra.lags`);
 * large entries placed more evenly than chance would (a diagonal), and the share of exact zeros.
 
 Where any of it is beyond chance, the edge is that of noise with these sizes and correlations
@@ -15,6 +15,7 @@ Where any of it is beyond chance, the edge is that of noise with these sizes and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.spectra import tracy_widom, unequal
+from strati.spectra.lags import BEYOND, Lags
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +38,9 @@ _FAR = 0.05  # share of spikes up to which they can be taken out and the rest be
 _STRIP = 1 << 21  # entries looked at in one go
 _SAMPLE = 1 << 16  # entries that are put in random order
 _SHUFFLES = 6
-_NOTICED, _BEYOND = 3.0, 5.0  # standard errors: for the edge to widen, for an assumption to be called broken
+_NOTICED = 3.0  # standard errors for the edge to widen
 _SPARSE = 0.5
+_SHAPING = 0.1  # of the largest singular value of noise: from here on a diagonal shows
 _KURTOSIS = 4.5  # a Gaussian's is 3, Laplace's 6: from here on large entries placed evenly are remarkable
 _PLAIN = (np.float32, np.float64)
 _SECOND_MOMENT = (0.85, 1.05)
@@ -144,6 +147,22 @@ def _put_back(seen: list[_Sizes], found: Eigenvalues, level: float, edge: float)
     return edge
 
 
+def is_sparse(source: Source) -> bool:
+    """Whether most weights are zero, rows and columns that are zero throughout left aside.
+
+    Examples:
+        >>> W = np.eye(8) + np.eye(8, k=1)
+        >>> is_sparse(lambda: iter([W])), is_sparse(lambda: iter([np.ones((8, 8))]))
+        (True, False)
+    """
+    filled = places = 0
+    for matrix in source():
+        there = np.asarray(matrix) != 0
+        filled += int(there.sum())
+        places += int(there.any(axis=1).sum() * there.any(axis=0).sum())
+    return places > 0 and filled < (1 - _SPARSE) * places
+
+
 class Neighbours:
     """Products of neighbouring rows and columns of one or more matrices: a quick look for correlation."""
 
@@ -181,7 +200,7 @@ class Neighbours:
             total, spread = float(values.sum()), float(np.sum(values**2))
             for count, product in zip(shape, products, strict=True):
                 error = np.sqrt(max(spread - total**2 / count, 0.0) / count)  # as if all were of one size
-                if abs(product) > _BEYOND * error > 0:
+                if abs(product) > BEYOND * error > 0:
                     return True
         return False
 
@@ -206,10 +225,9 @@ class _Sizes:
         n, m = self._matrix.shape
         self._known = np.empty((m, 0))  # leading right singular vectors, ascending
         rows, columns = np.empty(n), np.zeros(m)
-        self._near_rows = self._near_columns = 0.0
+        self._lags = Lags(self._matrix, 0), Lags(self._matrix, 1)
         self._zeros = 0
         step = max(_STRIP // m, 1)
-        last: FloatArray | None = None
         fourth = 0.0
         for start in range(0, n, step):
             part = np.asarray(self._matrix[start : start + step], dtype=np.float64)
@@ -218,12 +236,8 @@ class _Sizes:
             rows[start : start + step] = squares.sum(axis=1)
             columns += squares.sum(axis=0)
             self._zeros += int(part.size - np.count_nonzero(part))
-            self._near_columns += float(np.einsum("ij,ij->", part[:, 1:], part[:, :-1]))
-            self._near_rows += float(np.einsum("ij,ij->", part[1:], part[:-1]))
-            if last is not None:
-                self._near_rows += float(last @ part[0])
-            last = part[-1]
         self._all = rows, columns
+        self._diagonal = _diagonal(self._matrix)
         self._kurtosis = fourth * n * m / max(float(rows.sum()) ** 2, np.finfo(np.float64).tiny)
         self._take(np.empty((m, 0)))
 
@@ -251,22 +265,22 @@ class _Sizes:
         n, m = rows.size, columns.size
         kept = self._values[: m - right.shape[1]]
         self.variance = float(kept.sum()) / ((n - right.shape[1]) * (m - right.shape[1]))
-        near_rows = self._near_rows - float(np.sum(left[1:] * left[:-1]))
-        near_columns = self._near_columns - float(np.sum(right[1:] * right[:-1] * strengths))
         spread = float(np.sum(kept**2))
-        self._row_shift = _shift(near_rows, self.rows, spread)
-        self._column_shift = _shift(near_columns, self.columns, spread)
+        self._row_shift = self._lags[0].correlation(left, right, self.rows, spread)
+        self._column_shift = self._lags[1].correlation(right, left, self.columns, spread)
         # Squared norms of Gaussian rows vary by 2/M; their variance is known to sqrt(2/N).
-        self._row_excess = _excess(self.rows, 2 / m * _longer(self._column_shift[0]))
-        self._column_excess = _excess(self.columns, 2 / n * _longer(self._row_shift[0]))
+        self._row_excess = _excess(self.rows, 2 / m * self._column_shift.longer)
+        self._column_excess = _excess(self.columns, 2 / n * self._row_shift.longer)
 
     @property
     def noticed(self) -> bool:
         """Whether the edge of equal independent entries is in doubt."""
         return bool(
             max(self._row_excess, self._column_excess) > _NOTICED
-            or (min(self._row_excess, self._column_excess) < -_BEYOND and self._kurtosis > _KURTOSIS)
-            or max(abs(self._row_shift[1]), abs(self._column_shift[1])) > _BEYOND
+            or (min(self._row_excess, self._column_excess) < -BEYOND and self._kurtosis > _KURTOSIS)
+            or self._diagonal
+            or self._row_shift.lags
+            or self._column_shift.lags
             or self._zeros > _SPARSE * self._matrix.size
         )
 
@@ -284,10 +298,8 @@ class _Sizes:
 
     def population(self) -> unequal.Population:
         n, m = self._matrix.shape
-        rows = _shrunk(self.rows, 2 / m * _longer(self._column_shift[0])) * _spectrum(self._row_shift, n)
-        columns = _shrunk(self.columns, 2 / n * _longer(self._row_shift[0])) * _spectrum(
-            self._column_shift, m
-        )
+        rows = _shrunk(self.rows, 2 / m * self._column_shift.longer) * self._row_shift.spectrum(n)
+        columns = _shrunk(self.columns, 2 / n * self._row_shift.longer) * self._column_shift.spectrum(m)
         return unequal.population(rows * (self.variance * n * m / rows.sum()), columns)
 
     def edge(self, found: Eigenvalues, level: float) -> float:
@@ -312,13 +324,14 @@ class _Sizes:
         for side, (ratio, error, _), excess in zip(
             sides, order, (self._row_excess, self._column_excess), strict=True
         ):
-            if ratio > 1 + _BEYOND * error and excess > _BEYOND:
+            if ratio > 1 + BEYOND * error and excess > BEYOND:
                 told.append(f"{side} differ in size")
-        if any(ratio < 1 - max(_BEYOND * error, 0.5) and heavy > 2 for ratio, error, heavy in order):
+        even = any(ratio < 1 - max(BEYOND * error, 0.5) and heavy > 2 for ratio, error, heavy in order)
+        if even or self._diagonal:
             told.append("large weights are placed regularly, as on a diagonal")
-        for side, (r, z) in zip(sides, (self._row_shift, self._column_shift), strict=True):
-            if abs(z) > _BEYOND:
-                told.append(f"neighbouring {side} are correlated (r = {r:.2f})")
+        for side, shift in zip(sides, (self._row_shift, self._column_shift), strict=True):
+            if shift.lags:
+                told.append(shift.phrase(side))
         return told
 
     def _against_random_order(self) -> list[tuple[float, float, float]]:
@@ -344,6 +357,25 @@ class _Sizes:
         return found
 
 
+def _diagonal(matrix: NDArray[Any]) -> bool:
+    """Whether the diagonal is set apart from its rows and columns, and is enough to shape the spectrum."""
+    n, m = matrix.shape
+    count = min(n, m)
+    values = np.abs(np.diagonal(matrix).astype(np.float64))
+    step = max(n * m // _SAMPLE, 1)
+    rows, columns = (
+        np.abs(np.asarray(part, dtype=np.float64)) for part in (matrix[::step], matrix[:, ::step])
+    )
+    usual, spread = float(rows.mean()), float(np.sqrt(np.mean(rows**2)))
+    if usual == 0:
+        return False
+    # Of rows and columns of unequal size: large ones meet on the diagonal, too.
+    expected = columns.mean(axis=1)[:count] * rows.mean(axis=0)[:count] / usual
+    apart = float(values.mean() - expected.mean())
+    # Noise of this spread reaches up to `spread (sqrt(n) + sqrt(m))`; a part of that is a part of the spectrum.
+    return apart > max(BEYOND * spread / math.sqrt(m), _SHAPING * spread * (math.sqrt(n) + math.sqrt(m)))
+
+
 def _leading(matrix: NDArray[Any], count: int) -> FloatArray:
     """The right singular vectors of the ``count`` largest singular values of a tall matrix."""
     from strati.spectra.eigenvalues import gram
@@ -362,27 +394,6 @@ def _leading(matrix: NDArray[Any], count: int) -> FloatArray:
     return np.asarray(vectors[:, np.argsort(values)])
 
 
-def _shift(products: float, sizes: FloatArray, spread: float) -> tuple[float, float]:
-    """Correlation of neighbours, and how many standard errors of a random order it lies from zero.
-
-    In random order a neighbour's product is any off-diagonal entry of the Gram matrix; the mean of their squares is
-    ``(sum(lambda^2) - sum(sizes^2))`` over their number.
-    """
-    count = sizes.size
-    total = float(sizes.sum())
-    if count < 3 or total <= 0:
-        return 0.0, 0.0
-    typical = max(spread - float(np.sum(sizes**2)), 0.0) / (count * (count - 1))
-    error = float(np.sqrt(typical * (count - 1)))
-    r = float(np.clip(products / (total * (count - 1) / count), -0.999, 0.999))
-    return r, products / error if error > 1e-12 * total else 0.0
-
-
-def _longer(r: float) -> float:
-    """By how much correlation ``r`` of neighbours increases the variance of a sum of squares."""
-    return (1 + r**2) / (1 - r**2)
-
-
 def _excess(sizes: FloatArray, chance: float) -> float:
     """How many standard errors the sizes' relative variance exceeds what Gaussian entries show."""
     mean = float(sizes.mean())
@@ -399,15 +410,3 @@ def _shrunk(sizes: FloatArray, chance: float) -> FloatArray:
     if seen <= chance:
         return np.full(sizes.size, mean)
     return mean + (sizes - mean) * float(np.sqrt(1 - chance / seen))
-
-
-def _spectrum(shift: tuple[float, float], count: int) -> FloatArray:
-    """Population eigenvalues of a first-order autoregression with correlation ``r``, if it is beyond chance."""
-    r, z = shift
-    if abs(z) <= _BEYOND:
-        return np.ones(count)
-    frequencies = np.random.default_rng(0).permutation(
-        (np.arange(count) + 0.5) / count
-    )  # in no order of size
-    density: FloatArray = (1 - r**2) / (1 - 2 * r * np.cos(np.pi * frequencies) + r**2)
-    return density

@@ -85,6 +85,7 @@ def calibrated(
     gamma: float | None = None,
     chains: int | None = None,
     draws: int | None = None,
+    batch: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
 ) -> tuple[Shared, str]:
@@ -98,6 +99,7 @@ def calibrated(
             around twenty times in its length, so that flat directions mix.
         chains: 4 by default.
         draws: 400 by default, or what ``seconds`` allow.
+        batch: Rows of a minibatch; 256 by default.
         seconds: Spend about so many seconds (of the cost model) on an estimate.
         seed: Random seed.
 
@@ -112,7 +114,7 @@ def calibrated(
     stiffest: tuple[float, str, Objective] | None = None
     rule = count = 0.0
     for name, objective in objectives:
-        found = _curvature(objective, seed)
+        found = _curvature(objective, seed, batch)
         count = objective.count
         theta = objective.flat.theta
         rule = max(rule, theta.numel() / max(float(theta.double().square().sum()), 1e-300))
@@ -123,7 +125,7 @@ def calibrated(
             "checkpoints", "none can be rebuilt as a network; give model=, or follow spectra alone"
         )
     curvature, name, objective = stiffest
-    batch = min(LLCConfig().batch, objective.rows)
+    batch = min(batch or LLCConfig().batch, objective.rows)
     chains = chains or CHAINS
     if draws is None:
         draws = DRAWS
@@ -179,6 +181,9 @@ def measured(objective: Objective, shared: Shared) -> Level:
     parts = np.array_split(trace, min(BLOCKS, trace.shape[1]), axis=1)
     blocks = np.stack([part.mean(1) for part in parts], axis=1)
     lower = traces.centre is not None and shared.nbeta * -traces.centre > 0.02 * max(abs(value), 1.0)
+    lower = (
+        lower or value < -3 * error
+    )  # chains that went apart have no common centre; at a minimum none is below 0
     return Level(
         value,
         error,
@@ -236,7 +241,7 @@ def _sampled(objective: Objective, shared: Shared) -> Traces:
     return sample_sgld(objective, config, shared.nbeta)
 
 
-def _curvature(objective: Objective, seed: int) -> float:
+def _curvature(objective: Objective, seed: int, batch: int | None = None) -> float:
     """The stiffest curvature of one batch of the loss."""
     import torch
 
@@ -244,7 +249,7 @@ def _curvature(objective: Objective, seed: int) -> float:
     from strati.landscape.sampling.sgld import Steps, batches_of
     from strati.rng import derive
 
-    config = LLCConfig(sampler="sgld", gamma=1.0, step=1.0, seed=seed)
+    config = LLCConfig(sampler="sgld", gamma=1.0, step=1.0, seed=seed, batch=batch or LLCConfig().batch)
     steps = Steps(objective, config, 1.0)
     generator = torch.Generator().manual_seed(derive(seed, "track curvature"))
     zero = torch.zeros_like(objective.flat.theta)

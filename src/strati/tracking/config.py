@@ -28,6 +28,8 @@ class TrackConfig:
         gamma: Its localisation; 0 means strong enough for the chains to mix at every checkpoint.
         chains: Chains of every estimate; 0 means 4.
         draws: Draws of every chain; 0 means 400, or what ``seconds`` allow.
+        batch: Rows of a minibatch of its sampler; 0 means 256, or all rows where there are fewer. A row of tokens is a
+            whole window, and 8 of them are often enough.
         seconds: Spend about so many seconds (of a cost model, so the same on every machine) on the estimate of a
             checkpoint; 0 means no budget. ``stderr`` falls with its square root.
         scales: Loss scales of ``scales``.
@@ -51,6 +53,7 @@ class TrackConfig:
     gamma: float = 0.0
     chains: int = 0
     draws: int = 0
+    batch: int = 0
     seconds: float = 0.0
     scales: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     per_layer: bool = False
@@ -86,6 +89,9 @@ class TrackConfig:
             numbers = head.split(".")
             if len(numbers) != 2 or not all(n.isdigit() for n in numbers):
                 raise BadInputError("heads", f"{head!r} is not block.head, such as 0.3; both count from 0")
+        for name in ("rows", "chains", "draws", "batch", "nbeta", "gamma", "seconds"):
+            if not getattr(self, name) >= 0:
+                raise BadInputError(name, f"must not be negative: {getattr(self, name)}; 0 means the default")
         if not 0 < self.level < 1:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")
 

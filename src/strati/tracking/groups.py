@@ -1,9 +1,10 @@
-"""Labels that split the rows of data into groups, for learning coefficients of each (data-refined)."""
+"""Data of a followed run: labels that split its rows into groups (data-refined), and a hash that tells it apart."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from strati.errors import BadInputError
 from strati.options import nearest
+from strati.tracking.steps import Checkpoint
 
 MOST = 50
 """More groups than this are taken for a column that holds no labels."""
@@ -47,6 +49,44 @@ def grouped(data: Any, groups: str | Sequence[Any]) -> tuple[Any, tuple[str, ...
             "data_groups", "give one label per row, or data that has named columns (a mapping, CSV or .npz)"
         )
     return _from_file(Path(data), groups)
+
+
+def digest(data: Any) -> str:
+    """A hash that changes when the data do: of a file's name, size and time, or of all values in their order.
+
+    Examples:
+        >>> digest(np.ones(3)) == digest([np.ones(3)]), digest(np.ones(3)) == digest(np.zeros(3))
+        (True, False)
+    """
+    if isinstance(data, str | os.PathLike):
+        return Checkpoint(0, "data", data).identity()
+    found = hashlib.sha256()
+    for value in _leaves(getattr(data, "dataset", data)):  # a loader may shuffle; what it draws from stays
+        found.update(value)
+    return found.hexdigest()
+
+
+def _leaves(data: Any) -> Iterator[bytes]:
+    if data is None or isinstance(data, str | bytes | int | float):
+        yield repr(data).encode()
+    elif isinstance(data, np.ndarray):
+        yield data.tobytes()
+    elif hasattr(data, "detach"):
+        import torch
+
+        yield data.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(data, Mapping):
+        for key in sorted(data, key=str):
+            yield str(key).encode()
+            yield from _leaves(data[key])
+    elif isinstance(data, Iterable):
+        for part in data:
+            yield from _leaves(part)
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style data set
+        for k in range(len(data)):
+            yield from _leaves(data[k])
+    else:
+        yield repr(type(data)).encode()
 
 
 def _from_file(path: Path, name: str) -> tuple[Any, tuple[str, ...]]:

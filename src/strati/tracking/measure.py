@@ -8,7 +8,7 @@ settings alone, so that it can be done anywhere and once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.run.engine import Load, Unit
+    from strati.tracking.coefficient import Level
     from strati.tracking.steps import Checkpoint
 
 Point = tuple[Any, ...]
@@ -29,6 +30,9 @@ Point = tuple[Any, ...]
 
 SPECTRUM = "spectrum"
 """The name of points that hold a spectrum to be drawn, and are no series."""
+
+LAYERS, HEADS, GROUPS = "llc of layers", "llc of heads", "llc of groups"
+"""Learning coefficients of parts: units of their own, so that each can be asked for later."""
 
 RANKS = tuple(k / 23 for k in range(24))
 UNIT = 100
@@ -63,8 +67,8 @@ class Measurer:
         module = as_network(checkpoint, self.model, self.config)
         if quantity == "loss":
             return loss_of(module, self.data, self.config)
-        if quantity == "llc":
-            return coefficients(module, self.data, self.config, self.settings, self.labels)
+        if quantity in ("llc", LAYERS, HEADS, GROUPS):
+            return coefficients(quantity, module, self.data, self.config, self.settings, self.labels)
         if quantity == "scales":
             return scales_of(module, self.data, self.config)
         if quantity == "counts":
@@ -165,7 +169,7 @@ def _per_row(out: Any, y: Any, name: str) -> Any:
     from torch.nn import functional
 
     if name == "mse":
-        return ((out - y.reshape(out.shape)) ** 2).flatten(1).mean(1)
+        return ((out - y.reshape(out.shape)) ** 2).flatten(1).sum(1)  # the squared norm, as everywhere
     if out.ndim == 3:  # tokens: the mean over a sequence
         each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
         return each.mean(1)
@@ -179,43 +183,59 @@ def _tensor(out: Any) -> Any:
 
 
 def coefficients(
+    quantity: str,
     model: nn.Module,
     data: Any,
     config: TrackConfig,
     settings: Mapping[str, Any],
     labels: tuple[str, ...] | None = None,
 ) -> list[Point]:
-    """The learning coefficient at the settings shared by all checkpoints; of layers, heads and groups if asked for."""
-    from strati.landscape.sampling.refined import HeadModel, data_groups, rows_of
-    from strati.tracking.coefficient import Level, Shared, measured, objective_of
+    """Learning coefficients at the settings shared by all checkpoints: the network's, or those of parts."""
+    from strati.tracking.coefficient import Shared, measured, objective_of
 
     shared = Shared(**{field: settings[field] for field in Shared.__dataclass_fields__})
     cut = whole_data(data, model, config)
+    if quantity == "llc":
+        whole = measured(objective_of(model, shared.loss, cut), shared)
+        if whole.value is None:
+            raise BadInputError("llc", whole.reason or "the chains did not mix")
+        return [_level("llc", None, whole)]
+    if quantity == LAYERS:
+        return [
+            _level("llc", layer, measured(objective_of(model, shared.loss, cut, [layer]), shared))
+            for layer in matrix_names(model, config.layers)
+        ]
+    if quantity == HEADS:
+        return [
+            _level("llc", f"head {head}", measured(objective_of(part, shared.loss, cut), shared))
+            for head, part in _heads(model, config.heads)
+        ]
+    return [
+        _level(f"llc[{label}]", None, measured(objective_of(model, shared.loss, part), shared))
+        for label, part in _groups(cut, labels or (), config)
+    ]
 
-    def point(what: str, layer: str | None, found: Level) -> Point:
-        more = {"blocks": found.blocks, "reason": found.reason, "off_minimum": found.off_minimum}
-        return (what, layer, found.value, found.error, more)
 
-    whole = measured(objective_of(model, shared.loss, cut), shared)
-    if whole.value is None:
-        raise BadInputError("llc", whole.reason or "the chains did not mix")
-    points = [point("llc", None, whole)]
-    if config.per_layer:
-        for layer in matrix_names(model, config.layers):
-            points.append(
-                point("llc", layer, measured(objective_of(model, shared.loss, cut, [layer]), shared))
-            )
-    for head in config.heads:
+def _level(what: str, layer: str | None, found: Level) -> Point:
+    more = {"blocks": found.blocks, "reason": found.reason, "off_minimum": found.off_minimum}
+    return (what, layer, found.value, found.error, more)
+
+
+def _heads(model: nn.Module, heads: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
+    from strati.landscape.sampling.refined import HeadModel
+
+    for head in heads:
         block, number = (int(n) for n in head.split("."))
-        part = HeadModel(model, (block, number))
-        points.append(point("llc", f"head {head}", measured(objective_of(part, shared.loss, cut), shared)))
-    if labels is not None:
-        inputs = cut[0] if isinstance(cut, tuple) else cut
-        count = len(next(iter(inputs.values()))) if isinstance(inputs, Mapping) else len(inputs)
-        for label, rows in data_groups(labels[:count] if config.rows else labels, count):
-            found = measured(objective_of(model, shared.loss, rows_of(cut, rows)), shared)
-            points.append(point(f"llc[{label}]", None, found))
-    return points
+        yield head, HeadModel(model, (block, number))
+
+
+def _groups(cut: Any, labels: tuple[str, ...], config: TrackConfig) -> Iterator[tuple[str, Any]]:
+    from strati.landscape.sampling.refined import data_groups, rows_of
+
+    inputs = cut[0] if isinstance(cut, tuple) else cut
+    count = len(next(iter(inputs.values()))) if isinstance(inputs, Mapping) else len(inputs)
+    for label, rows in data_groups(labels[:count] if config.rows else labels, count):
+        yield label, rows_of(cut, rows)
 
 
 def matrix_names(model: nn.Module, layers: tuple[str, ...] = ()) -> list[str]:

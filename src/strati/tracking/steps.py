@@ -53,10 +53,12 @@ class Checkpoint:
 def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Checkpoint, ...]:
     """The checkpoints of a run, by rising step.
 
-    The step of a path is the last number in its name; where no name has one, they are counted from 0.
+    The step of a path is the last number in its name; where one of them has none, they are counted from 0. Files of a
+    folder that have none (``optimizer.pt``, the last weights) are left out where others have: :func:`left_out`.
 
     Args:
-        checkpoints: Paths, cache ids, state dicts or modules; or one folder that holds the checkpoints.
+        checkpoints: Paths, cache ids, state dicts or modules; a mapping of steps to them; or one folder that holds the
+            checkpoints.
         steps: Their steps, where the names do not tell.
 
     Raises:
@@ -67,7 +69,11 @@ def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Ch
         [(20.0, 'ckpt-20'), (100.0, 'ckpt-100')]
         >>> [c.step for c in in_order([{}, {}])]
         [0.0, 1.0]
+        >>> [c.step for c in in_order({100: {}, 20: {}})]
+        [20.0, 100.0]
     """
+    if steps is None and _by_step(checkpoints):
+        steps = list(checkpoints)
     found = _listed(checkpoints)
     if not found:
         raise BadInputError("checkpoints", "there are none; give their paths, or the folder that holds them")
@@ -86,18 +92,40 @@ def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Ch
     return tuple(sorted(pairs, key=lambda checkpoint: checkpoint.step))
 
 
+def left_out(checkpoints: Any) -> tuple[str, ...]:
+    """Names in a folder of checkpoints that have no step, and are therefore not followed."""
+    if not isinstance(checkpoints, str | os.PathLike) or not Path(checkpoints).is_dir():
+        return ()
+    used = set(_listed(checkpoints))
+    return tuple(p.name for p in _candidates(Path(checkpoints)) if used and p not in used)
+
+
+def _by_step(checkpoints: Any) -> bool:
+    return (
+        isinstance(checkpoints, Mapping)
+        and bool(checkpoints)
+        and all(isinstance(key, int | float) for key in checkpoints)
+    )
+
+
 def _listed(checkpoints: Any) -> list[Any]:
     if isinstance(checkpoints, str | os.PathLike):
         folder = Path(checkpoints)
         if not folder.is_dir():
             return [checkpoints]
-        inside = [p for p in folder.iterdir() if p.suffix in ENDINGS or _is_model(p)]
-        return sorted(inside, key=lambda p: natural(p.name))
+        inside = _candidates(folder)
+        if (folder / "config.json").is_file() and not any(p.is_dir() for p in inside):
+            return [folder]  # one network in several files
+        numbered = [p for p in inside if _number(p) is not None]
+        return numbered or inside
     if isinstance(checkpoints, Mapping):
-        if checkpoints and all(isinstance(key, int | float) for key in checkpoints):
-            return list(checkpoints.values())
-        return [checkpoints]
+        return list(checkpoints.values()) if _by_step(checkpoints) else [checkpoints]
     return list(checkpoints)
+
+
+def _candidates(folder: Path) -> list[Path]:
+    inside = [p for p in folder.iterdir() if p.suffix in ENDINGS or _is_model(p)]
+    return sorted(inside, key=lambda p: natural(p.name))
 
 
 def _is_model(path: Path) -> bool:

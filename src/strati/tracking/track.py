@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,9 +22,20 @@ from strati.run.store import Finished, Store, unit_key
 from strati.tracking.changes import LEAST, find_changes
 from strati.tracking.coefficient import difference_error
 from strati.tracking.config import TrackConfig
-from strati.tracking.groups import grouped
-from strati.tracking.measure import RANKS, SPECTRUM, UNIT, Measurer, as_network, loss_name, whole_data
-from strati.tracking.steps import Checkpoint, in_order
+from strati.tracking.groups import digest, grouped
+from strati.tracking.measure import (
+    GROUPS,
+    HEADS,
+    LAYERS,
+    RANKS,
+    SPECTRUM,
+    UNIT,
+    Measurer,
+    as_network,
+    loss_name,
+    whole_data,
+)
+from strati.tracking.steps import Checkpoint, in_order, left_out
 from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
@@ -33,7 +44,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 STORE = "track.sqlite"
-LAYOUT = 2
+LAYOUT = 3
 CHANGE = "llc_change"
 """The series of differences between neighbouring checkpoints, whose errors are smaller than those of ``llc``."""
 
@@ -136,8 +147,8 @@ def track(
     """Follow a training run over its checkpoints.
 
     Args:
-        checkpoints: Paths, cache ids, state dicts or modules; or the folder that holds them. The step of each is the
-            last number in its name.
+        checkpoints: Paths, cache ids, state dicts or modules; a mapping of steps to them; or the folder that holds
+            them. The step of each is the last number in its name.
         data: Whatever names data; needed for everything but spectra.
         out: A folder whose store keeps what is done; the same call goes on from there.
         steps: The steps, where names do not tell.
@@ -159,7 +170,7 @@ def track(
         >>> followed.steps, [s.what for s in followed.curves if s.what == "spectral_norm"]
         ((0.0, 1.0, 2.0), ['spectral_norm'])
     """
-    chosen = resolve(TrackConfig, config, options, of="track")
+    chosen = resolve(TrackConfig, config, options, of=track)
     ordered = in_order(checkpoints, steps)
     what = chosen.what or (("spectra", "loss", "llc") if data is not None else ("spectra",))
     if data is None and set(what) - {"spectra"}:
@@ -167,7 +178,7 @@ def track(
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(shared_folder(folder))
-        identity = unit_key(_shared(chosen, data))
+        identity = unit_key({"work": "track", "seed": chosen.seed})
         store = stack.enter_context(
             open_store(folder / STORE, identity=identity, layout=LAYOUT, about={"name": "track"}, kind="run")
         )
@@ -180,64 +191,66 @@ def track(
         )
         stack.enter_context(stoppable(lambda: len(store.keys()), run))
         used, labels = grouped(data, chosen.data_groups)
-        settings = _settings(store, ordered, used, model, chosen) if "llc" in what else {}
+        shown = digest(used) if set(what) - {"spectra"} else ""
+        settings = _settings(store, ordered, used, shown, model, chosen) if "llc" in what else {}
         body = Measurer(ordered, used, model, chosen, settings, labels)
-        units = _units(ordered, what, chosen, settings)
+        units = _units(ordered, [part for q in what for part in _parts(q, chosen, shown, settings, labels)])
         done = store.keys(failed=not chosen.retry)
         todo = [unit for unit in units if unit.key not in done]
         if expect is not None:
             expect(len(todo))
         drive(store, body, todo, _keep, run)
-        return _result(store, ordered, units, settings, chosen, None if out is None else str(folder / STORE))
+        found = _result(store, ordered, units, settings, chosen, None if out is None else str(folder / STORE))
+    skipped = left_out(checkpoints)
+    if not skipped:
+        return found
+    text = f"not followed, as their names have no step: {', '.join(skipped[:5])}"
+    return replace(found, warnings=(*found.warnings, Flag("left-out", text)))
 
 
-def _shared(config: TrackConfig, data: Any) -> dict[str, Any]:
-    """What all rows of a store have in common: options that change numbers, and the data."""
-    kept = asdict(config)
-    for name in ("what", "level", "engine", "workers", "address", "retry"):
-        kept.pop(name)
-    return {"work": "track", "options": kept, "data": _digest(data)}
-
-
-def _digest(data: Any) -> str:
-    import hashlib
-    import os
-
-    import numpy as np
-
-    if data is None:
-        return ""
-    if isinstance(data, str | os.PathLike):
-        return Checkpoint(0, "data", data).identity()
-    digest = hashlib.sha256()
-    parts = (
-        list(data.values())
-        if isinstance(data, Mapping)
-        else data
-        if isinstance(data, tuple | list)
-        else [data]
-    )
-    for part in parts:
-        if hasattr(part, "detach") or isinstance(part, np.ndarray):
-            digest.update(np.asarray(part.detach().cpu() if hasattr(part, "detach") else part).tobytes())
-        else:
-            digest.update(type(part).__name__.encode())
-    return digest.hexdigest()
-
-
-def _units(
-    ordered: tuple[Checkpoint, ...], what: Sequence[str], config: TrackConfig, settings: Mapping[str, Any]
-) -> list[Unit]:
+def _units(ordered: tuple[Checkpoint, ...], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Unit]:
     units = []
     for place, checkpoint in enumerate(ordered):
         identity = checkpoint.identity()
-        for quantity in what:
+        for quantity, own in parts:
             chosen = {"checkpoint": identity, "step": checkpoint.step, "quantity": quantity, "layout": LAYOUT}
-            if quantity == "llc":
-                chosen["settings"] = dict(settings)
             name = f"{checkpoint.name}: {quantity}"
-            units.append(Unit(unit_key(chosen), name, identity, {"place": place, "quantity": quantity}))
+            where = {"place": place, "quantity": quantity}
+            units.append(Unit(unit_key(chosen | dict(own)), name, identity, where))
     return units
+
+
+_DEPENDS = {
+    "spectra": ("layers",),
+    "loss": ("loss", "rows", "activation"),
+    "scales": ("rows", "activation", "scales"),
+    "counts": ("rows", "activation"),
+    "interventions": ("rows", "activation", "layers"),
+    "llc": ("activation",),
+    LAYERS: ("activation", "layers"),
+    HEADS: ("activation", "heads"),
+    GROUPS: ("activation",),
+}
+"""The options that each quantity's numbers depend on, besides the seed; those of the sampler are in the settings."""
+
+
+def _parts(
+    quantity: str, config: TrackConfig, data: str, settings: Mapping[str, Any], labels: tuple[str, ...] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The units that a quantity comes to at a checkpoint, each with all that its numbers depend on."""
+    wanted = [quantity]
+    if quantity == "llc":
+        asked = {LAYERS: config.per_layer, HEADS: bool(config.heads), GROUPS: labels is not None}
+        wanted += [part for part, given in asked.items() if given]
+    for part in wanted:
+        own: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS[part]}
+        if quantity != "spectra":
+            own["data"] = data
+        if quantity == "llc":
+            own["settings"] = dict(settings)
+        if part == GROUPS:
+            own["labels"] = labels
+        yield part, own
 
 
 def _keep(outcome: Outcome) -> Finished:
@@ -247,14 +260,21 @@ def _keep(outcome: Outcome) -> Finished:
 
 
 def _settings(
-    store: Store, ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
+    store: Store,
+    ordered: tuple[Checkpoint, ...],
+    data: Any,
+    shown: str,
+    model: nn.Module | None,
+    config: TrackConfig,
 ) -> dict[str, Any]:
     """Temperature, localisation, step, chains and draws for every checkpoint, chosen once and kept in the store."""
-    key = unit_key({"work": "track settings", "layout": LAYOUT})
+    names = ("loss", "rows", "nbeta", "gamma", "chains", "draws", "batch", "seconds", "activation")
+    options = {name: getattr(config, name) for name in names}
+    key = unit_key({"work": "track settings", "layout": LAYOUT, "data": shown, "options": options})
     for unit in store.units():
         if unit.key == key:
             return dict(unit.value["settings"])
-    chosen = _calibrated(ordered, data, model, config)
+    chosen = _calibrated(ordered, data, model, config) | {"data": shown}
     store.put(Finished(key, "settings", {"settings": chosen, "points": []}))
     return chosen
 
@@ -289,11 +309,12 @@ def _calibrated(
         gamma=config.gamma or None,
         chains=config.chains or None,
         draws=config.draws or None,
+        batch=config.batch or None,
         seconds=config.seconds or None,
         seed=config.seed,
     )
     kept = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
-    return kept | {"rows": config.rows or None, "data": _digest(data)}
+    return kept | {"rows": config.rows or None}
 
 
 def _result(

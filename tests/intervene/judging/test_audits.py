@@ -170,6 +170,34 @@ def test_less_is_better_and_no_known_chance(
     assert [r.layer_class for r in audit(made(found, measure)).layers[:2]] == classes
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize(
+    ("intact", "changed", "wanted"),
+    [
+        (0.5, 0.5, "robust"),
+        (0.5, 0.49, "robust"),
+        (0.5, 0.1, "critical"),
+        (0.5, -3.0, "critical"),
+        (-0.5, -0.5, "robust"),
+        (-0.5, -0.52, "robust"),
+        (-0.5, -0.8, "mixed"),
+        (-0.5, -9.0, "critical"),
+        (-0.5, 0.2, "robust"),
+        (0.0, 0.0, "robust"),
+        (0.0, -1.0, "critical"),
+        (-1e-4, -1e-9, "robust"),
+    ],
+)
+def test_measures_below_zero(intact: float, changed: float, wanted: str, sign: float) -> None:
+    """A log-likelihood, or a loss that may be negative: worse is worse on either side of zero."""
+    points = [
+        r | {"performance": sign * changed, "intact_performance": sign * intact}
+        for r in rows(networks=3, layers=1, kinds=("rerandomise",))
+    ]
+    measure = {"name": "measure", "chance": None, "higher_is_better": sign > 0}
+    assert [layer.layer_class for layer in audit(made(points, measure)).layers] == [wanted]
+
+
 def test_failed_points_are_counted_and_left_out() -> None:
     found = rows()
     for row in found[5:50:9]:

@@ -155,3 +155,43 @@ def test_blocks_of_heads_from_patterns() -> None:
 def test_data_that_do_not_fit_a_transformer() -> None:
     with pytest.raises(BadInputError, match="do not fit"):
         strati.degeneracy(tiny("gpt2"), torch.full((2, 3), 99))
+
+
+def test_the_price_of_nearly_equal_heads_is_what_they_read_otherwise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.rand(4, 3, 5, 5, dtype=torch.float64, generator=generator)
+    values = torch.randn(
+        4, 5, 7, dtype=torch.float64, generator=generator
+    )  # one more, then three heads of two
+    one = HeadWeights("a", "a.v", 1, 3, 2, 1)
+    assert one.blocks_within(1.0) is None
+    one.add((torch.zeros(1), patterns), values)
+    own = values[:, :, 1:].reshape(4, 5, 3, 2)
+    for i in range(3):
+        for j in range(3):
+            read = [patterns[:, k] @ own[:, :, j] for k in (i, j)]
+            expected = (read[0] - read[1]).square().sum() / 20
+            assert float(one.price[i, j] / one.read) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_heads_that_attend_nearly_alike_are_one_block_at_a_loss_scale() -> None:
+    model = tiny("bert")
+    attention = next(m for n, m in model.named_modules() if n.endswith("attention.self"))
+    with torch.no_grad():
+        for part in (attention.query, attention.key):
+            part.weight[2:] = part.weight[:2] + 1e-4
+            part.bias[2:] = part.bias[:2]
+    x = torch.randint(0, 6, (12, 5), generator=torch.Generator().manual_seed(0))
+    found = {
+        epsilon: next(
+            layer
+            for layer in strati.degeneracy(model, x, exact=False, epsilon=epsilon).layers
+            if layer.name.endswith("value")
+        )
+        for epsilon in (1e-12, 1e-6)
+    }
+    assert all(layer.synchronised_blocks == 0 for layer in found.values())  # not exactly
+    tight, wide = (layer.at_epsilon for layer in found.values())
+    assert tight is not None and wide is not None
+    assert (tight.synchronised_blocks, wide.synchronised_blocks) == (0, 1)
+    assert wide.free > tight.free

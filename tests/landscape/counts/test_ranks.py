@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strati.landscape.counts.gram import fold, pairs_above
 from strati.landscape.counts.ranks import Factor, RankRange, certified, nudged, rank_range
+from strati.landscape.triangular import upper
 
 
 def rows_of(rank: int, size: int, seed: int, scales: bool = False) -> torch.Tensor:
@@ -101,3 +103,28 @@ def test_pairs_above_counts_products() -> None:
 def test_fold_puts_the_constant_last() -> None:
     assert fold(torch.zeros(2, 1), True).tolist() == [[0.0, 1.0], [0.0, 1.0]]
     assert fold(torch.zeros(2, 1), False).shape == (2, 1)
+
+
+@pytest.mark.parametrize("columns", [4, 16, 64, 150])
+@pytest.mark.parametrize("distinct", [1, 2, 3])
+def test_rows_that_repeat_each_other_have_the_rank_of_one_copy(columns: int, distinct: int) -> None:
+    """A linear head's Jacobian is the same on every datum: errors of one factorisation would add up with one sign."""
+    few = torch.randn(
+        distinct, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(columns)
+    )
+    for many in (few.repeat(30_000 // distinct, 1), few.repeat_interleave(20_000 // distinct, 0)):
+        factor = Factor(columns, whole=True)
+        for part in torch.split(many, 1111):
+            factor.add(part)
+        found = factor.range()
+        assert found.low == distinct
+        assert found.high == distinct or columns > 64  # so wide, it may be left open, but never put too high
+
+
+def test_the_factor_has_the_gram_matrix_of_the_rows() -> None:
+    generator = torch.Generator().manual_seed(3)
+    for rows, columns in ((5, 7), (7, 7), (40, 7), (1000, 7), (999, 33)):
+        matrix = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+        factor = upper(matrix)
+        assert len(factor) <= columns
+        torch.testing.assert_close(factor.T @ factor, matrix.T @ matrix, rtol=1e-12, atol=1e-10)

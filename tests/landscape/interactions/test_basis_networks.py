@@ -100,6 +100,28 @@ def test_transformer(tiny_transformer, where):
     assert [e.shape for e in graph.edges] == [(b.directions, a.directions) for a, b in pairwise(basis.layers)]
 
 
+def test_tokens_in_one_line_are_cut_into_windows_the_network_takes(tiny_transformer):
+    line = torch.randint(0, 40, (100,), generator=torch.Generator().manual_seed(2))
+    options = {"kind": "local", "probes": 8, "batch": 10}
+    cut = strati.interaction_basis(tiny_transformer, line.numpy(), **options)
+    by_hand = strati.interaction_basis(tiny_transformer, line[:96].reshape(8, 12), **options)
+    assert cut.data == by_hand.data == 8
+    for a, b in zip(cut.layers, by_hand.layers, strict=True):
+        np.testing.assert_array_equal(a.eigenvalues, b.eigenvalues)
+    with pytest.raises(strati.StratiError, match="fewer than two windows of tokens"):
+        strati.interaction_basis(tiny_transformer, line[:8])
+    with pytest.raises(strati.StratiError, match="has 1 tokens, not one window"):
+        strati.interaction_basis(tiny_transformer, line[:1])
+
+
+def test_blocks_are_chosen_by_their_numbers(tiny_transformer):
+    tokens = torch.randint(0, 40, (20, 6), generator=torch.Generator().manual_seed(3))
+    basis = strati.interaction_basis(tiny_transformer, tokens, "pca", layers="block:1", probes=8)
+    assert [layer.name for layer in basis.layers] == ["transformer.h.1", "output"]
+    with pytest.raises(strati.StratiError, match="the blocks here are 0 to 1"):
+        strati.interaction_basis(tiny_transformer, tokens, "pca", layers="block:5", probes=8)
+
+
 def test_transformer_moments_against_exact_jacobians(tiny_transformer):
     tokens = torch.randint(0, 40, (40, 4), generator=torch.Generator().manual_seed(1))
     basis = strati.interaction_basis(tiny_transformer, tokens, probes=64, batch=10)

@@ -12,9 +12,9 @@ from torch import nn
 import strati
 from strati.errors import BadInputError
 from strati.landscape.behaviour import objective
-from strati.landscape.sampling.gibbs import quadratic_blocks
 from strati.landscape.sampling.known import deep_linear
 from strati.landscape.sampling.moment_points import condensed
+from strati.landscape.sampling.quadratic import quadratic_blocks
 from strati.papers.degeneracy.learning_coefficients import deep_linear_case
 
 

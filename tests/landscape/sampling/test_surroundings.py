@@ -16,7 +16,7 @@ from strati.landscape.behaviour import objective
 from strati.landscape.sampling.battery import battery
 from strati.landscape.sampling.config import LLCConfig
 from strati.landscape.sampling.known import deep_linear
-from strati.landscape.sampling.known_cases import minimised, normal, perceptron
+from strati.landscape.sampling.known_cases import normal
 from strati.landscape.sampling.numerical_rank import NumericalRank, jacobian_rank
 from strati.landscape.sampling.surroundings import surroundings
 from strati.rng import derive
@@ -122,12 +122,27 @@ def test_curvature_beside_a_flat_minimum_is_not_counted(name, offset):
     assert found.exact is None and found.rank.low <= rank <= found.rank.high
 
 
-def test_units_that_ran_away_are_not_called_free():
-    """Training to the end makes steps of two units, weights of 1e4: how many directions are left is hidden."""
-    model, x = perceptron((2, 3, 1), nn.Tanh)
+def steps(seed: int, nearest: float) -> tuple[nn.Module, torch.Tensor]:
+    """A 2-3-1 tanh network, two units of which are steps: the data next to them are at ``tanh(+-nearest)``."""
+    x = normal(derive(seed, "inputs"), 150, 2)
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     with torch.no_grad():
-        y = model(x) + 0.1 * normal(derive(0, "trained 2-3-1 tanh, training loss"), len(x), 1)
-    found = looked(minimised(model, x, y), "mse", (x, y))
+        for k, parameter in enumerate(model.parameters()):
+            parameter.copy_(normal(derive(seed, "weights", k), *parameter.shape))
+        for unit, place in ((0, 60), (1, 90)):
+            below, above = (x @ model[0].weight[unit]).sort().values[place - 1 : place + 1]
+            steep = 2 * nearest / (above - below)
+            model[0].weight[unit] *= steep
+            model[0].bias[unit] = -steep * (above + below) / 2
+    return model, x
+
+
+@pytest.mark.parametrize("nearest", [12.0, 16.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_units_that_ran_away_are_not_called_free(seed, nearest):
+    """Weights of 1e3 to 1e4: squared, slopes of steps are below rounding, and how many directions are left is open."""
+    model, x = steps(seed, nearest)
+    found = looked(model, "mse", (x, model(x).detach()))
     assert found.exact is None and found.range[0] <= 4.5 and found.range[1] == 6.5
 
 

@@ -167,6 +167,16 @@ def test_a_merge_that_cannot_be_told_says_so() -> None:
         strati.compare({"a.weight": weight}, {"a.weight": weight}, merge=True)
 
 
+def test_an_unrelated_network_is_called_no_mixture() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((60, 40))
+    parents = [{"fc.weight": base + 0.01 * rng.standard_normal((60, 40))} for _ in range(2)]
+    other = {"fc.weight": rng.standard_normal((60, 40))}
+    assert "no mixture of the others" in strati.compare(*parents, other, merge=True).text()
+    both = {"fc.weight": 0.5 * parents[0]["fc.weight"] + 0.5 * parents[1]["fc.weight"]}
+    assert "0.500 x network 0 + 0.500 x network 1" in strati.compare(*parents, both, merge=True).text()
+
+
 def layers_of(changes: np.ndarray, role: str = "mlp.in") -> list[SimpleNamespace]:
     return [
         SimpleNamespace(name=f"{role}.{i}", role=role, block=i, relative_change=c)

@@ -201,7 +201,7 @@ def audit(
         >>> found.metrics[0].metric, found.metrics[0].spearman
         ('moved', -1.0)
     """
-    config = resolve(AuditConfig, config, options, of="audit")
+    config = resolve(AuditConfig, config, options, of=audit)
     config.check()
     study = source if isinstance(source, Study) else load_study(source)
     table = study.frame()

@@ -71,7 +71,7 @@ def degeneracy(
         >>> result.free, result.method, result.sentence  # each neuron's scale is free
         (4, 'exact', 'of 26 parameters at most 22 are used on these data')
     """
-    chosen = resolve(DegeneracyConfig, config, options, of="degeneracy")
+    chosen = resolve(DegeneracyConfig, config, options, of=degeneracy)
     if isinstance(model, str | Path):
         from strati.network.module import as_module
 

@@ -38,6 +38,9 @@ WEAK = 1e-6
 SPREAD = 1e15
 """Parameters whose effects differ by more than this are remarked on."""
 TOLERANCE = 1e-12
+CANCELLED, BESIDE, SURE = 0.1, 1e-10, 1e-9
+"""A column that differs from its twin by more than this share is what rounding left of terms that cancel (the gradient
+of a bias of keys), if it is smaller than so much beside the usual column and the usual column is known so well."""
 
 Rows = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 """Batches of rows of the Jacobian, ``(values, parameters)``, the last layer's parameters first, each with its twin."""
@@ -155,8 +158,22 @@ def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, T
     live = size > 0
     rho = torch.where(live, error / size.clamp(min=1e-300), torch.zeros_like(size))
     usual = max(LEAST_NOISE, 4 * float(rho[live].median())) if bool(live.any()) else LEAST_NOISE
+    live &= ~_cancelled(size, rho)
     scale = torch.where(live, size * (rho / usual).clamp(min=1.0), torch.full_like(size, torch.inf))
     return scale, size, spectrum
+
+
+def _cancelled(size: Tensor, rho: Tensor) -> Tensor:
+    """Columns that are zero but for rounding: all noise, and tiny beside columns that are known well.
+
+    Args:
+        size: Of every column.
+        rho: Its relative difference from the twin's.
+    """
+    good = (size > 0) & (rho < SURE)
+    if 2 * int(good.sum()) <= int((size > 0).sum()):
+        return torch.zeros_like(good)
+    return (rho > CANCELLED) & (size < BESIDE * float(size[good].median()))
 
 
 class _Even:

@@ -3,7 +3,8 @@
 A head's values can be changed to ``C v`` and its output matrix to ``W_O C^-1``: of this ``s t`` directions
 are not free already, with ``s`` the rank of the value vectors and ``t`` that of the Jacobians with respect
 to them. Heads with the same attention pattern on all data are one block, as synchronised neurons are
-(section 3.2). Which layers hold values and outputs is told from the names transformers uses.
+(section 3.2); at a loss scale ``eps`` so are heads whose patterns differ by so little that exchanging them changes what
+they read by less than ``eps``. Which layers hold values and outputs is told from the names transformers uses.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from strati.landscape.counts.ranks import EPS, Factor, rank_range
+from strati.landscape.counts.synchrony import approximate_blocks
 
 SAME = 1e-10
 """Attention patterns that differ by less (mean squared, relative to their own) are the same: float32 rounding."""
@@ -40,6 +42,8 @@ class HeadWeights:
         shared: Query heads per head of values.
         distance: Sum over data of the squared differences between the heads' patterns.
         seen: Number of patterns summed.
+        price: Sum over data of ``||(A_i - A_j) V_j||^2``: what head ``j`` reads with the pattern of head ``i`` instead.
+        read: Number of positions in that sum.
     """
 
     name: str
@@ -50,9 +54,16 @@ class HeadWeights:
     shared: int
     distance: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
     seen: int = 0
+    price: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    read: int = 0
 
-    def add(self, output: Any) -> None:
-        """Take in the patterns ``(data, heads, positions, positions)`` an attention module returns, if it does."""
+    def add(self, output: Any, values: Tensor | None = None) -> None:
+        """Take in the patterns ``(data, heads, positions, positions)`` an attention module returns, if it does.
+
+        Args:
+            output: What the module returns.
+            values: The outputs of the value layer on the same data, for the price of near synchrony.
+        """
         patterns = (
             [p for p in output if isinstance(p, Tensor) and p.ndim == 4] if isinstance(output, tuple) else []
         )
@@ -66,6 +77,23 @@ class HeadWeights:
         share = distance / scale.clamp(min=1e-300)
         self.distance = share if self.seen == 0 else self.distance + share
         self.seen += 1
+        if values is not None and values.ndim == 3:
+            self._charge(patterns[0].detach().double(), values.detach().double())
+
+    def _charge(self, patterns: Tensor, values: Tensor) -> None:
+        """Add to the price of exchanging patterns."""
+        own = values[..., self.start : self.start + self.heads * self.width]
+        own = own.reshape(*own.shape[:2], self.heads, self.width).transpose(
+            1, 2
+        )  # data, heads, positions, width
+        if own.shape[2] != patterns.shape[3]:
+            return
+        charged = [
+            ((patterns[:, i : i + 1] - patterns) @ own).square().sum(dim=(0, 2, 3)) for i in range(self.heads)
+        ]
+        total = torch.stack(charged)
+        self.price = total if self.read == 0 else self.price + total
+        self.read += patterns.shape[0] * patterns.shape[2]
 
     def blocks(self) -> list[list[int]]:
         """Heads that attend alike on all data; each head alone where patterns are not shown."""
@@ -78,6 +106,10 @@ class HeadWeights:
             else:
                 blocks.append([head])
         return blocks
+
+    def blocks_within(self, epsilon: float) -> list[list[int]] | None:
+        """Heads that attend alike up to a loss scale (eq. 20 for heads); ``None`` where patterns are not shown."""
+        return approximate_blocks(self.price / self.read, epsilon) if self.read else None
 
     def rows(self, block: list[int]) -> Tensor:
         """The outputs of the value layer that belong to some heads."""
@@ -115,7 +147,11 @@ def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list
 
 
 def value_used(
-    attention: HeadWeights, weight: Tensor, activations: Factor, jacobians: Factor
+    attention: HeadWeights,
+    weight: Tensor,
+    activations: Factor,
+    jacobians: Factor,
+    blocks: list[list[int]] | None = None,
 ) -> tuple[int, int, tuple[tuple[int, ...], ...]]:
     """What the value layer adds to the rank of the Hessian, and its free directions of synchrony.
 
@@ -124,13 +160,14 @@ def value_used(
         weight: The layer's matrix with the bias as last column, ``(outputs, inputs)``.
         activations: Factor of its inputs.
         jacobians: Factor of the Jacobians with respect to its outputs.
+        blocks: Heads that attend alike; exactly alike by default.
 
     Returns:
         An upper bound of what its values use beside the output layer, ``sum_a s_a t_a``, and the blocks of
         two or more heads that attend alike.
     """
     seen = activations.range().high
-    blocks = attention.blocks()
+    blocks = attention.blocks() if blocks is None else blocks
     own = [_own(activations, weight[attention.rows(b)]) for b in blocks]
     thick = [jacobians.range(attention.rows(b).tolist()) for b in blocks]
     outside = torch.ones(weight.shape[0], dtype=torch.bool)

@@ -84,7 +84,7 @@ def count_module(
     step = TWIN * rounding / EPS
     probes = Probes(PROBES, MOST_OUTPUTS, config.seed, law="normal")
     _measure_noise(flat, inputs[:NOISE_ROWS], layers, probes, step)
-    _stream(flat, inputs, layers, attention, values, probes, tick)
+    _stream(flat, inputs, layers, attention, values, probes, tick, near=epsilon is not None)
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
     uncertain = [w.name for w in layers if not w.settle()]
@@ -182,14 +182,24 @@ def _stream(
     values: int,
     probes: Probes,
     tick: Tick,
+    *,
+    near: bool,
 ) -> None:
     """Pass the data through once, forwards for activations and backwards for Jacobians."""
     patterns = {one.name: one for one in attention}
+    latest: dict[str, Tensor] = {}
+
+    def hear(name: str, output: Any) -> None:
+        if name in patterns:
+            patterns[name].add(output, latest.get(patterns[name].values))
+        else:
+            latest[name] = output
+
     step = max(1, BATCH_VALUES // (values + 1))
     for start in range(0, x.shape[0], step):
         with (
             _watching(flat.module, layers, Watched.take) as outputs,
-            listening(flat.module, patterns, lambda name, out: patterns[name].add(out)),
+            listening(flat.module, [*patterns, *(one.values for one in attention if near)], hear),
             torch.enable_grad(),
         ):
             result = run(flat, flat.theta, x[start : start + step])
@@ -243,12 +253,17 @@ def _count(
     extra = found.between.get(watched.name, 0)
     used, synchrony = sum(s * t for s, t in ranks) - extra, extra
     blocks: tuple[tuple[int, ...], ...] = ()
+    alike: int | None = None
+    there: int | None = None
     for one in attention:
         if one.values == watched.name and watched.activations and watched.jacobians:
-            bound, shared, blocks = value_used(
-                one, watched.matrix(), watched.activations[0], watched.jacobians[0]
-            )
+            given = watched.matrix(), watched.activations[0], watched.jacobians[0]
+            bound, shared, blocks = value_used(one, *given)
             fused = extra if one.start else 0  # then the symmetries are those of its queries and keys
+            near = None if epsilon is None else one.blocks_within(epsilon)
+            if near is not None:
+                above, _, together = value_used(one, *given, near)
+                there, alike = min(used, above - fused), len(together)
             used, synchrony = min(used, bound - fused), fused + max(synchrony - fused, shared)
     size = watched.inputs * watched.outputs
     return LayerCount(
@@ -267,11 +282,13 @@ def _count(
         free_from_synchrony=synchrony,
         free=size - max(0, used),
         blocks=blocks,
-        at_epsilon=None if epsilon is None else _at(watched, max(0, used), data, epsilon),
+        at_epsilon=None
+        if epsilon is None
+        else _at(watched, max(0, used if there is None else min(used, there)), data, epsilon, alike),
     )
 
 
-def _at(watched: Watched, used: int, data: int, epsilon: float) -> AtEpsilon:
+def _at(watched: Watched, used: int, data: int, epsilon: float, alike: int | None) -> AtEpsilon:
     """At a loss scale; eigenvalues that were not computed count as large."""
     seen = heard = above = 0
     known = bool(watched.activations) and bool(watched.jacobians)
@@ -286,7 +303,7 @@ def _at(watched: Watched, used: int, data: int, epsilon: float) -> AtEpsilon:
         if g is not None and k is not None:
             above += pairs_above(g, k, epsilon)
     free = watched.inputs * watched.outputs - (min(used, above) if known else used)
-    return AtEpsilon(seen, heard, None, free)
+    return AtEpsilon(seen, heard, alike, free)
 
 
 def _exact(

@@ -18,6 +18,7 @@ from strati.landscape.counts.gram import fold
 from strati.landscape.counts.jacobians import MOST_OUTPUTS, backward, output_directions
 from strati.landscape.counts.ranks import RankRange, rank_range
 from strati.landscape.counts.survey import batches
+from strati.landscape.triangular import upper
 
 BYTES = 300_000_000
 """Most memory for the activations of two layers on all data; where they need more, this is left out."""
@@ -82,9 +83,7 @@ def produced(
         if not budget.take(2.0 * rows * both**2 + 20.0 * min(rows, both) * both**2):
             break
         own = slopes[:, block[0], None] * f
-        joint = torch.cat([own[mask], after[mask]], dim=1)
-        if rows > both:
-            joint = torch.linalg.qr(joint, mode="r")[1]
+        joint = upper(torch.cat([own[mask], after[mask]], dim=1))
         key = mask.cpu().numpy().tobytes()
         if key not in shared:
             shared[key] = rank_range(joint[:, inside:], noise[1])

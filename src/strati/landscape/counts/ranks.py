@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strati.landscape.triangular import upper
+
 EPS = float(torch.finfo(torch.float64).eps)
 TWIN = 4 * EPS
 """Relative change of weights and data that makes the twin."""
@@ -87,13 +89,14 @@ def balanced(matrix: Tensor, noise: Tensor | None = None) -> tuple[Tensor, float
 def decide(values: Tensor, floor: float, rows: int) -> RankRange:
     """The rank from singular values (descending) and the floor of what can be told from zero.
 
-    A factorisation itself leaves some units of rounding, growing with the square root of the number of rows.
+    A factorisation itself leaves some units of rounding, growing with the square root of the number of rows, or, where
+    the rows repeat each other, with the number of columns (``triangular``).
     """
     size = int(values.numel())
     low = int((values > floor).sum())
     if low == size:
         return RankRange(low, low)
-    left = EPS * float(values[0]) * max(4.0, math.sqrt(rows) / 4)
+    left = EPS * float(values[0]) * max(4.0, math.sqrt(rows) / 4, size / 5)
     if low == 0 or float(values[low]) > max(floor / OPEN, left):
         return RankRange(low, size)
     last = values[max(0, low - 4) : low]
@@ -217,7 +220,7 @@ class Factor:
         if not self._waiting:
             return
         stacked = torch.cat([self._matrix, *self._waiting])
-        self._matrix = stacked if len(stacked) <= self.columns else torch.linalg.qr(stacked, mode="r")[1]
+        self._matrix = upper(stacked)
         self._waiting, self._rows = [], 0
         if not self._whole and self._dead is None and self.count >= self._check:
             self._check = 2 * self.count

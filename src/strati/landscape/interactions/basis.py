@@ -29,7 +29,6 @@ from strati.landscape.interactions.whitening import (
     repeated,
     whitening,
 )
-from strati.landscape.models import takes_tokens
 from strati.landscape.probes import MatrixEstimate
 from strati.options import resolve
 from strati.types import Flag, Tick, silent
@@ -124,7 +123,7 @@ def interaction_basis(
     """
     if kind not in get_args(Kind):
         raise BadInputError(kind, f"no such basis; there are: {', '.join(get_args(Kind))}")
-    chosen = resolve(BasisConfig, config, options, of="interaction_basis")
+    chosen = resolve(BasisConfig, config, options, of=interaction_basis)
     machine = build_backend(model, x, chosen)
     cut = chosen.tolerance
     if cut is None:
@@ -155,7 +154,7 @@ def build_backend(
         raise BadInputError(
             "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
         )
-    data = as_data(x, tokens=takes_tokens(model))
+    data = as_data(x, model)
     reading = Reading(config.sites, config.probes, config.batch, config.layers)
     device = None if config.device is None else torch.device(config.device)
     anywhere = config.sites is None and config.layers is None

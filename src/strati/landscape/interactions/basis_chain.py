@@ -68,6 +68,11 @@ class ChainBackend:
         self._seed, self._probes = seed, probes
         self._gates: list[FloatArray] | None = None
 
+    @property
+    def inputs(self) -> torch.Tensor:
+        """The data as rows that the first layer takes."""
+        return self._x
+
     def moments(self, *, centre: bool) -> tuple[Moments, ...]:
         """Mean and second moment of the activations at every site; ``B_l`` are collected on the way."""
         streams = [MomentStream(centre=centre) for _ in self.widths]

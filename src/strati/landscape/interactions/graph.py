@@ -157,7 +157,7 @@ def interaction_graph(
         >>> graph.edges[0].round(6).tolist()       # a linear network is diagonal in its interaction basis
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    resolve(GraphConfig, config, options, of="interaction_graph")
+    resolve(GraphConfig, config, options, of=interaction_graph)
     machine = getattr(basis, "machine", None)
     if machine is None:
         raise BadInputError(

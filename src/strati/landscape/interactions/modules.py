@@ -269,7 +269,7 @@ def modules(
         )
     if epsilon is not None:
         options = {**options, "epsilon": epsilon}
-    chosen = resolve(ModulesConfig, config, options, of="modules")
+    chosen = resolve(ModulesConfig, config, options, of=modules)
     epsilon, number, balance, seed = chosen.epsilon, chosen.number, chosen.balance, chosen.seed
     strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
     cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest

@@ -14,6 +14,7 @@ from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.batches import whole_inputs
+from strati.landscape.models import takes_tokens
 from strati.landscape.recorder import Site
 from strati.network.select import select_names
 
@@ -47,7 +48,7 @@ class Reading:
         if self.layers is None:
             return places
         inner = [site for site in places[:-1] if site.module]
-        names = set(select_names([site.name for site in inner], self.layers))
+        names = set(select_names([site.name for site in inner], self.layers, whole_blocks=True))
         return tuple(site for site in places if site not in inner or site.name in names)
 
 
@@ -93,19 +94,25 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
     return (*first, *named, last)
 
 
-def as_data(x: Any, *, tokens: bool = False) -> torch.Tensor:
-    """Data of any kind as one tensor, rows first; whole numbers become floats unless they are tokens.
+def as_data(x: Any, model: nn.Module | None = None) -> torch.Tensor:
+    """Data of any kind as one tensor, rows first; whole numbers become floats unless the model takes tokens.
+
+    Tokens in one dimension are cut into windows.
 
     Raises:
         BadInputError: Fewer than two rows, not numbers, not finite, or too large to be squared.
 
     Examples:
-        >>> as_data([[1, 2], [3, 4]]).dtype, as_data([[1, 2], [3, 4]], tokens=True).dtype
+        >>> as_data([[1, 2], [3, 4]]).dtype, as_data([[1, 2], [3, 4]], nn.Embedding(5, 2)).dtype
         (torch.float64, torch.int64)
+        >>> as_data(torch.arange(300), nn.Embedding(300, 2)).shape
+        torch.Size([2, 128])
     """
-    data = whole_inputs(x, of="a basis").cpu()
+    tokens = model is not None and takes_tokens(model)
+    data = whole_inputs(x, model if tokens else None, of="a basis").cpu()
     if len(data) < 2:
-        raise BadInputError("data", "holds fewer than two rows; a basis needs activations that vary")
+        what = "windows of tokens" if tokens else "rows"
+        raise BadInputError("data", f"holds fewer than two {what}; a basis needs activations that vary")
     if not data.is_floating_point():
         return data.long() if tokens else data.double()
     return data

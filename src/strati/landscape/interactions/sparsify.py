@@ -8,22 +8,25 @@ Layer by layer from the input on:
    Eq. 28 holds only if the recombination keeps every gate on the data; such changes are made and written, the
    others are reported.
 3. *Rows.* A neuron nobody reads any more needs no incoming weights.
+
+Plain chains are rewritten here, in one go; networks that branch layer by layer in ``sparsify_modules``.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import scipy.linalg
 import torch
 from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, ChainStage, as_chain
+from strati.landscape.interactions.linear_maps import LinearMap, Seen
 from strati.landscape.interactions.sites import as_data
 from strati.network.select import select_names
 from strati.options import resolve
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from rich.console import RenderableType
 
-    from strati.types import BoolArray, FloatArray, IntArray
+    from strati.types import FloatArray
 
 TOLERANCE = 1e-12
 """Directions below this share of the largest second moment count as dependent."""
@@ -170,14 +173,15 @@ def sparsify(
     """Set weights to zero by the freedom that dependent activations and synchronised neurons leave.
 
     Args:
-        model: A chain of linear layers and activations, or the path of such a checkpoint.
-        x: Data, one row each; only on these the outputs are kept.
+        model: A chain of linear layers and activations, any other network with linear layers or convolutions
+            (residual networks, CNNs, transformers), or the path of a checkpoint.
+        x: Data, one row each (token numbers for a language model); only on these the outputs are kept.
         config: Options; keywords of the same names win.
         tick: Called after each layer with its name.
         options: Fields of :class:`SparsifyConfig`.
 
     Raises:
-        UnsupportedError: The network is not a chain.
+        UnsupportedError: The network has no layer that can be rewritten.
         BadInputError: The data do not fit, or are not finite, or no such option.
 
     Examples:
@@ -188,25 +192,64 @@ def sparsify(
         >>> result.zeros_after >= 3 * 5, result.change < 1e-12
         (True, True)
     """
-    chosen = resolve(SparsifyConfig, config, options, of="sparsify")
+    chosen = resolve(SparsifyConfig, config, options, of=sparsify)
     if isinstance(model, str | Path):
         from strati.network.module import as_module
 
         model = as_module(model)
-    chain = as_chain(model)
+    try:
+        chain = as_chain(model)
+    except UnsupportedError:
+        return _of_module(model, x, chosen, tick)
+    return _of_chain(chain, x, chosen, tick)
+
+
+def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
+    """Any network: its layers one by one, each by what it reads on the data."""
+    from strati.landscape.interactions.sparsify_modules import moved, outputs_of, rewrite
+    from strati.landscape.models import device_of
+
+    place = device_of(model, chosen.device)
+    data = as_data(x, model).to(place)
+    work, twin, skipped = rewrite(model, data, chosen.tolerance, chosen.layers, tick)
+    old = model.state_dict()
+    tensors = {name: value.to(old[name]) for name, value in twin.state_dict().items()}
+    if any(not bool(torch.isfinite(v).all()) for v in tensors.values() if v.is_floating_point()):
+        raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
+    rounded = copy.deepcopy(twin)  # the weights as they are stored, run in double precision
+    rounded.load_state_dict(
+        {name: value.to(twin.state_dict()[name].dtype) for name, value in tensors.items()}
+    )
+    exact = copy.deepcopy(model).eval().double().to(data.device)
+    change = moved(rounded, data, outputs_of(exact, data))
+    layers = tuple(
+        SparsifiedLayer(w.name, w.map.size, w.before, w.map.zeros(), w.dependent, *w.blocks, w.unread)
+        for w in work
+    )
+    kind = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    flags = [*_flags(layers, change, kind)]
+    if skipped:
+        names = ", ".join(f"{name} ({why})" for name, why in skipped[:4])
+        flags.append(Flag("left-alone", f"{len(skipped)} layers are not rewritten: {names}"))
+    return Sparsified(
+        layers, {n: _as_numpy(v.cpu()) for n, v in tensors.items()}, change, len(data), tuple(flags)
+    )
+
+
+def _of_chain(chain: Chain, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     data = as_data(x)
     device = torch.device(chosen.device or chain.stages[0].weight.device)
     data = data.to(device)
     exact = chain.to(torch.float64, device)
     rows: FloatArray = exact.rows(data).cpu().numpy()
-    work = [_Work(stage, device) for stage in exact.stages]
+    work = [LinearMap(stage, device) for stage in exact.stages]
     before = [stage.zeros() for stage in work]
     wanted = set(select_names([stage.name for stage in work], chosen.layers))
     open_ones = [stage.name in wanted for stage in work]
     dependent: list[int] = []
     blocks: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
     for k, stage in enumerate(work):
-        dependent.append(stage.pivot(rows, chosen.tolerance) if open_ones[k] else 0)
+        dependent.append(stage.pivot(Seen(rows), chosen.tolerance) if open_ones[k] else 0)
         both = (
             k + 1 < len(work) and open_ones[k] and open_ones[k + 1]
         )  # a recombination changes the reader too
@@ -222,152 +265,11 @@ def sparsify(
         SparsifiedLayer(stage.name, stage.size, before[k], stage.zeros(), dependent[k], *blocks[k], unread[k])
         for k, stage in enumerate(work)
     )
-    return Sparsified(layers, tensors, change, len(data), _flags(layers, change, chain))
+    kind = chain.stages[0].weight.dtype
+    return Sparsified(layers, tensors, change, len(data), _flags(layers, change, kind))
 
 
-class _Work:
-    """One stage being rewritten, in double precision."""
-
-    def __init__(self, stage: ChainStage, device: torch.device) -> None:
-        self.name, self.activation, self.device = stage.name, stage.activation, device
-        self.weight: FloatArray = stage.weight.cpu().numpy().copy()
-        self.bias: FloatArray | None = None if stage.bias is None else stage.bias.cpu().numpy().copy()
-
-    @property
-    def size(self) -> int:
-        return self.weight.size + (0 if self.bias is None else self.bias.size)
-
-    def zeros(self) -> int:
-        return int((self.weight == 0).sum()) + (0 if self.bias is None else int((self.bias == 0).sum()))
-
-    def before(self, rows: FloatArray) -> FloatArray:
-        return rows @ self.weight.T + (0.0 if self.bias is None else self.bias)
-
-    def forward(self, rows: FloatArray) -> FloatArray:
-        with torch.no_grad():
-            given, weight = (torch.from_numpy(array).to(self.device) for array in (rows, self.weight))
-            bias = 0.0 if self.bias is None else torch.from_numpy(self.bias).to(self.device)
-            return np.asarray(self.activation(given @ weight.T + bias).cpu().numpy())
-
-    def pivot(self, rows: FloatArray, tolerance: float) -> int:
-        """Zero the columns of inputs that are combinations of others; how many."""
-        keep, coefficients, constant = dependencies(rows, tolerance, with_constant=self.bias is not None)
-        gone = np.setdiff1d(np.arange(rows.shape[1]), keep)
-        if gone.size == 0:
-            return 0
-        moved = self.weight[:, gone]
-        self.weight[:, keep] += moved @ coefficients
-        if self.bias is not None:
-            self.bias += moved @ constant
-        self.weight[:, gone] = 0.0
-        return int(gone.size)
-
-    def recombine(self, rows: FloatArray, following: _Work) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Recombine synchronised blocks where that keeps every gate; sizes written, reported, zeros won."""
-        if self.activation.slopes is None:
-            return (), (), 0
-        written, reported, won = [], [], 0
-        linear = self.activation.slopes[0] == self.activation.slopes[1]
-        p = self.before(rows)
-        for block in _synchronised(p > 0, p, everything=linear):
-            gain = self._eliminate(p, block, following, free=linear)
-            if gain > 0:
-                written.append(int(block.size))
-                won += gain
-            else:
-                reported.append(int(block.size))
-        return tuple(written), tuple(reported), won
-
-    def silence(self, following: _Work) -> int:
-        """Zero the rows of outputs that nobody reads; how many."""
-        unread = (following.weight == 0).all(axis=0)
-        self.weight[unread] = 0.0
-        if self.bias is not None:
-            self.bias[unread] = 0.0
-        return int(unread.sum())
-
-    def _eliminate(self, p: FloatArray, block: IntArray, following: _Work, *, free: bool) -> int:
-        """Gaussian elimination among the rows of a block, each step only if it keeps all gates on the data.
-
-        ``p_k -> p_k - c p_m`` with ``c = W_kj / W_mj`` zeroes ``W_kj``; the reader's column ``m`` takes on
-        ``c`` times column ``k``.
-        """
-        gate = p[:, block] > 0
-        start = self.zeros()
-        used: set[int] = set()
-        for m in block:
-            live = np.flatnonzero(self.weight[m] != 0)
-            live = live[~np.isin(live, list(used))]
-            if live.size == 0:
-                continue
-            j = int(live[np.abs(self.weight[m, live]).argmax()])
-            used.add(j)
-            for place, k in enumerate(block):
-                if k == m or self.weight[k, j] == 0:
-                    continue
-                c = self.weight[k, j] / self.weight[m, j]
-                row = self.weight[k] - c * self.weight[m]
-                row[j] = 0.0
-                row[np.abs(row) <= 1e-14 * np.abs(self.weight[k]).max()] = 0.0
-                new = p[:, k] - c * p[:, m]
-                slack = 1e-9 * np.abs(p[:, k]).max()
-                kept = free or bool(np.where(gate[:, place], new >= slack, new <= 0).all())
-                if not kept or (row == 0).sum() <= (self.weight[k] == 0).sum() or abs(c) > 1e6:
-                    continue
-                self.weight[k], p[:, k] = row, new
-                if self.bias is not None:
-                    self.bias[k] -= c * self.bias[m]
-                following.weight[:, m] += c * following.weight[:, k]
-        return self.zeros() - start
-
-
-def dependencies(
-    rows: FloatArray, tolerance: float, *, with_constant: bool
-) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Independent columns of ``rows``, and the others written through them.
-
-    Rank-revealing QR (column pivoting); with a bias to fold into, the constant is one of the independent ones.
-
-    Returns:
-        Kept columns, ``coefficients`` (others x kept) and ``constant`` (others): ``f_j = coefficients f + constant``.
-
-    Examples:
-        >>> rows = np.random.default_rng(0).normal(size=(20, 2))
-        >>> rows = np.column_stack([rows, 2 * rows[:, 0] + 5])
-        >>> keep, coefficients, constant = dependencies(rows, 1e-12, with_constant=True)
-        >>> keep.size, float(np.abs(rows[:, 2] - 2 * rows[:, 0] - 5).max()) < 1e-12
-        (2, True)
-    """
-    mean = rows.mean(axis=0) if with_constant else np.zeros(rows.shape[1])
-    centred = rows - mean
-    scale = np.sqrt((centred**2).mean(axis=0))
-    floor = np.sqrt(tolerance) * max(
-        float(scale.max(initial=0.0)), 1e-4 * float(np.abs(mean).max(initial=0.0))
-    )
-    if floor == 0.0:
-        kept: IntArray = np.zeros(0, dtype=np.int64)
-        return kept, np.zeros((rows.shape[1], 0)), mean
-    factor = np.linalg.qr(centred, mode="r") / np.sqrt(len(rows))
-    _, upper, order = scipy.linalg.qr(factor, mode="economic", pivoting=True)
-    rank = int((np.abs(np.diag(upper)) > floor).sum())
-    kept, others = np.sort(order[:rank]).astype(np.int64), np.sort(order[rank:]).astype(np.int64)
-    coefficients, *_ = np.linalg.lstsq(factor[:, kept], factor[:, others], rcond=None)
-    return kept, coefficients.T, mean[others] - coefficients.T @ mean[kept]
-
-
-def _synchronised(gates: BoolArray, p: FloatArray, *, everything: bool) -> list[IntArray]:
-    """Blocks of two and more neurons with one firing pattern on the data; silent neurons are none."""
-    if everything:
-        return [np.arange(p.shape[1])] if p.shape[1] > 1 else []
-    packed = np.packbits(gates, axis=0).T
-    _, labels = np.unique(packed, axis=0, return_inverse=True)
-    labels = labels.reshape(-1)
-    alive = gates.any(axis=0)
-    blocks = [np.flatnonzero((labels == k) & alive) for k in np.unique(labels)]
-    return [block for block in blocks if block.size > 1]
-
-
-def _finish(chain: Chain, work: list[_Work], data: torch.Tensor) -> tuple[dict[str, NDArray[Any]], float]:
+def _finish(chain: Chain, work: list[LinearMap], data: torch.Tensor) -> tuple[dict[str, NDArray[Any]], float]:
     """The new tensors in their old types, and what that does to the outputs."""
     tensors: dict[str, NDArray[Any]] = {}
     stages = []
@@ -398,9 +300,9 @@ def _as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     return np.asarray(tensor.numpy())
 
 
-def _flags(layers: tuple[SparsifiedLayer, ...], change: float, chain: Chain) -> tuple[Flag, ...]:
+def _flags(layers: tuple[SparsifiedLayer, ...], change: float, kind: torch.dtype) -> tuple[Flag, ...]:
     flags = []
-    rounding = float(torch.finfo(chain.stages[0].weight.dtype).eps)
+    rounding = float(torch.finfo(kind).eps)
     if change > 1e3 * rounding:
         flags.append(Flag("outputs-moved", f"outputs on the data move by {change:.2g} of the largest"))
     reported = [size for layer in layers for size in layer.blocks_reported]

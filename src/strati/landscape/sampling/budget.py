@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from strati.landscape.behaviour import Potential
 from strati.landscape.sampling.config import BUDGET, DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig
 
-_LARGE_BUDGET = 4 * BUDGET  # for networks too large to know their curvature exactly
+_LARGE_BUDGET = 4 * BUDGET  # per temperature, for networks too large to know their curvature exactly
 _RUNGS = 7
 _MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
 _WORTH = 3.0  # budgets that a whole ladder may cost
@@ -33,10 +33,19 @@ _PER_PRODUCT = 0.8e-10
 
 
 class GradientCost(NamedTuple):
-    """Seconds per batched gradient, and per replica in it, on a machine of 2020: a model, hence reproducible."""
+    """Seconds per batched gradient, and per replica in it, on a machine of 2020: a model, hence reproducible.
+
+    ``leap`` is how many gradients a move from one part of a valley to another takes.
+    """
 
     call: float
     replica: float
+    leap: int = 1
+
+
+def collapsed_gradients(width: int) -> int:
+    """Gradients of a move with a block of so many parameters integrated out: before, after, and where it ends."""
+    return 2 * (width + 1) + 1
 
 
 class SamplingPlan(NamedTuple):
@@ -56,8 +65,10 @@ class SamplingPlan(NamedTuple):
         moves = (1 + self.leapfrog) / 2
         if self.exchange:
             together = _EXCHANGED * self.chains
-            down = _EXCHANGED * 2 * ANNEAL * (moves + 1) * (cost.call + CROWD * self.chains * cost.replica)
-            return down + (warmup + self.draws) * (moves + 2) * (cost.call + together * cost.replica)
+            down = _EXCHANGED * 2 * ANNEAL * (moves + cost.leap)
+            kept = (warmup + self.draws) * (moves + max(2, cost.leap))
+            crowd = cost.call + CROWD * self.chains * cost.replica
+            return down * crowd + kept * (cost.call + together * cost.replica)
         rounds = rungs or (_RUNGS if self.ladder else 1)
         iterations = warmup // 2 + rounds * (self.draws + warmup // 3)
         return iterations * moves * (cost.call + self.chains * cost.replica)
@@ -77,7 +88,9 @@ def sampling_plan(
     small, large = size <= VIRIAL_LIMIT, size > DENSE_LIMIT
     leapfrog = config.leapfrog or (6 if small else 20 if large else 10)
     wanted = ([False] if large else [True, False]) if config.ladder is None else [config.ladder]
-    exchanged = [SamplingPlan(c, d, leapfrog, True, wanted[0]) for c, d in ((32, 200), (16, 150))]
+    # Where some parameters can be integrated out, few chains go far.
+    sizes = ((32, 200), (16, 150)) if cost.leap == 1 else ((32, 160), (16, 120), (8, 120))
+    exchanged = [SamplingPlan(c, d, leapfrog, True, wanted[0]) for c, d in sizes]
     local = [
         SamplingPlan(c, d, leapfrog, False, ladder)
         for ladder in wanted
@@ -85,7 +98,7 @@ def sampling_plan(
         if not (large and c > 8)
         if not (ladder and config.ladder is None and c < 8)
     ]
-    allowed = config.seconds or (_LARGE_BUDGET if large else BUDGET)
+    allowed = config.seconds or (_LARGE_BUDGET * (rungs or 1) if large else BUDGET)
     candidates = (exchanged if small and rungs is None else []) + local
 
     def own(plan: SamplingPlan) -> SamplingPlan:

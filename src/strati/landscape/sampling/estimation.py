@@ -82,6 +82,30 @@ class LearningCoefficient(Result):
     ladder: tuple[tuple[float, float, float], ...]
     traces: Traces = dataclasses.field(repr=False)
 
+    def bic(self, loss: float, count: int) -> float | None:
+        """The Bayesian information criterion with ``2 lambda`` for the number of parameters: ``2 n L + 2 lambda ln n``.
+
+        For models whose parameters are not all used, where the count of parameters asks too much of the data
+        (Watanabe 2013; degeneracy-in-the-loss-landscape, section 2.1). Smaller is better; differences between models
+        of the same data are what counts. The limit is used where there is one, else the value at the temperature.
+
+        Args:
+            loss: ``L``: mean negative log-likelihood in nats at the parameters, such as the cross-entropy.
+            count: ``n``: how many terms it is the mean of.
+
+        Returns:
+            ``None`` where the chains allow no coefficient.
+
+        Examples:
+            >>> import torch
+            >>> from strati import learning_coefficient
+            >>> cross = learning_coefficient(lambda w: (w[0] * w[1]) ** 2, torch.zeros(2))  # two parameters, lambda 1/2
+            >>> round(cross.bic(0.5, 1000) - 1000, 1)                     # ln 1000 and not 2 ln 1000
+            6.9
+        """
+        value = self.estimate if self.asymptotic is None else self.asymptotic
+        return None if value is None else 2 * count * loss + 2 * value * math.log(count)
+
     def payload(self) -> dict[str, Any]:
         """The interface's fields, the multiplicity, and thinned traces of ``nbeta (L - L*)``."""
         step = -(-self.draws // _TRACE_POINTS)

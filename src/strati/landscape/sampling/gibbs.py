@@ -15,67 +15,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
-from strati.landscape.behaviour import Potential
 from strati.landscape.sampling.budget import GradientCost
+from strati.landscape.sampling.conditional import Conditional
 from strati.landscape.sampling.config import BUDGET, LLCConfig, Sampler
-from strati.landscape.sampling.posterior import LocalPosterior, batchable, replicas_per_pass, rounding_limit
+from strati.landscape.sampling.posterior import LocalPosterior, rounding_limit
 from strati.landscape.sampling.traces import Traces
 from strati.rng import derive
 from strati.types import Tick, silent
 
-_MOST_BLOCKS = 12
 _RUNGS = (10.0, 1e2, 1e3, 1e4, 1e5, 1e6)  # of the temperature asked for; cold ones cost no more than hot ones
 _COLDER = (1e7, 1e8)  # also for one block, which any temperature draws outright
-_PROBES = 3
-_TOLERANCE = 1e-8  # of the spread of values on a line, for its third difference to count as zero
-_ROUNDINGS = 1e3
-_MISFIT = 1e-2  # of one, in nbeta L: beyond, a conditional is not the quadratic it was taken for
 _PER_CUBE = 2e-10  # seconds per multiply-add of a factorisation
 _MOST_DRAWS = 50.0  # times the usual number, however many seconds there are
-_NUMBERS = 4_000_000  # held at once
-
-
-def quadratic_blocks(
-    potential: Potential, theta: Tensor, sizes: Sequence[int] | None = None
-) -> tuple[slice, ...] | None:
-    """Consecutive blocks of parameters in each of which the potential is quadratic, the others held fixed.
-
-    Along lines inside a block, through places at a random distance from ``theta``, the third difference of a
-    quadratic is zero. ``sizes`` proposes where blocks may end (the parameter tensors of a network); neighbours are
-    joined as long as the joined block is quadratic, and without ``sizes`` the ends are searched for.
-
-    Returns:
-        The blocks in order, or ``None`` where some parameter is in none, or there are more than a dozen.
-
-    Examples:
-        >>> quadratic_blocks(lambda w: (w[0] * w[1] - w[2]) ** 2, torch.ones(3, dtype=torch.float64))
-        (slice(0, 1, None), slice(1, 3, None))
-        >>> quadratic_blocks(lambda w: (w**4).sum(), torch.zeros(2, dtype=torch.float64)) is None
-        True
-    """
-    if theta.dtype != torch.float64 or not batchable(potential, theta):
-        return None
-    ends = list(np.cumsum(sizes)) if sizes is not None else list(range(1, theta.numel() + 1))
-    probe = _Probe(potential, theta)
-    blocks: list[slice] = []
-    start = 0
-    while start < theta.numel():
-        ahead = [int(e) for e in ends if e > start]
-        # The longest block from here: quadratic stays quadratic when shortened, so bisect.
-        low, high = 0, len(ahead)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if probe.quadratic(slice(start, ahead[middle - 1])):
-                low = middle
-            else:
-                high = middle - 1
-        if low == 0 or len(blocks) == _MOST_BLOCKS:
-            return None
-        blocks.append(slice(start, ahead[low - 1]))
-        start = blocks[-1].stop
-    return tuple(blocks)
 
 
 def sweep_cost(blocks: Sequence[slice], cost: GradientCost) -> GradientCost:
@@ -115,15 +67,17 @@ def sample_gibbs(
     generator = torch.Generator().manual_seed(derive(config.seed, "gibbs"))
     nbeta = target.theta.new_tensor(list(nbetas))
     offset = _middle(target, nbeta, chains, generator)
-    conditionals = [_Conditional(target, block) for block in blocks]
+    conditionals = [Conditional(target, range(block.start, block.stop)) for block in blocks]
     excess, spread, controls, gradients = [], [], [], 0
     for i in range(settle + draws):
         for b in torch.randperm(len(blocks), generator=generator).tolist():
-            drawn = conditionals[b].draw(offset, nbeta, generator)
-            if drawn is None:
+            seen = conditionals[b].look(offset, nbeta)
+            if bool(seen.failed.any()):
                 return None
-            offset, value, slope = drawn
-            gradients += (blocks[b].stop - blocks[b].start + 2) * offset.shape[0] * chains
+            offset, value, slope, good = conditionals[b].draw(seen, offset, nbeta, generator)
+            if not bool(good.all()):
+                return None
+            gradients += (conditionals[b].gradients + 1) * offset.shape[0] * chains
         if i >= settle:
             excess.append(value)
             spread.append((offset**2).sum(-1))
@@ -165,86 +119,6 @@ class Amount(NamedTuple):
     def seconds(self, sweep: GradientCost, rungs: int) -> float:
         """What the cost model expects."""
         return (self.settle + self.draws) * (sweep.call + rungs * self.chains * sweep.replica)
-
-
-class _Probe:
-    """Third differences of a potential along random lines inside a block."""
-
-    def __init__(self, potential: Potential, theta: Tensor) -> None:
-        self.potential, self.theta = potential, theta
-        self.generator = torch.Generator().manual_seed(derive(0, "quadratic blocks", theta.numel()))
-        self.size = max(float(theta.abs().mean()), 0.3)
-
-    def quadratic(self, block: slice) -> bool:
-        with torch.no_grad():
-            return all(self._line(block) for _ in range(_PROBES))
-
-    def _line(self, block: slice) -> bool:
-        place = self.theta + self._normal(self.theta.numel())
-        direction = torch.zeros_like(self.theta)
-        direction[block] = self._normal(block.stop - block.start)
-        values = np.array([float(self.potential(place + t * direction)) for t in range(-2, 3)])
-        if not np.isfinite(values).all():
-            return False
-        third = np.abs(np.diff(values, n=3)).max()
-        return bool(third <= _TOLERANCE * max(np.ptp(values), 1e-6 * np.abs(values).max(), 1e-280))
-
-    def _normal(self, count: int) -> Tensor:
-        return self.size * torch.randn(count, generator=self.generator, dtype=self.theta.dtype).to(self.theta)
-
-
-class _Conditional:
-    """The loss as a function of one block, the rest held fixed: its level, slope and second derivatives."""
-
-    def __init__(self, target: LocalPosterior, block: slice) -> None:
-        self.target, self.block = target, block
-        width = block.stop - block.start
-        # Slopes at the minimum's own block and one unit beside it in every direction: exact for a quadratic.
-        here = target.theta[block]
-        self.points = torch.cat([here[None], here + torch.eye(width, dtype=here.dtype, device=here.device)])
-        passes = replicas_per_pass(target.potential) // (width + 1)
-        self.together = max(1, min(passes, _NUMBERS // ((width + 1) * target.size)))
-
-        def value(part: Tensor, rest: Tensor) -> Tensor:
-            whole = torch.cat([rest[: block.start], part, rest[block.stop :]])
-            return target.potential(whole).reshape(())
-
-        self._slopes = vmap(vmap(grad_and_value(value), in_dims=(0, None)), in_dims=(None, 0))
-
-    def quadratic(self, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Excess loss ``(K, C)``, slope ``(K, C, w)`` and second derivatives at a zero offset of the block."""
-        rest = (self.target.theta + offset).reshape(-1, self.target.size)
-        parts = [self._slopes(self.points, r) for r in torch.split(rest, self.together)]
-        slopes, values = (torch.cat([p[i] for p in parts]).detach() for i in (0, 1))
-        hessian = slopes[:, 1:] - slopes[:, :1]
-        shape = offset.shape[:-1]
-        width = len(self.points) - 1
-        symmetric = ((hessian + hessian.mT) / 2).reshape(*shape, width, width)
-        level = (values[:, 0] - self.target.baseline).reshape(shape)
-        return level, slopes[:, 0].reshape(*shape, width), symmetric
-
-    def draw(
-        self, offset: Tensor, nbeta: Tensor, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The block drawn anew given the rest: offset, excess loss, slope; ``None`` where it is no Gaussian."""
-        level, start, hessian = self.quadratic(offset)
-        beta = nbeta[:, None, None, None]
-        precision = beta * hessian + self.target.gamma * torch.eye(
-            start.shape[-1], dtype=offset.dtype, device=offset.device
-        )
-        factor, failed = torch.linalg.cholesky_ex(precision)
-        if bool((failed != 0).any()) or not bool(torch.isfinite(precision).all()):
-            return None
-        mean = torch.cholesky_solve(-beta * start[..., None], factor)
-        noise = torch.randn(mean.shape, generator=generator, dtype=offset.dtype).to(offset.device)
-        drawn = (mean + torch.linalg.solve_triangular(factor.mT, noise, upper=True))[..., 0]
-        new = offset.clone()
-        new[..., self.block] = drawn
-        excess, slope = self.target.evaluate(new)
-        expected = level + (drawn * (start + 0.5 * (hessian @ drawn[..., None])[..., 0])).sum(-1)
-        rounding = torch.finfo(offset.dtype).eps * (level.abs() + abs(self.target.baseline))
-        misfit = nbeta[:, None] * ((excess - expected).abs() - _ROUNDINGS * rounding)
-        return None if bool((misfit > _MISFIT).any()) else (new, excess, slope)
 
 
 def _middle(target: LocalPosterior, nbeta: Tensor, chains: int, generator: torch.Generator) -> Tensor:

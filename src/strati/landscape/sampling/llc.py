@@ -23,10 +23,11 @@ from strati.landscape.models import on_device
 from strati.landscape.sampling.budget import gradient_cost, sampling_plan
 from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.estimation import LearningCoefficient, estimate
-from strati.landscape.sampling.gibbs import affordable, ladder, quadratic_blocks, sample_gibbs
+from strati.landscape.sampling.gibbs import affordable, ladder, sample_gibbs
 from strati.landscape.sampling.hmc import sample_hmc
 from strati.landscape.sampling.moment_points import condensed
 from strati.landscape.sampling.posterior import LocalPosterior, check_point, local_posterior, localised
+from strati.landscape.sampling.quadratic import quadratic_blocks
 from strati.landscape.sampling.refined import (
     Head,
     HeadModel,
@@ -129,7 +130,7 @@ def llc(
         >>> list(llc(model, "behavioural-mse", x, per_layer=True, chains=4, draws=20).parts)
         ['0', '2']
     """
-    settings = resolve(LLCConfig, config, options, of="llc")
+    settings = resolve(LLCConfig, config, options, of=llc)
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     model = on_device(model, settings.device)
@@ -187,7 +188,7 @@ def learning_coefficient(
         >>> abs(result.asymptotic - 0.25) < 0.01
         True
     """
-    settings = resolve(LLCConfig, config, options, of="learning_coefficient")
+    settings = resolve(LLCConfig, config, options, of=learning_coefficient)
     point = (
         theta.detach() if isinstance(theta, Tensor) else torch.as_tensor(np.asarray(theta, dtype=np.float64))
     )

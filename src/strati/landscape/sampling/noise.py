@@ -32,6 +32,7 @@ class Noise:
     def __init__(self, seed: int) -> None:
         self._bits = np.random.SFC64(seed)
         self._left = torch.empty(0, dtype=torch.int8)
+        self._room = np.empty(0, np.uint8)
 
     def add(self, values: Tensor, size: float, scale: Tensor | None = None) -> None:
         """Add increments of standard deviation ``size`` (times ``scale`` per column) to ``(..., d)`` in place."""
@@ -50,6 +51,10 @@ class Noise:
     def _ones(self, count: int) -> Tensor:
         """The number of ones among 8 bits, less 4: standard deviation ``sqrt(2)``."""
         words = self._bits.random_raw(-(-count // 8))
-        ones = np.bitwise_count(words.view(np.uint8))[:count]  # bytes: counted many at a time
+        if (
+            len(self._room) < count
+        ):  # written over again and again: a new one each time costs more than counting
+            self._room = np.empty(count, np.uint8)
+        ones = np.bitwise_count(words.view(np.uint8)[:count], out=self._room[:count])  # many bytes at a time
         ones -= 4  # wraps below zero, which is what the signed view reads
         return torch.from_numpy(ones.view(np.int8))

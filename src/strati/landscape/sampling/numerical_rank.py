@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from strati.landscape.behaviour import Objective, metric_jacobian
+from strati.landscape.triangular import upper
 from strati.rng import derive
 
 _UNITS = 4.0  # in the last place, by which parameters are moved to measure rounding
@@ -180,8 +181,7 @@ def _triangular(objective: Objective, theta: Tensor) -> Tensor:
     factor = theta.new_zeros(0, objective.flat.size)
     for piece in _pieces(objective):
         jacobian, _ = metric_jacobian(objective.flat, theta, piece.x, kind=_kind(objective))
-        stacked = torch.cat([factor, jacobian])
-        factor = torch.linalg.qr(stacked, mode="r").R if len(stacked) > stacked.shape[1] else stacked
+        factor = upper(torch.cat([factor, jacobian]))
     return factor
 
 

@@ -14,9 +14,14 @@ from torch.func import vmap
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Objective, Potential, check_finite, exact_hessian, gauss_newton_matrix
-from strati.landscape.sampling.budget import GradientCost, gradient_cost
+from strati.landscape.sampling.budget import GradientCost, collapsed_gradients, gradient_cost
 from strati.landscape.sampling.config import DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig
 from strati.landscape.sampling.preconditioner import Dense, Rotation, kronecker
+from strati.landscape.sampling.quadratic import batchable, largest_quadratic
+
+_PLACES = 8  # over which the curvature is averaged
+_WORK = 5e9  # multiply-adds that this may take
+_PER_EIGENVECTORS = 20  # multiply-adds per cubed size of a matrix, for its eigenvectors
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class LocalPosterior:
         curvature: That diagonal, nothing negative.
         blocks: Sizes of the parameter tensors in ``theta``.
         cost: Of a batched gradient, by the cost model.
+        quadratic: Of a few parameters, those in which together the loss is quadratic, the others held fixed.
         evaluate: Excess loss and slope at offsets ``(..., d)`` from ``theta``.
     """
 
@@ -43,6 +49,7 @@ class LocalPosterior:
     curvature: Tensor
     blocks: tuple[int, ...]
     cost: GradientCost
+    quadratic: tuple[int, ...]
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor]] = field(repr=False)
 
     @property
@@ -107,8 +114,49 @@ def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalP
     blocks = potential.flat.sizes if isinstance(potential, Objective) else (int(theta.numel()),)
     if len(blocks) > 16:
         blocks = (int(theta.numel()),)
+    found = largest_quadratic(potential, theta) if theta.numel() <= VIRIAL_LIMIT else ()
+    some = found if len(found) < theta.numel() else ()
     cost = gradient_cost(potential, theta, turning=rotation.cost)
-    return LocalPosterior(potential, theta, gamma, baseline, rotation, curvature, blocks, cost, evaluate)
+    cost = cost._replace(leap=collapsed_gradients(len(some))) if some else cost
+    return LocalPosterior(
+        potential, theta, gamma, baseline, rotation, curvature, blocks, cost, some, evaluate
+    )
+
+
+def adapted(target: LocalPosterior, offsets: Tensor) -> LocalPosterior | None:
+    """The same posterior in coordinates of the curvature averaged over some places, ``(C, d)`` offsets.
+
+    Far from the minimum, where the chains are, a network is curved in other directions than at it, and more so.
+    ``None`` where that is not known in closed form, or takes too long.
+
+    Examples:
+        >>> from strati.landscape.behaviour import behavioural_loss
+        >>> loss = behavioural_loss(torch.nn.Linear(9, 1, bias=False), torch.eye(9))
+        >>> target = local_posterior(loss, loss.flat.theta, 1.0)
+        >>> moved = adapted(target, torch.ones(2, 9))
+        >>> torch.allclose(moved.curvature, target.curvature)  # a linear network is curved alike everywhere
+        True
+    """
+    potential = target.potential
+    if not isinstance(potential, Objective) or potential.name is None or target.size <= VIRIAL_LIMIT:
+        return None
+    if target.size > DENSE_LIMIT:
+        factors = kronecker(potential, target.theta + offsets[:_PLACES])
+        return None if factors is None else replace(target, rotation=factors[0], curvature=factors[1])
+    work = target.size**2 * (potential.outputs + _PER_EIGENVECTORS * target.size)
+    places = offsets[: max(1, min(_PLACES, int(_WORK / (target.size**2 * potential.outputs))))]
+    if work > _WORK:
+        return None
+    kind = "mse" if potential.name.squared else "kl"
+    matrices = [
+        gauss_newton_matrix(potential.flat, potential.x, kind=kind, theta=target.theta + place)
+        for place in places
+    ]
+    matrix = torch.stack(matrices).mean(0)
+    if not bool(torch.isfinite(matrix).all()):
+        return None
+    values, vectors = torch.linalg.eigh(matrix)
+    return replace(target, rotation=Dense(vectors), curvature=values.clamp(min=0))
 
 
 def check_point(potential: Potential, theta: Tensor) -> float:
@@ -143,23 +191,6 @@ def _batched(potential: Potential, theta: Tensor) -> Callable[[Tensor], Tensor]:
     if batchable(potential, theta):
         return vmap(scalar, randomness="error")
     return lambda points: torch.stack([scalar(p) for p in points])
-
-
-def batchable(potential: Potential, theta: Tensor) -> bool:
-    """Whether ``torch.func.vmap`` can trace the potential: no branches on values, no writes in place.
-
-    Examples:
-        >>> batchable(lambda w: (w**2).sum(), torch.zeros(2))
-        True
-        >>> batchable(lambda w: w.sum() if float(w.sum()) > 0 else -w.sum(), torch.zeros(2))
-        False
-    """
-    try:
-        with torch.no_grad():
-            vmap(lambda t: potential(t).reshape(()), randomness="error")(torch.stack([theta, theta]))
-    except Exception:  # whatever it is that vmap cannot trace: the answer is no
-        return False
-    return True
 
 
 def replicas_per_pass(potential: Potential) -> int:

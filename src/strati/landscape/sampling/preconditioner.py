@@ -116,8 +116,12 @@ class Kronecker:
         return sum(2 * m * n * (m + n) for m, n in sides)
 
 
-def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
+def kronecker(objective: Objective, points: Tensor | None = None) -> tuple[Kronecker, Tensor] | None:
     """Bases and curvatures of the linear layers of a network; ``None`` where they hold too few of its parameters.
+
+    Args:
+        objective: A network, loss and data.
+        points: Parameters ``(P, d)`` over which the curvature is averaged; those of the network by default.
 
     Returns:
         The rotation, and the curvature ``c k_i g_j`` of every new coordinate (``c`` is 2 for squared errors, 1 for
@@ -144,7 +148,11 @@ def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
     if inside < _LEAST_SHARE * flat.size:
         return None
     squared = objective.name is not None and objective.name.squared
-    grams = _grams(objective, modules, squared)
+    places_seen = flat.theta.detach()[None] if points is None else points
+    every = [_grams(objective, modules, squared, theta) for theta in places_seen]
+    grams = {
+        name: tuple(torch.stack([one[name][k] for one in every]).mean(0) for k in (0, 1)) for name in every[0]
+    }
     curvature = torch.full_like(flat.theta, torch.nan)
     layers = []
     for name, (inputs, jacobians) in grams.items():
@@ -159,14 +167,14 @@ def kronecker(objective: Objective) -> tuple[Kronecker, Tensor] | None:
 
 
 def _grams(
-    objective: Objective, modules: dict[str, nn.Linear], squared: bool
+    objective: Objective, modules: dict[str, nn.Linear], squared: bool, theta: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """For each layer the mean Gram matrices of its inputs (a one appended) and of the output's Jacobians."""
     flat = objective.flat
     x: Any = objective.x
     few = slice(0, _MOST_ROWS)
     x = x[few] if isinstance(x, Tensor) else {k: v[few] for k, v in x.items()}
-    weights = {k: v.detach() for k, v in flat.fixed.items()} | flat.split(flat.theta.detach())
+    weights = {k: v.detach() for k, v in flat.fixed.items()} | flat.split(theta)
     with _caught(modules) as (inputs, before), torch.enable_grad():
         output = output_tensor(
             functional_call(flat.module, weights, (x,))

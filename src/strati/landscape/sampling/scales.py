@@ -19,8 +19,8 @@ from torch import nn
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, LossName, Objective, as_tensor, objective
 from strati.landscape.models import on_device
-from strati.landscape.sampling.budget import gradient_cost, sampling_plan
-from strati.landscape.sampling.config import DENSE_LIMIT, LLCConfig, Sampler
+from strati.landscape.sampling.budget import sampling_plan
+from strati.landscape.sampling.config import DENSE_LIMIT, VIRIAL_LIMIT, LLCConfig, Sampler
 from strati.landscape.sampling.density import DensityOfStates, density_of_states
 from strati.landscape.sampling.estimation import estimate, impossible, mixed
 from strati.landscape.sampling.gauss_newton import (
@@ -182,7 +182,7 @@ def effective_parameters(
         >>> abs(curve.rows[0].effective - 2) < 0.2
         True
     """
-    settings = resolve(LLCConfig, config, options, of="effective_parameters")
+    settings = resolve(LLCConfig, config, options, of=effective_parameters)
     if not isinstance(model, nn.Module):
         raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
     model = on_device(model, settings.device)
@@ -193,10 +193,10 @@ def effective_parameters(
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = localised(settings, function, theta)
-    if sampling_plan(
-        dataclasses.replace(settings, ladder=True), len(theta), gradient_cost(function, theta)
-    ).exchange:
-        return _by_density(function, wanted, curvature, settings, tick)
+    if len(theta) <= VIRIAL_LIMIT:
+        seen = local_posterior(function, theta, settings.gamma or 1.0)
+        if sampling_plan(dataclasses.replace(settings, ladder=True), len(theta), seen.cost).exchange:
+            return _by_density(function, wanted, curvature, settings, tick)
     return _by_temperature(function, wanted, curvature, settings, tick)
 
 

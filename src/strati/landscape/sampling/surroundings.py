@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -144,6 +145,8 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
         # The loss depends on no more coordinates than the outputs do.
         rank = NumericalRank(rank.low, rank.low)
         exact = rank.low / 2 if reached.converged else None
+    elif isinstance(potential, Objective) and _hidden(potential, reached.point, rank):
+        rank = NumericalRank(rank.low, size)
     elif (
         rank.known
         and reached.converged
@@ -164,6 +167,18 @@ def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
         curvature=values.clamp(min=0).cpu().numpy(),
         displacement=(((reached.point - theta) @ vectors) ** 2).cpu().numpy(),
     )
+
+
+def _hidden(objective: Objective, theta: Tensor, rank: NumericalRank) -> bool:
+    """Whether the outputs feel directions that the Hessian does not show.
+
+    Squared, the slopes of units that have become steps are below the rounding of the loss: such directions are not
+    free, and not seen either.
+    """
+    if rank.high == theta.numel():
+        return False
+    found = jacobian_rank(objective, theta)
+    return found is not None and found.high > rank.high
 
 
 def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
@@ -229,12 +244,15 @@ class _Look:
 
         Along a line, ``g(h) - 2 g(0) + g(-h)`` is of order ``h^2``, and ``g(h) - g(-h) - 2 h H v`` of order ``h^3``
         where three derivatives exist; a kink makes the first of order one or ``h``, and ``|w|^3`` the second ``h^2``.
+        No line through the point sees the kink of ``|w1 w2|``, but two do: ``g(u + v) - g(u) - g(v) + g(0)`` is of
+        order ``h^2`` where two derivatives exist, and there of order ``h``.
         """
         generator = torch.Generator().manual_seed(derive(0, "kinks", len(self.theta)))
-        for _ in range(_TRIALS):
-            line = torch.randn(self.theta.shape, generator=generator, dtype=self.theta.dtype).to(self.theta)
+        lines = torch.randn(_TRIALS + 1, len(self.theta), generator=generator, dtype=self.theta.dtype)
+        lines = self.size * lines.to(self.theta)
+        for line, other in pairwise(lines):
             # A kink at the point shows at every distance, one beside it only at some.
-            if all(self._kinked(line * self.size, reach) for reach in _REACHES):
+            if all(self._kinked(line, reach) or self._folded(line, other, reach) for reach in _REACHES):
                 return False
         return True
 
@@ -252,6 +270,17 @@ class _Look:
             return True
         first, second = (float((slants[k] - slants[k + 1]).norm()) for k in (0, 1))
         return second > 10 * noises[2] / (farthest / 64) and second > first / 24
+
+    def _folded(self, line: Tensor, other: Tensor, farthest: float) -> bool:
+        """Whether the gradient is not additive in the offset, by a share that does not fall with the distance."""
+        here = self.slope(self.theta)
+        rests, noises = [], []
+        for reach in (farthest / 8, farthest / 64):
+            ways = [self.slope(self.theta + reach * way) for way in (line + other, line, other)]
+            size = float(sum(way.norm() for way in ways) + here.norm()) + float(self.theta.norm())
+            noises.append(1e3 * torch.finfo(self.theta.dtype).eps * size)
+            rests.append(float((ways[0] - ways[1] - ways[2] + here).norm()))
+        return rests[1] > 10 * noises[1] and rests[1] > rests[0] / 24
 
     def descend(self, start: Tensor, known: float = math.inf) -> _Reached:
         """Newton's way to the minimum, damped; it never goes up."""

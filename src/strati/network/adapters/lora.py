@@ -38,6 +38,9 @@ class AdapterUpdate:
         shape: The shape of the weight as the network stores it; ``None`` where only the base knows.
         magnitude: Reads DoRA's length of every output row of the merged weight; ``None`` for plain LoRA.
         turned: The network stores the weight inputs first.
+        adapter: The adapter's name, where a model holds several.
+        table: It updates a table of embeddings, whose outputs are its columns.
+        expert: Which expert of a fused tensor it belongs to; ``None`` for a weight of its own.
     """
 
     name: str
@@ -49,11 +52,14 @@ class AdapterUpdate:
     shape: tuple[int, ...] | None = None
     magnitude: Callable[[], NDArray[Any]] | None = field(default=None, repr=False)
     turned: bool = False
+    adapter: str | None = None
+    table: bool = False
+    expert: int | None = None
 
     def product(self) -> NDArray[np.float32]:
         """``s B A``, rows x cols."""
         left, right = self.factors()
-        whole: NDArray[np.float32] = np.float32(self.scale or 1.0) * (
+        whole: NDArray[np.float32] = np.float32(1.0 if self.scale is None else self.scale) * (
             left.astype(np.float32) @ right.astype(np.float32)
         )
         return whole
@@ -63,10 +69,13 @@ class AdapterUpdate:
         left, right = self.factors()
         return core(left, right, 1.0 if self.scale is None else self.scale)
 
-    def used_rank(self) -> int:
-        """How many of its directions were used; 0 for an adapter that was never trained."""
+    def used_rank(self) -> int | None:
+        """How many of its directions were used; 0 for one never trained, ``None`` where entries are not finite."""
         left, right = self.factors()
-        found: FloatArray = np.linalg.svd(core(left, right, 1.0), compute_uv=False).astype(np.float64)
+        small = core(left, right, 1.0)
+        if not np.isfinite(small).all():
+            return None
+        found: FloatArray = np.linalg.svd(small, compute_uv=False).astype(np.float64)
         return used_rank(found, self.rows, self.cols, resolution(left, right))
 
 

@@ -6,6 +6,7 @@ DoRA (Liu et al. 2024) gives every output row of the merged weight a length of i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
+from strati.network.adapters.experts import apart
+from strati.network.adapters.recognise import settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,15 +28,20 @@ _PREFIXES = ("base_model.model.", "model.", "module.", "transformer.")
 
 
 def is_adapter(network: Network) -> bool:
-    """Whether a network is an adapter alone: updates, and no base they belong to."""
-    updates = network.contents.adapters
-    return bool(updates) and not any(".base_layer." in tensor.name for tensor in network.tensors)
+    """Whether a network is an adapter alone: updates, and no base they belong to.
+
+    PEFT keeps the base's own embedding beside an update of it, in a folder that is an adapter all the same.
+    """
+    if not network.contents.adapters:
+        return False
+    return network.format == "peft" or not any(".base_layer." in tensor.name for tensor in network.tensors)
 
 
 def merged(base: Network, adapter: Network) -> Network:
     """The base with the adapter's updates added, tensor by tensor as they are read.
 
-    Weights that the adapter holds whole (``modules_to_save``) replace the base's.
+    Weights that the adapter holds whole (``modules_to_save``, embeddings) replace the base's before anything is added,
+    rows that it holds (``trainable_token_indices``) the base's rows.
 
     Raises:
         BadInputError: An update has no weight to be added to, or does not fit it.
@@ -41,36 +49,84 @@ def merged(base: Network, adapter: Network) -> Network:
     from strati.network.open import Network as Opened
 
     names = _lookup(base)
-    plan: dict[str, AdapterUpdate] = {}
-    for update in adapter.contents.adapters.values():
-        target = _target(names, update.name)
-        if target is None:
-            why = f"is not in {base.path.name}; the adapter {adapter.path.name} belongs to another network"
-            raise BadInputError(update.name, why)
-        _check(base[target].shape, update)
-        plan[target] = update
     saved = _saved(names, adapter)
+    shapes = {name: (adapter[saved[name]] if name in saved else base[name]).shape for name in names.values()}
+    plan = _plan(base, adapter, names, shapes)
+    rows = token_rows(names, shapes, adapter)
     plain = base.contents
 
-    def read(name: str) -> NDArray[Any]:
-        if name in saved:
-            return adapter.contents.read(saved[name])
-        weight = plain.read(name)
-        return weight if name not in plan else apply(weight, plan[name])
+    def finish(name: str, weight: NDArray[Any], index: int | None) -> NDArray[Any]:
+        for update in plan.get(name, ()):
+            if index is None or update.expert == index:
+                whole = index is None and update.expert is not None
+                weight = apply_expert(weight, update) if whole else apply(weight, update)
+        return weight if name not in rows else _with_rows(weight, *rows[name], adapter)
 
-    dtypes = dict.fromkeys(plan, "float32")
+    def read(name: str) -> NDArray[Any]:
+        weight = adapter.contents.read(saved[name]) if name in saved else plain.read(name)
+        return finish(name, weight, None)
+
+    def part(name: str, index: int) -> NDArray[Any]:
+        experts = all(update.expert is not None for update in plan.get(name, ()))
+        if name in saved or name in rows or not experts or plain.read_part is None:
+            whole = read(name)
+            chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
+            return chosen
+        return finish(name, plain.read_part(name, index), index)
+
+    changed = {*plan, *rows}
     tensors = tuple(
-        replace(t, dtype=dtypes.get(t.name, t.dtype), quantised=t.quantised and t.name not in plan)
+        replace(
+            t,
+            shape=shapes.get(t.name, t.shape),
+            dtype="float32"
+            if t.name in changed
+            else adapter[saved[t.name]].dtype
+            if t.name in saved
+            else t.dtype,
+            quantised=t.quantised and t.name not in changed and t.name not in saved,
+        )
         for t in base.tensors
     )
     path = Path(f"{base.path} + {adapter.path.name}")
-    quantisation = {name: kind for name, kind in plain.quantisation.items() if name not in plan}
+    quantisation = {n: kind for n, kind in plain.quantisation.items() if n not in changed and n not in saved}
     contents = replace(
-        plain, tensors=tensors, read=read, read_part=None, quantisation=quantisation, ties={}, adapters={}
+        plain,
+        tensors=tensors,
+        read=read,
+        read_part=part,
+        quantisation=quantisation,
+        ties={},
+        adapters={},
+        warnings=(
+            *plain.warnings,
+            *(w for w in adapter.contents.warnings if w.code == "adapter-changed-base"),
+        ),
     )
-    made = Opened(path, contents)
+    made = Opened(path, contents, parts=(base, adapter))
     made._recipe = (merged, (base, adapter))
     return made
+
+
+def _plan(
+    base: Network, adapter: Network, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, list[AdapterUpdate]]:
+    """Which updates are added to which weight of the base."""
+    plan: dict[str, list[AdapterUpdate]] = {}
+    for update in adapter.contents.adapters.values():
+        target = _target(names, update.name)
+        found = [] if target is None else [(target, update)]
+        if target is None and update.expert is not None:
+            found = apart(replace(update, name=_bare(update.name)), names)
+        if not found:
+            why = f"is not in {base.path.name}; the adapter {adapter.path.name} belongs to another network"
+            raise BadInputError(update.name, why)
+        for place, part in found:
+            _check(shapes[place], part)
+            # Of a square expert the shape does not tell; of other weights PEFT's own setting does.
+            turned = part.turned or (part.expert is not None and base.names.stack_inputs_first(place))
+            plan.setdefault(place, []).append(replace(part, turned=turned))
+    return plan
 
 
 def carries_adapter(network: Network) -> bool:
@@ -79,17 +135,28 @@ def carries_adapter(network: Network) -> bool:
 
 
 def unwrapped(network: Network) -> Network:
-    """A PEFT model in memory as the network that it computes: every weight with its update, under its own name."""
+    """A PEFT model in memory as the network that it computes: every weight with its updates, under its own name.
+
+    Of several adapters those count that are active and not merged already.
+
+    Raises:
+        BadInputError: There are several adapters, and nothing says which are active.
+    """
     from strati.network.open import Network as Opened
 
     contents = network.contents
-    updates = contents.adapters
+    updates = _in_use(network)
     base, saved = {}, []
     for tensor in contents.tensors:
-        if ".modules_to_save." in tensor.name or tensor.name in updates:
+        if tensor.name in contents.adapters or "trainable_tokens_original" in tensor.name:
+            if tensor.name in updates:
+                saved.append(tensor)
+        elif ".modules_to_save." in tensor.name or "trainable_tokens_delta" in tensor.name:
             saved.append(tensor)
         else:
-            plain = tensor.name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            plain = tensor.name.removeprefix("base_model.model.").replace(".token_adapter.", ".")
+            while ".base_layer." in plain:
+                plain = plain.replace(".base_layer.", ".")
             base[plain.replace(".original_module.", ".")] = tensor
     held = replace(
         contents,
@@ -105,10 +172,10 @@ def unwrapped(network: Network) -> Network:
             n: contents.quantisation[t.name] for n, t in base.items() if t.name in contents.quantisation
         },
     )
-    own = replace(contents, tensors=tuple(saved))
+    own = replace(contents, tensors=tuple(saved), adapters=updates)
     both = merged(Opened(network.path, held), Opened(network.path, own))
     names = {tensor.name: name for name, tensor in base.items()}
-    changed = {_bare(name) for name in updates}
+    changed = {_bare(update.name) for update in updates.values()}
     ties = {
         names[later]: names[first]
         for later, first in contents.ties.items()
@@ -119,6 +186,21 @@ def unwrapped(network: Network) -> Network:
     return made
 
 
+def _in_use(network: Network) -> dict[str, AdapterUpdate]:
+    """The updates that a model in memory computes with."""
+    updates = network.contents.adapters
+    named = list(dict.fromkeys(update.adapter for update in updates.values()))
+    active = (network.config or {}).get("active_adapters")
+    if active is None:
+        if len(named) > 1:
+            raise BadInputError(
+                network.path,
+                f"holds {len(named)} adapters, and which are active is not known; give the model itself",
+            )
+        active = named
+    return {name: update for name, update in updates.items() if update.adapter in active}
+
+
 def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     """A weight, in the layout the network stores it in, with its update added."""
     whole = weight.astype(np.float32)
@@ -127,10 +209,20 @@ def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     flat = whole.T if turned else whole.reshape(change.shape)
     added = flat + change
     if update.magnitude is not None:
-        lengths = np.linalg.norm(added, axis=1, keepdims=True)
-        added *= update.magnitude().astype(np.float32)[:, None] / np.where(lengths > 0, lengths, 1)
+        given = update.magnitude().astype(np.float32)
+        axis = 0 if update.table else 1  # a table of embeddings has its outputs in columns
+        lengths = np.linalg.norm(added, axis=axis)
+        added *= np.expand_dims(given / np.where(lengths > 0, lengths, 1), axis)
     back: NDArray[np.float32] = np.ascontiguousarray(added.T if turned else added).reshape(weight.shape)
     return back
+
+
+def apply_expert(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
+    """A stack of experts with the update of one of them added."""
+    whole = np.array(weight, np.float32)
+    flat = whole.reshape(-1, *whole.shape[-2:])
+    flat[update.expert] = apply(flat[update.expert], update)
+    return whole
 
 
 def _lookup(base: Network) -> dict[str, str]:
@@ -142,7 +234,8 @@ def _lookup(base: Network) -> dict[str, str]:
 
 
 def _bare(name: str) -> str:
-    name = name.replace(".base_layer.", ".")
+    while ".base_layer." in name:
+        name = name.replace(".base_layer.", ".")
     while True:
         for prefix in _PREFIXES:
             if name.startswith(prefix):
@@ -159,6 +252,13 @@ def _target(names: Mapping[str, str], name: str) -> str | None:
 def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:
     rows, cols = update.rows, update.cols
     size = rows * cols
+    if update.magnitude is not None and update.magnitude().size != (cols if update.table else rows):
+        raise BadInputError(update.name, "has a magnitude vector (DoRA) of another length than its outputs")
+    if update.expert is not None:
+        fits = len(shape) == 3 and update.expert < shape[0] and (rows, cols) in (shape[1:], shape[:0:-1])
+        if not fits:
+            raise _other(shape, update)
+        return
     flat = (shape[0], size // shape[0]) if shape and shape[0] else (0, 0)
     fits = (
         (rows, cols) in (shape, shape[::-1])
@@ -166,10 +266,14 @@ def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:
         else flat == (rows, cols) and np.prod(shape) == size
     )
     if not fits:
-        raise BadInputError(
-            update.name,
-            f"has an update of {rows}x{cols} for a weight of shape {shape}; wrong base or adapter",
-        )
+        raise _other(shape, update)
+
+
+def _other(shape: tuple[int, ...], update: AdapterUpdate) -> BadInputError:
+    text = (
+        f"has an update of {update.rows}x{update.cols} for a weight of shape {shape}; wrong base or adapter"
+    )
+    return BadInputError(update.name, text)
 
 
 def _saved(names: Mapping[str, str], adapter: Network) -> dict[str, str]:
@@ -182,3 +286,37 @@ def _saved(names: Mapping[str, str], adapter: Network) -> dict[str, str]:
             if target is not None:
                 found[target] = tensor.name
     return found
+
+
+_TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\..+)?$")
+
+
+def token_rows(
+    names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], adapter: Network
+) -> dict[str, tuple[list[int], str]]:
+    """Rows of embeddings that an adapter replaces: name in the base -> which rows, and the tensor that holds them.
+
+    Raises:
+        BadInputError: The settings do not name as many rows as the adapter holds, or rows that are not there.
+    """
+    found = {}
+    for tensor in adapter.tensors:
+        match = _TOKENS.fullmatch(tensor.name)
+        target = None if match is None else _target(names, f"{match['module']}.weight")
+        if match is None or target is None:
+            continue
+        told = settings(adapter.contents, None).get("trainable_token_indices")
+        if isinstance(told, Mapping):
+            told = next((v for k, v in told.items() if match["module"].endswith(str(k))), None)
+        shape = (len(told), *shapes[target][1:]) if isinstance(told, list) else ()
+        known = isinstance(told, list) and all(type(i) is int and 0 <= i < shapes[target][0] for i in told)
+        if not isinstance(told, list) or not known or tensor.shape != shape:
+            raise BadInputError(tensor.name, "does not fit trainable_token_indices in adapter_config.json")
+        found[target] = (told, tensor.name)
+    return found
+
+
+def _with_rows(weight: NDArray[Any], rows: list[int], tensor: str, adapter: Network) -> NDArray[np.float32]:
+    changed = np.array(weight, np.float32)
+    changed[rows] = adapter.contents.read(tensor)
+    return changed

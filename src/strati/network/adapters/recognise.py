@@ -2,18 +2,21 @@
 
 PEFT names them ``X.lora_A.weight`` and ``X.lora_B.weight`` in files, with the adapter's name before ``weight`` in
 memory, ``lora_embedding_A`` and ``B`` for embeddings, ``lora_magnitude_vector`` for DoRA. The scale follows from
-``adapter_config.json``: ``lora_alpha``, ``alpha_pattern``, ``use_rslora``.
+``adapter_config.json``: ``lora_alpha``, ``alpha_pattern``, ``use_rslora``. Updates of a parameter instead of a module
+(``target_parameters``: experts fused in one tensor) are in ``experts.py``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from strati.network.adapters.experts import parameter_updates
 from strati.network.adapters.lora import AdapterUpdate
+from strati.network.adapters.patterns import value_for
 from strati.network.contents import Contents, Hint, Skipped, Tensor
 from strati.types import Flag
 
@@ -25,6 +28,8 @@ _PART = re.compile(
     r"(?:\.(?P<adapter>(?!weight$)[^.]+))?(?:\.weight)?$"
 )
 _PREFIX = "base_model.model."
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways to initialise an adapter that take the first update out of the base's weights."""
 
 
 def updates(contents: Contents) -> Contents:
@@ -32,37 +37,51 @@ def updates(contents: Contents) -> Contents:
     parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
     for tensor in contents.tensors:
         found = _PART.fullmatch(tensor.name)
-        if found is not None:
+        if found is not None and tensor.floating:
             key = (found["module"], found["adapter"])
             parts.setdefault(key, {})[found["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
-    config = (contents.config or {}).get("adapter_config")
-    options: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
     made: dict[str, tuple[AdapterUpdate, tuple[str, ...]]] = {}
     several = len({adapter for _, adapter in parts}) > 1
     for (module, adapter), tensors in parts.items():
-        update = _update(contents, module, tensors, options)
-        if update is not None:
+        for update in _updates(contents, module, adapter, tensors):
             name = f"{update.name}[{adapter}]" if several else update.name
-            made[name] = (replace(update, name=update.name), tuple(t.name for t in tensors.values()))
+            name = name if update.expert is None else f"{name}[{update.expert}]"
+            made[name] = (update, tuple(t.name for t in tensors.values()))
     if not made:
         return contents
     return _replaced(contents, made)
 
 
-def _update(
-    contents: Contents, module: str, parts: Mapping[str, Tensor], options: Mapping[str, Any]
-) -> AdapterUpdate | None:
+def settings(contents: Contents, adapter: str | None) -> Mapping[str, Any]:
+    """``adapter_config.json``, or what a model in memory knows of one of its adapters."""
+    config = contents.config or {}
+    known = config.get("adapter_configs")
+    if isinstance(known, Mapping) and adapter in known:
+        config = {"adapter_config": known[adapter]}
+    found = config.get("adapter_config")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _updates(
+    contents: Contents, module: str, adapter: str | None, parts: Mapping[str, Tensor]
+) -> Iterator[AdapterUpdate]:
     if not {"A", "B"} <= set(parts):
-        return None
+        return
     a, b = parts["A"], parts["B"]
     name = module.removeprefix(_PREFIX)
+    options = settings(contents, adapter)
     embedding = "lora_embedding_A" in a.name
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != b.shape[1] or 0 in a.shape or 0 in b.shape:
-        return None
+        return
+    fused = parameter_updates(contents, name, a, b, options)
+    if fused is not None:
+        for update in fused:
+            yield replace(update, scale=_scale(update.name, update.rank, options), adapter=adapter)
+        return
     rank = a.shape[0]
     wide, tall = a.size // rank, b.size // rank
     if any(side != 1 for side in b.shape[2:]):
-        return None
+        return
 
     def factors() -> tuple[NDArray[Any], NDArray[Any]]:
         right, left = contents.read(a.name).reshape(rank, wide), contents.read(b.name).reshape(tall, rank)
@@ -70,7 +89,7 @@ def _update(
 
     rows, cols = (wide, tall) if embedding else (tall, wide)
     magnitude = parts.get("magnitude_vector")
-    return AdapterUpdate(
+    yield AdapterUpdate(
         f"{name}.weight",
         rows,
         cols,
@@ -80,60 +99,57 @@ def _update(
         (b.shape[0], *a.shape[1:]) if len(a.shape) > 2 else None,
         None if magnitude is None else lambda: contents.read(magnitude.name).reshape(-1),
         bool(options.get("fan_in_fan_out")) and not embedding,
+        adapter,
+        embedding,
     )
 
 
 def _scale(module: str, rank: int, options: Mapping[str, Any]) -> float | None:
-    patterns = options.get("alpha_pattern")
-    alpha = options.get("lora_alpha")
-    for key, value in patterns.items() if isinstance(patterns, Mapping) else ():
-        try:
-            matches = re.match(rf"(.*\.)?({key})$", module) is not None
-        except re.error:
-            matches = module == key or module.endswith(f".{key}")
-        if matches:
-            alpha = value
-            break
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+    read, alpha = value_for(options.get("alpha_pattern"), module)
+    if not read:
+        return None
+    alpha = options.get("lora_alpha") if alpha is None else alpha
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not -1e300 < alpha < 1e300:
         return None
     return alpha / math.sqrt(rank) if options.get("use_rslora") else alpha / rank
 
 
 def _hint(update: AdapterUpdate) -> Hint:
     """An update is outputs first whatever the network's layout; its label is the weight it belongs to."""
-    return Hint(kind="linear", label=update.name)
+    if update.expert is None:
+        return Hint(kind="linear", label=update.name)
+    module, _, word = update.name.rpartition(".")
+    return Hint(kind="linear", label=f"{module}.{update.expert}.{word}")
 
 
 def _replaced(contents: Contents, made: Mapping[str, tuple[AdapterUpdate, tuple[str, ...]]]) -> Contents:
-    owner = {member: name for name, (_, members) in made.items() for member in members}
-    taken = {tensor.name for tensor in contents.tensors if tensor.name not in owner}
+    owners: dict[str, list[str]] = {}
+    for name, (_, members) in made.items():
+        for member in members:
+            owners.setdefault(member, []).append(name)
+    taken = {tensor.name for tensor in contents.tensors if tensor.name not in owners}
     renamed = {name: name if name not in taken else f"{name}[update]" for name in made}
     tensors: list[Tensor] = []
     skipped = list(contents.unread)
     placed: set[str] = set()
     for tensor in contents.tensors:
-        name = owner.get(tensor.name)
-        if name is None:
+        names = owners.get(tensor.name)
+        if names is None:
             tensors.append(tensor)
             continue
-        update = made[name][0]
-        if name not in placed:
-            placed.add(name)
-            tensors.append(Tensor(renamed[name], (update.rows, update.cols), tensor.dtype, tensor.nbytes))
-        skipped.append(Skipped(tensor.name, f"a factor of the update of {update.name}"))
+        for name in names:
+            if name not in placed:
+                placed.add(name)
+                update = made[name][0]
+                nbytes = tensor.nbytes // len(names)
+                tensors.append(Tensor(renamed[name], (update.rows, update.cols), tensor.dtype, nbytes))
+        skipped.append(Skipped(tensor.name, f"a factor of the update of {made[names[0]][0].name}"))
     by_name = {renamed[name]: update for name, (update, _) in made.items()}
 
     def read(name: str) -> NDArray[Any]:
         update = by_name.get(name)
         return contents.read(name) if update is None else update.product()
 
-    warnings = list(contents.warnings)
-    if any(update.scale is None for update in by_name.values()):
-        text = "no adapter_config.json says how the updates are scaled; they are shown as B A, unscaled"
-        warnings.append(Flag("adapter-scale-unknown", text))
-    if any(update.magnitude is not None for update in by_name.values()):
-        text = "DoRA rescales the merged weight, which needs the base: the updates shown are s B A alone"
-        warnings.append(Flag("dora-without-base", text))
     return replace(
         contents,
         tensors=tuple(tensors),
@@ -141,5 +157,22 @@ def _replaced(contents: Contents, made: Mapping[str, tuple[AdapterUpdate, tuple[
         unread=tuple(skipped),
         adapters=by_name,
         hints={**contents.hints, **{name: _hint(update) for name, update in by_name.items()}},
-        warnings=tuple(warnings),
+        warnings=(*contents.warnings, *_warnings(contents, list(by_name.values()))),
     )
+
+
+def _warnings(contents: Contents, found: list[AdapterUpdate]) -> Iterator[Flag]:
+    if any(update.scale is None for update in found):
+        text = "no adapter_config.json says how the updates are scaled; they are shown as B A, unscaled"
+        yield Flag("adapter-scale-unknown", text)
+    if any(update.magnitude is not None for update in found):
+        text = "DoRA rescales the merged weight, which needs the base: the updates shown are s B A alone"
+        yield Flag("dora-without-base", text)
+    for adapter in dict.fromkeys(update.adapter for update in found):
+        start = settings(contents, adapter).get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+            text = (
+                f"the adapter was initialised by {start}, which changes the base's weights: base + update is not "
+                "what the network computes; save it with path_initial_model_for_weight_conversion"
+            )
+            yield Flag("adapter-changed-base", text)

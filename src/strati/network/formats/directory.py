@@ -134,6 +134,7 @@ def _joined(parts: Mapping[str, Contents]) -> Contents:
         ties={f"{part}.{k}": f"{part}.{v}" for part, found in parts.items() for k, v in found.ties.items()},
         hints=named("hints"),
         warnings=tuple(w for found in parts.values() for w in found.warnings),
+        files=tuple(file for found in parts.values() for file in found.files),
     )
 
 
@@ -153,9 +154,10 @@ def _adapter(folder: Path) -> Contents:
     if not isinstance(config, dict):
         raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
     kind = str(config.get("peft_type", "LORA")).upper()
-    if kind not in ("LORA", "ADALORA", "DORA"):
+    if kind not in ("LORA", "DORA"):
         raise UnsupportedError(
-            folder, f"is a {kind} adapter; strati reads LoRA and DoRA: merge it into its base first"
+            folder,
+            f"holds an adapter of the kind {kind}; strati reads LoRA and DoRA: merge it into its base first",
         )
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         if (folder / name).exists() or (folder / name).is_symlink():
@@ -330,7 +332,7 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
     def read(name: str) -> NDArray[Any]:
         return parts[owner[name]].read(name)
 
-    def rounding(name: str, index: int | None) -> float | None:
+    def rounding(name: str, index: int | None) -> NDArray[Any] | None:
         part = parts[owner[name]]
         return part.rounding(name, index) if part.rounding is not None else None
 
@@ -347,4 +349,5 @@ def _merge(folder: Path, files: Mapping[str, set[str] | None], config: Mapping[s
         warnings=(*(w for part in parts.values() for w in part.warnings), *extra),
         quantisation={k: v for part in parts.values() for k, v in part.quantisation.items()},
         rounding=rounding,
+        files=tuple(file for part in parts.values() for file in part.files),
     )

@@ -156,16 +156,13 @@ def _contents(
         if place.type in _CODED:
             label, block, size = _CODED[place.type]
             kinds[name] = Quantisation(label, 8 * size / block, _STEPS.get(label, 32))
-    errors: dict[tuple[str, int | None], float] = {}
 
-    def error(name: str, index: int | None) -> float | None:
+    def error(name: str, index: int | None) -> NDArray[Any] | None:
         if name not in kinds:
             return None
-        if (name, index) not in errors:
-            values = read(name)
-            part = values if index is None else values.reshape(-1, *values.shape[-2:])[index]
-            errors[name, index] = _rounding(part, kinds[name].scheme)
-        return errors[name, index]
+        values = read(name)
+        part = values if index is None else values.reshape(-1, *values.shape[-2:])[index]
+        return _rounding(part, kinds[name].scheme)
 
     return Contents("gguf", tuple(tensors), read, config=config, quantisation=kinds, rounding=error)
 
@@ -174,12 +171,14 @@ _STEPS = {"q2_k": 16, "q3_k": 16, "q6_k": 16, "q8_k": 256}
 """Entries that share a step, where they are not 32."""
 
 
-def _rounding(values: NDArray[Any], label: str) -> float:
-    """Mean square of the rounding error: equal steps are told from the values of each group."""
+def _rounding(values: NDArray[Any], label: str) -> NDArray[Any] | None:
+    """Mean square of the rounding error of each entry: equal steps are told from the values of each group."""
     group = _STEPS.get(label, 32)
     if label.startswith("q8"):  # 255 codes and few entries: the largest entry has the largest code
-        return even(np.abs(values.reshape(-1, group)).max(axis=1) / np.float32(127))
-    return lattice(values, group)
+        steps = np.abs(values.reshape(-1, group)).max(axis=1) / np.float32(127)
+        return np.repeat(even(steps), group).reshape(values.shape)
+    # Several entries share a code of a table there: no step says how far they were moved.
+    return None if label.startswith(("iq1", "iq2", "iq3")) else lattice(values, group)
 
 
 def _nbytes(source: Source, name: str, place: TensorPlace) -> int:

@@ -115,7 +115,8 @@ def contents(source: Source) -> Contents:
         home, offset, tensor = places[name]
         return home.array(offset, tensor.shape, numpy_dtype(tensor.dtype))
 
-    return Contents("onnx", tuple(tensors), read, tuple(unread), hints=found.hints)
+    beside = tuple(dict.fromkeys(home.path for home, _, _ in places.values() if home is not source))
+    return Contents("onnx", tuple(tensors), read, tuple(unread), hints=found.hints, files=beside)
 
 
 def _collect(

@@ -58,8 +58,9 @@ def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
         offsets = codes(get, "qzeros") if "qzeros" in parts else np.full(factors.shape, 8, np.float32)
         values = codes(get, "qweight")
         values -= np.repeat(offsets, inputs // groups, axis=1)
-        values *= np.repeat(factors, inputs // groups, axis=1)
-        return Decoded(values, even(factors))
+        wide = np.repeat(factors, inputs // groups, axis=1)
+        values *= wide
+        return Decoded(values, even(wide))
 
     return Packed(
         f"{prefix}.weight",

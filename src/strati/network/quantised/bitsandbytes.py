@@ -83,28 +83,42 @@ def find_4bit(name: str, parts: Mapping[str, Tensor], read: Callable[[str], NDAr
         rows, factors = padded.reshape(blocks, block), scales(get)
         values = book[rows]
         values *= factors[:, None]
-        return Decoded(values.ravel()[:count].reshape(shape), uneven(rows, book, factors))
+        variance = uneven(rows, book, factors)
+        return Decoded(values.ravel()[:count].reshape(shape), variance.ravel()[:count].reshape(shape))
 
     members = tuple(tensor.name for tensor in parts.values())
     return Packed(name, tuple(shape), f"bitsandbytes-{kind}", 4, block, members, decode, stacked=False)
 
 
-def find_8bit(name: str, weight: Tensor, scale: Tensor, extra: tuple[str, ...]) -> Packed:
+def find_8bit(
+    name: str, weight: Tensor, scale: Tensor, layout: Tensor | None, read: Callable[[str], NDArray[Any]]
+) -> Packed:
     """The weight ``name`` of int8 with its ``SCB`` beside it.
 
+    Args:
+        name: The weight's name.
+        weight: Its codes.
+        scale: A scale per output.
+        layout: ``weight_format``, where the file has it: 0 for rows, others for tiles of some GPU.
+        read: Reads that number.
+
     Raises:
-        NotThisError: The scales do not fit the weight.
+        NotThisError: The scales do not fit the weight, or its codes lie in tiles.
     """
+    if layout is not None and (layout.size != 1 or int(np.ravel(read(layout.name))[0]) != 0):
+        raise NotThisError("its weight_format is not 0: its codes lie in the order of a GPU's tiles")
     if len(weight.shape) < 2 or scale.shape != weight.shape[:-1]:
         raise NotThisError("its scales (SCB) do not fit its codes")
+
+    members = (name, scale.name) if layout is None else (name, scale.name, layout.name)
 
     def decode(get: Get) -> Decoded:
         factors = get(scale.name).astype(np.float32) / np.float32(127)
         values = get(name).astype(np.float32)
         values *= factors[:, None]
-        return Decoded(values, even(factors))
+        return Decoded(values, even(factors)[:, None])
 
-    return Packed(name, weight.shape, "bitsandbytes-int8", 8, None, (name, scale.name, *extra), decode)
+    return Packed(name, weight.shape, "bitsandbytes-int8", 8, None, members, decode)
 
 
 def _state(tensor: Tensor, read: Callable[[str], NDArray[Any]]) -> dict[str, Any]:

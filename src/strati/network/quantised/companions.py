@@ -6,13 +6,14 @@ import re
 
 _SCALES = re.compile(
     r"(?:^|[._])(?:scales?|scale_inv|scales_inv|qscales?|q_scale|q_scale_max|scb|absmax|nested_absmax|quant_map"
-    r"|nested_quant_map|global_scale|weight_format|codebooks?|s_channel|s_group|scb_stats)$",
+    r"|nested_quant_map|global_scale|scale_2|scale_packed|weight_format|codebooks?|s_channel|s_group|scb_stats)$",
     re.IGNORECASE,
 )
-_ZEROS = re.compile(r"(?:^|[._])(?:qzeros|zeros|zero_points?|scaled_zeros)$")
+_ZEROS = re.compile(r"(?:^|[._])(?:qzeros|zeros?|zero_points?|scaled_zeros)$")
 _INDEX = re.compile(r"(?:^|[._])(?:g_idx|perm|q_perm|q_invperm|q_groups|q_group_map|workspace)$")
 _STATE = re.compile(r"quant_state\.bitsandbytes__|(?:^|[._])(?:weight_shape|quant_state)$")
 _BIAS = re.compile(r"(?:^|[._])(?:bias(?:es)?|e_score_correction_bias)$")
+_TOKENS = re.compile(r"trainable_tokens_(?:delta|original)(?:\.[^.]+)?$")
 _MAMBA = re.compile(r"(?:^|\.)(?:A_log|A_logs|A_re|A_im|dt_bias)$")
 
 
@@ -31,6 +32,7 @@ def why_no_weight(name: str) -> str | None:
         (_INDEX, "an index that a quantised weight is ordered by"),
         (_STATE, "a quantised weight's description of itself"),
         (_BIAS, "a bias"),
+        (_TOKENS, "rows that an adapter puts in place of an embedding's"),
         (_MAMBA, "a state-space model's decay rates"),
     ):
         if pattern.search(name):

@@ -1,9 +1,9 @@
-"""compressed-tensors: ``weight_packed`` with ``weight_scale`` beside it, integers or E2M1.
+"""compressed-tensors: ``weight_packed`` with ``weight_scale`` beside it, integers, E2M1 or E2M3.
 
 Integers are stored with half their range added, in one unbroken stream of bits along the inputs (older files: as many
 whole codes as fit a word); zero points likewise along the outputs. E2M1 is two codes to a byte with a float8 scale per
-16 inputs over a scale of the whole tensor (nvfp4), or a power of two per 32 (mxfp4). Unpacked float8 and int8 weights
-are ``scaled``.
+16 inputs over a scale of the whole tensor (nvfp4), or a power of two per 32 (mxfp4); E2M3 is four codes to three bytes
+(mxfp6). Unpacked float8 and int8 weights are ``scaled``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.network.quantised.packed import Decoded, Get, NotThisError, Packed
+from strati.network.quantised.packed import Decoded, Get, NotThisError, Packed, told_bits
 from strati.network.quantised.rounding import even, uneven
-from strati.network.quantised.unpack import FP4, bit_stream, nibbles, powers_of_two, spread, whole_words
+from strati.network.quantised.unpack import (
+    FP4,
+    FP6,
+    bit_stream,
+    nibbles,
+    octet_stream,
+    powers_of_two,
+    spread,
+    whole_words,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +41,7 @@ WORDS = (
     "weight_g_idx",
     "weight_global_scale",
 )
+MODELOPT = ("weight", "weight_scale", "weight_scale_2")
 
 
 def find(
@@ -48,7 +58,7 @@ def find(
     if "weight_scale" not in parts:
         raise NotThisError("its weight_scale is missing")
     if parts["weight_packed"].dtype in ("uint8", "int8"):
-        return _float4(prefix, parts)
+        return _floats(prefix, parts, told_bits(config))
     return _integers(prefix, parts, config, read)
 
 
@@ -63,7 +73,7 @@ def _integers(
     shape = (*lead, outputs, inputs)
     if min(shape) < 1 or packed[:-1] != shape[:-1]:
         raise NotThisError("its weight_shape does not fit its codes")
-    bits, dense = _bits(inputs, packed[-1], _told(config))
+    bits, dense = _bits(inputs, packed[-1], told_bits(config))
     whole = ((), (1,), lead, (*lead, 1), shape[:-1])  # one scale of all, of an expert, of an output
     if scale not in whole and scale[:-1] not in (shape[:-1], (*lead, 1)):
         raise NotThisError("its scales do not fit its codes")
@@ -102,8 +112,9 @@ def _integers(
                 offsets.reshape(-1, groups) if offsets.ndim < 2 else offsets, factors.shape
             )
             values -= offsets[:, place]
-        values *= factors[:, place]
-        return Decoded(values, even(factors[:, place]))
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
 
     if zero is not None and zero.shape not in (
         scale,
@@ -147,47 +158,66 @@ def _shape(
     return lead, (int(sides[0, -2]), int(sides[0, -1]))
 
 
-def _float4(prefix: str, parts: Mapping[str, Tensor]) -> Packed:
-    packed, scale = parts["weight_packed"].shape, parts["weight_scale"].shape
-    shape = (*packed[:-1], 2 * packed[-1])
-    if len(packed) < 2 or scale[:-1] != packed[:-1] or not scale[-1] or shape[-1] % scale[-1]:
-        raise NotThisError("its scales do not fit its codes")
-    group = shape[-1] // scale[-1]
+def _floats(prefix: str, parts: Mapping[str, Tensor], told: set[int]) -> Packed:
     whole = parts.get("weight_global_scale")
     if whole is None and parts["weight_scale"].dtype.startswith("float8_e4"):
         raise NotThisError("its weight_global_scale is missing")
+    return _small_floats(prefix, parts["weight_packed"], parts["weight_scale"], whole, told, WORDS, parts)
+
+
+def find_modelopt(prefix: str, parts: Mapping[str, Tensor]) -> Packed:
+    """The weight behind ``prefix.weight`` as NVIDIA's modelopt stores NVFP4: the scale of all is multiplied.
+
+    Raises:
+        NotThisError: The shapes do not fit together.
+    """
+    return _small_floats(
+        prefix, parts["weight"], parts["weight_scale"], parts["weight_scale_2"], {4}, MODELOPT, parts
+    )
+
+
+def _small_floats(
+    prefix: str,
+    codes: Tensor,
+    scale: Tensor,
+    whole: Tensor | None,
+    told: set[int],
+    words: tuple[str, ...],
+    parts: Mapping[str, Tensor],
+) -> Packed:
+    """E2M1 or E2M3 codes, unbroken, with a scale per 16 or 32 inputs and perhaps one of the whole tensor."""
+    packed, scales = codes.shape, scale.shape
+    if len(packed) < 2 or scales[:-1] != packed[:-1] or 0 in packed or not scales[-1]:
+        raise NotThisError("its scales do not fit its codes")
+    bits = next((b for b in (4, 6) if 8 * packed[-1] in (b * 16 * scales[-1], b * 32 * scales[-1])), 0)
+    if not bits or (told and bits not in told):
+        raise NotThisError("its scales do not fit codes of 4 or 6 bits")
+    shape = (*packed[:-1], 8 * packed[-1] // bits)
+    group = shape[-1] // scales[-1]
     if whole is not None and whole.size not in (1, *packed[:1]):
-        raise NotThisError("its weight_global_scale is not one number")
+        raise NotThisError("its scale of the whole tensor is not one number")
+    book, divided = (FP4 if bits == 4 else FP6), whole is not None and whole.name.endswith("global_scale")
 
     def decode(get: Get) -> Decoded:
-        codes = nibbles(get(f"{prefix}.weight_packed").view(np.uint8))
-        raw = get(f"{prefix}.weight_scale")
+        octets = get(codes.name).view(np.uint8)
+        found = nibbles(octets) if bits == 4 else octet_stream(octets, bits)
+        raw = get(scale.name)
         exponent = raw.dtype == np.uint8 or raw.dtype.name == "float8_e8m0fnu"
         factors = powers_of_two(raw) if exponent else raw.astype(np.float32)
         if whole is not None:
-            factors = factors / get(whole.name).astype(np.float32).reshape(-1)[0]
-        values = FP4[codes]
+            one = get(whole.name).astype(np.float32).reshape(-1)[0]
+            factors = factors / one if divided else factors * one
+        values = book[found]
         values *= spread(factors, shape[-1])
-        return Decoded(values, uneven(codes.reshape(-1, group), FP4, factors))
+        return Decoded(values, uneven(found.reshape(-1, group), book, factors).reshape(values.shape))
 
-    scheme = "nvfp4" if whole is not None else "mxfp4"
-    return Packed(f"{prefix}.weight", shape, scheme, 4, group, _members(prefix, parts), decode)
+    scheme = "nvfp4" if whole is not None else f"mxfp{bits}"
+    members = tuple(parts[word].name for word in words if word in parts)
+    return Packed(f"{prefix}.weight", shape, scheme, bits, group, members, decode)
 
 
 def _members(prefix: str, parts: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(f"{prefix}.{word}" for word in WORDS if word in parts)
-
-
-def _told(config: Mapping[str, Any]) -> set[int]:
-    """The bits that the configuration's groups name."""
-    groups = config.get("config_groups")
-    found = set()
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        bits = weights.get("num_bits") if isinstance(weights, Mapping) else None
-        if type(bits) is int:
-            found.add(bits)
-    return found
 
 
 def _bits(inputs: int, words: int, told: set[int]) -> tuple[int, bool]:

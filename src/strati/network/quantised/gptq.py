@@ -45,16 +45,16 @@ def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
         if rest or zeros != (*lead, groups, zeros[-1]):
             raise NotThisError("its zero points do not fit its scales")
     else:
-        bits = int(config.get("bits") or 4)
+        bits = config.get("bits") or 4
     inputs, rest = divmod(32 * packed, bits) if bits in BITS else (0, 1)
     if rest or (index is not None and index != (*lead, inputs)):
         raise NotThisError(f"its codes do not fit {bits} bits")
-    if config.get("bits", bits) != bits:
+    varied = bool(config.get("dynamic"))  # settings of their own for some modules
+    if config.get("bits", bits) != bits and not varied:
         raise NotThisError(f"its tensors hold {bits} bits, its configuration says {config['bits']}")
     if config.get("checkpoint_format") in ("marlin", "gptq_marlin", "bitblas"):
         raise NotThisError(f"it is laid out for {config['checkpoint_format']} kernels")
-    if index is None and inputs % groups:
-        raise NotThisError("its inputs do not divide into its groups")
+    group = _group(inputs, groups, None if varied else config.get("group_size"), ordered=index is None)
     shift = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
     members = tuple(parts[word].name for word in ("qweight", "qzeros", "scales", "g_idx") if word in parts)
 
@@ -67,15 +67,31 @@ def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
             raw = bit_stream(get(f"{prefix}.qzeros"), bits, outputs).T
             offsets = ((raw.astype(np.int32) + shift) & (2**bits - 1)).astype(np.float32)
         if index is None:
-            place = np.arange(inputs) // (inputs // groups)
+            place = np.arange(inputs) // group
         else:
             place = get(f"{prefix}.g_idx").astype(np.int64)
             if place.min() < 0 or place.max() >= groups:
                 raise BadInputError(f"{prefix}.g_idx", "points outside the groups; the file is corrupt")
         values = codes.astype(np.float32)
         values -= offsets[:, place]
-        values *= factors[:, place]
-        return Decoded(values, even(factors[:, place]))
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
 
-    group = None if groups == 1 else inputs // groups if inputs % groups == 0 else config.get("group_size")
-    return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, group, members, decode)
+    shared = None if groups == 1 else group
+    return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, shared, members, decode)
+
+
+def _group(inputs: int, groups: int, told: object, *, ordered: bool) -> int:
+    """Inputs that share a scale: what the configuration says where it fits, else equal parts; the last may be shorter.
+
+    Raises:
+        NotThisError: The inputs are in order, and neither fits.
+    """
+    if type(told) is int and told > 0 and -(-inputs // told) == groups:
+        return told
+    if ordered and type(told) is int and told > 0:
+        raise NotThisError(f"its {groups} groups do not fit {inputs} inputs in groups of {told}")
+    if ordered and inputs % groups:
+        raise NotThisError("its inputs do not divide into its groups")
+    return -(-inputs // groups)

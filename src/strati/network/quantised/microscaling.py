@@ -37,7 +37,7 @@ def find(name: str, blocks: Tensor, scales: Tensor) -> Packed:
         factors = powers_of_two(get(scales.name))
         values = FP4[codes]
         values *= factors[..., None]
-        error = uneven(codes.reshape(-1, 32), FP4, factors)
-        return Decoded(values.reshape(*codes.shape[:-2], -1), error)
+        shape = (*codes.shape[:-2], 32 * codes.shape[-2])
+        return Decoded(values.reshape(shape), uneven(codes.reshape(-1, 32), FP4, factors).reshape(shape))
 
     return Packed(name, shape, "mxfp4", 4, 32, (blocks.name, scales.name), decode)

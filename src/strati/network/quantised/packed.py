@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +21,12 @@ class Decoded:
 
     Attributes:
         values: float32, in the weight's shape (of a stack: of one matrix).
-        error: Mean square of the error that rounding to these codes leaves: ``step^2 / 12`` on average.
+        variance: Mean square of the error that rounding to these codes leaves in each entry: ``step^2 / 12``; of the
+            values' shape, or one that numpy broadcasts to it.
     """
 
     values: NDArray[Any]
-    error: float
+    variance: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,27 @@ class Packed:
     decode: Callable[[Get], Decoded]
     stacked: bool = True
     hint: Hint | None = None
+
+
+def weight_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What compressed-tensors' configuration says of weights, group by group.
+
+    Examples:
+        >>> weight_settings({"config_groups": {"group_0": {"weights": {"num_bits": 4}}, "group_1": None}})
+        [{'num_bits': 4}]
+    """
+    groups = config.get("config_groups")
+    told = (
+        [g.get("weights") for g in groups.values() if isinstance(g, Mapping)]
+        if isinstance(groups, Mapping)
+        else []
+    )
+    return [weights for weights in told if isinstance(weights, Mapping)]
+
+
+def told_bits(config: Mapping[str, Any]) -> set[int]:
+    """The numbers of bits that the configuration's groups name."""
+    return {w["num_bits"] for w in weight_settings(config) if type(w.get("num_bits")) is int}
 
 
 class NotThisError(Exception):

@@ -37,6 +37,12 @@ DECODED = frozenset(
 )
 """Values of ``quant_method`` whose tensors are decoded; others are named and skipped."""
 
+_TOLD = {
+    "fp8": frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"}),
+    "int8": frozenset({"compressed-tensors", "modelopt"}),
+}
+"""Configurations under which weights of a small type with a scale are found; other schemes have their own."""
+
 _STEP = f".{bitsandbytes.STATE}"
 
 
@@ -94,7 +100,6 @@ class _Reader:
     def __init__(self, contents: Contents, packed: Mapping[str, Packed]) -> None:
         self._plain = contents
         self._packed = packed
-        self._errors: dict[tuple[str, int | None], float] = {}
         self._shapes = {tensor.name: tensor.shape for tensor in contents.tensors}
 
     def read(self, name: str) -> NDArray[Any]:
@@ -114,14 +119,16 @@ class _Reader:
         chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
         return chosen
 
-    def rounding(self, name: str, index: int | None) -> float | None:
+    def rounding(self, name: str, index: int | None) -> NDArray[Any] | None:
         packed = self._packed.get(name)
         if packed is None:
             return self._plain.rounding(name, index) if self._plain.rounding is not None else None
-        key = (name, index if packed.stacked and len(packed.shape) > 2 else None)
-        if key not in self._errors:
-            self._decode(packed, key[1])
-        return self._errors[key]
+        several = len(packed.shape) > 2
+        if packed.stacked or not several:
+            part = self._decode(packed, index if several else None)
+            return np.broadcast_to(part.variance, part.values.shape)
+        whole = np.broadcast_to(self._decode(packed, None).variance, packed.shape)
+        return whole if index is None else whole.reshape(-1, *whole.shape[-2:])[index]
 
     def _decode(self, packed: Packed, index: int | None) -> Decoded:
         lead = packed.shape[:-2]
@@ -133,9 +140,7 @@ class _Reader:
             taken: NDArray[Any] = whole.reshape(-1, *whole.shape[len(lead) :])[index]
             return taken
 
-        made = packed.decode(get)
-        self._errors[packed.name, index] = made.error
-        return made
+        return packed.decode(get)
 
 
 class _Found:
@@ -163,7 +168,15 @@ class _Found:
         if self.method and self.method not in known:
             self._unknown()
             return
-        for make in (self._words, self._bitsandbytes, self._compressed, self._microscaling, self._scaled):
+        for make in (
+            self._words,
+            self._bitsandbytes,
+            self._compressed,
+            self._sparse,
+            self._nvfp4,
+            self._microscaling,
+            self._scaled,
+        ):
             for name, scheme, members, build in make():
                 self._try(name, scheme, members, build)
 
@@ -171,6 +184,7 @@ class _Found:
         if any(member in self._taken for member in members):
             return
         try:
+            self._agree(scheme)
             packed = build()
             if packed.name in self.tensors and packed.name not in packed.members:
                 raise NotThisError("there is another tensor of its name")
@@ -181,6 +195,12 @@ class _Found:
             return
         self.packed.append(packed)
         self._taken.update(packed.members)
+
+    def _agree(self, scheme: str) -> None:
+        """Refuse tensors of one scheme under the configuration of another."""
+        told = _TOLD.get(scheme, frozenset({scheme}))
+        if self.method and self.method not in told:
+            raise NotThisError(f"its tensors are those of {scheme}, its configuration says {self.method}")
 
     def _words(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
@@ -193,17 +213,11 @@ class _Found:
             scheme = kind.__name__.rpartition(".")[2]
             members = [parts[w].name for w in ("qweight", "qzeros", "scales", "g_idx") if w in parts]
 
-            def build(
-                prefix: str = prefix, parts: Any = parts, kind: Any = kind, scheme: str = scheme
-            ) -> Packed:
-                if self.method in ("gptq", "awq") and self.method != scheme:
-                    raise NotThisError(
-                        f"its shapes are those of {scheme}, its configuration says {self.method}"
-                    )
+            def build(prefix: str = prefix, parts: Any = parts, kind: Any = kind) -> Packed:
                 made: Packed = kind.find(prefix, parts, self.config)
                 return made
 
-            yield name, self.method or scheme, members, build
+            yield name, scheme, members, build
 
     def _bitsandbytes(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
@@ -222,12 +236,15 @@ class _Found:
         for prefix, words in self._modules.items():
             if "SCB" in words and "weight" in words and words["weight"].dtype == "int8":
                 weight, scale = words["weight"], words["SCB"]
-                extra = tuple(words[w].name for w in ("weight_format",) if w in words)
+                layout = words.get("weight_format")
 
-                def build8(weight: Tensor = weight, scale: Tensor = scale, extra: Any = extra) -> Packed:
-                    return bitsandbytes.find_8bit(weight.name, weight, scale, extra)
+                def build8(
+                    weight: Tensor = weight, scale: Tensor = scale, layout: Tensor | None = layout
+                ) -> Packed:
+                    return bitsandbytes.find_8bit(weight.name, weight, scale, layout, self.contents.read)
 
-                yield f"{prefix}.weight", "bitsandbytes", [weight.name, scale.name, *extra], build8
+                members = [part.name for part in (weight, scale, layout) if part is not None]
+                yield f"{prefix}.weight", "bitsandbytes", members, build8
 
     def _compressed(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
@@ -237,7 +254,33 @@ class _Found:
                 def build(prefix: str = prefix, parts: Any = parts) -> Packed:
                     return compressed.find(prefix, parts, self.config, self.contents.read)
 
-                yield f"{prefix}.weight", self.method or "compressed-tensors", members, build
+                yield f"{prefix}.weight", "compressed-tensors", members, build
+
+    def _sparse(self) -> Iterator[_Candidate]:
+        """What compressed-tensors keeps of a weight with many zeros; not decoded."""
+        for prefix, parts in self._modules.items():
+            words = [w for w in ("compressed", "bitmask", "shape", "row_offsets", "meta") if w in parts]
+            if {"compressed", "bitmask"} <= set(words):
+
+                def build() -> Packed:
+                    raise NotThisError("it is kept as a mask of bits and what is not zero")
+
+                yield f"{prefix}.weight", "compressed-tensors", [parts[word].name for word in words], build
+
+    def _nvfp4(self) -> Iterator[_Candidate]:
+        for prefix, parts in self._modules.items():
+            weight = parts.get("weight")
+            if (
+                weight is not None
+                and weight.dtype == "uint8"
+                and {"weight_scale", "weight_scale_2"} <= set(parts)
+            ):
+                members = [parts[word].name for word in compressed.MODELOPT]
+
+                def build(prefix: str = prefix, parts: Any = parts) -> Packed:
+                    return compressed.find_modelopt(prefix, parts)
+
+                yield f"{prefix}.weight", "modelopt", members, build
 
     def _microscaling(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
@@ -262,7 +305,7 @@ class _Found:
                 continue
             zero = self.tensors.get(f"{tensor.name}_zero_point")
             members = [part.name for part in (tensor, scale, zero) if part is not None]
-            scheme = self.method or ("fp8" if small else "int8")
+            scheme = "fp8" if small else "int8"
 
             def build(
                 weight: Tensor = tensor,
@@ -270,7 +313,7 @@ class _Found:
                 zero: Tensor | None = zero,
                 scheme: str = scheme,
             ) -> Packed:
-                return scaled.find(weight, scale, zero, scheme, self.config)
+                return scaled.find(weight, scale, zero, self.method or scheme, self.config)
 
             yield tensor.name, scheme, members, build
 

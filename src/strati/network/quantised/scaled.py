@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.network.quantised.packed import Decoded, Get, NotThisError, Packed
+from strati.network.quantised.packed import Decoded, Get, NotThisError, Packed, told_bits, weight_settings
 from strati.network.quantised.rounding import even, floats
 from strati.network.quantised.unpack import powers_of_two
 
@@ -56,12 +56,14 @@ def find(
         if zero is not None:
             values -= broadcast(get(zero.name).astype(np.float32), codes.shape, block)
         values *= wide
-        error = floats(codes, wide) if weight.dtype.startswith("float8") else even(wide)
-        return Decoded(values, error)
+        variance = floats(codes, wide) if weight.dtype.startswith("float8") else even(wide)
+        return Decoded(values, variance)
 
     members = tuple(tensor.name for tensor in (weight, scale, zero) if tensor is not None)
     group = block[1] if block is not None and block[1] != weight.shape[-1] else None
-    return Packed(weight.name, weight.shape, scheme, 8, group, members, decode)
+    told = told_bits(config) if weight.dtype == "int8" else set()
+    bits = told.pop() if len(told) == 1 else 8
+    return Packed(weight.name, weight.shape, scheme, bits if 1 <= bits <= 8 else 8, group, members, decode)
 
 
 def layout(
@@ -76,16 +78,23 @@ def layout(
         return None
     if scale in (weight[:1], weight[:-1]) or scale == (*weight[:-2], weight[-2]):
         return (1, weight[-1])
-    told = config.get("weight_block_size")
-    sizes: list[tuple[int, ...]] = []
-    if isinstance(told, list) and len(told) == 2 and all(type(size) is int and size > 0 for size in told):
-        sizes.append(tuple(told))
+    sizes = _blocks(config)
     if len(scale) == len(weight) >= 2 and scale[:-2] == weight[:-2] and all(scale):
         exact = tuple(-(-side // parts) for side, parts in zip(weight[-2:], scale[-2:], strict=True))
         for rows, cols in [*sizes, (128, 128), exact]:
             if (-(-weight[-2] // rows), -(-weight[-1] // cols)) == scale[-2:]:
                 return (rows, cols)
     raise NotThisError(f"its scales of shape {scale} do not fit its codes of shape {weight}")
+
+
+def _blocks(config: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """The block sizes that a configuration names."""
+    told = [config.get("weight_block_size"), *(w.get("block_structure") for w in weight_settings(config))]
+    found = []
+    for size in told:
+        if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
+            found.append((size[0], size[1]))
+    return found
 
 
 def broadcast(

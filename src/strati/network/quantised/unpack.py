@@ -13,6 +13,15 @@ FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6
 """The sixteen values of E2M1, in the order of their codes."""
 
 
+FP6 = np.concatenate(
+    [
+        sign * np.array([*np.arange(8) / 8, *np.outer([1, 2, 4], 1 + np.arange(8) / 8).ravel()])
+        for sign in (1, -1)
+    ]
+).astype(np.float32)
+"""The 64 values of E2M3, in the order of their codes."""
+
+
 def bit_stream(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
     """Codes of ``bits`` bits out of 32-bit words along the last axis, lowest bits first, without padding.
 
@@ -31,8 +40,19 @@ def bit_stream(words: NDArray[Any], bits: int, count: int) -> NDArray[np.uint8]:
         return octets[..., :count]
     if bits == 4:
         return nibbles(octets)[..., :count]
-    stream = np.unpackbits(octets, axis=-1, bitorder="little")[..., : count * bits]
-    parts = stream.reshape(*words.shape[:-1], count, bits)
+    return octet_stream(octets, bits)[..., :count]
+
+
+def octet_stream(octets: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """As many codes of ``bits`` bits as the bytes of the last axis hold, lowest bits first, without padding.
+
+    Examples:
+        >>> octet_stream(np.array([0b10_000001, 0b0011_0000, 0b000100_00], np.uint8), 6).tolist()
+        [1, 2, 3, 4]
+    """
+    stream = np.unpackbits(octets, axis=-1, bitorder="little")
+    count = stream.shape[-1] // bits
+    parts = stream[..., : count * bits].reshape(*octets.shape[:-1], count, bits)
     return np.packbits(parts, axis=-1, bitorder="little")[..., 0]
 
 

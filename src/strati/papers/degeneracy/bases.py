@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.papers.pictures import drawn, save
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
 from strati.types import Tick
@@ -41,12 +42,28 @@ def interaction_basis_study(*, quick: bool, seed: int, folder: Path, tick: Tick)
         found, lines = study(quick, seed, folder)
         rows += lines
         rows += _compared(name, found, seed)
-        figures += _draw(name, found, folder)
+        figures += drawn(_draw, name, found, folder)
         tick(name)
-    rows += _transformer(quick, seed)
+    found, lines = _transformer(quick, seed)
+    rows += [*lines, *_compared("stories15M", found, seed)]
+    figures += drawn(_draw, "stories15M", found, folder)
     tick("stories15M")
     title = "The interaction basis on real networks"
-    return Reproduction("interaction-basis", title, tuple(rows), tuple(figures))
+    return Reproduction("interaction-basis", title, tuple(rows), tuple(figures), captions=_captions())
+
+
+def _captions() -> dict[str, str]:
+    said = {
+        "strengths": "squared edges sorted by size, one line per basis: the steeper it falls, the sparser the network "
+        "is in that basis.",
+        "ablation": "what is lost of the outputs when only so many directions of a layer are kept, strongest first: "
+        "the lower line needs fewer directions.",
+        "graph": "the strongest edges between the layers' directions in the interaction basis, modules in colours.",
+    }
+    names = ("modular-addition", "digits-MLP", "MNIST-MLP", "stories15M")
+    return {
+        f"{name}-{kind}": f"{name.replace('-', ' ')}: {text}" for name in names for kind, text in said.items()
+    }
 
 
 def _compared(name: str, found: Comparison, seed: int) -> Iterator[Row]:
@@ -233,39 +250,33 @@ def _purity(directions: FloatArray, prime: int) -> FloatArray:
     return share
 
 
-def _transformer(quick: bool, seed: int) -> Iterator[Row]:
-    """stories15M read at the residual stream of three blocks, on stories it tells itself."""
+def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
+    """stories15M read at the residual stream of three blocks, on stories it tells itself, in all four bases."""
     from strati import zoo
     from strati.landscape.interactions.ablation import compare_bases
     from strati.landscape.interactions.sites import Reading
     from strati.network.module import as_module
-    from strati.papers.degeneracy.real_networks import tell_stories
+    from strati.papers.stories import tell_stories
 
     model = as_module(zoo.path("stories15m"))
     tokens = tell_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
     reading = Reading(sites, probes=8, batch=5 if quick else 8)
-    found = compare_bases(model, tokens, layer=0, kinds=("interaction", "pca", "neuron"), reading=reading)
+    found = compare_bases(model, tokens, layer=0, reading=reading)
     errors = found.graphs[0].basis.layers
-    yield Row(
-        "stories15M, residual stream: relative error of the Jacobian moments",
-        None,
-        float(max(layer.error for layer in errors)),
-        f"{tokens.numel()} tokens, 8 probes each; blocks {', '.join(sites)}",
-    )
-    yield from _compared("stories15M", found, seed)
+    what = "stories15M, residual stream: relative error of the Jacobian moments"
+    note = f"{tokens.numel()} tokens, 8 probes each; blocks {', '.join(sites)}"
+    return found, [Row(what, None, float(max(layer.error for layer in errors)), note)]
 
 
-def _draw(name: str, found: Comparison, folder: Path) -> list[str]:
+def _draw(name: str, found: Comparison, folder: Path) -> tuple[str, ...]:
     from strati.landscape.interactions.modules import modules
     from strati.report.plots.basis import plot_ablation, plot_strengths
 
     stem = name.replace(" ", "-")
     figures = {
-        f"{stem}-strengths.png": plot_strengths(found.graphs),
-        f"{stem}-ablation.png": plot_ablation(found.ablation),
-        f"{stem}-graph.png": modules(found.graphs[0]).plot(),
+        f"{stem}-strengths": plot_strengths(found.graphs),
+        f"{stem}-ablation": plot_ablation(found.ablation),
+        f"{stem}-graph": modules(found.graphs[0]).plot(),
     }
-    for file, figure in figures.items():
-        figure.savefig(folder / file, dpi=120)
-    return [str(folder / file) for file in figures]
+    return tuple(path for place, figure in figures.items() for path in save(figure, folder, place))

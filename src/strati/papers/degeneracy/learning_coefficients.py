@@ -108,7 +108,10 @@ def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) ->
     rows.append(Row("median relative error", None, float(np.median(errors)), "goal: at most 0.03"))
     rows.append(Row("largest relative error", None, float(np.max(errors)), "goal: at most 0.10"))
     title = "Learning coefficients: exact beside sampled (limit for large nbeta)"
-    return Reproduction("llc-truth-table", title, tuple(rows), drawn(_draw_truth, rows, folder, title))
+    captions = {"truth-table": "sampled learning coefficients against the exact ones, with two errors: right is on the "
+                "line."}  # fmt: skip
+    figures = drawn(_draw_truth, rows, folder, title)
+    return Reproduction("llc-truth-table", title, tuple(rows), figures, captions=captions)
 
 
 def _draw_truth(rows: list[Row], folder: Path, title: str) -> tuple[str, ...]:
@@ -132,9 +135,37 @@ def studies(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Rep
     """Four statements of the paper, each on small networks trained here."""
     rows = [*_behavioural_above_training(seed, tick), *_scale_from_seeds(seed, tick)]
     rows += [*_weight_decay(seed, 2 if quick else 6, tick), *_factorised(seed, 2 if quick else 8, tick)]
-    return Reproduction(
-        "degeneracy-landscape", "Degeneracy in the loss landscape: statements tested", tuple(rows)
-    )
+    captions = {
+        "weight-decay": "share of the first layer's squared weights in directions that no datum has, without and with "
+        "weight decay (3.1.1): decay empties them.",
+        "factorised-hessian": "how far the factorised Hessian of eq. 37 is from the exact one, and its largest "
+        "eigenvalue and learning coefficient as ratios (6.1): 0, 0, 1 and 1 were it exact.",
+    }
+    title = "Degeneracy in the loss landscape: statements tested"
+    figures = drawn(_draw_studies, rows, folder)
+    return Reproduction("degeneracy-landscape", title, tuple(rows), figures, captions=captions)
+
+
+def _draw_studies(rows: list[Row], folder: Path) -> tuple[str, ...]:
+    paths: list[str] = []
+    for start, stem, title, label in (
+        ("3.1.1 share of ||W1||^2 in null directions, ", "weight-decay", "3.1.1: weight decay", "share"),
+        (
+            "6.1 ",
+            "factorised-hessian",
+            "6.1: the factorised Hessian",
+            "relative error, or ratio to the exact one",
+        ),
+    ):
+        own = [row for row in rows if row.what.startswith(start)]
+        figure, (axis,) = panels(1, title=title, size=(6.4, 0.9 + 0.32 * len(own)))
+        names = [row.what.removeprefix(start) for row in own]
+        errors = [2 * (row.error or 0.0) for row in own]
+        axis.barh(names, [float(row.ours or 0.0) for row in own], xerr=errors, color=OURS, ecolor=THEORY)
+        axis.invert_yaxis()
+        axis.set_xlabel(label)
+        paths += save(figure, folder, stem)
+    return tuple(paths)
 
 
 def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
@@ -155,12 +186,19 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
     tick("2.2.1")
     note = "two linear layers 1-2-1 at the least-squares fit of noisy data"
     rows = [
-        Row("2.2.1 lambda of the training loss", None, training.asymptotic, note),
+        Row(
+            "2.2.1 lambda of the training loss",
+            None,
+            training.asymptotic,
+            note,
+            error=training.asymptotic_stderr,
+        ),
         Row(
             "2.2.1 lambda of the behavioural loss",
             None,
             behaviour.asymptotic,
             "the paper: never below the former",
+            error=behaviour.asymptotic_stderr,
         ),
     ]
     labels = torch.tensor([0, 1, 0])
@@ -171,7 +209,10 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
     averaged = llc(flat, _mean_label_loss, (x, labels), config=settings)
     tick("2.2.1 b")
     what = "a loss that sees only the mean output; behaviour sees slope and offset of both outputs"
-    rows.append(Row("2.2.1 lambda of a blind training loss", None, averaged.asymptotic, what, theory=0.5))
+    rows.append(
+        Row("2.2.1 lambda of a blind training loss", None, averaged.asymptotic, what, theory=0.5,
+            error=averaged.asymptotic_stderr)
+    )  # fmt: skip
     rows.append(
         Row(
             "2.2.1 lambda of the behavioural loss, same network",
@@ -179,6 +220,7 @@ def _behavioural_above_training(seed: int, tick: Tick) -> list[Row]:
             logit.asymptotic,
             "4 parameters / 2",
             theory=2.0,
+            error=logit.asymptotic_stderr,
         )
     )
     return rows
@@ -198,11 +240,14 @@ def _scale_from_seeds(seed: int, tick: Tick) -> list[Row]:
             None,
             epsilon,
             f"tanh 1-5-1 on sin(2x), 16 parameters, gamma {_NEAR:g}",
+            seeds=3,
         )
     ]
     for row in curve.rows:
-        note = f"stderr {2 * (row.stderr or 0):.2g}; Gauss-Newton {2 * (row.gauss_newton or 0):.4g}"
-        rows.append(Row(f"2.2.2 N_eff at eps = {row.epsilon:.3g}", None, row.effective, row.reason or note))
+        note = f"Gauss-Newton {2 * (row.gauss_newton or 0):.4g}"
+        error = None if row.stderr is None else 2 * row.stderr
+        what = f"2.2.2 N_eff at eps = {row.epsilon:.3g}"
+        rows.append(Row(what, None, row.effective, row.reason or note, error=error))
     return rows
 
 
@@ -214,14 +259,10 @@ def _weight_decay(seed: int, networks: int, tick: Tick) -> list[Row]:
     rows = []
     for name, decays in (("SGD", (0.0, _PLAIN_DECAY)), ("AdamW", (0.0, _DECAY))):
         for decay in decays:
-            share = float(
-                np.mean([_hidden_share(derive(seed, "3.1.1", s), name, decay) for s in range(networks)])
-            )
+            shares = [_hidden_share(derive(seed, "3.1.1", s), name, decay) for s in range(networks)]
             tick(f"3.1.1 {name} decay {decay}")
             what = f"3.1.1 share of ||W1||^2 in null directions, {name}, decay {decay:g}"
-            rows.append(
-                Row(what, "near 0" if decay else None, share, f"{networks} networks, inputs span 4 of 8")
-            )
+            rows.append(_mean(what, shares, "inputs span 4 of 8", paper="near 0" if decay else None))
     return rows
 
 
@@ -253,13 +294,16 @@ def _factorised(seed: int, networks: int, tick: Tick) -> list[Row]:
         tick("6.1")
     what = f"{networks} tanh networks 3-6-4-1, relative Frobenius norm"
     return [
-        Row("6.1 eq. 37 against the exact Hessian, all blocks", None, float(np.mean(error)), what),
-        Row("6.1 the same, within layers only", None, float(np.mean(blocks)), "first presumption alone"),
-        Row("6.1 largest eigenvalue, factorised / exact", None, float(np.mean(ratio)), "1 were it exact"),
-        Row(
-            "6.1 lambda at nbeta 1e3, factorised / exact", None, float(np.mean(gap)), "closed form; gamma = 1"
-        ),
+        _mean("6.1 eq. 37 against the exact Hessian, all blocks", error, what),
+        _mean("6.1 the same, within layers only", blocks, "first presumption alone"),
+        _mean("6.1 largest eigenvalue, factorised / exact", ratio, "1 were it exact"),
+        _mean("6.1 lambda at nbeta 1e3, factorised / exact", gap, "closed form; gamma = 1"),
     ]
+
+
+def _mean(what: str, values: list[float], note: str, paper: str | None = None) -> Row:
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    return Row(what, paper, float(np.mean(values)), note, error=error, seeds=len(values))
 
 
 def _trained(

@@ -1,29 +1,28 @@
 """Section 5 of degeneracy-in-the-loss-landscape as experiments: do free directions add up, and links as logarithms?
 
 5.2.1: free directions of disjoint modules add up. Eqs. 31-32: a module that others read counts with what they read
-held fixed. Eqs. 34-35: a link of weight ``w`` costs ``1 - 2 ln w / ln eps`` of a full one, so that two weak links cost
-as much as one strong one. Volumes are counted by sampling, ranks are those of exact Jacobians.
+held fixed, on modules that were made and on modules that were found. Eqs. 34-35: a link of weight ``w`` costs
+``1 - 2 ln w / ln eps`` of a full one, so that two weak links cost as much as one strong one. Volumes are counted by
+sampling, ranks are those of exact Jacobians.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call, jacrev, vmap
 
+from strati.landscape.interactions.basis import interaction_basis
+from strati.landscape.interactions.constrained import constrained_loss
+from strati.landscape.interactions.graph import interaction_graph
+from strati.landscape.interactions.modules import modules
+from strati.landscape.interactions.surface import interaction_surface, module_parameters
 from strati.papers.pictures import OURS, THEORY, drawn, panels, save
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive, stream
 from strati.types import Tick
-
-if TYPE_CHECKING:
-    from strati.types import FloatArray
-
-_RANK = 1e-9
 
 
 def section_five(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -33,10 +32,15 @@ def section_five(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprodu
     tick("disjoint modules")
     rows += _constrained(networks, seed)
     tick("constrained losses")
+    rows += _found(networks, seed)
+    tick("found modules")
     rows += _links(100_000 if quick else 500_000, seed)
     tick("links")
     figures = drawn(_draw_links, rows, folder)
-    return Reproduction("modules-section-5", "Modules and degeneracy, section 5", tuple(rows), figures)
+    captions = {"links": "the share of a full constraint that a link of weight eps^k is worth (eq. 34): counted "
+                "volumes on the line 1 - 2k; at k = 1/2 a link is as good as none."}  # fmt: skip
+    title = "Modules and degeneracy, section 5"
+    return Reproduction("modules-section-5", title, tuple(rows), figures, captions=captions)
 
 
 def _draw_links(rows: list[Row], folder: Path) -> tuple[str, ...]:
@@ -57,15 +61,14 @@ def _disjoint(networks: int, seed: int) -> list[Row]:
     for number in range(networks):
         modules = [_module(seed, number, part, outputs=2) for part in (1, 2)]
         data = [_inputs(seed, number, part) for part in (1, 2)]
-        alone = [_rank(_jacobian(m, x)) for m, x in zip(modules, data, strict=True)]
-        together = _rank(_jacobian(_SideBySide(*modules), _concatenated(*data)))
+        alone = [constrained_loss(m, x).rank() for m, x in zip(modules, data, strict=True)]
+        together = constrained_loss(_SideBySide(*modules), _concatenated(*data)).rank()
         size = sum(p.numel() for m in modules for p in m.parameters())
         free = [sum(p.numel() for p in m.parameters()) - r for m, r in zip(modules, alone, strict=True)]
         equal += together == sum(alone)
         example = f"e.g. {free[0]} + {free[1]} against {size - together} free together"
-    return [
-        Row("disjoint modules: free directions add up (5.2.1)", "always", f"{equal} of {networks}", example)
-    ]
+    what = "disjoint modules: free directions add up (5.2.1)"
+    return [Row(what, "always", f"{equal} of {networks}", example, seeds=networks)]
 
 
 def _constrained(networks: int, seed: int) -> list[Row]:
@@ -77,14 +80,13 @@ def _constrained(networks: int, seed: int) -> list[Row]:
         second = _module(seed, number, 2, outputs=2, inputs=4)  # reads the node as its fourth input
         joint = _Joined(first, second)
         data = _concatenated(_inputs(seed, number, 1), _inputs(seed, number, 2))
-        whole = _rank(_jacobian(joint, data))
-        constrained = _jacobian(first, data[:, :3])  # own outputs and the node: the terms of eq. 31
-        own = constrained.reshape(len(data), 3, -1)[:, :2].reshape(2 * len(data), -1)
-        alone = _rank(_jacobian(joint, data, only="second"))
-        equal += whole == _rank(constrained) + alone
-        above += whole > _rank(constrained) + alone
-        plain += whole == _rank(own) + alone
-        gaps.append(_rank(constrained) + alone - whole)
+        whole = constrained_loss(joint, data).rank()
+        held = constrained_loss(joint, data, layers="first.*", outputs=(0, 1), nodes=["first:2"])  # eq. 31
+        alone = constrained_loss(joint, data, layers="second.*").rank()
+        equal += whole == held.rank() + alone
+        above += whole > held.rank() + alone
+        plain += whole == held.without_nodes().rank() + alone
+        gaps.append(held.rank() + alone - whole)
     return [
         Row(
             "modules joined by a node: N_eff = N_eff(L_1,C) + N_eff(L_2) (eq. 31)",
@@ -92,13 +94,68 @@ def _constrained(networks: int, seed: int) -> list[Row]:
             f"{equal} of {networks}",
             f"an upper bound (exceeded {above} times), too high by {np.mean(gaps):.2f} on average: the second "
             "module undoes a shift of the node by its biases and a rescaling by its weights, exactly",
+            seeds=networks,
         ),
         Row(
             "the same without the constraint: N_eff(L_1) + N_eff(L_2)",
             "too low",
             f"right in {plain} of {networks}",
+            seeds=networks,
         ),
     ]
+
+
+def _found(networks: int, seed: int) -> list[Row]:
+    """Modules that the search itself finds: their surface, and their parameters with and without it."""
+    right = more = 0
+    weights = []
+    for number in range(networks):
+        rng = stream(seed, "found modules", number)
+        link = float(10 ** rng.uniform(-2, -0.5))
+        net = _linked(seed, number, link)
+        parts = [rng.normal(size=(12, 2)) for _ in range(2)]
+        x = np.array(
+            [[*a, *b] for a in parts[0] for b in parts[1]]
+        )  # all pairs: nothing correlates by chance
+        graph = interaction_graph(interaction_basis(net, x, "neuron"))
+        split = modules(graph, epsilon=1e-9, number=2, seed=seed)
+        reader = split.labels[2][1]
+        surface = interaction_surface(split, 1 - reader, reader)
+        right += [(node.layer, node.direction) for node in surface.nodes] == [(1, 0)]
+        if surface.nodes:
+            weights.append(surface.nodes[0].weight / link - 1)
+        own = module_parameters(split, 1 - reader)
+        more += own.effective > own.unconstrained
+    return [
+        Row(
+            "modules found by the search: the interaction surface is the neuron that is read",
+            None,
+            f"{right} of {networks}",
+            "two halves of an MLP joined by one weight of 0.01 to 0.3, which comes out within "
+            f"{max(map(abs, weights)):.1e} of its size",
+            seeds=networks,
+        ),
+        Row(
+            "modules found by the search: holding the surface costs freedom (eq. 31)",
+            "always",
+            f"{more} of {networks}",
+            "N_eff of the module that is read, with and without its surface held in place",
+            seeds=networks,
+        ),
+    ]
+
+
+def _linked(seed: int, number: int, link: float) -> nn.Sequential:
+    """An MLP of two halves 2-3-1 whose second output reads the first hidden neuron by one weight."""
+    torch.manual_seed(derive(seed, "linked", number) % 2**31)
+    into, out = nn.Linear(4, 6).double(), nn.Linear(6, 2).double()
+    with torch.no_grad():
+        for layer, (rows, columns) in ((into, (3, 2)), (out, (1, 3))):
+            layer.weight[:rows, columns:] = 0.0
+            layer.weight[rows:, :columns] = 0.0
+        out.weight[1, 0] = link
+        into.bias.add_(1.0)
+    return nn.Sequential(into, nn.ReLU(), out)
 
 
 def _links(samples: int, seed: int) -> list[Row]:
@@ -109,7 +166,7 @@ def _links(samples: int, seed: int) -> list[Row]:
     for k in (0.0, 0.1, 0.25, 0.4, 0.5):
         weight = epsilon**k
         volume, wider = (_volume([weight], e, samples, seed) for e in (epsilon, 1.5 * epsilon))
-        law = max(0.0, 1 - 2 * float(np.log(weight) / np.log(epsilon)))
+        law = round(max(0.0, 1 - 2 * float(np.log(weight) / np.log(epsilon))), 12)
         slope = 2 * np.log(wider / volume) / np.log(1.5)
         note = f"as a volume, ln V(w) / ln V(1); the slope 2 d ln V / d ln eps of eq. 9 is {slope:.2f}"
         rows.append(
@@ -119,6 +176,7 @@ def _links(samples: int, seed: int) -> list[Row]:
                 float(np.log(volume) / np.log(full)) + 0.0,
                 note,
                 theory=law,
+                error=_ratio_error(volume, full, samples),
             )
         )
     for ratio in (2.0, 4.0, 8.0):
@@ -133,9 +191,17 @@ def _links(samples: int, seed: int) -> list[Row]:
                 f"exactly {1 + np.log(4 / np.pi) / (2 * np.log(ratio)):.3f}: a disc where the law has a square; "
                 f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(one):.2f}",
                 theory=1.0,
+                error=_ratio_error(two, one, samples),
             )
         )
     return rows
+
+
+def _ratio_error(volume: float, full: float, samples: int) -> float:
+    """Standard error of ``ln V / ln V_full`` for volumes counted in so many samples each."""
+    own, whole = ((1 - v) / (v * samples) for v in (volume, full))
+    log, base = np.log(volume), np.log(full)
+    return float(np.sqrt(own / base**2 + whole * (log / base**2) ** 2))
 
 
 def _volume(weights: list[float], epsilon: float, samples: int, seed: int, *, shared: bool = False) -> float:
@@ -209,22 +275,3 @@ class _Joined(nn.Module):
         first = self.first(x[..., :3])
         hidden = torch.relu(self.second[0](x[..., 3:]) + first[..., 2:] * self.link)
         return torch.cat([first[..., :2], self.second[1](hidden)], dim=-1)
-
-
-def _jacobian(net: nn.Module, x: torch.Tensor, *, only: str = "") -> FloatArray:
-    """Derivatives of all outputs on all data by the parameters (of the part named ``only``)."""
-    every = {name: value.detach() for name, value in net.named_parameters()}
-    free = {name: value for name, value in every.items() if name.startswith(only)}
-    fixed = {name: value for name, value in every.items() if not name.startswith(only)}
-
-    def output(values: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = functional_call(net, {**fixed, **values}, (row,))
-        return result
-
-    pieces = vmap(jacrev(output), (None, 0))(free, x)
-    flat = [piece.reshape(piece.shape[0] * piece.shape[1], -1) for piece in pieces.values()]
-    return np.asarray(torch.cat(flat, dim=1).numpy())
-
-
-def _rank(jacobian: FloatArray) -> int:
-    return int(np.linalg.matrix_rank(jacobian, tol=_RANK * np.linalg.norm(jacobian, 2)))

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strati.papers.pictures import COLOURS, drawn, panels, save
 from strati.papers.registry import Reproduction, Row
+from strati.papers.stories import tell_stories
 from strati.rng import derive
 from strati.types import Tick
 
@@ -49,13 +51,13 @@ def real_networks(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     ]
     rows.append(trend(series))
     rows += _transformer(quick, seed, tick)
-    figure = _draw(series, folder)
-    return Reproduction(
-        "degeneracy-real",
-        "Parameters used on the data: structural counts on real networks",
-        tuple(rows),
-        (figure,),
-    )
+    figures = drawn(_draw, series, folder)
+    captions = {
+        "used-over-training": "share of each layer's parameters that are used, at moments of the training of a fully "
+        "connected network: to first order (left) and at a loss scale (right). Does a line fall below the one before?"
+    }
+    title = "Parameters used on the data: structural counts on real networks"
+    return Reproduction("degeneracy-real", title, tuple(rows), figures, captions=captions)
 
 
 def _embedded(tick: Tick) -> Iterator[Row]:
@@ -186,23 +188,16 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
         theory=82_944,
     )
     together = sum(layer.synchronised_blocks for layer in count.layers)
+    near = sum(c.at_epsilon.synchronised_blocks or 0 for c in count.layers if c.at_epsilon is not None)
+    what = "stories15M, blocks of heads with the same attention pattern"
+    yield Row(what, None, float(together), "exactly, on all tokens")
     yield Row(
-        "stories15M, heads with the same attention pattern", None, float(together), "exactly, on all tokens"
+        f"{what} within eps",
+        None,
+        float(near),
+        f"eps = {count.epsilon:.3g}, {SHARE:g} of the output variance",
     )
     tick("stories15M")
-
-
-def tell_stories(model: Any, stories: int, length: int, seed: int) -> torch.Tensor:
-    """Token numbers of stories that a language model tells itself: data of its own kind, without a data set."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.ones(stories, 1, dtype=torch.long)
-    with torch.no_grad():
-        while tokens.shape[1] < length:
-            chances = torch.softmax(model(tokens).logits[:, -1], dim=-1)
-            tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=generator)], dim=1)
-    return tokens
 
 
 def scale_of(model: nn.Module, inputs: torch.Tensor) -> float:
@@ -263,25 +258,17 @@ def trend(series: list[TrainingPoint]) -> Row:
     return Row("FCN 5x512: does the number of used parameters fall from start to end?", None, verdict, words)
 
 
-def _draw(series: list[TrainingPoint], folder: Path) -> str:
+def _draw(series: list[TrainingPoint], folder: Path) -> tuple[str, ...]:
     """Used share of every layer at every point of the training."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, at_scale in zip(panels, (False, True), strict=True):
-        for point in series:
+    figure, axes = panels(2, columns=2, size=(4.0, 3.0), sharey=True)
+    for axis, at_scale in zip(axes, (False, True), strict=True):
+        for point, colour in zip(series, COLOURS, strict=False):
             layers = point.count.layers
             free = [c.at_epsilon.free if at_scale and c.at_epsilon is not None else c.free for c in layers]
             shares = [1 - f / c.parameters for f, c in zip(free, layers, strict=True)]
-            axes.plot(range(1, len(shares) + 1), shares, "o-", label=point.label)
-        axes.set_xlabel("layer")
-        axes.set_title(
-            f"at {SHARE:g} of the output variance" if at_scale else "to first order, any scale", fontsize=9
-        )
-    panels[0].set_ylabel("share of the layer's parameters used")
-    panels[0].legend(frameon=False, fontsize=8)
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "used-over-training.png"
-    figure.savefig(target, dpi=120)
-    return str(target)
+            axis.plot(range(1, len(shares) + 1), shares, "o-", color=colour, label=point.label)
+        title = f"at {SHARE:g} of the output variance" if at_scale else "to first order, any scale"
+        axis.set(xlabel="layer", title=title)
+    axes[0].set_ylabel("share of the layer's parameters used")
+    axes[0].legend(frameon=False)
+    return save(figure, folder, "used-over-training")

@@ -1,4 +1,4 @@
-"""Pictures of trainings: one panel per quantity over the steps."""
+"""Pictures of trainings: one panel per quantity over the steps, and events by seed."""
 
 from __future__ import annotations
 
@@ -8,44 +8,69 @@ from typing import Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.papers.pictures import COLOURS, PAPER, save
+from strati.papers.pictures import panels as empty_panels
+
+_MOST = 8  # lines of a panel that get a legend
 
 
-def panels(
-    path: Path, curves: Sequence[Mapping[str, Any]], *, title: str, marks: Sequence[float] = ()
-) -> str:
-    """Draw panels below one another and return the path.
+def over_steps(
+    folder: Path, stem: str, curves: Sequence[Mapping[str, Any]], *, title: str, marks: Sequence[float] = ()
+) -> tuple[str, ...]:
+    """Draw panels below one another over the training steps; the paths of the pictures.
 
     Args:
-        path: The picture.
+        folder: Where to.
+        stem: Name of the files without their endings.
         curves: A panel each: ``title``, ``lines`` of ``(name, steps, values)`` or with errors after them, ``log`` for a
             logarithmic axis.
         title: Above all.
         marks: Steps to rule.
     """
-    require("matplotlib", "plot", "pictures of trainings")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 2.3 * len(curves)), layout="constrained")
-    axes = figure.subplots(len(curves), 1, sharex=True, squeeze=False)[:, 0]
+    figure, axes = empty_panels(len(curves), columns=1, title=title, size=(8, 2.3), sharex=True)
     for axis, panel in zip(axes, curves, strict=True):
-        for name, steps, values, *errors in panel["lines"]:
+        for number, (name, steps, values, *errors) in enumerate(panel["lines"]):
             x = np.asarray(steps, float)
             y = np.array([np.nan if v is None else v for v in values], float)
-            (line,) = axis.plot(x, y, lw=1.4, label=str(name))
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot(x, y, lw=1.4, label=str(name), color=colour)
             if errors:
                 e = np.array([0.0 if v is None else v for v in errors[0]], float)
-                axis.fill_between(x, y - 2 * e, y + 2 * e, color=line.get_color(), alpha=0.2, lw=0)
+                axis.fill_between(x, y - 2 * e, y + 2 * e, color=colour, alpha=0.2, lw=0)
         for mark in marks:
-            axis.axvline(mark, color="#c8553d", lw=0.8)
+            axis.axvline(mark, color=PAPER, lw=0.8, label="_mark")
         if panel.get("log"):
             axis.set_yscale("log")
         axis.set_xscale("symlog", linthresh=10)
         axis.set_ylabel(panel["title"])
-        if 1 < len(panel["lines"]) <= 8:
-            axis.legend(fontsize=7, frameon=False)
+        if 1 < len(panel["lines"]) <= _MOST:
+            axis.legend(frameon=False)
     axes[-1].set_xlabel("training step")
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return str(path)
+    return save(figure, folder, stem)
+
+
+def events_by_seed(
+    folder: Path, stem: str, events: Mapping[str, Sequence[tuple[float, float, float] | None]], *, title: str
+) -> tuple[str, ...]:
+    """One row per event, one mark with its interval per seed.
+
+    Args:
+        folder: Where to.
+        stem: Name of the files without their endings.
+        events: By name, for every seed ``(step, low, high)``, or ``None`` where it did not happen.
+        title: Above.
+    """
+    figure, (axis,) = empty_panels(1, columns=1, title=title, size=(8, 0.8 + 0.55 * len(events)))
+    for row, (name, found) in enumerate(events.items()):
+        for seed, event in enumerate(found):
+            if event is not None:
+                place = row + 0.09 * (seed - (len(found) - 1) / 2)
+                axis.plot(
+                    event[1:], [place, place], color=COLOURS[row % len(COLOURS)], lw=1, label="_interval"
+                )
+                axis.plot(event[:1], [place], "o", ms=4, color=COLOURS[row % len(COLOURS)], label=name)
+    axis.set_yticks(range(len(events)), list(events))
+    axis.invert_yaxis()
+    axis.set_xscale("symlog", linthresh=10)
+    axis.set_xlabel("training step")
+    return save(figure, folder, stem)

@@ -3,15 +3,17 @@
 A network first learns its part of the table by heart; long after, its test loss falls. The claims: the network has
 begun to change before that (progress measures move first), and without weight decay it does not generalise. Asked
 here: when do spectra leave the random-like phase, when does the learning coefficient fall, when does the test loss,
-in which order.
+in which order, with intervals.
 
-The full size is mod 113 on a network of embeddings and one hidden layer, with five seeds, and one seed of the one-layer
-transformer of the paper; both train on the whole batch with weight decay 1.
+The full size is that of the paper: mod 113, 30 % of the table, a one-layer transformer, AdamW on the whole batch at a
+rate of 1e-3 with weight decay 1 (five seeds) and without (one). The quick one is mod 31 on embeddings and one hidden
+layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from strati.papers.development.drawing import panels
+from strati.papers.development.drawing import events_by_seed, over_steps
+from strati.papers.development.events import Event, first_of, halfway, mean_step, ratio
 from strati.papers.development.modular_addition import Adder, SmallAdder, table, whole_table_loss
-from strati.papers.development.training import Training, halfway, load, step_of, trained
+from strati.papers.development.training import Training, load, step_of, trained
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
 from strati.types import Tick, silent
@@ -40,6 +43,7 @@ class Setup:
         modulus: Of the addition.
         share: Of the table that is learned from.
         attention: The one-layer transformer; otherwise embeddings and one hidden layer.
+        rate: Learning rate.
         steps: At most.
         every: Steps between two checkpoints.
         seeds: Runs with weight decay.
@@ -51,6 +55,7 @@ class Setup:
     modulus: int
     share: float
     attention: bool
+    rate: float
     steps: int
     every: int
     seeds: int
@@ -64,11 +69,14 @@ class Setup:
         return Adder(self.modulus) if self.attention else SmallAdder(self.modulus)
 
 
-TRANSFORMER = Setup(113, 0.3, True, 20_000, 100, 1, 20, 4, 150)
-FULL = Setup(113, 0.4, False, 20_000, 50, 5, 20, 4, 150)
-QUICK = Setup(31, 0.5, False, 2_000, 50, 2, 9, 4, 100)
-RATE, DECAY, BETAS = 3e-3, 1.0, (0.9, 0.98)
-"""Nanda et al. have a rate of 1e-3; thrice that makes everything happen in a third of the steps."""
+FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 150)
+QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 100)
+DECAY, BETAS = 1.0, (0.9, 0.98)
+
+SPECTRA = "half of the matrices leave the random-like phase"
+TRAIN = "training loss is halfway down"
+COEFFICIENT = "learning coefficient is halfway down from its peak"
+TEST = "test loss is halfway down from its peak"
 
 _END = 0.01  # test loss at which grokking has ended
 
@@ -82,7 +90,7 @@ class Followed:
     test: tuple[float, ...]
     accuracy: float
     track: Track
-    left: float | None  # first step at which half of the matrices are no longer random-like
+    left: Event | None  # half of the matrices are no longer random-like
 
     def coefficient(self) -> tuple[list[float], list[float], list[float]]:
         """Steps, values and errors of the learning coefficient."""
@@ -96,14 +104,13 @@ class Followed:
         ]
         return [k[0] for k in known], [k[1] for k in known], [k[2] for k in known]
 
-    def events(self) -> dict[str, float | None]:
-        """The step at which each thing happens."""
-        steps, values, _ = self.coefficient()
+    def events(self) -> dict[str, Event | None]:
+        """The step at which each thing happens, with its interval."""
         return {
-            "half of the matrices leave the random-like phase": self.left,
-            "training loss is halfway down": halfway(self.steps, self.train),
-            "learning coefficient is halfway down from its peak": halfway(steps, values),
-            "test loss is halfway down from its peak": halfway(self.steps, self.test),
+            SPECTRA: self.left,
+            TRAIN: halfway(self.steps, self.train),
+            COEFFICIENT: halfway(*self.coefficient()),
+            TEST: halfway(self.steps, self.test),
         }
 
 
@@ -113,18 +120,21 @@ def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproductio
     runs = [_followed(folder, setup, DECAY, seed + k, tick=tick) for k in range(setup.seeds)]
     longest = max(run.steps[-1] for run in runs)
     without = _followed(folder, setup, 0.0, seed, steps=longest, tick=tick)
-    rows = [*_ending(runs, without, setup), *_order(runs, setup)]
-    pictures = [_drawn(folder, setup, runs[0], without)]
-    if not quick:
-        one = _followed(folder, TRANSFORMER, DECAY, seed, tick=tick)
-        rows += [replace(row, what=f"transformer: {row.what}") for row in _order([one], TRANSFORMER)]
-        pictures.append(_drawn(folder, TRANSFORMER, one, None))
-    return Reproduction(
-        "grokking",
-        "Grokking: a + b mod p, what changes when (Nanda et al. 2023)",
-        tuple(rows),
-        tuple(pictures),
+    each = [run.events() for run in runs]
+    events = {what: [found[what] for found in each] for what in each[0]}
+    rows = [
+        *_ending(runs, without, setup),
+        *_when(events, without.events()),
+        *_order(events),
+        *_coefficients(runs, without, setup),
+    ]
+    name = f"grokking-mod-{setup.modulus}"
+    pictures = (
+        *over_steps(folder, name, _curves(runs[0], without), title=f"a + b mod {setup.modulus}, seed {seed}"),
+        *events_by_seed(folder, f"{name}-order", events, title="what happens when, by seed"),
     )
+    title = "Grokking: a + b mod p, what changes when (Nanda et al. 2023)"
+    return Reproduction("grokking", title, tuple(rows), pictures)
 
 
 def trained_run(
@@ -134,9 +144,9 @@ def trained_run(
     (x, y), test = table(setup.modulus, setup.share, seed)
     last = steps or setup.steps
     marks = tuple(sorted({0, 2, 5, 10, 20, *range(0, last + 1, setup.every)}))
-    plan = Training(last, marks, rate=RATE, decay=decay, betas=BETAS, warmup=10)
+    plan = Training(last, marks, rate=setup.rate, decay=decay, betas=BETAS, warmup=10)
     kind = "transformer" if setup.attention else "mlp"
-    home = folder / f"{kind}-{setup.modulus}" / f"decay-{decay:g}-seed-{seed}"
+    home = folder / f"{kind}-{setup.modulus}-{setup.rate:g}" / f"decay-{decay:g}-seed-{seed}"
     return trained(
         home,
         setup.network(seed),
@@ -176,14 +186,16 @@ def _followed(
         seed=seed,
         tick=tick,
     )
-    left = None
-    for path in some:
+    left: list[bool] = []
+    for path in paths:
         phases = [layer["phase"] for layer in scan(path).to_dict()["layers"]]
-        if sum(phase != "random-like" for phase in phases) >= len(phases) / 2:
-            left = float(step_of(path))
+        left.append(sum(phase != "random-like" for phase in phases) >= len(phases) / 2)
+        if left[-1]:
             break
     at = tuple(step_of(path) for path in paths)
-    return Followed(at, tuple(train), tuple(h[0] for h in held), held[-1][1], found, left)
+    return Followed(
+        at, tuple(train), tuple(h[0] for h in held), held[-1][1], found, first_of(at[: len(left)], left)
+    )
 
 
 def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
@@ -194,80 +206,109 @@ def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, fl
 
 def _ending(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
     size = (
-        f"mod {setup.modulus}, {setup.share:.0%} of the table, rate {RATE:g}, {setup.steps} steps at most; "
+        f"mod {setup.modulus}, {setup.share:.0%} of the table, rate {setup.rate:g}, {setup.steps} steps at most; "
         f"{setup.seeds} seeds with decay {DECAY:g}, 1 without"
     )
     grokked = sum(run.test[-1] < _END for run in runs)
     ends = ", ".join(str(run.steps[-1]) if run.test[-1] < _END else "not reached" for run in runs)
     return [
-        Row("runs with weight decay that generalise", "all", f"{grokked} of {len(runs)}", size),
-        Row("their test loss falls below 0.01 at step", "about 10,000 (rate 1e-3)", ends),
         Row(
-            "test accuracy without weight decay, after as many steps",
+            "runs with weight decay that generalise",
+            "all",
+            "all" if grokked == len(runs) else f"{grokked} of {len(runs)}",
+            size,
+            seeds=len(runs),
+        ),
+        Row(f"their test loss falls below {_END:g} at step", "about 10,000", ends),
+        Row(
+            "test accuracy without weight decay, after as many steps as the longest",
             "does not generalise",
             f"{without.accuracy:.1%}",
-            f"training loss {without.train[-1]:.2g}, test loss {without.test[-1]:.3g}",
+            f"training loss {without.train[-1]:.2g}, test loss {without.test[-1]:.3g} at step {without.steps[-1]}",
         ),
     ]
 
 
-def _order(runs: list[Followed], setup: Setup) -> list[Row]:
+def _when(events: dict[str, list[Event | None]], without: dict[str, Event | None]) -> list[Row]:
+    """The step of each event: mean over seeds with its interval, and every seed's own interval."""
     rows = []
-    events = [run.events() for run in runs]
-    for what in events[0]:
-        known = [at for at in (e[what] for e in events) if at is not None]
-        spread = "no seed" if not known else f"{np.median(np.array(known, float)):.0f}"
+    for what, found in events.items():
+        known = [e for e in found if e is not None]
+        mean = mean_step(found)
+        shown = f"{mean[0]:.0f} [{mean[1]:.0f}, {mean[2]:.0f}]" if mean else "; ".join(map(_shown, known))
+        alone = without[what]
         note = (
-            f"range over {len(known)} of {len(runs)} seeds: {min(known):.0f} to {max(known):.0f}"
-            if known
-            else ""
+            "mean over seeds with 95 % interval; by seed, between checkpoints: "
+            + "; ".join("never" if e is None else _shown(e) for e in found)
+            + f"; without decay: {'never' if alone is None else _shown(alone)}"
         )
-        rows.append(Row(f"step at which {what}", None, spread, note))
-    names = list(events[0])
-    for first, second in ((names[0], names[3]), (names[2], names[3])):
-        pairs = [(e[first], e[second]) for e in events]
-        both = [(a, b) for a, b in pairs if a is not None and b is not None]
-        before = sum(a < b for a, b in both)
-        claim = "progress measures move first"
-        rows.append(Row(f"{first}, before the {second}", claim, f"{before} of {len(both)} seeds"))
-    breaks = [
-        f"{c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]"
-        for c in runs[0].track.breaks
-        if c["what"] == "llc" and c["layer"] is None
-    ]
-    note = "first seed; 95 % intervals"
-    rows.append(
-        Row("changes of the learning coefficient at steps", None, "; ".join(breaks) or "none found", note)
-    )
-    rows.append(
-        Row("learning coefficients refused", None, _refused(runs), f"of {setup.coefficients} in each run")
-    )
+        rows.append(Row(f"step at which {what}", None, shown or "never", note, seeds=len(known)))
     return rows
 
 
-def _refused(runs: list[Followed]) -> str:
-    failed = [f for run in runs for f in run.track.failed]
-    return f"{len(failed)}" + (f" ({failed[0]['reason']})" if failed else "")
+def _shown(event: Event) -> str:
+    return f"{event.step:.0f} [{event.low:.0f}, {event.high:.0f}]"
 
 
-def _drawn(folder: Path, setup: Setup, run: Followed, without: Followed | None) -> str:
-    steps, values, errors = run.coefficient()
-    curves: list[dict[str, Any]] = [
+def _order(events: dict[str, list[Event | None]]) -> list[Row]:
+    """Which of two comes first, and by what factor, seed by seed."""
+    rows = []
+    pairs = ((SPECTRA, TEST), (COEFFICIENT, TEST), (SPECTRA, COEFFICIENT), (TRAIN, SPECTRA))
+    for first, second in pairs:
+        both = [
+            (a, b)
+            for a, b in zip(events[first], events[second], strict=True)
+            if a is not None and b is not None
+        ]
+        surely = sum(a.high < b.low for a, b in both)
+        before = sum(a.step < b.step for a, b in both)
+        times = ratio(events[first], events[second])
+        note = f"{surely} with intervals that do not meet"
+        if times is not None:
+            note += f"; at {times[0]:.2f} [{times[1]:.2f}, {times[2]:.2f}] of its step"
+        claim = "progress measures move first" if second == TEST else None
+        shown = f"{before} of {len(both)} seeds"
+        rows.append(Row(f"{first}, before the {second}", claim, shown, note, seeds=len(both)))
+    return rows
+
+
+def _coefficients(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
+    rows = []
+    for name, run in (*((f"seed {k}", run) for k, run in enumerate(runs)), ("without decay", without)):
+        steps, values, errors = run.coefficient()
+        shown = "none"
+        if values:
+            top = int(np.argmax(values))
+            shown = f"{values[top]:.1f} +- {errors[top]:.1f} at step {steps[top]:.0f}"
+            shown += f", {values[-1]:.1f} +- {errors[-1]:.1f} at step {steps[-1]:.0f}"
+        breaks = [
+            f"{c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]"
+            for c in run.track.breaks
+            if c["what"] == "llc" and c["layer"] is None
+        ]
+        failed = [f for f in run.track.failed if f["quantity"] == "llc"]
+        note = f"changes its course at {'; '.join(breaks) or 'no step that stands out'}"
+        note += f"; {len(failed)} of {setup.coefficients} checkpoints refused"
+        note += f" ({failed[0]['reason']})" if failed else ""
+        rows.append(Row(f"{name}: learning coefficient at its peak and at the end", None, shown, note))
+    return rows
+
+
+def _curves(run: Followed, without: Followed) -> Sequence[dict[str, Any]]:
+    ranks = [(s.layer, run.track.steps, s.values) for s in run.track.curves if s.what == "stable_rank"]
+    return (
         {
             "title": "loss",
             "log": True,
-            "lines": [("training", run.steps, run.train), ("test", run.steps, run.test)],
-        },
-        {"title": "learning coefficient", "lines": [("decay 1", steps, values, errors)]},
-        {
-            "title": "stable rank",
             "lines": [
-                (s.layer, run.track.steps, s.values) for s in run.track.curves if s.what == "stable_rank"
+                ("training", run.steps, run.train),
+                ("test", run.steps, run.test),
+                ("test, no decay", without.steps, without.test),
             ],
         },
-    ]
-    if without is not None:
-        curves[0]["lines"].append(("test, no decay", without.steps, without.test))
-        curves[1]["lines"].append(("no decay", *without.coefficient()))
-    kind = "transformer" if setup.attention else "mlp"
-    return panels(folder / f"grokking-{kind}-{setup.modulus}.png", curves, title=f"a + b mod {setup.modulus}")
+        {
+            "title": "learning coefficient",
+            "lines": [("decay 1", *run.coefficient()), ("no decay", *without.coefficient())],
+        },
+        {"title": "stable rank", "lines": ranks},
+    )

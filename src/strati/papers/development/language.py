@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strati.papers.development.drawing import panels
+from strati.papers.development.drawing import over_steps
 from strati.papers.development.training import Training, load, spaced, step_of, trained
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive, stream
@@ -36,7 +36,11 @@ _SECONDS = 5400.0
 
 @dataclass(frozen=True)
 class Size:
-    """A size of the experiment; ``coefficients`` are checkpoints whose learning coefficient is estimated."""
+    """A size of the experiment.
+
+    ``coefficients`` are checkpoints whose learning coefficient is estimated, from ``draws`` of 4 chains on minibatches
+    of ``windows``.
+    """
 
     vocabulary: int
     width: int
@@ -48,11 +52,12 @@ class Size:
     coefficients: int
     rows: int
     draws: int
+    windows: int
     seconds: float = _SECONDS
 
 
-FULL = Size(5000, 256, 8, 256, 8, 20_000, 30, 15, 64, 200)
-QUICK = Size(300, 48, 4, 48, 16, 800, 12, 3, 16, 150)
+FULL = Size(5000, 256, 8, 256, 8, 8000, 30, 12, 64, 100, 4)
+QUICK = Size(300, 48, 4, 48, 16, 800, 12, 9, 16, 150, 16)
 
 
 class AttentionOnly(nn.Module):
@@ -176,9 +181,9 @@ def followed(size: Size, *, seed: int, folder: Path, tick: Tick) -> Reproduction
                 "lines": [("lambda", tracked.steps, level.values, level.stderr)],
             }
         )
-    picture = panels(folder / f"in-context-{name}.png", lines, title="a two-layer attention-only transformer")
+    picture = over_steps(folder, f"in-context-{name}", lines, title="a two-layer attention-only transformer")
     title = "In-context learning in a two-layer attention-only transformer (Hoogland et al. 2024)"
-    return Reproduction("in-context", title, tuple(rows), (picture,))
+    return Reproduction("in-context", title, tuple(rows), picture)
 
 
 @cache
@@ -244,6 +249,7 @@ def _tracked(
         loss="cross_entropy",
         chains=4,
         draws=size.draws,
+        batch=size.windows,
         seed=seed,
         tick=tick,
     )

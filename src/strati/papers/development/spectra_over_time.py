@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.papers.development.drawing import panels
+from strati.papers.development.drawing import over_steps
 from strati.papers.development.training import Training, spaced, step_of, trained
 from strati.papers.handwriting import digits, mnist
 from strati.papers.registry import Reproduction, Row
@@ -51,8 +51,9 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         for kind, values in shares.items()
     ]
     rows.append(_size(model, f"{steps} steps of AdamW, decay {trainee.decay:g}, {len(paths)} checkpoints"))
-    picture = panels(
-        folder / "quasi-null-training.png",
+    picture = over_steps(
+        folder,
+        "quasi-null-training",
         [
             {
                 "title": "quasi-null share",
@@ -62,7 +63,7 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         title="quasi-null eigenvalues over a transformer's training",
     )
     title = "Quasi-null eigenvalues over a transformer's training"
-    return Reproduction("quasi-null-training", title, tuple(rows), (picture,))
+    return Reproduction("quasi-null-training", title, tuple(rows), picture)
 
 
 def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -84,17 +85,43 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             )
             ends = f"from {known[0]:.3g} to {known[-1]:.3g}" if known else "undefined"
             rows.append(Row(f"{layer}: changes of {what}", None, shown or "none", ends))
+    rows += _phase_rows(paths, every=1 if quick else 4)
     rows.append(Row("checkpoints followed", 100.0, float(len(paths)), f"{len(found.failed)} failed"))
     kept = [s for s in found.curves if s.what in ("stable_rank", "spikes")]
-    picture = panels(
-        folder / f"fcn-checkpoints-{name}.png",
+    picture = over_steps(
+        folder,
+        f"fcn-checkpoints-{name}",
         [
             {"title": what, "lines": [(s.layer, found.steps, s.values) for s in kept if s.what == what]}
             for what in ("stable_rank", "spikes")
         ],
         title="spectra of a fully connected network over training",
     )
-    return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), (picture,))
+    return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), picture)
+
+
+def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
+    """The phases of each layer in the order in which they first appear, and the last one."""
+    from strati.spectra.scan import scan
+
+    seen: dict[str, dict[str, int]] = {}
+    last: dict[str, str] = {}
+    some = sorted({*paths[::every], paths[-1]}, key=step_of)
+    for path in some:
+        for layer in scan(path).to_dict()["layers"]:
+            phase = layer["phase"] or "unknown"
+            seen.setdefault(layer["name"], {}).setdefault(phase, step_of(path))
+            last[layer["name"]] = phase
+    claim = "random-like, bleeding-out, bulk+spikes, bulk-decay, heavy-tailed"
+    return [
+        Row(
+            f"{name}: phases in the order of their first step",
+            claim,
+            ", ".join(f"{phase} ({step})" for phase, step in phases.items()),
+            f"{last[name]} at the end; {len(some)} checkpoints looked at",
+        )
+        for name, phases in seen.items()
+    ]
 
 
 def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -139,13 +166,14 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
     lines = [
         (f"{scale:g}", found.steps, table[f"effective_parameters[{scale:g}]"].values) for scale in scales
     ]
-    picture = panels(
-        folder / f"effective-parameters-{steps}.png",
+    picture = over_steps(
+        folder,
+        f"effective-parameters-{steps}",
         [{"title": "N_eff(eps)", "lines": lines}],
         title="effective parameters over training, by loss scale",
     )
     title = "Effective parameters over training: N_eff(eps)"
-    return Reproduction("effective-parameters-over-training", title, tuple(rows), (picture,))
+    return Reproduction("effective-parameters-over-training", title, tuple(rows), picture)
 
 
 def mlp_run(

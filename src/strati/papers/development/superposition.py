@@ -2,11 +2,16 @@
 
 Six features, one at a time, go through two dimensions and back: ``relu(W^T W x + b)``. The columns of ``W`` form
 polygons. Chen et al.: regular polygons are critical points, training stays near them for long and goes from high loss
-and low learning coefficient to low loss and high learning coefficient. Runs start near the square, as theirs do.
+and low learning coefficient to low loss and high learning coefficient. Runs start near a square, as theirs do.
+
+The polygons of :mod:`polygons` are known exactly: their loss, and for pentagons and the hexagon the learning
+coefficient. Each plateau of a training is set beside the polygon it stays at, with the same temperature and
+localisation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +21,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strati.papers.development.drawing import panels
+from strati.papers.development.drawing import over_steps
+from strati.papers.development.polygons import (
+    FEATURES,
+    KNOWN,
+    SILENT,
+    WIDTH,
+    CriticalPoint,
+    critical_point,
+    exact_loss,
+)
 from strati.papers.development.training import Training, load, spaced, step_of, trained
 from strati.papers.registry import Reproduction, Row
 from strati.rng import derive
@@ -25,7 +39,13 @@ from strati.types import Tick
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FEATURES, WIDTH, ROWS, BATCH = 6, 2, 1000, 50
+    from strati.tracking.track import Track
+
+ROWS, BATCH, RATE = 1000, 50, 0.3
+NBETA, GAMMA = 1000.0, 60.0
+"""Of every learning coefficient in training: cold enough for polygons to differ, and held near them."""
+
+_COLD, _HELD = 1e6, 400.0  # inverse temperature and localisation at which polygons show their limit
 _LONG = 0.35  # of the longest column: shorter ones stand for no feature
 _REGULAR = 0.25  # relative difference of angles in a polygon
 _SETTLED = 10  # steps in which the start is forgotten
@@ -49,7 +69,7 @@ class Superposition(nn.Module):
 class Plateau:
     """A stretch of checkpoints with one polygon and a steady loss."""
 
-    corners: int
+    name: str
     first: int
     last: int
     loss: float
@@ -57,33 +77,103 @@ class Plateau:
     error: float
 
 
+@dataclass(frozen=True)
+class Reference:
+    """A known polygon, and its learning coefficient at the temperature and localisation of the trainings."""
+
+    point: CriticalPoint
+    coefficient: float | None
+    error: float | None
+
+
 def superposition(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Plateaus of the toy model, their polygons, losses and learning coefficients."""
+    """Polygons and their learning coefficients; plateaus of trainings, and the transitions between them."""
     seeds, steps, count = (2, 3000, 16) if quick else (5, 40_000, 40)
-    rows: list[Row] = []
-    orders, pictures = [], []
+    rows, known = _known(seed, tick)
+    orders: list[tuple[Plateau, Plateau]] = []
+    pictures: list[str] = []
     for k in range(seeds):
-        found, picture = _followed(folder, seed + k, steps, count, tick)
-        pictures.append(picture)
-        shown = " -> ".join(
-            f"{p.corners}-gon ({p.loss:.4f}, {p.coefficient:.2f} +- {p.error:.2f})" for p in found
-        )
-        span = f"{steps} steps of SGD, batch {BATCH}, {ROWS} data"
+        followed, found, picture = _followed(folder, seed + k, steps, count, tick)
+        pictures += picture
+        rows += _plateau_rows(seed + k, found, known)
         rows.append(
-            Row(f"seed {seed + k}: polygons (loss, learning coefficient)", None, shown or "none", span)
+            Row(f"seed {seed + k}: steps at which the loss changes its course", None, *_changes(followed))
         )
-        orders += [(a, b) for a, b in pairwise(found)]
+        orders += [(a, b) for a, b in pairwise(found) if a.name != b.name]
     lower = sum(b.loss < a.loss for a, b in orders)
     higher = sum(b.coefficient > a.coefficient for a, b in orders)
-    more = sum(b.corners > a.corners for a, b in orders)
+    more = sum(int(b.name[0]) > int(a.name[0]) for a, b in orders)
     total = len(orders)
+    shown = "; ".join(f"{a.name} to {b.name}" for a, b in orders) or "none seen"
     rows += [
-        Row("transitions between plateaus that lower the loss", "all", f"{lower} of {total}"),
-        Row("transitions that raise the learning coefficient", "all", f"{higher} of {total}"),
-        Row("transitions to more corners", "most", f"{more} of {total}", "4 to 5 to 6"),
+        Row("transitions between plateaus that lower the loss", "all", _all(lower, total), shown),
+        Row("transitions that raise the learning coefficient", "all", _all(higher, total), shown),
+        Row("transitions to more corners", "most", _all(more, total), shown),
     ]
     title = "The toy model of superposition: polygons and their learning coefficients (Chen et al. 2023)"
     return Reproduction("superposition", title, tuple(rows), tuple(pictures))
+
+
+def _all(count: int, total: int) -> str:
+    return "all" if total and count == total else f"{count} of {total}"
+
+
+def _known(seed: int, tick: Tick) -> tuple[list[Row], dict[str, Reference]]:
+    """The polygons that are known exactly: loss, learning coefficient beside theory."""
+    from strati.landscape.sampling.llc import learning_coefficient
+
+    rows, known = [], {}
+    for name in KNOWN:
+        point = critical_point(name)
+        cold, warm = (
+            learning_coefficient(exact_loss, point.theta, nbeta=nbeta, gamma=gamma, ladder=False, seed=seed)
+            for nbeta, gamma in ((_COLD, _HELD), (NBETA, GAMMA))
+        )
+        known[name] = Reference(point, warm.estimate, warm.stderr)
+        note = f"loss {point.loss:.4f} over all data; on a kink of the ReLU: no value from theory"
+        if point.coefficient is not None:
+            note = f"loss {point.loss:.4f} over all data; theory: half the rank of the Hessian"
+        rows.append(
+            Row(
+                f"polygon {name}: learning coefficient",
+                None,
+                cold.estimate,
+                note if cold.estimate is not None else f"{note}; {cold.reason}",
+                theory=point.coefficient,
+                error=cold.stderr,
+            )
+        )
+        tick(f"polygon {name}")
+    return rows, known
+
+
+def _plateau_rows(seed: int, found: Sequence[Plateau], known: dict[str, Reference]) -> list[Row]:
+    """Each plateau beside the polygon that it stays at."""
+    rows = []
+    for plateau in found:
+        reference = known.get(plateau.name)
+        note = f"loss {plateau.loss:.4f}"
+        theory = None
+        if reference is not None:
+            theory = reference.coefficient
+            note += f" (the polygon's: {reference.point.loss:.4f}, other data)"
+        rows.append(
+            Row(
+                f"seed {seed}: {plateau.name} from step {plateau.first} to {plateau.last}, learning coefficient",
+                None,
+                plateau.coefficient,
+                f"{note}; nbeta {NBETA:g}, gamma {GAMMA:g}; theory: the exact polygon sampled with the same",
+                theory=theory,
+                error=plateau.error,
+            )
+        )
+    return rows
+
+
+def _changes(followed: Track) -> tuple[str, str]:
+    found = [c for c in followed.breaks if c["what"] == "loss"]
+    shown = "; ".join(f"{c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]" for c in found)
+    return shown or "none found", "95 % intervals"
 
 
 def data(seed: int) -> Tensor:
@@ -112,18 +202,33 @@ def polygon(weight: NDArray[np.floating]) -> tuple[int, bool]:
     return len(angles), bool(np.all(np.abs(gaps - even) <= _REGULAR * even))
 
 
+def named(weight: NDArray[np.floating], bias: NDArray[np.floating]) -> tuple[str, bool]:
+    """The polygon's name: its corners, and the sign of the bias of every feature left out; whether it is regular.
+
+    Examples:
+        >>> named(np.array([[1.0, 0, -1, 0, 0], [0, 1.0, 0, -1, 0]]), np.array([0, 0, 0, 0, 0.1]))
+        ('4+', True)
+    """
+    corners, regular = polygon(weight)
+    length = np.linalg.norm(weight, axis=0)
+    left = bias[length <= _LONG * length.max()]
+    return f"{corners}{'+' * int((left > 0).sum())}{'-' * int((left <= 0).sum())}", regular
+
+
 def start(seed: int) -> Superposition:
-    """Near the square: four features at right angles, two near zero."""
+    """Near a square: four features at right angles, two near zero, with biases on either side of zero or above it."""
     model = Superposition()
     generator = torch.Generator().manual_seed(derive(seed, "superposition start"))
     with torch.no_grad():
         corners = torch.tensor([[1.0, 0, -1, 0, 0, 0], [0, 1.0, 0, -1, 0, 0]])
         model.weight.copy_(0.9 * corners + 0.05 * torch.randn(WIDTH, FEATURES, generator=generator))
-        model.bias.copy_(torch.tensor([0.0, 0, 0, 0, 0.3, 0.3]))
+        model.bias.copy_(torch.tensor([0.0, 0, 0, 0, 0.3, 0.3 if seed % 2 else SILENT]))
     return model
 
 
-def _followed(folder: Path, seed: int, steps: int, count: int, tick: Tick) -> tuple[list[Plateau], str]:
+def _followed(
+    folder: Path, seed: int, steps: int, count: int, tick: Tick
+) -> tuple[Track, list[Plateau], tuple[str, ...]]:
     from strati.tracking.track import track
 
     x = data(seed)
@@ -134,7 +239,7 @@ def _followed(folder: Path, seed: int, steps: int, count: int, tick: Tick) -> tu
         found: Tensor = ((model(rows) - rows) ** 2).sum(1).mean()
         return found
 
-    plan = Training(steps, spaced(steps, count), rate=0.3, sgd=True)
+    plan = Training(steps, spaced(steps, count), rate=RATE, sgd=True)
     paths = trained(folder / f"seed-{seed}-{steps}", start(seed), loss, plan, tick=tick)
     found = track(
         paths,
@@ -143,43 +248,55 @@ def _followed(folder: Path, seed: int, steps: int, count: int, tick: Tick) -> tu
         out=folder / f"followed-{seed}-{steps}",
         what="loss,llc",
         loss="mse",
+        nbeta=NBETA,
+        gamma=GAMMA,
         chains=8,
-        draws=400,
+        draws=600,
         seed=seed,
         tick=tick,
     )
-    level = next(s for s in found.curves if s.what == "llc")
-    each = next(s for s in found.curves if s.what == "loss")
     model = Superposition()
-    kinds = [polygon(load(model, path).weight.detach().numpy()) for path in paths]  # type: ignore[operator]
-    losses = [FEATURES * (v or float("nan")) for v in each.values]
-    plateaus: list[Plateau] = []
-    begin = 0
-    for k in range(1, len(paths) + 1):
-        steady = k < len(paths) and kinds[k] == kinds[begin]
-        steady = steady and abs(losses[k] - losses[k - 1]) <= _FLAT * losses[k - 1]
-        if steady:
-            continue
-        values = [
-            (v, e) for v, e in zip(level.values[begin:k], level.stderr[begin:k], strict=True) if v is not None
-        ]
-        if k - begin >= 2 and step_of(paths[begin]) >= _SETTLED and kinds[begin][1] and values:
-            mean = float(np.mean([v for v, _ in values]))
-            error = float(np.sqrt(np.mean([(e or 0.0) ** 2 for _, e in values])))
-            plateaus.append(
-                Plateau(
-                    kinds[begin][0], step_of(paths[begin]), step_of(paths[k - 1]), losses[k - 1], mean, error
-                )
-            )
-        begin = k
-    picture = panels(
-        folder / f"superposition-{seed}.png",
+    kinds = []
+    for path in paths:
+        load(model, path)
+        kinds.append(named(model.weight.detach().numpy(), model.bias.detach().numpy()))
+    plateaus = _plateaus(found, [step_of(path) for path in paths], kinds)
+    level, each = (next(s for s in found.curves if s.what == what) for what in ("llc", "loss"))
+    picture = over_steps(
+        folder,
+        f"superposition-{seed}",
         [
-            {"title": "loss", "lines": [("loss", found.steps, losses)]},
+            {"title": "loss", "lines": [("loss", found.steps, each.values)]},
             {"title": "learning coefficient", "lines": [("lambda", found.steps, level.values, level.stderr)]},
-            {"title": "corners", "lines": [("corners", found.steps, [float(k[0]) for k in kinds])]},
+            {"title": "corners", "lines": [("corners", found.steps, [float(k[0][0]) for k in kinds])]},
         ],
         title=f"toy model of superposition, seed {seed}",
         marks=[float(p.first) for p in plateaus],
     )
-    return plateaus, picture
+    return found, plateaus, picture
+
+
+def _plateaus(found: Track, steps: Sequence[int], kinds: Sequence[tuple[str, bool]]) -> list[Plateau]:
+    """Stretches of one regular polygon and a steady loss, two checkpoints long at least."""
+    level, each = (next(s for s in found.curves if s.what == what) for what in ("llc", "loss"))
+    losses = [float("nan") if v is None else v for v in each.values]
+    plateaus: list[Plateau] = []
+    begin = next((k for k, step in enumerate(steps) if step >= _SETTLED), len(steps))
+    for k in range(begin + 1, len(steps) + 1):
+        steady = k < len(steps) and kinds[k] == kinds[begin]
+        if steady and abs(losses[k] - losses[k - 1]) <= _FLAT * losses[k - 1]:
+            continue
+        values = [
+            (v, e or 0.0)
+            for v, e in zip(level.values[begin:k], level.stderr[begin:k], strict=True)
+            if v is not None
+        ]
+        if k - begin >= 2 and kinds[begin][1] and values:
+            # The same random numbers at every checkpoint: their errors do not average out, what training adds does.
+            mean = float(np.mean([v for v, _ in values]))
+            shared = float(np.sqrt(np.mean([e**2 for _, e in values])))
+            moved = float(np.std([v for v, _ in values], ddof=1)) if len(values) > 1 else 0.0
+            error = float(np.hypot(shared, moved / len(values) ** 0.5))
+            plateaus.append(Plateau(kinds[begin][0], steps[begin], steps[k - 1], losses[k - 1], mean, error))
+        begin = k
+    return plateaus

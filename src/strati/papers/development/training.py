@@ -8,7 +8,7 @@ the same checkpoints as one that was not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Loss = Callable[["nn.Module", int], "torch.Tensor"]
 """The loss of the batch of one step; it draws its batch from a stream of that step."""
 
-_KEEP = 20.0  # seconds between two saves of the optimiser
+_KEEP = 20.0  # seconds of the processor between two saves of the optimiser
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Training:
         warmup: Steps over which the rate rises.
         clip: Largest norm of a gradient; 0 means any.
         sgd: Plain gradient descent instead.
-        seconds: Stop after so many seconds of training in all, interrupted or not; 0 means never.
+        seconds: Stop after so many seconds of the processor in all, interrupted or not; 0 means never.
     """
 
     steps: int
@@ -92,13 +92,16 @@ def trained(
     folder.mkdir(parents=True, exist_ok=True)
     optimiser = _optimiser(model, plan)
     step, spent = _resumed(folder / "resume.pt", model, optimiser)
-    began = saved = time.perf_counter()
+    began = saved = time.process_time()  # on a busy machine, what training costs and not how long it waits
     marks, checked = set(plan.marks), step
     while step <= plan.steps:
-        now = time.perf_counter()
+        now = time.process_time()
         if step == checked and done is not None and done(model):  # it had ended before
             break
         if plan.seconds and spent + now - began > plan.seconds:
+            marks.add(step)  # the last weights are kept
+            if not checkpoint(folder, step).exists():
+                save(model, checkpoint(folder, step))
             break
         if step in marks and not checkpoint(folder, step).exists():
             save(model, checkpoint(folder, step))
@@ -118,7 +121,7 @@ def trained(
             torch.nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
         optimiser.step()
         step += 1
-    _save_state(folder / "resume.pt", model, optimiser, step, spent + time.perf_counter() - began)
+    _save_state(folder / "resume.pt", model, optimiser, step, spent + time.process_time() - began)
     return tuple(checkpoint(folder, m) for m in sorted(marks) if checkpoint(folder, m).exists())
 
 
@@ -146,28 +149,6 @@ def load(model: nn.Module, path: Path) -> nn.Module:
 
     model.load_state_dict({k: torch.from_numpy(v) for k, v in load_file(path).items()})
     return model
-
-
-def halfway(steps: Sequence[float], values: Sequence[float], *, log: bool = False) -> float | None:
-    """The first step at which a curve has gone half of its way from its largest value before to its last one.
-
-    Args:
-        steps: Rising.
-        values: As many.
-        log: Halfway between the logarithms.
-
-    Examples:
-        >>> halfway([0, 1, 2, 3], [4.0, 4.0, 1.0, 0.0])
-        2.0
-    """
-    curve = np.log(np.maximum(values, 1e-30)) if log else np.asarray(values, float)
-    good = np.isfinite(curve)
-    if good.sum() < 2:
-        return None
-    curve, where = curve[good], np.asarray(steps, float)[good]
-    top = int(np.argmax(curve))
-    below = np.flatnonzero(curve[top:] <= (curve[top] + curve[-1]) / 2)
-    return float(where[top + below[0]]) if below.size and curve[top] > curve[-1] else None
 
 
 def _optimiser(model: nn.Module, plan: Training) -> torch.optim.Optimizer:

@@ -60,9 +60,9 @@ def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
         rows += solving_rows("16 blocks of 24/24, roles not told by shape, 5 epochs," if not quick else "square", pool,
                              seconds, tick)  # fmt: skip
         rows += _cost((12, 24, 48) if quick else (12, 24, 48, 96, 192), tick)
-    more, figures = appendix_a(quick=quick, seed=seed, folder=folder, tick=tick)
+    more, figures, captions = appendix_a(quick=quick, seed=seed, folder=folder, tick=tick)
     title = "I Dropped a Neural Net: appendix A and open questions on networks trained here"
-    return Reproduction("dropped-net-study", title, tuple(rows + more), tuple(figures))
+    return Reproduction("dropped-net-study", title, tuple(rows + more), tuple(figures), captions=captions)
 
 
 def _diagonal(trained: list[tuple[str, Trained]]) -> list[Row]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.papers.pictures import COLOURS, OURS, PAPER, panels, save
+from strati.papers.pictures import COLOURS, OURS, PAPER, legend_below, panels, save
 
 if TYPE_CHECKING:
     from strati.types import FloatArray
@@ -29,36 +29,65 @@ class Shown:
     tail: float | None = None
 
 
+def as_shown(title: str, eigenvalues: FloatArray, metrics: Mapping[str, Any]) -> Shown:
+    """A spectrum with the bulk and the tail that a scan found in it."""
+    edges = metrics.get("mp_lambda_minus"), metrics.get("mp_lambda_plus")
+    bulk = None if edges[0] is None or edges[1] is None else (float(edges[0]), float(edges[1]))
+    return Shown(title, eigenvalues, bulk, metrics.get("xmin"))
+
+
 def spectra_grid(rows: Sequence[Sequence[Shown]], folder: Path, stem: str, title: str) -> tuple[str, ...]:
-    """Small multiples: one row of panels per network or state, one panel per layer, all on the same axis."""
+    """Small multiples: one row of panels per network or state, one panel per layer; logarithmic, then linear."""
+    return (
+        *_grid(rows, folder, stem, title, logarithmic=True),
+        *_grid(rows, folder, f"{stem}-linear", f"{title}; linear", logarithmic=False),
+    )
+
+
+def _grid(
+    rows: Sequence[Sequence[Shown]], folder: Path, stem: str, title: str, *, logarithmic: bool
+) -> tuple[str, ...]:
     columns = max(len(row) for row in rows)
-    figure, axes = panels(len(rows) * columns, columns=columns, title=title, size=(2.5, 2.1), sharex=True)
-    for axis, shown in zip(axes, (one for row in rows for one in row), strict=True):
-        values = np.asarray(shown.eigenvalues, dtype=float)
-        positive = values[values > values.max() * 1e-14]
-        axis.hist(np.log10(positive), bins=50, color=OURS)
-        if shown.bulk is not None and shown.bulk[1] > 0:
-            low, high = (np.log10(max(edge, positive.min())) for edge in shown.bulk)
-            axis.axvspan(low, high, color=COLOURS[4], alpha=0.25, label="bulk")
-        if shown.tail is not None and shown.tail > 0:
-            axis.axvline(np.log10(shown.tail), color=PAPER, ls="--", lw=1, label="tail")
-        axis.set_title(shown.title)
+    size = (2.5, 2.1)
+    figure, axes = panels(len(rows) * columns, columns=columns, title=title, size=size, sharex=logarithmic)
+    for axis, one in zip(axes, (one for row in rows for one in row), strict=True):
+        _spectrum(axis, one, logarithmic=logarithmic)
     for axis in axes[-columns:]:
-        axis.set_xlabel("log10 eigenvalue")
-    axes[0].legend(frameon=False)
+        axis.set_xlabel("log10 eigenvalue" if logarithmic else "eigenvalue")
+    legend_below(figure, axes)
     return save(figure, folder, stem)
+
+
+def _spectrum(axis: Any, one: Shown, *, logarithmic: bool) -> None:
+    """A histogram with the bulk shaded and the start of the tail marked; linear ones end at the 98th percentile."""
+    values = np.asarray(one.eigenvalues, dtype=float)
+    positive = values[values > values.max() * 1e-14]
+    drawn = np.log10(positive) if logarithmic else positive[positive <= np.quantile(positive, 0.98)]
+    axis.hist(drawn, bins=50, color=OURS, label="eigenvalues")
+    if one.bulk is not None and one.bulk[1] > 0:
+        low, high = (max(edge, positive.min()) for edge in one.bulk)
+        ends = (np.log10(low), np.log10(high)) if logarithmic else (low, min(high, drawn.max()))
+        axis.axvspan(*ends, color=COLOURS[4], alpha=0.25, label="bulk")
+    if one.tail is not None and one.tail > 0 and (logarithmic or one.tail < drawn.max()):
+        axis.axvline(
+            np.log10(one.tail) if logarithmic else one.tail,
+            color=PAPER,
+            ls="--",
+            lw=1,
+            label="tail from here",
+        )
+    axis.set_title(one.title)
 
 
 def linear_and_log(shown: Sequence[Shown], folder: Path, stem: str, title: str) -> tuple[str, ...]:
     """The same layers with linear and with logarithmic eigenvalues, one above the other (the paper's figure 3)."""
     figure, axes = panels(2 * len(shown), columns=len(shown), title=title, size=(2.5, 2.1))
     for k, one in enumerate(shown):
-        values = np.asarray(one.eigenvalues, dtype=float)
-        positive = values[values > values.max() * 1e-14]
-        axes[k].hist(positive, bins=60, color=OURS)
-        axes[k].set(title=one.title, xlabel="eigenvalue")
-        axes[len(shown) + k].hist(np.log10(positive), bins=60, color=OURS)
-        axes[len(shown) + k].set(xlabel="log10 eigenvalue")
+        for row, name in enumerate(("eigenvalue", "log10 eigenvalue")):
+            axis = axes[row * len(shown) + k]
+            _spectrum(axis, one, logarithmic=row == 1)
+            axis.set_xlabel(name)
+    legend_below(figure, axes)
     return save(figure, folder, stem)
 
 

@@ -88,14 +88,20 @@ def phases(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     for true in Phase:
         total = sum(counts[true, named] for named in Phase)
         named = ", ".join(f"{counts[true, n]} {n}" for n in Phase if counts[true, n] and n != true)
-        rows.append(
-            Row(str(true), None, counts[true, true] / total, f"of {total}; otherwise {named or 'nothing'}")
-        )
-    rows.append(Row("all six, neighbours half right", None, score(counts), "wanted: 0.95 or more"))
+        rows.append(_share(str(true), counts[true, true] / total, total, f"otherwise {named or 'nothing'}"))
+    every = sum(counts.values())
+    rows.append(_share("all six, neighbours half right", score(counts), every, "wanted: 0.95 or more"))
     figures = drawn(confusion_map, counts, list(Phase), folder)
-    return Reproduction(
-        "phases", "Phases of matrices of known making, share named right", tuple(rows), figures
-    )
+    title = "Phases of matrices of known making, share named right"
+    captions = {
+        "phases": "rows are what a matrix was made to be, columns what it was named: all on the diagonal is right."
+    }
+    return Reproduction("phases", title, tuple(rows), figures, captions=captions)
+
+
+def _share(what: str, share: float, draws: int, note: str) -> Row:
+    error = (share * (1 - share) / draws) ** 0.5 if draws else None
+    return Row(what, None, share, note, error=error, seeds=draws)
 
 
 def _noise(shape: tuple[int, int], rng: np.random.Generator) -> FloatArray:

@@ -2,11 +2,12 @@
 
 The paper lays a 12-layer GPT-2 beside a 36-layer one and finds the larger one's spectra more stable across layers and
 its eigenvalues somewhat smaller. GPT-2 cannot be had here: stories15M (6 blocks) stands beside SmolLM2-135M (30), and a
-user's own two through :func:`compare_sizes`.
+user's own two through :func:`compare_sizes` (``strati reproduce small-and-large --model A --model B``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati import zoo
+from strati.errors import BadInputError
 from strati.network.open import open as open_network
-from strati.papers.eigenspectra.figures import Shown, linear_and_log, spectra_grid
+from strati.papers.eigenspectra.figures import Shown, as_shown, linear_and_log, spectra_grid
 from strati.papers.pictures import drawn
-from strati.papers.registry import Reproduction, Row
+from strati.papers.registry import Reproduction, Row, sources
 from strati.spectra.scan import scan
 from strati.types import Tick, silent
 
@@ -32,41 +34,94 @@ _SHOWN = 5
 
 def small_and_large(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """stories15M against SmolLM2: figures 3, 4, 7, 8, and the two statements of section 3.4 as tests."""
-    return compare_sizes(zoo.path("stories15m"), zoo.path("smollm2"), names=("stories15M", "SmolLM2"),
-                         folder=folder, tick=tick)  # fmt: skip
+    pair = zoo.path("stories15m"), zoo.path("smollm2")
+    return compare_sizes(*pair, names=("stories15M", "SmolLM2"), folder=folder, tick=tick)
 
 
 def compare_sizes(
-    small: str | Path, large: str | Path, *, names: tuple[str, str], folder: Path, tick: Tick = silent
+    small: str | Path,
+    large: str | Path,
+    *,
+    names: tuple[str, str] | None = None,
+    folder: Path,
+    tick: Tick = silent,
 ) -> Reproduction:
     """Is the larger network's spectrum more stable across layers, and are its eigenvalues smaller?
 
     Stability: between neighbouring blocks, the mean absolute difference of the quantiles of log-eigenvalues, each
-    spectrum taken relative to its median. Size: of each layer the median eigenvalue of ``W^T W / N``. Both are compared
-    by a two-sided Mann-Whitney test over layers, with Cliff's delta.
+    spectrum taken relative to its median. Size: of each layer the median eigenvalue of ``W^T W / N`` (the scale of the
+    paper's eq. 5) and of ``W^T W``. All are compared by a two-sided Mann-Whitney test over layers, with Cliff's delta.
 
     Args:
-        small: The smaller network, as ``strati.open`` takes it.
-        large: The larger one.
-        names: What to call them.
+        small: One network, as ``strati.open`` takes it.
+        large: The other; the one with more parameters counts as the larger, in whatever order they are given.
+        names: What to call them; default: their file names.
         folder: Where the figures go.
         tick: Called as the scans go on.
+
+    Raises:
+        BadInputError: A network has no attention or MLP layers in two blocks or more.
     """
+    called = names or _names(Path(str(small)), Path(str(large)))
     scans = [scan(open_network(path), jobs=2, tick=tick) for path in (small, large)]
+    by_size = sorted(zip(scans, called, (small, large), strict=True), key=lambda one: one[0].parameters)
+    scans, labels = [one[0] for one in by_size], (by_size[0][1], by_size[1][1])
     rows: list[Row] = []
     for kind, start in KINDS.items():
         steps = [_steps(found, start) for found in scans]
+        for values, (_, _, path) in zip(steps, by_size, strict=True):
+            if not values:
+                raise BadInputError(path, f"has no {kind} layers in two blocks or more: nothing to compare")
         rows.append(
             _test(f"{kind}: distance between neighbouring blocks' spectra", "smaller in the larger", steps)
         )
-        sizes = [_sizes(found, start) for found in scans]
-        rows.append(
-            _test(f"{kind}: median eigenvalue of W^T W / N, log10", "somewhat smaller in the larger", sizes)
-        )
-    rows = [Row(f"{names[0]} / {names[1]}, {r.what}", r.paper, r.ours, r.note) for r in rows]
-    figures = drawn(_draw, scans, names, folder)
-    title = f"Small against large: {names[0]} and {names[1]} (section 3.4, figures 3, 4, 7, 8)"
-    return Reproduction("small-and-large", title, tuple(rows), figures)
+        for what, scaled in (("W^T W / N", True), ("W^T W", False)):
+            sizes = [_sizes(found, start, scaled) for found in scans]
+            rows.append(
+                _test(f"{kind}: median eigenvalue of {what}, log10", "somewhat smaller in the larger", sizes)
+            )
+    rounded = [label for found, label in zip(scans, labels, strict=True) if _quantised(found)]
+    caution = (
+        f"; the weights of {' and '.join(rounded)} are quantised: rounding fills the lower end"
+        if rounded
+        else ""
+    )
+    rows = [
+        replace(row, what=f"{labels[0]} / {labels[1]}, {row.what}", note=row.note + caution) for row in rows
+    ]
+    figures = drawn(_draw, scans, labels, folder)
+    title = f"Small against large: {labels[0]} and {labels[1]} (section 3.4, figures 3, 4, 7, 8)"
+    return Reproduction("small-and-large", title, tuple(rows), figures, captions=CAPTIONS)
+
+
+def own_sizes(
+    first: str | Path, second: str | Path, *, seed: int = 0, folder: Path = Path("out"), tick: Tick = silent
+) -> Reproduction:
+    """The same of two networks of the user's, whichever is the larger."""
+    code = sources("small-and-large")
+    made = compare_sizes(first, second, folder=folder / "own", tick=tick)
+    return replace(made, mode="full", seed=seed, sources=code)
+
+
+def _names(a: Path, b: Path) -> tuple[str, str]:
+    return (
+        (a.name, b.name) if a.name != b.name else (f"{a.parent.name}/{a.name}", f"{b.parent.name}/{b.name}")
+    )
+
+
+CAPTIONS = {
+    "figure-3": "eigenvalues of MLP layers on a linear (top) and a logarithmic axis (bottom). On the linear axis only "
+    "the heavy tail shows; the few eigenvalues far below the bulk, the quasi-null ones, show on the logarithmic one.",
+    "figure-4": "attention (top) against MLP layers (bottom) of the larger network. The paper finds the bulk of MLP "
+    "layers tighter: compare the widths.",
+    "figure-7": "attention layers of the smaller network (top) and of the larger (bottom): is the bottom row more "
+    "alike from block to block, and further left?",
+    "figure-8": "MLP layers of the smaller network (top) and of the larger (bottom): the same question.",
+}
+
+
+def _quantised(found: Scan) -> bool:
+    return any("quantised" in str(codes).split() for codes in found.table["warnings"])
 
 
 def _layers(found: Scan, start: str) -> list[tuple[str, int, Spectrum]]:
@@ -93,8 +148,9 @@ def _steps(found: Scan, start: str) -> list[float]:
     return steps
 
 
-def _sizes(found: Scan, start: str) -> list[float]:
-    return [float(_logs(sp)[24] - np.log10(sp.found.rows)) for _, _, sp in _layers(found, start)]
+def _sizes(found: Scan, start: str, scaled: bool) -> list[float]:
+    scale = [np.log10(sp.found.rows) if scaled else 0.0 for _, _, sp in _layers(found, start)]
+    return [float(_logs(sp)[24] - by) for (_, _, sp), by in zip(_layers(found, start), scale, strict=True)]
 
 
 def _test(what: str, claim: str, values: list[list[float]]) -> Row:
@@ -133,8 +189,5 @@ def _some(found: Scan, name: str, start: str) -> list[Shown]:
     shown = []
     for place in places:
         _, block, sp = layers[place]
-        metrics = sp.metrics()
-        edges = (metrics["mp_lambda_minus"], metrics["mp_lambda_plus"])
-        bulk = None if None in edges else (float(edges[0]), float(edges[1]))
-        shown.append(Shown(f"{name}, block {block}", sp.eigenvalues, bulk, metrics["xmin"]))
+        shown.append(as_shown(f"{name}, block {block}", sp.eigenvalues, sp.metrics()))
     return shown

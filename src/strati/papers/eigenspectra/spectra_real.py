@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ import numpy as np
 
 from strati import zoo
 from strati.network.open import open as open_network
-from strati.papers.eigenspectra.figures import Shown, bars, points_by_group, spectra_grid
+from strati.papers.eigenspectra.figures import as_shown, bars, points_by_group, spectra_grid
 from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
+from strati.rng import stream
 from strati.spectra.comparing.compare import compare
 from strati.spectra.comparing.role_differences import Difference, differences
 from strati.spectra.scan import scan
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from strati.spectra.comparing.results import ComparedLayer
+    from strati.types import FloatArray
 
 LANGUAGE = ("minilm", "stories15m", "smollm2")
 VISION = ("mobilenetv2", "efficientnet", "cifar-cnn", "mnist-cnn")
@@ -41,6 +44,9 @@ METRICS = (
 )
 
 
+_WIDEST = 4096
+
+
 def survey(path: Path, tick: Tick) -> pd.DataFrame:
     """The scan of a network as a table, with shares of spikes and of quasi-null eigenvalues per layer."""
     result = scan(open_network(path), jobs=2, tick=tick)
@@ -49,7 +55,21 @@ def survey(path: Path, tick: Tick) -> pd.DataFrame:
     table["eigenvalue_count"] = count
     for name in ("spikes", "quasi_null"):
         table[f"{name}_share"] = table[name].astype(float) / count
+    table["width"] = [_width(result[name].eigenvalues) for name in table["name"]]
+    chance = {
+        shape: _width(np.linalg.svd(stream(0, "width", *shape).normal(size=shape), compute_uv=False) ** 2)  # type: ignore[arg-type]
+        for shape in {(int(r), int(c)) for r, c in zip(table["rows"], table["cols"], strict=True)}
+        if max(shape) <= _WIDEST
+    }
+    shapes = zip(table["rows"], table["cols"], strict=True)
+    table["random_width"] = [chance.get((int(r), int(c)), float("nan")) for r, c in shapes]
     return table
+
+
+def _width(eigenvalues: FloatArray) -> float:
+    """How wide a spectrum is: decades between its 5th and 95th percentile."""
+    low, high = np.quantile(eigenvalues, [0.05, 0.95])
+    return float(np.log10(high / low)) if low > 0 else float("nan")
 
 
 def quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -60,7 +80,9 @@ def quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         inner = table[table["role"].str.startswith(("attention", "mlp"))]
         share = inner["quasi_null"].astype(float).sum() / inner["eigenvalue_count"].sum()
         least, most = inner["quasi_null_share"].min(), inner["quasi_null_share"].max()
-        note = f"{len(inner)} attention and MLP matrices; per layer {least:.1%} to {most:.1%}"
+        note = (
+            f"{len(inner)} attention and MLP matrices; per layer {least:.1%} to {most:.1%}{_caution(table)}"
+        )
         rows.append(
             Row(f"{name}: quasi-null eigenvalues, % of all", "1 to 6 (GPT-2)", 100 * float(share), note)
         )
@@ -69,7 +91,14 @@ def quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
             rows.append(Row(f"{name}: {role}", None, 100 * float(mean), f"{len(part)} layers"))
     title = "Quasi-null eigenvalues in real transformers (section 3.1)"
     figures = drawn(_draw_shares, rows, folder, "quasi-null", title, (1, 6))
-    return Reproduction("quasi-null", title, tuple(rows), figures)
+    captions = {"quasi-null": "share of eigenvalues far below the bulk, by network and kind of layer; the band is what "
+                "the paper finds in GPT-2."}  # fmt: skip
+    return Reproduction("quasi-null", title, tuple(rows), figures, captions=captions)
+
+
+def _caution(table: pd.DataFrame) -> str:
+    rounded = any("quantised" in str(codes).split() for codes in table["warnings"])
+    return "; 4-bit weights: rounding lifts the smallest eigenvalues" if rounded else ""
 
 
 def _draw_shares(
@@ -84,34 +113,65 @@ def _draw_shares(
 def roles(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Section 3.2, figure 4: attention and MLP layers have different spectra. A test, with the size of the effect."""
     rows = []
-    groups: dict[str, dict[str, list[float]]] = {}
+    groups: dict[str, dict[str, dict[str, list[float]]]] = {"alpha": {}, "width": {}}
+    chance: dict[str, str] = {}
     for name in LANGUAGE[: 2 if quick else 3]:
         table = survey(zoo.path(name), tick)
-        groups[name] = {
-            kind: table[table["role"].str.startswith(start)]["alpha"].dropna().astype(float).tolist()
-            for kind, start in (("attention", "attention"), ("MLP", "mlp"))
-        }
+        for metric, networks in groups.items():
+            networks[name] = {
+                kind: table[table["role"].str.startswith(start)][metric].dropna().astype(float).tolist()
+                for kind, start in (("attention", "attention"), ("MLP", "mlp"))
+            }
+        random = [
+            float(table[table["role"].str.startswith(start)]["random_width"].median())
+            for start in ("attention", "mlp")
+        ]
+        chance[name] = f"; random matrices of the same shapes have {random[0]:.2f} and {random[1]:.2f}"
         found = differences([{str(k): v for k, v in row.items()} for row in table.to_dict("records")])
         rows += [_difference_row(name, d) for d in found if d.comparison == "attention against MLP"]
         counts = Counter(zip(table["role"], table["phase"].fillna("none"), strict=True))
         phases = ", ".join(f"{role} {phase} {n}" for (role, phase), n in sorted(counts.items()))
         rows.append(Row(f"{name}: phases by role", None, phases))
-        rows.append(_heavier(name, groups[name]))
+        rows.append(_verdict(name, "do MLP layers have the heavier tail?", "alpha", groups["alpha"][name]))
+        tight = _verdict(name, "do MLP layers have the tighter spectrum?", "width", groups["width"][name])
+        rows.append(replace(tight, note=tight.note + chance[name]))
     title = "Attention against MLP (section 3.2, figure 4)"
     figures = drawn(_draw_roles, groups, folder, title)
-    return Reproduction("roles", title, tuple(rows), figures)
+    captions = {
+        "figure-4-alpha": "alpha of every layer, lines at the medians. A smaller alpha is a heavier tail: where the "
+        "MLP points lie lower, the paper's statement holds.",
+        "figure-4-width": "decades between the 5th and the 95th percentile of a layer's eigenvalues. The paper finds "
+        "MLP layers tighter: their points do lie lower, but so do those of random matrices as far from square.",
+    }
+    return Reproduction("roles", title, tuple(rows), figures, captions=captions)
 
 
-def _heavier(name: str, alphas: dict[str, list[float]]) -> Row:
-    """The verdict on "MLP layers have the heavier tail": a smaller alpha is a heavier tail."""
-    medians = {kind: float(np.median(values)) for kind, values in alphas.items()}
-    holds = medians["MLP"] < medians["attention"]
-    note = f"median alpha {medians['attention']:.2f} of attention, {medians['MLP']:.2f} of MLP layers"
-    return Row(f"{name}: do MLP layers have the heavier tail?", "yes", "yes" if holds else "no", note)
+def _verdict(name: str, question: str, metric: str, values: dict[str, list[float]]) -> Row:
+    """Whether MLP layers have the smaller value (a smaller alpha is a heavier tail), beyond chance."""
+    from scipy.stats import mannwhitneyu
+
+    attention, mlp = values["attention"], values["MLP"]
+    medians = float(np.median(attention)), float(np.median(mlp))
+    chance = float(mannwhitneyu(mlp, attention).pvalue)
+    smaller = "yes" if medians[1] < medians[0] else "no"
+    note = (
+        f"median {metric} {medians[0]:.2f} of {len(attention)} attention, {medians[1]:.2f} of {len(mlp)} MLP layers; "
+        f"Mann-Whitney p = {chance:.2g}"
+    )
+    return Row(
+        f"{name}: {question}", "yes", smaller if chance < 0.05 else "no difference beyond chance", note
+    )
 
 
-def _draw_roles(groups: dict[str, dict[str, list[float]]], folder: Path, title: str) -> tuple[str, ...]:
-    return points_by_group(groups, folder, "figure-4-alpha", title=title, label="alpha")
+def _draw_roles(
+    groups: dict[str, dict[str, dict[str, list[float]]]], folder: Path, title: str
+) -> tuple[str, ...]:
+    label = {"alpha": "alpha", "width": "width of the spectrum, decades"}
+    return tuple(
+        path
+        for metric, networks in groups.items()
+        for path in points_by_group(networks, folder, f"figure-4-{metric}", title=title, label=label[metric])
+    )
 
 
 def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -143,23 +203,36 @@ def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduc
         Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(result.layers)}"),
     )
     title = "What fine-tuning changed: MiniLM and its descendant (section 3.3)"
-    return Reproduction("fine-tuning", title, rows, drawn(_draw_tuning, result.layers, folder))
+    captions = {
+        f"fine-tuned-{kind}": f"{kind} layers of MiniLM before (top) and after (bottom) an ordinary fine-tuning, in "
+        "the form of the paper's figures 5 and 6 (those with one word are with same-token): the rows look the same."
+        for kind in ("attention", "mlp")
+    }
+    figures = drawn(_draw_tuning, result.layers, folder)
+    return Reproduction("fine-tuning", title, rows, figures, captions=captions)
 
 
 def _draw_tuning(layers: Sequence[ComparedLayer], folder: Path) -> tuple[str, ...]:
-    """Figures 5 and 6: attention and MLP layers before (top) and after fine-tuning (bottom)."""
+    """Attention and MLP layers before (top) and after fine-tuning (bottom), as in figures 5 and 6."""
     paths: list[str] = []
-    for number, kind in ((5, "attention"), (6, "mlp")):
+    for kind in ("attention", "mlp"):
         own = [
             layer for layer in layers if (layer.role or "").startswith(kind) and len(layer.eigenvalues) == 2
         ]
         some = own[:: max(1, len(own) // 5)][:5]
         grid = [
-            [Shown(layer.name.rsplit("layer.", 1)[-1], layer.eigenvalues[k]) for layer in some]
+            [
+                as_shown(
+                    layer.name.rsplit("layer.", 1)[-1],
+                    layer.eigenvalues[k],
+                    {name: values[k] for name, values in layer.metrics.items()},
+                )
+                for layer in some
+            ]
             for k in (0, 1)
         ]
-        above = f"Figure {number}: {kind} layers of MiniLM, plain (top) and fine-tuned (bottom)"
-        paths += spectra_grid(grid, folder, f"figure-{number}", above)
+        above = f"{kind} layers of MiniLM, plain (top) and fine-tuned (bottom)"
+        paths += spectra_grid(grid, folder, f"fine-tuned-{kind}", above)
     return tuple(paths)
 
 
@@ -174,17 +247,26 @@ def five_trainings(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repro
     for metric in METRICS:
         grid = np.array([table[metric].astype(float).to_numpy() for table in tables])
         grid = grid[:, np.isfinite(grid).all(axis=0)]
-        within = float(grid.var(axis=0, ddof=1).mean())
-        total = float(grid.var(ddof=1))
+        share = _chance_share(grid)
+        rng = stream(seed, "five trainings", metric)
+        again = [_chance_share(grid[:, rng.integers(0, grid.shape[1], grid.shape[1])]) for _ in range(500)]
         spread = float((grid.std(axis=0, ddof=1) / np.abs(grid.mean(axis=0))).mean())
         note = f"spread between trainings of one layer {spread:.1%} of its mean; {grid.shape[1]} layers x 5"
-        rows.append(Row(f"{metric}: share of variance that is chance", None, within / total, note))
+        what = f"{metric}: share of variance that is chance"
+        rows.append(Row(what, None, share, note, error=float(np.std(again, ddof=1)), seeds=len(grid)))
     phases = np.array([table["phase"].astype(str) for table in tables])
     same = float(np.mean([len(set(column)) == 1 for column in phases.T]))
-    rows.append(Row("layers with the same phase in all five", None, same))
+    rows.append(Row("layers with the same phase in all five", None, same, seeds=len(tables)))
     title = "Five trainings of SpliceAI: what is chance?"
     figures = drawn(_draw_chance, rows, folder, title)
-    return Reproduction("five-trainings", title, tuple(rows), figures)
+    captions = {"chance": "of each metric, the share of its variance over layers that differs between trainings of the "
+                "same layer: a short bar is a metric that another training would give again."}  # fmt: skip
+    return Reproduction("five-trainings", title, tuple(rows), figures, captions=captions)
+
+
+def _chance_share(grid: FloatArray) -> float:
+    """Of values by training and layer, the variance within layers over all of it."""
+    return float(grid.var(axis=0, ddof=1).mean() / grid.var(ddof=1))
 
 
 def _draw_chance(rows: list[Row], folder: Path, title: str) -> tuple[str, ...]:
@@ -202,12 +284,14 @@ def vision_and_language(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
             alpha = table["alpha"].astype(float)
             share = table["quasi_null"].astype(float).sum() / table["eigenvalue_count"].sum()
             phases = ", ".join(f"{p} {n}" for p, n in Counter(table["phase"].astype(str)).most_common())
-            note = f"alpha median {alpha.median():.2f}; {phases}"
+            note = f"alpha median {alpha.median():.2f}; {phases}{_caution(table)}"
             expected = "none" if kind == "vision" else "1 to 6"
             rows.append(Row(f"{kind}, {name}: quasi-null, % of all", expected, 100 * float(share), note))
     title = "Vision against language networks"
     figures = drawn(_draw_shares, rows, folder, "vision-and-language", title, None)
-    return Reproduction("vision-and-language", title, tuple(rows), figures)
+    captions = {"vision-and-language": "share of quasi-null eigenvalues by network: the paper finds none in vision "
+                "models and 1 to 6 % in language models."}  # fmt: skip
+    return Reproduction("vision-and-language", title, tuple(rows), figures, captions=captions)
 
 
 def _difference_row(name: str, d: Difference) -> Row:

@@ -7,19 +7,28 @@ where a user has one of them, or any other, its line of the table is made here a
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.architectures.vit import Timm, TorchVision
 from strati.errors import BadInputError, require
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.study import study
 from strati.network.data import read_data
 from strati.network.media import as_windows, read_images, read_text
+from strati.network.module import as_module
+from strati.papers.pictures import drawn
 from strati.papers.registry import sources
-from strati.papers.robust_and_critical.pretrained_tables import PretrainedCase, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained_tables import (
+    PretrainedCase,
+    case_captions,
+    case_figures,
+    case_rows,
+)
 from strati.papers.rows import Reproduction
 from strati.run.engine import cores
 from strati.types import Tick, silent
@@ -32,8 +41,9 @@ if TYPE_CHECKING:
 _SIZES = {"images": 10_000, "tokens": 100}
 """At most so many images, or windows of text; a quick run takes a twentieth."""
 _CONTEXT = 1024
-SCALES = {"resnet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), "vit": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))}
-"""Mean and deviation of the pixels (0 to 1) that pretrained networks of these families were trained with."""
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""Mean and deviation of pixels (0 to 1): of most networks on ImageNet, and of timm's and Google's ViTs."""
 
 
 def pretrained_own(
@@ -51,7 +61,8 @@ def pretrained_own(
         model: A checkpoint that :func:`strati.as_module` rebuilds: a Hugging Face directory, or a file with the names
             of timm or torchvision.
         data: For language models ``.txt`` (through the model's own tokenizer) or token ids (``.npy``); for images
-            ``.npz`` with ``x`` and ``y``, or a folder of images by class.
+            ``.npz`` with ``x`` and ``y``, or a folder of images by class. Pixels (bytes, or 0 to 1) are scaled as the
+            network's own files say, else as its family is; values outside 0 to 1 are taken to be scaled already.
         quick: Two draws and a twentieth of the data.
         seed: Seed of the draws.
         folder: Where the store and the figures go; the same command goes on there.
@@ -61,8 +72,6 @@ def pretrained_own(
         BadInputError: The network cannot be rebuilt, or the data do not fit it.
     """
     require("torch", "torch", "running a pretrained network")
-    from strati.network.module import as_module
-
     network: nn.Module = as_module(model).eval()
     found = _data(network, model, Path(data), quick)
     language = found.kind == "tokens" and found.y_test is None
@@ -82,36 +91,71 @@ def pretrained_own(
         data=found,
         size=f"{draws} draws, {len(found.x_test)} {'windows' if language else 'images'}",
         table="table 3" if language else "table 2",
-        figures=("figure 6", "figure 10") if language else ("figure 5", "figure 8"),
-        beside=_paper_name(network, name),
+        figures=_figures(network, language, _paper_name(network)),
+        beside=_paper_name(network),
     )
     mark = hashlib.sha256(f"{Path(str(model)).resolve()} {Path(data).resolve()}".encode()).hexdigest()[:8]
     place = folder / f"own-{name}-{mark}-{'quick' if quick else 'full'}-seed-{seed}"
     result = study(case.models, data=found, config=config, out=place, tick=tick, workers=cores(),
                    resume="the same command")  # fmt: skip
     title = f"{name}, every layer re-randomised: robust-and-critical-layers, section 5"
-    rows, figures = tuple(case_rows(case, result)), tuple(case_figures(case, result, place))
-    made = Reproduction("pretrained", title, rows, figures)
+    figures = drawn(case_figures, case, result, place)
+    made = Reproduction(
+        "pretrained", title, tuple(case_rows(case, result)), figures, captions=case_captions(case)
+    )
     return replace(made, mode="quick" if quick else "full", seed=seed, sources=sources("pretrained"))
 
 
 def _data(network: nn.Module, model: str | Path, path: Path, quick: bool) -> StudyData:
     from strati.intervene.planning.tasks import StudyData
+    from strati.landscape.models import longest_input
 
     settings: Any = getattr(network, "config", None)
     if path.suffix in (".txt", ".npy"):
         tokens = read_text(path, model) if path.suffix == ".txt" else read_data(path).x
-        longest = getattr(settings, "max_position_embeddings", None) or _CONTEXT
-        tokens = as_windows(tokens, min(_CONTEXT, int(longest))) if tokens.ndim == 1 else tokens
+        longest = longest_input(network) or _CONTEXT
+        tokens = as_windows(tokens, min(_CONTEXT, longest)) if tokens.ndim == 1 else tokens
         windows = tokens[: _share("tokens", quick)]
         vocabulary = int(getattr(settings, "vocab_size", 0) or windows.max() + 1)
         return StudyData("tokens", vocabulary, windows[:0], None, windows, None)
     x, y = _images(path, _share("images", quick))
     outputs = int(getattr(settings, "num_labels", 0) or 0)
-    family = "vit" if "vit" in type(network).__name__.lower() else "resnet"
-    mean, std = SCALES[family]
-    scale: dict[str, Any] = {"mean": mean, "std": std} if x.ndim == 4 and x.shape[1] == 3 else {}
+    colours = x.ndim == 4 and x.shape[1] == 3
+    scaled = x.dtype != np.uint8 and bool(x.min() < -0.01 or x.max() > 1.01)
+    scale: dict[str, Any] = {}
+    if colours and not scaled:
+        scale = dict(zip(("mean", "std"), _scale(network, Path(str(model))), strict=True))
     return StudyData("images", max(outputs, int(y.max()) + 1), x[:0], None, x, y, **scale)
+
+
+def _scale(network: nn.Module, model: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pixels: from the files beside the weights, else of the network's family."""
+    for name, inner, keys in (
+        ("preprocessor_config.json", None, ("image_mean", "image_std")),
+        ("config.json", "pretrained_cfg", ("mean", "std")),
+    ):
+        file = (model if model.is_dir() else model.parent) / name
+        try:
+            known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+            known = known.get(inner, {}) if inner else known
+            mean, std = (tuple(float(v) for v in known[key]) for key in keys)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # not there, or of another kind: the family decides
+        if len(mean) == len(std) == 3 and min(std) > 0:
+            return mean, std
+    return HALF if is_vit(network) and not isinstance(network, TorchVision) else IMAGENET
+
+
+def is_vit(network: nn.Module) -> bool:
+    """Whether a network is a vision transformer, rebuilt here or transformers' own."""
+    return isinstance(network, Timm | TorchVision) or "vit" in type(network).__name__.lower()
+
+
+def _figures(network: nn.Module, language: bool, paper: str | None) -> tuple[str, str]:
+    """The paper's figures that this network belongs into."""
+    if language:
+        return "figure 6", "figure 11" if paper == "GPT-2-Large" else "figure 10"
+    return ("figure 5 right", "figure 9") if is_vit(network) else ("figure 5 left", "figure 8")
 
 
 def _share(kind: str, quick: bool) -> int:
@@ -136,13 +180,13 @@ def _images(path: Path, most: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
     return x[:most], np.asarray(read.y)[:most]
 
 
-def _paper_name(network: nn.Module, name: str) -> str | None:
+def _paper_name(network: nn.Module) -> str | None:
     """Which of the paper's networks this is, by its class, depth and size; ``None`` for any other."""
     kind = type(network).__name__.lower()
     settings: Any = getattr(network, "config", None)
     if "gpt2" in kind:
         return {12: "GPT-2", 36: "GPT-2-Large"}.get(int(getattr(settings, "num_hidden_layers", 0) or 0))
     parameters = sum(p.numel() for p in network.parameters())
-    if "vit" in kind and 80e6 < parameters < 95e6:
+    if is_vit(network) and 80e6 < parameters < 95e6:
         return "ViT"
     return "ResNet34" if "resnet" in kind and 21e6 < parameters < 22.5e6 else None

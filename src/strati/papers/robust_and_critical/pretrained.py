@@ -1,13 +1,15 @@
 """The large-scale experiment of robust-and-critical-layers on real pretrained networks that can be had.
 
-Re-randomisation of every layer, ten draws each: ResNet-20 on CIFAR-10, stories15M on TinyStories, SmolLM2-135M on
-WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11 in the paper's form; its own networks
-(ResNet-34, ViT-B/16, GPT-2, GPT-2-Large) run through the same code from local Hugging Face directories.
+Re-randomisation of every layer, ten draws each: ResNet-20 on CIFAR-10, a ViT trained here on CIFAR-10, stories15M on
+TinyStories, SmolLM2-135M on WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11 in the
+paper's form; its own networks (ResNet-34, ViT-B/16, GPT-2, GPT-2-Large) run through the same code (``own``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,15 @@ from strati.intervene.planning.spec import STORE, NetworkSpec
 from strati.intervene.study import load_study, study
 from strati.network.llama_gguf import llama_from_gguf
 from strati.papers.beside import beside
+from strati.papers.pictures import drawn
 from strati.papers.registry import Reproduction, Row
-from strati.papers.robust_and_critical.pretrained_tables import PretrainedCase, case_figures, case_rows
+from strati.papers.robust_and_critical.pretrained_tables import (
+    PretrainedCase,
+    case_captions,
+    case_figures,
+    case_rows,
+)
+from strati.papers.robust_and_critical.vit_cifar import EPOCHS, MEAN, STD, images, trained_vit
 from strati.run.engine import cores
 from strati.types import Flag, Tick
 
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Run (or resume) all four studies; a network that cannot be had is left out with its reason.
+    """Run (or resume) all studies; a network that cannot be had is left out with its reason.
 
     Quick: two draws, fewer images, tokens and places, and every third block of SmolLM2; but a full study that is
     already finished in the same folder is shown instead. The rows say what was run.
@@ -39,8 +48,16 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
     rows: list[Row] = []
     figures: list[str] = []
     warnings: list[Flag] = []
-    for make in (_stories15m, _stories15m_initial, _geoclip, _resnet20, _smollm2):
-        name = make.__name__.removeprefix("_")
+    captions: dict[str, str] = {}
+    cases: dict[str, Callable[[bool, int], PretrainedCase]] = {
+        "stories15m": _stories15m,
+        "stories15m_initial": _stories15m_initial,
+        "geoclip": _geoclip,
+        "resnet20": _resnet20,
+        "vit": partial(_vit, folder=folder, tick=tick),
+        "smollm2": _smollm2,
+    }
+    for name, make in cases.items():
         full = folder / f"full-seed-{seed}" / name
         small = quick and not _finished(full)
         try:
@@ -57,13 +74,14 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
             else study(case.models, **measured, config=case.config, out=place, tick=tick, **run)
         )
         rows += case_rows(case, found)
-        figures += case_figures(case, found, place)
+        figures += drawn(case_figures, case, found, place)
+        captions |= case_captions(case)
     if not rows:
         raise BadInputError(
             "pretrained", "none of the networks can be had here: " + "; ".join(w.text for w in warnings)
         )
     title = "Re-randomised layers of pretrained networks: robust-and-critical-layers, section 5"
-    return Reproduction("pretrained", title, tuple(rows), tuple(figures), tuple(warnings))
+    return Reproduction("pretrained", title, tuple(rows), tuple(figures), tuple(warnings), captions=captions)
 
 
 def _finished(place: Path) -> bool:
@@ -104,7 +122,28 @@ def _resnet20(quick: bool, seed: int) -> PretrainedCase:
         data=data,
         size=f"{draws} draws, {count} images",
         table="table 2",
-        figures=("figure 5", "figure 8"),
+        figures=("figure 5 left", "figure 8"),
+    )
+
+
+def _vit(quick: bool, seed: int, *, folder: Path, tick: Tick) -> PretrainedCase:
+    """A vision transformer trained here; quick ones for an epoch on some images."""
+    from strati.intervene.planning.tasks import StudyData
+
+    epochs, rows, count, draws = (1, 2560, 500, 2) if quick else (EPOCHS, None, 2000, 10)
+    file = folder / f"vit-seed-{seed}-{epochs}-epochs.pt"
+    model = trained_vit(file, seed=seed, epochs=epochs, rows=rows, tick=tick)
+    x, y = (images()[name][:count] for name in ("x_test", "y_test"))
+    data = StudyData("images", 10, x[:0], None, x, y, mean=MEAN, std=STD)
+    name = "vit-cifar10"
+    return PretrainedCase(
+        name,
+        {name: model},
+        _config(draws, seed, "accuracy", 250, init="normal"),
+        data=data,
+        size=f"trained here, {epochs} epochs on CIFAR-10; {draws} draws, {count} images",
+        table="table 2",
+        figures=("figure 5 right", "figure 9"),
     )
 
 

@@ -126,7 +126,7 @@ def drop(
         (9, ['down', 'out', 'qkv', 'up'])
     """
     network = options.pop("network", None)
-    chosen = resolve(DropConfig, config, options, of="drop")
+    chosen = resolve(DropConfig, config, options, of=drop)
     place = None if out is None else _empty(Path(out))
     if answer is not None and place is not None and Path(answer).resolve().parent == place.resolve():
         raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")

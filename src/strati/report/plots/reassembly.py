@@ -39,7 +39,7 @@ def scores(result: Reassembly, raw: Any, matched: Any, histogram: Any) -> None:
     if result.pieces.square:
         np.fill_diagonal(rest, False)
     histogram.hist(pairing.matrix[rest], bins=40, color="0.6", label="not a pair")
-    histogram.hist(pairing.matrix[ins, outs], bins=20, color="tab:red", label="pair")
+    histogram.hist(pairing.matrix[ins, outs], bins=20, color="#D55E00", label="pair")
     histogram.set(title=f"{pairing.score} score", yscale="log", xlabel="score")
     histogram.legend()
 
@@ -111,11 +111,12 @@ def properties(
 def dataset(x: NDArray[Any], pred: NDArray[Any], true: NDArray[Any]) -> Any:
     """The paper's figure 2: sorted values of the features, of the predictions and of the targets."""
     figure, axes = _figure(1, 2, (9, 3.5))
-    axes[0, 0].plot(np.sort(x, axis=0), lw=0.5)
-    axes[0, 0].set(title="features, sorted")
-    axes[0, 1].plot(np.sort(pred), label="pred")
-    axes[0, 1].plot(np.sort(true), label="true")
-    axes[0, 1].set(title="outputs, sorted")
+    place = np.unique(np.linspace(0, len(x) - 1, 120).astype(int))  # more points than a picture can show
+    axes[0, 0].plot(place, np.sort(x, axis=0)[place], lw=0.5)
+    axes[0, 0].set(title="features, sorted", xlabel="row", ylabel="value")
+    axes[0, 1].plot(place, np.sort(pred)[place], color="#0072B2", label="pred")
+    axes[0, 1].plot(place, np.sort(true)[place], color="#D55E00", label="true")
+    axes[0, 1].set(title="outputs, sorted", xlabel="row", ylabel="value")
     axes[0, 1].legend()
     return figure
 

@@ -120,7 +120,7 @@ def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: 
         rho, tau, rmse = (float(f(x, y, ones)[0]) for f in (spearman, kendall, linear_rmse))
         slope, height = np.polyfit(x, y, 1)
         ends = np.array([x.min(), x.max()])
-        axes.plot(ends, height + slope * ends, color="red", linewidth=1)
+        axes.plot(ends, height + slope * ends, color="#808080", linestyle="--", linewidth=1, label="_line")
         text = f"{title}\nrho {rho:.3f}  RMSE {rmse:.3g}  K-tau {tau:.3f}"
     axes.set_title(text.replace("$", r"\$"), fontsize=9)
     axes.set_xlabel(metric.replace("$", r"\$"))

@@ -24,7 +24,7 @@ export function reproduceSection(result, id) {
   const rows = result.rows || [];
   const off = (r) => (typeof r.paper === "number" && typeof r.ours === "number" && r.paper !== 0 ? (r.ours - r.paper) / Math.abs(r.paper) : null);
   const used = (key) => rows.some((r) => r[key] !== null && r[key] !== undefined);
-  const optional = [["error", "error"], ["agrees", "agrees"], ["theory", "theory"], ["before", "measured before"], ["seeds", "seeds"]]
+  const optional = [["error", "error"], ["agrees", "agrees"], ["theory", "theory"], ["before", "measured before"], ["mode", "run"], ["seeds", "seeds"]]
     .filter(([key]) => used(key)).map(([key, label]) => ({ label, value: (r) => r[key] }));
   const how = result.mode ? ` ${result.mode === "quick" ? "Quick run: fewer networks or draws than the paper's." : "Full run."} Seed ${result.seed || 0}.` : "";
   return section(id, result.title || "Paper and ours", `The paper's number beside ours, computed here.${how}`, pictures(result),
@@ -36,12 +36,30 @@ export function reproduceSection(result, id) {
       { label: "note", left: true, value: (r) => r.note, show: (r) => h("span", { class: "prose" }, r.note || "") }] }));
 }
 
-// Pictures travel in the page; a figure whose file was not found is named.
+// Pictures travel in the page, each with a sentence on what to see and its data as a table; a figure whose file was not found is named.
 function pictures(result) {
   const held = (result.pictures || []).filter((p) => typeof p.data === "string" && /^[A-Za-z0-9+/=]+$/.test(p.data) && ["png", "svg+xml"].includes(p.kind));
-  const shown = held.map((p) => h("div", { class: "card" }, h("h3", {}, p.name), h("img", { class: "picture", alt: p.name, src: `data:image/${p.kind};base64,${p.data}` })));
-  const rest = (result.figures || []).length - held.length;
-  return [shown.length ? h("div", { class: "grid2" }, shown) : null, rest > 0 ? h("p", { class: "caption" }, `${plural(rest, "figure")} not on this page: ${(result.figures || []).filter((f) => !held.some((p) => basename(f) === p.name)).map(basename).join(", ")}`) : null];
+  const shown = held.map((p) => h("div", { class: "card" }, h("h3", {}, p.name), h("img", { class: "picture", alt: told(p.name, result.captions) || p.name, src: `data:image/${p.kind};base64,${p.data}` }),
+    told(p.name, result.captions) ? h("p", { class: "caption" }, told(p.name, result.captions)) : null, pictureData(p)));
+  // The same picture is kept as PNG and SVG; the page holds one of the two.
+  const stem = (file) => basename(file).replace(/\.(png|svg)$/, "");
+  const rest = (result.figures || []).filter((f) => !held.some((p) => stem(f) === stem(p.name))).map(basename);
+  return [shown.length ? h("div", { class: "grid2" }, shown) : null, rest.length ? h("p", { class: "caption" }, `${plural(rest.length, "figure")} not on this page: ${rest.join(", ")}`) : null];
+}
+
+// Of the captions whose key begins the name, the longest key's.
+function told(name, captions) {
+  const keys = Object.keys(captions && typeof captions === "object" ? captions : {}).filter((key) => name.startsWith(key) && typeof captions[key] === "string");
+  return keys.length ? captions[keys.sort((a, b) => b.length - a.length)[0]] : "";
+}
+
+function pictureData(picture) {
+  const columns = picture.columns, rows = picture.rows;
+  if (!Array.isArray(columns) || !Array.isArray(rows) || !rows.every(Array.isArray)) return null;
+  const value = (text) => (typeof text === "string" && text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
+  const rest = Number(picture.lines) > rows.length ? `, the first ${count(rows.length)} of ${count(picture.lines)}` : "";
+  return h("details", { class: "fold" }, h("summary", {}, `The data as a table${rest}`),
+    dataTable({ title: `Data of ${picture.name}`, rows, columns: columns.map((label, i) => ({ label: String(label), left: i < 2, value: (r) => value(r[i]) })) }));
 }
 
 export function sparsifySection(result, id) {

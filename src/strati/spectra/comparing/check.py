@@ -50,6 +50,8 @@ CODES = {
     "rounding-floor": "a number lies at the floor that rounding puts under the spectrum",
     "adapter-scale-unknown": "no file says how an adapter's updates are scaled",
     "dora-without-base": "DoRA's updates without their base",
+    "adapter-changed-base": "an adapter whose initialisation changed the base's weights",
+    "adapter-not-read": "a model holds adapters of a kind that is not read",
     "left-aside": "a checkpoint holds more than the network",
     "wrong-ending": "a file's ending does not match its content",
     "no-matrices": "a network without any weight matrix",
@@ -200,7 +202,7 @@ def check(
     """
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(CheckConfig, config, options, of="check")
+    chosen = resolve(CheckConfig, config, options, of=check)
     wanted = chosen.codes()
     needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]
     if base is None and needs_base:

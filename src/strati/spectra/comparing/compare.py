@@ -7,7 +7,7 @@ merge=True)`` takes a merge apart. Networks are read layer by layer: never are t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,15 @@ from strati.network.open import open as open_network
 from strati.network.select import as_patterns, select
 from strati.options import resolve
 from strati.run.driver import Run
-from strati.spectra.comparing.matching import Unmatched, bare_names, match
+from strati.spectra.comparing.matching import Unmatched, match
+from strati.spectra.comparing.movement import movement
 from strati.spectra.comparing.outliers import stand_out
-from strati.spectra.comparing.pairs import PairedRow, PairUpdate, updates, whole
-from strati.spectra.comparing.results import ComparedLayer, ComparedNetwork, Comparison, Movement
+from strati.spectra.comparing.pairs import PairedRow, PairUpdate, changes_from_first, updates
+from strati.spectra.comparing.results import ComparedLayer, ComparedNetwork, Comparison
 from strati.spectra.comparing.role_differences import differences, distributions
 from strati.spectra.comparing.series import CheckpointSeries, out_of_order, series_of
 from strati.spectra.comparing.sides import Side, head_widths, sides_of, tied_heads, with_spectra
-from strati.spectra.comparing.update import relative_change, spectral_distance
-from strati.spectra.comparing.update_rank import within_rounding
+from strati.spectra.comparing.update import spectral_distance
 from strati.spectra.layerwise import at_once
 from strati.types import Flag, Tick, silent
 
@@ -111,7 +111,7 @@ def compare(
     """
     if "jobs" in options:
         options["workers"] = options.pop("jobs")
-    chosen = resolve(CompareConfig, config, options, of="compare")
+    chosen = resolve(CompareConfig, config, options, of=compare)
     fewest = 3 if chosen.merge else 2
     if len(networks) < fewest:
         what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
@@ -151,6 +151,7 @@ def compare(
         for n, (row, step) in enumerate(zip([*rows, *tied], steps, strict=True))
     ]
     series = _series(opened, rows, layers) if chosen.series else None
+    measured = [(row[0][1], row[-1][1], layer) for row, layer in zip(rows, layers, strict=False)]
     tables = [side.table() for side in sides]
     return Comparison(
         networks=tuple(
@@ -160,7 +161,7 @@ def compare(
         layers=tuple(layers),
         roles=tuple(distributions(t) for t in tables),
         role_differences=tuple(differences(t) for t in tables),
-        movement=_movement(opened[0], opened[-1]),
+        movement=movement(opened[0], opened[-1], measured),
         series=series,
         unmatched=unmatched,
         warnings=_flags(opened, unmatched, layers, chosen),
@@ -175,10 +176,10 @@ def _with_adapters(networks: list[Network]) -> list[Network]:
     A PEFT model in memory, which has both, is the network that it computes.
     """
     networks = [unwrapped(n) if carries_adapter(n) else n for n in networks]
-    base = networks[0]
-    if is_adapter(base):
+    base = next((n for n in networks if not is_adapter(n)), None)
+    if base is None:
         return networks
-    return [merged(base, n) if n is not base and is_adapter(n) else n for n in networks]
+    return [merged(base, n) if is_adapter(n) else n for n in networks]
 
 
 def _run(
@@ -251,49 +252,12 @@ def _spectrum_flags(row: Sequence[Version]) -> list[Flag]:
     return flags
 
 
-def _movement(first: Network, last: Network) -> Movement | None:
-    changes: dict[str, float | None] = {}
-    layers = {layer.tensor for layer in first.layers()}
-    vectors = 0
-    for name, a, b in _shared_tensors(first, last):
-        scale = float(np.linalg.norm(a.astype(np.float64)))
-        step = float(np.linalg.norm(b.astype(np.float64) - a.astype(np.float64)))
-        changes[name] = step / scale if scale > 0 else (0.0 if step == 0 else None)
-        vectors += name not in layers and step > 0 and not within_rounding(a, b)
-    if not changes:
-        return None
-    moved = [c for c in changes.values() if c is None or c > 0]
-    known = [c for c in moved if c is not None]
-    return Movement(
-        shared=len(changes),
-        moved=len(moved),
-        median_relative_change=float(np.median(known)) if known else None,
-        untouched=tuple(name for name, c in changes.items() if c == 0),
-        vectors_moved=vectors,
-    )
-
-
-def _shared_tensors(first: Network, last: Network) -> Iterator[tuple[str, Matrix, Matrix]]:
-    """Tensors of one name (wrappers' prefixes aside) and shape."""
-    here = dict(zip(bare_names([t.name for t in first.tensors]), first.tensors, strict=True))
-    there = dict(zip(bare_names([t.name for t in last.tensors]), last.tensors, strict=True))
-    for key, tensor in here.items():
-        other = there.get(key)
-        if other is not None and other.shape == tensor.shape:
-            a, b = first.read(tensor.name), last.read(other.name)
-            if all(v.dtype.kind in "fV" for v in (a, b)):
-                yield tensor.name, a, b
-
-
 def _series(
     networks: Sequence[Network],
     rows: Sequence[Sequence[Version]],
     layers: Sequence[ComparedLayer],
 ) -> CheckpointSeries:
-    changes = []
-    for row in rows:
-        start = whole(list(row[0][1].matrices()))
-        changes.append(tuple(relative_change(start, whole(list(layer.matrices()))) for _, layer in row))
+    changes = [changes_from_first([layer for _, layer in row]) for row in rows]
     return series_of([Path(n.path) for n in networks], layers, changes)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,12 @@ from strati.run.driver import Run, kept_values
 from strati.run.engine import Load, Outcome, Unit
 from strati.run.store import Finished, unit_key
 from strati.run.threads import in_threads, interruptible
+from strati.spectra.comparing.factored import reduced, scaled_factors, step_between
 from strati.spectra.comparing.mixture import Mixture, mixture
 from strati.spectra.comparing.results import Interference, RoundingError
-from strati.spectra.comparing.update import update_between
+from strati.spectra.comparing.update import Update, relative_change, update_between
 from strati.spectra.comparing.update_rank import quantised_variance
-from strati.spectra.layerwise import weights_identity
+from strati.spectra.layerwise import Values, weights_identity
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 3
+LAYOUT = 5
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
@@ -116,8 +117,30 @@ def updates(
 
 
 def _of_row(row: PairedRow, *, seed: int, merge: bool) -> PairUpdate:
-    versions = [list(layer.matrices()) for layer in row.versions]
+    versions = [reader() for reader in _readers(row)]
     return pair_update(versions, _facts(row, seed, merge))
+
+
+def changes_from_first(versions: Sequence[Layer]) -> tuple[float | None, ...]:
+    """How far each version of a layer lies from the first, relative to that one's norm."""
+    readers = _readers(PairedRow(tuple(versions), ()))
+    if readers[0].factored:
+        factors = [reader().matrices for reader in readers]
+        same = len({(left.shape[0], right.shape[1]) for left, right, _ in factors}) == 1
+        small = reduced(factors) if same else []
+        return tuple(relative_change(small[0], one) for one in small) if same else (None,) * len(versions)
+    first = whole(readers[0]().matrices)
+    return tuple(relative_change(first, whole(reader().matrices)) for reader in readers)
+
+
+def _readers(row: PairedRow) -> list[WholeReader]:
+    factored = _factored(row)
+    return [WholeReader(layer, factored) for layer in row.versions]
+
+
+def _factored(row: PairedRow) -> bool:
+    """Whether all versions are low-rank updates, which are compared by their factors."""
+    return all(layer.adapter is not None for layer in row.versions)
 
 
 def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run: Run) -> list[PairUpdate]:
@@ -128,7 +151,7 @@ def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run
         weights = [weights_identity(layer, files) for layer in row.versions]
         views = [layer.view for layer in row.versions]
         key = unit_key({"facts": facts, "weights": weights, "views": views, "layout": LAYOUT})
-        readers = {str(n): WholeReader(layer) for n, layer in enumerate(row.versions)}
+        readers = {str(n): reader for n, reader in enumerate(_readers(row))}
         units.append(Unit(key, row.name, "", facts, readers))
     values = kept_values(folder / STORE, units, _work, _keep, run, holds="updates", layout=LAYOUT)
     return [_from_record(value) for value in values]
@@ -136,26 +159,21 @@ def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run
 
 @dataclass(frozen=True)
 class WholeReader:
-    """Reads the matrices of a layer wherever it is called, of an adapter the whole update; values in memory travel."""
+    """Reads a layer wherever it is called, of an adapter the whole update or its factors; values in memory travel."""
 
     layer: Layer = field(repr=False)
+    factored: bool = False
 
-    def __call__(self) -> list[Matrix]:
-        """The matrices: views of the file where it stores them plainly."""
-        return list(self.layer.matrices())
+    def __call__(self) -> Values:
+        """The layer's matrices."""
+        if self.factored and self.layer.adapter is not None:
+            return Values(scaled_factors(self.layer.adapter), None)
+        return Values(list(self.layer.matrices()), self.layer.rounding())
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.layer.network.in_memory:
-            return _Given, ([np.ascontiguousarray(matrix) for matrix in self()],)
-        return WholeReader, (self.layer,)
-
-
-@dataclass(frozen=True)
-class _Given:
-    matrices: list[Matrix]
-
-    def __call__(self) -> list[Matrix]:
-        return self.matrices
+            return self().travelling()
+        return WholeReader, (self.layer, self.factored)
 
 
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
@@ -194,47 +212,46 @@ def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
         "widths": list(row.widths),
         "seed": seed,
         "merge": merge,
-        "errors": [rounding_error(layer) for layer in row.versions],
-        "ranks": [None if x.adapter is None else x.adapter.rank for x in row.versions],
+        "factored": _factored(row),
         "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
         "schemes": [x.quantisation.scheme if x.quantisation is not None else None for x in row.versions],
     }
 
 
-def rounding_error(layer: Layer) -> float:
-    """Mean square of the error that quantisation left in a layer's entries; 0 where it is not quantised."""
-    rounding = layer.network.contents.rounding
-    if layer.quantisation is None or rounding is None:
-        return 0.0
-    return rounding(layer.tensor, layer.cut.index) or 0.0
-
-
-def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
+def pair_update(read: Sequence[Values], facts: Any) -> PairUpdate:
     """The step from the first to the last version of a layer.
 
     Args:
-        versions: The matrices of the layer in every network.
-        facts: Name, role, head widths, seed, errors of quantisation, as plain values.
+        read: The layer in every network.
+        facts: Name, role, head widths, seed, schemes of quantisation, as plain values.
     """
+    versions = [values.matrices for values in read]
+    if facts["factored"]:
+        return _between_adapters(versions, facts)
+    errors = [0.0 if values.rounding is None else values.rounding.error for values in read]
     mixed = _mixture(versions, facts) if facts["merge"] else None
     aligned = _aligned(versions[0], versions[-1], facts)
     if aligned is None:
-        shapes = [matrices[0].shape for matrices in (versions[0], versions[-1])]
-        text = f"{shapes[0]} against {shapes[1]}: the weights cannot be subtracted"
-        return PairUpdate(warnings=(Flag("shapes-differ", text),), mixture=mixed)
-    if not all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
-        flag = Flag("not-finite", "NaN or infinite weights: no update is computed")
+        flag = _shapes_differ(versions[0][0].shape, versions[-1][0].shape)
         return PairUpdate(warnings=(flag,), mixture=mixed)
+    if not all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
+        return PairUpdate(warnings=(_NOT_FINITE,), mixture=mixed)
     noise: Any = 0.0
     for matrix, n in ((aligned.first, 0), (aligned.second, -1)):
-        if facts["errors"][n] > 0:
-            noise = noise + quantised_variance(matrix, facts["errors"][n], facts["groups"][n])
+        if errors[n] > 0:
+            noise = noise + quantised_variance(matrix, errors[n], facts["groups"][n])
     update = update_between(
         aligned.first, aligned.second, rng=stream(facts["seed"], "compare", facts["name"]), variance=noise
     )
-    rounding = _rounding(aligned, facts["errors"][0] + facts["errors"][-1])
+    rounding = _rounding(aligned, errors[0] + errors[-1])
     schemes = {facts["schemes"][0], facts["schemes"][-1]}
     flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding, bool(schemes & _COMPENSATED))
+    return replace(
+        _of_update(update), aligned=aligned.how, rounding=rounding, mixture=mixed, warnings=tuple(flags)
+    )
+
+
+def _of_update(update: Update) -> PairUpdate:
     return PairUpdate(
         relative_change=update.relative_change,
         stable_rank=update.stable_rank,
@@ -244,13 +261,28 @@ def pair_update(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
         overlap=update.subspace_overlap,
         chance=update.overlap_by_chance,
         directions=update.directions,
-        aligned=aligned.how,
-        rounding=rounding,
-        interference=_interference(aligned, facts["ranks"]),
-        mixture=mixed,
-        warnings=tuple(flags),
         eigenvalues=tuple(update.eigenvalues.tolist()),
     )
+
+
+def _between_adapters(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
+    """The step between low-rank updates, by their factors."""
+    shapes = [(left.shape[0], right.shape[1]) for left, right, _ in versions]
+    if len(set(shapes)) > 1:
+        return PairUpdate(warnings=(_shapes_differ(shapes[0], shapes[-1]),))
+    small = reduced(versions)
+    if not all(np.isfinite(matrix).all() for matrix in small):
+        return PairUpdate(warnings=(_NOT_FINITE,))
+    found = step_between(versions, small)
+    mixed = mixture(small[:-1], small[-1]) if facts["merge"] else None
+    return replace(_of_update(found.update), interference=found.interference, mixture=mixed)
+
+
+_NOT_FINITE = Flag("not-finite", "NaN or infinite weights: no update is computed")
+
+
+def _shapes_differ(first: tuple[int, ...], last: tuple[int, ...]) -> Flag:
+    return Flag("shapes-differ", f"{first} against {last}: the weights cannot be subtracted")
 
 
 def whole(matrices: Sequence[Matrix]) -> Matrix:
@@ -274,19 +306,6 @@ def _rounding(aligned: Aligned, variance: float) -> RoundingError | None:
     step = aligned.second.astype(np.float64) - aligned.first.astype(np.float64)
     error, predicted = float(np.sqrt(np.square(step).mean())), float(np.sqrt(variance))
     return RoundingError(error, predicted, error / predicted)
-
-
-def _interference(aligned: Aligned, ranks: Sequence[int | None]) -> Interference | None:
-    """Whether two adapters write the same directions; ``None`` where one is no adapter, or was never trained."""
-    first, last = ranks[0], ranks[-1]
-    a, b = aligned.first.astype(np.float64), aligned.second.astype(np.float64)
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    if first is None or last is None or size == 0:
-        return None
-    left = [np.linalg.svd(m, full_matrices=False)[0][:, :r] for m, r in ((a, first), (b, last))]
-    fewer = min(first, last)
-    overlap = float(np.square(left[0].T @ left[1]).sum()) / fewer
-    return Interference(float((a * b).sum()) / size, min(overlap, 1.0), max(first, last) / a.shape[0])
 
 
 def _rounded_worse(rounding: RoundingError | None, compensated: bool) -> list[Flag]:

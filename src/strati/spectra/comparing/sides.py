@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from strati.network.align import unfused
+from strati.network.align import split_like, unfused
 from strati.network.roles import Role
 from strati.spectra.comparing.matching import Unmatched
 from strati.spectra.layerwise import spectra, stored_spectra
@@ -69,10 +69,13 @@ def sides_of(networks: Sequence[Network]) -> list[Side]:
     """Every network with its layers cut as the others need them."""
     roles = [{layer.role for layer in network.layers()} for network in networks]
     split = any(Role.QKV in own for own in roles) and any(Role.QUERY in own for own in roles)
+    apart = next((net for net, own in zip(networks, roles, strict=True) if Role.QUERY in own), None)
     gated = next((net for net, own in zip(networks, roles, strict=True) if Role.MLP_GATE in own), None)
     sides = []
     for network, own in zip(networks, roles, strict=True):
         layers = network.layers(split_qkv=split)
+        if split and apart is not None and Role.QUERY not in own:
+            layers = split_like(layers, apart.layers(), apart.names.heads()[0])
         if gated is not None and Role.MLP_GATE not in own:
             layers = unfused(layers, gated.layers())
         sides.append(Side(network, layers))
@@ -94,10 +97,17 @@ def with_spectra(
         layers = [x for x in side.layers if wanted is None or x.name in wanted[n]]
         options = SpectrumConfig()
         if out is None:
-            values = spectra(layers, options, workers=workers, tick=tick)
+            done = list(zip(layers, spectra(layers, options, workers=workers, tick=tick), strict=True))
         else:
-            values = list(stored_spectra(layers, options, out=out, run=run))
-        found.append(replace(side, spectra=dict(zip((x.name for x in layers), values, strict=True))))
+            done = list(stored_spectra(layers, options, out=out, run=run))
+        known = {layer.name: layer for layer, _ in done}
+        found.append(
+            replace(
+                side,
+                layers=tuple(known.get(layer.name, layer) for layer in side.layers),
+                spectra={layer.name: spectrum for layer, spectrum in done},
+            )
+        )
     return found
 
 

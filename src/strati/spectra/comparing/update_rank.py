@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy.linalg
 
+from strati.network.quantised.rounding import largest_singular_value
 from strati.spectra.comparing.rounded_sum import smallest_rank
 from strati.spectra.tracy_widom import MEAN, VARIANCE, cdf, quantile
 
@@ -35,6 +36,7 @@ LEVEL = 1e-3
 """Chance that rounding alone counts as a direction, per layer."""
 
 _DRAWS = 8
+_CLOSE = 1e-4  # tolerance of the largest singular values of draws
 _UNSURE = 1.4
 _EXCESS = 1.25  # what is left may carry this much of rounding's energy before it counts as more than rounding
 _SUMS = 64  # roundings of a product of factors in float32, one for each of its sums; in half precision one
@@ -159,7 +161,7 @@ def _exact(
         return RankTest(0, found.pvalue, UpdateKind.ROUNDING)
     rest = np.abs(smallest.missed)
     null = _largest(lambda: rest * rng.choice((-1.0, 1.0), rest.shape), rest**2, rng)
-    pvalue = null.pvalue(_top(smallest.missed, rng))
+    pvalue = null.pvalue(largest_singular_value(smallest.missed, rng, tolerance=_CLOSE))
     if smallest.rank <= found.rank:
         return RankTest(smallest.rank, min(pvalue, found.pvalue or 0.0), UpdateKind.LOW_RANK)
     # What one direction less leaves over must itself have a direction: else noise of a second rounding was fitted.
@@ -273,23 +275,18 @@ class _Null:
 
 def _largest(draw: Callable[[], FloatArray], variance: FloatArray, rng: np.random.Generator) -> _Null:
     rows, columns = variance.shape
-    tops = np.array([_top(draw(), rng) ** 2 for _ in range(_DRAWS if max(rows, columns) < 1500 else 4)])
+    tops = np.array(
+        [
+            largest_singular_value(draw(), rng, tolerance=_CLOSE) ** 2
+            for _ in range(_DRAWS if max(rows, columns) < 1500 else 4)
+        ]
+    )
     even = (
         float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
     )
     # A few draws may show too little spread; rows of very unequal size have more than the law of equal ones says.
     scale = max(even, _UNSURE * float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
     return _Null(float(tops.mean()) - MEAN * scale, scale)
-
-
-def _top(matrix: FloatArray, rng: np.random.Generator) -> float:
-    """The largest singular value."""
-    if min(matrix.shape) < 200:
-        return float(np.linalg.norm(matrix, 2))
-    from scipy.sparse.linalg import svds
-
-    start = rng.standard_normal(min(matrix.shape))
-    return float(svds(matrix, k=1, return_singular_vectors=False, v0=start, tol=1e-4)[0])
 
 
 def _tail_energy(singular: FloatArray, rank: int) -> float:

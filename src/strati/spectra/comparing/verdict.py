@@ -14,6 +14,8 @@ import numpy as np
 if TYPE_CHECKING:
     from strati.spectra.comparing.results import ComparedLayer, Comparison
 
+_UNEXPLAINED = 0.5  # unrelated networks leave all of a layer, merges of any kind but little
+
 _SHORT = {
     "attention.q": "q",
     "attention.k": "k",
@@ -95,6 +97,9 @@ def mixture_text(result: Comparison) -> str:
     table = np.array([m.weights for m in known], np.float64)
     weights, spread = np.median(table, axis=0), float(np.ptp(table, axis=0).max())
     residual = max(m.residual or 0.0 for m in known)
+    typical = float(np.median([m.residual or 0.0 for m in known]))
+    if typical > _UNEXPLAINED:
+        return f"The last network is no mixture of the others: {typical:.0%} of the median layer is left unexplained."
     terms = [f"{'-' if w < 0 else '+'} {abs(w):.3f} x network {n}" for n, w in enumerate(weights)]
     told = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
