@@ -268,7 +268,6 @@ def test_blocks_of_two_checkpoints_correspond():
 def test_scales_moved_between_norms_and_readers_are_undone():
     """Each reader, row by row, points as with its own block's norm taken in; other networks stay as they are."""
     from strati.reassembly.transformer.fold import folded
-    from strati.reassembly.transformer.roles import find_roles
 
     state, config = llama(blocks=6, width=32, seed=3)
     for name, values in state.items():  # norms of training are near one, not around zero
@@ -277,12 +276,15 @@ def test_scales_moved_between_norms_and_readers_are_undone():
     for rescale in (True, False):
         dropped = drop(state, network=config, seed=1, rescale=rescale)
         pieces = dropped.pieces
-        numbers = find_roles(pieces, calibration.default_prior()).block
-        found = folded(pieces, numbers)
+        folding = folded(pieces)
+        found = folding.pieces
+        assert bool(folding.norm_of) is rescale
         for block, vectors in zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True):
             for role, norm in (("q", "norm1.weight"), ("v", "norm1.weight"), ("up", "norm2.weight")):
                 plain = np.asarray(pieces.arrays[block[role]], float)
-                if not rescale:
+                if rescale:
+                    assert folding.norm_of[block[role]] == vectors[norm]
+                else:
                     assert np.array_equal(found.arrays[block[role]], pieces.arrays[block[role]])
                     continue
                 wanted = plain * np.asarray(pieces.arrays[vectors[norm]], float)

@@ -76,6 +76,18 @@ def dropped_transformer(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
     if not quick:
         for trainee in TRAINEES:
             models[trainee.name] = trained(folder / "networks", trainee, tick=tick)
+    return _reproduced(models, quick=quick, seed=seed, folder=folder, tick=tick)
+
+
+def at_hand(*, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """The same of the zoo and of those networks below ``folder`` that are trained already."""
+    models: dict[str, Any] = {name: zoo_path(name) for name in _ZOO}
+    homes = {trainee.name: folder / "networks" / trainee.name for trainee in TRAINEES}
+    models |= {name: home for name, home in homes.items() if home.is_dir()}
+    return _reproduced(models, quick=False, seed=seed, folder=folder, tick=tick)
+
+
+def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     kept = _Kept(folder / f"rows-seed{seed}")
     known = dict(calibration.measured()) if quick else _measured(models, kept, folder, seed)
     rows: list[Row] = []

@@ -246,9 +246,9 @@ def _starts(line: Timeline) -> list[dict[str, Ints]]:
     }
     for ways in product((1, -1), repeat=len(chains)):  # a chain does not know which end is its first
         turned = zip(chains.items(), ways, strict=True)
-        starts.append({kind: np.argsort(chain[::way]) for (kind, chain), way in turned})
-    for first, chain in chains.items():
-        for order in (chain, chain[::-1]):
+        starts.append({kind: np.argsort(own[::way]) for (kind, own), way in turned})
+    for first, own in chains.items():
+        for order in (own, own[::-1]):
             places = {first: np.argsort(order)}
             while len(places) < len(given.units):
                 rest = [kind for kind in given.units if kind not in places]

@@ -40,6 +40,9 @@ _NEVER = -1e6
 _CLEAR = 0.5
 """How far the least sure writer must lie above the first reader, in typical differences, for both to be told apart."""
 
+_SURE_VALUE = 6.0
+"""Nats that exchanging a value with another reader must cost for both to be sure."""
+
 
 def guess_roles(bare: Folded, prior: Prior) -> Roles:
     """The role of every piece whose file does not tell it."""
@@ -68,7 +71,7 @@ def guess_roles(bare: Folded, prior: Prior) -> Roles:
         else:  # the two ends are told apart by likeness to the blocks, tables of positions and the like not at all
             whole |= dict(zip(once, pool, strict=True))
             uncertain += [] if set(once) == {"embedding", "head"} else pool
-    twins = _paired(bare, pools, prior)
+    twins = _paired(bare, pools, prior, uncertain)
     if (
         "embedding" in whole
         and "head" in whole
@@ -160,14 +163,14 @@ def _reference(pieces: TransformerPieces) -> Floats | None:
     return None if total is None else total / max(float(np.linalg.norm(total)), 1e-30)
 
 
-def _paired(bare: Folded, pools: Pools, prior: Prior) -> tuple[tuple[str, str], ...]:
+def _paired(bare: Folded, pools: Pools, prior: Prior, uncertain: list[int]) -> tuple[tuple[str, str], ...]:
     """Pools of several roles divided by pairing all matrices that share units; twins that stay open are returned.
 
     Twins (q and k, gate and up of one shape) come out pair by pair in one order: which of the two is which is not told.
     """
     open_ = []
     if any({"v", "k"} <= names or {"v", "q"} <= names for names in pools):
-        _values(bare, pools, prior)
+        _values(bare, pools, prior, uncertain)
     for twins in (("q", "k"), ("gate", "up")):
         names = frozenset(twins)
         if names in pools:
@@ -181,7 +184,7 @@ def _paired(bare: Folded, pools: Pools, prior: Prior) -> tuple[tuple[str, str], 
     return tuple(open_)
 
 
-def _values(bare: Folded, pools: Pools, prior: Prior) -> None:
+def _values(bare: Folded, pools: Pools, prior: Prior, uncertain: list[int]) -> None:
     """Which of several readers are values: all of attention in pairs, v with out and q with k, best in sum."""
     count = bare.pieces.blueprint.blocks
     names = next(some for some in pools if "v" in some and len(some) > 1)
@@ -199,16 +202,32 @@ def _values(bare: Folded, pools: Pools, prior: Prior) -> None:
     if names >= {"q", "k"}:
         table[inside, inside] = _fits(bare, pool, pool, ("q", "k"), prior)
     np.fill_diagonal(table, _NEVER)
-    first, second = match(np.maximum(table, table.T))
+    table = np.maximum(table, table.T)
+    first, second = match(table)
     partner = {
         int(a): int(b)
         for one, two in ((first, second), (second, first))
         for a, b in zip(one, two, strict=True)
     }
     values = {partner[k] for k in range(len(outs))}
+    uncertain += [nodes[k] for k in _doubtful_values(table, partner, len(outs))]
     found = [nodes[k] for k in sorted(values) if k >= len(nodes) - len(pool)]
     pools[frozenset({"v"})] = found
     pools[names - {"v"}] = [n for n in pool if n not in set(found)]
+
+
+def _doubtful_values(table: Matrix, partner: Mapping[int, int], outs: int) -> list[int]:
+    """Values, and readers that may be values instead of them: exchanging the two would cost little."""
+    found: set[int] = set()
+    others = [k for k in partner if k >= outs and partner[k] >= outs]
+    for out in range(outs):
+        value = partner[out]
+        for other in others:
+            left = partner[other]
+            cost = table[out, value] + table[other, left] - table[out, other] - table[value, left]
+            if cost < _SURE_VALUE:
+                found |= {value, other}
+    return sorted(found)
 
 
 def _fits(
