@@ -67,7 +67,7 @@ def test_from_study_to_network(measured: Path, capsys: pytest.CaptureFixture[str
     [
         (("--action", "drop", "--budget", "parameters=0.5"), "has no measured 'drop'"),
         (("--action", "truncate", "--budget", "parameters=0.001"), "cannot be met"),
-        (("--action", "truncate", "--budget", "much"), "is no budget"),
+        (("--action", "truncate", "--budget", "much"), "is not a budget"),
         (("--action", "quantise", "--budget", "bits=3", "--export", "/nowhere/x.csv"), "does not exist"),
     ],
 )

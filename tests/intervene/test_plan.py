@@ -241,9 +241,9 @@ def test_the_luckiest_of_many_equal_choices_is_not_taken_for_better() -> None:
     ("budget", "action", "word"),
     [
         ("parameters=0.0001", "truncate", "cannot be met"),
-        ("bits=4", "truncate", "is no budget of truncate"),
+        ("bits=4", "truncate", "is not a budget for truncate"),
         ("parameters=1.5", "truncate", "above 0, at most 1"),
-        ("half", "truncate", "is no budget; write parameters=0.8"),
+        ("half", "truncate", "is not a budget; write parameters=0.8"),
         ("parameters=0.5", "drop", "no measured 'drop'"),
         ("parameters=0.5", "shrink", "no such action"),
         ("bits=1", "quantise", "cannot be met"),

@@ -119,7 +119,7 @@ def test_data_in_every_form(net):
     [
         ("mse", torch.ones(4, 3), "no targets"),
         ("mse", (torch.ones(4, 5), torch.ones(4, 2)), "do not fit the model"),
-        ("mse", (torch.ones(4, 3), torch.ones(3, 2)), "as many"),
+        ("mse", (torch.ones(4, 3), torch.ones(3, 2)), "one target for each input"),
         ("mse", (torch.full((4, 3), np.nan), torch.ones(4, 2)), "not finite"),
         ("mse", (torch.ones(0, 3), torch.ones(0, 2)), "at least one row"),
         ("hinge", torch.ones(4, 3), "no such loss"),

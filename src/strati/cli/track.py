@@ -51,7 +51,7 @@ from strati.tracking.config import QUANTITIES, TrackConfig
     "--seconds",
     type=click.FloatRange(min=0),
     default=default(TrackConfig, "seconds"),
-    help="Spend about so many seconds on a learning coefficient; its error falls with the square root.",
+    help="Seconds to spend on each learning coefficient, roughly; the error falls with their square root.",
 )
 @click.option("--per-layer", is_flag=True, help="Learning coefficients of each layer too.")
 @click.option(

@@ -353,7 +353,7 @@ def _batch(x: Any, y: Any, *, tokens: bool | None, context: int) -> Batch:
     if len(sizes) > 1 or (target is not None and target.shape[0] not in sizes):
         targets = target is not None and len(sizes) == 1
         found = f"{len(target):,} targets" if target is not None and targets else "other numbers of rows"
-        raise BadInputError("data", f"has {batch.rows:,} inputs and {found}; make them as many")
+        raise BadInputError("data", f"has {batch.rows:,} inputs and {found}; give one target for each input")
     return batch
 
 

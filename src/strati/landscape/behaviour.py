@@ -230,7 +230,8 @@ def objective(
         target = flat.cast(target)
         if target.shape[:1] != torch.Size([_rows(x)]):
             raise BadInputError(
-                "data", f"{_rows(x)} inputs but {tuple(target.shape)[:1]} targets; make them as many"
+                "data",
+                f"{_rows(x)} inputs but {tuple(target.shape)[:1]} targets; give one target for each input",
             )
         if name is LossName.MSE and target.shape != output.shape:
             if target.numel() != output.numel():

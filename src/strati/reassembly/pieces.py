@@ -128,7 +128,7 @@ def as_pieces(pieces: object) -> list[Piece]:
         items = [(i, f"piece {i}", value) for i, value in enumerate(pieces)]
     else:
         raise BadInputError(
-            "pieces", f"a {type(pieces).__name__} is no set of pieces; give a folder, list or dict"
+            "pieces", f"a {type(pieces).__name__} is not a set of pieces; give a folder, list or dict"
         )
     if not items:
         raise BadInputError("pieces", "there are none")

@@ -162,7 +162,7 @@ def spacing(dtype: Any) -> float:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype) if isinstance(dtype, str) else dtype)
     except TypeError:
         raise BadInputError(
-            dtype, "is no dtype of numbers; give one such as 'float32' or 'bfloat16'"
+            dtype, "is not a numeric dtype; give one such as 'float32' or 'bfloat16'"
         ) from None
     if kind.kind in "iub" or kind.name.startswith(("int", "uint")):  # ml_dtypes' int4 has no kind of its own
         kind = np.dtype(np.float64)

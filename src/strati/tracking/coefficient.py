@@ -100,7 +100,7 @@ def calibrated(
         chains: 4 by default.
         draws: 400 by default, or what ``seconds`` allow.
         batch: Rows of a minibatch; 256 by default.
-        seconds: Spend about so many seconds (of the cost model) on an estimate.
+        seconds: Spend roughly this many seconds (of the cost model) on an estimate.
         seed: Random seed.
 
     Raises:

@@ -30,7 +30,7 @@ class TrackConfig:
         draws: Draws of every chain; 0 means 400, or what ``seconds`` allow.
         batch: Rows of a minibatch of its sampler; 0 means 256, or all rows where there are fewer. A row of tokens is a
             whole window, and 8 of them are often enough.
-        seconds: Spend about so many seconds (of a cost model, so the same on every machine) on the estimate of a
+        seconds: Spend roughly this many seconds (of a cost model, so the same on every machine) on the estimate of a
             checkpoint; 0 means no budget. ``stderr`` falls with its square root.
         scales: Loss scales of ``scales``.
         per_layer: Learning coefficients of each layer too (those of ``layers``), the others held fixed.

@@ -172,7 +172,7 @@ def test_an_unrelated_network_is_called_no_mixture() -> None:
     base = rng.standard_normal((60, 40))
     parents = [{"fc.weight": base + 0.01 * rng.standard_normal((60, 40))} for _ in range(2)]
     other = {"fc.weight": rng.standard_normal((60, 40))}
-    assert "no mixture of the others" in strati.compare(*parents, other, merge=True).text()
+    assert "not a mixture of the others" in strati.compare(*parents, other, merge=True).text()
     both = {"fc.weight": 0.5 * parents[0]["fc.weight"] + 0.5 * parents[1]["fc.weight"]}
     assert "0.500 x network 0 + 0.500 x network 1" in strati.compare(*parents, both, merge=True).text()
 

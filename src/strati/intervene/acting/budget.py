@@ -51,7 +51,7 @@ def read_budget(text: Any, action: str) -> Budget:
         True
         >>> read_budget("bits=4", "truncate")
         Traceback (most recent call last):
-        strati.errors.BadInputError: bits=4: is no budget of truncate; it takes parameters, rank or loss
+        strati.errors.BadInputError: bits=4: is not a budget for truncate; it takes parameters, rank or loss
     """
     if action not in ACTIONS:
         raise BadInputError(action, f"no such action; {nearest(str(action), ACTIONS)}")
@@ -62,13 +62,13 @@ def read_budget(text: Any, action: str) -> Budget:
         text = f"{name}={amount}"
     found = re.fullmatch(r"\s*([a-z]+)\s*=\s*\+?([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(%?)\s*", str(text))
     if found is None:
-        why = "is no budget; write parameters=0.8, bits=4.0, rank=16, loss=+2% or loss=+0.05"
+        why = "is not a budget; write parameters=0.8, bits=4.0, rank=16, loss=+2% or loss=+0.05"
         raise BadInputError(text, why)
     kind, value, percent = found[1], float(found[2]), found[3] == "%"
     known = ACTIONS[action]
     if kind not in known:
         raise BadInputError(
-            text, f"is no budget of {action}; it takes {', '.join(known[:-1])} or {known[-1]}"
+            text, f"is not a budget for {action}; it takes {', '.join(known[:-1])} or {known[-1]}"
         )
     if percent:
         value /= 100.0

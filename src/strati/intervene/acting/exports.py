@@ -145,7 +145,7 @@ def _rank(layer: PlannedLayer) -> int:
         from strati.intervene.measuring.edits import rank_of_share
 
         return rank_of_share(layer.rows, layer.cols, float(values["parameters"]))
-    raise BadInputError(layer.name, f"{layer.choice} is no rank; study truncate or adapt with rank=[...]")
+    raise BadInputError(layer.name, f"{layer.choice} is not a rank; study truncate or adapt with rank=[...]")
 
 
 def _bits(layer: PlannedLayer) -> int:

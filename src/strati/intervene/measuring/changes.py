@@ -96,7 +96,7 @@ class LayerEdits:
             return edits.shuffle(self.matrix, rng)
         if name == "noise":
             return edits.add_noise(self.matrix, values["size"], rng)
-        raise BadInputError(name, "is no change of a weight")
+        raise BadInputError(name, "is not a change to a weight")
 
 
 def make_change(

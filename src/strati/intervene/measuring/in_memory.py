@@ -174,7 +174,7 @@ def _setting(name: str, value: Any) -> dict[str, Any]:
     option = _MAIN.get(name, {}).get(type(value))
     if option is None:
         raise BadInputError(
-            name, f"{value!r} is no setting; write it as text, such as 'rank=4' or 'energy=0.9'"
+            name, f"{value!r} is not a setting; write it as text, such as 'rank=4' or 'energy=0.9'"
         )
     return {option: value}
 

@@ -404,7 +404,7 @@ def as_interventions(given: Any) -> tuple[Intervention, ...]:
             found.append(intervention(str(getattr(one, "__name__", type(one).__name__)), one))
         else:
             raise BadInputError(
-                "interventions", f"{one!r} is no intervention; use strati.truncate(...) and the like"
+                "interventions", f"{one!r} is not an intervention; use strati.truncate(...) and the like"
             )
     merged = merge(found)
     if not merged:

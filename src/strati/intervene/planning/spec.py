@@ -228,7 +228,7 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
         )
     try:
         if path.stat().st_size > 1_000_000:
-            raise BadInputError(path, "over 1 MB is no spec of a study")
+            raise BadInputError(path, "over 1 MB: too large for a study spec")
         found = tomllib.loads(path.read_text("utf-8"))
     except RecursionError:
         raise BadInputError(path, "not a spec of a study: its lists are nested too deep") from None

@@ -43,8 +43,8 @@ class LLCConfig:
         leapfrog: Longest trajectory in steps; ``None`` means 6 below nine parameters, 10 beyond.
         ladder: Also sample colder temperatures and extrapolate (``asymptotic``); ``None`` means where affordable.
         coldest: The ladder's last inverse temperature; ``None`` means as cold as the problem allows.
-        seconds: Spend about so many seconds (of a cost model, so the same on every machine) on draws that are not set;
-            ``None`` means 8, and 32 where the curvature is not known exactly. More seconds buy more draws, and a
+        seconds: Spend roughly this many seconds (of a cost model, so the same on every machine) on draws that are not
+            set; ``None`` means 8, and 32 where the curvature is not known exactly. More seconds buy more draws, and a
             ``stderr`` that falls with their square root.
         seed: Random seed.
         sampler: ``hmc`` (all data, Metropolis-corrected), ``gibbs`` (all data, where the loss is quadratic in each

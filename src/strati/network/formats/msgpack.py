@@ -64,7 +64,7 @@ def contents(source: Source) -> Contents:
     cursor = _Cursor(source)
     tree = cursor.value(0)
     if cursor.position != source.size or not isinstance(tree, dict):
-        raise source.bad("is not one msgpack table; it is no Flax checkpoint, or corrupt")
+        raise source.bad("is not one msgpack table; it is not a Flax checkpoint, or it is corrupt")
     if isinstance(tree.get("params"), dict) and isinstance(tree["params"].get("params"), dict):
         tree = tree["params"]
     places: dict[str, ArrayPlace] = {}
@@ -178,7 +178,9 @@ class _Cursor:
         for _ in range(self._believable(count, 2)):
             key = self.value(depth + 1)
             if not isinstance(key, str | int) or str(key) in table:
-                raise self.source.bad("has a key that is no text, or one twice; it is no Flax checkpoint")
+                raise self.source.bad(
+                    "has a key that is not text, or a key twice; it is not a Flax checkpoint"
+                )
             table[str(key)] = self.value(depth + 1)
         return self._joined(table) if table.get(CHUNKED) is True else table
 

@@ -339,7 +339,7 @@ def _external(source: Source, name: str, weight: Weight, needed: int) -> tuple[S
     numbers = {key: weight.external.get(key, "") for key in ("offset", "length")}
     for key, text in numbers.items():
         if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise source.bad(f"gives {name} the {key} {text}, which is no number; damaged")
+            raise source.bad(f"gives {name} the {key} {text}, which is not a number; damaged")
     offset = int(numbers["offset"] or 0)
     length = int(numbers["length"] or needed)
     if length != needed:

@@ -76,7 +76,7 @@ class Machine:
                 if code == 0x2E:  # STOP
                     return self.stack.pop()
                 if self.steps > MAX_STEPS or self.items > MAX_ITEMS:
-                    raise BrokenError("it has more steps than any honest file")
+                    raise BrokenError("it has more steps than any real file would")
                 operation = operations.get(code)
                 if operation is None:
                     raise BrokenError(f"it has an unknown instruction 0x{code:02x}")
@@ -92,7 +92,7 @@ class Machine:
             raise BrokenError("it ends too early")
         self.taken += count
         if self.taken > MAX_BYTES:
-            raise BrokenError("it holds more text than any honest file")
+            raise BrokenError("it holds more text than any real file would")
         piece = self.data[self.position : self.position + count]
         self.position += count
         return piece
@@ -146,7 +146,7 @@ def _hashable(key: Any) -> Any:
 def _set_items(m: Machine, pairs: list[Any]) -> None:
     table = m.stack[-1]
     if not isinstance(table, dict) or len(pairs) % 2:
-        raise BrokenError("it sets an item of something that is no table")
+        raise BrokenError("it sets an item of something that is not a table")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
         table[_hashable(key)] = value
 
@@ -154,14 +154,14 @@ def _set_items(m: Machine, pairs: list[Any]) -> None:
 def _append(m: Machine, values: list[Any]) -> None:
     target = m.stack[-1]
     if not isinstance(target, list):
-        raise BrokenError("it appends to something that is no list")
+        raise BrokenError("it appends to something that is not a list")
     target.extend(values)
 
 
 def _add(m: Machine, values: list[Any]) -> None:
     target = m.stack[-1]
     if not isinstance(target, set):
-        raise BrokenError("it adds to something that is no set")
+        raise BrokenError("it adds to something that is not a set")
     target.update(_hashable(v) for v in values)
 
 
@@ -211,7 +211,7 @@ def _global(m: Machine) -> None:
 def _stack_global(m: Machine) -> None:
     name, module = m.stack.pop(), m.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
-        raise BrokenError("it asks for a name that is no text")
+        raise BrokenError("it asks for a name that is not text")
     m.push(m.find(module, name))
 
 

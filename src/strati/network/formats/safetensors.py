@@ -97,7 +97,7 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
         )
     header = strict_json(source, raw, "its header")
     if not isinstance(header, dict):
-        raise source.bad("its header is not a JSON table; it is no safetensors file, or damaged")
+        raise source.bad("its header is not a JSON table; it is not a safetensors file, or it is damaged")
     return header, 8 + length
 
 

@@ -344,7 +344,7 @@ def _unreadable(reason: str, shape_at: int | None = None) -> Callable[..., Store
 
 def _parameter(data: Any, *_: Any) -> Any:
     if not isinstance(data, Stored):
-        raise BrokenError("it has a parameter that is no tensor")
+        raise BrokenError("one of its parameters is not a tensor")
     return data
 
 

@@ -32,7 +32,7 @@ class Wire:
         while position < stop:
             self.fields_seen += 1
             if self.fields_seen > MAX_FIELDS:
-                raise self.source.bad("has more parts than any honest file; not read")
+                raise self.source.bad("has more parts than any real file would; not read")
             key, position = self.varint(position, stop)
             number, kind = key >> 3, key & 7
             if number == 0 or number > 1 << 20:

@@ -123,13 +123,13 @@ def find_8bit(
 
 def _state(tensor: Tensor, read: Callable[[str], NDArray[Any]]) -> dict[str, Any]:
     if tensor.dtype != "uint8" or tensor.size > MAX_STATE:
-        raise NotThisError("its quant_state is no short text")
+        raise NotThisError("its quant_state is not a short text")
     try:
         state = json.loads(read(tensor.name).tobytes().decode("utf-8"))
     except (UnicodeDecodeError, ValueError, RecursionError):
         raise BadInputError(tensor.name, "is not the JSON text it should be; the file is corrupt") from None
     if not isinstance(state, dict):
-        raise NotThisError("its quant_state is no table")
+        raise NotThisError("its quant_state is not a table")
     return state
 
 

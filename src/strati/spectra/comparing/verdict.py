@@ -99,7 +99,8 @@ def mixture_text(result: Comparison) -> str:
     residual = max(m.residual or 0.0 for m in known)
     typical = float(np.median([m.residual or 0.0 for m in known]))
     if typical > _UNEXPLAINED:
-        return f"The last network is no mixture of the others: {typical:.0%} of the median layer is left unexplained."
+        left = f"{typical:.0%} of the median layer is left unexplained"
+        return f"The last network is not a mixture of the others: {left}."
     terms = [f"{'-' if w < 0 else '+'} {abs(w):.3f} x network {n}" for n, w in enumerate(weights)]
     told = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
