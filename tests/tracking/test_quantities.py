@@ -116,7 +116,7 @@ def test_the_picture_has_a_panel_per_quantity_and_the_spectra() -> None:
 
 
 def test_groups_seconds_and_heads_on_the_command_line(tmp_path: Path, data: tuple) -> None:
-    from strati.cli.track import command
+    from strati.cli.main import strati as verbs
 
     folder = tmp_path / "run"
     folder.mkdir()
@@ -136,7 +136,7 @@ def test_groups_seconds_and_heads_on_the_command_line(tmp_path: Path, data: tupl
         "--loss",
         "behavioural-mse",
     ]
-    result = CliRunner().invoke(command, [*words, "--json", str(tmp_path / "t.json")])
+    result = CliRunner().invoke(verbs, ["track", *words, "--json", str(tmp_path / "t.json")])
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "t.json").read_text())
     assert {"llc", "llc[0]", "llc[1]", "llc_change"} <= {s["what"] for s in found["series"]}

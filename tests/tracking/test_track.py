@@ -190,11 +190,11 @@ class Own(nn.Module):
 
 
 def test_the_command(run, tmp_path):
-    from strati.cli.track import command
+    from strati.cli.main import strati as verbs
 
     folder, data = run
     words = [str(folder), "--data", str(data), "--what", "spectra,loss", "--out", str(tmp_path / "o")]
-    result = CliRunner().invoke(command, [*words, "--json", str(tmp_path / "t.json")])
+    result = CliRunner().invoke(verbs, ["track", *words, "--json", str(tmp_path / "t.json")])
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "t.json").read_text())
     assert found["schema"] == "strati.track/1"
