@@ -63,7 +63,10 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         title="quasi-null eigenvalues over a transformer's training",
     )
     title = "Quasi-null eigenvalues over a transformer's training"
-    return Reproduction("quasi-null-training", title, tuple(rows), picture)
+    see = "Share of eigenvalues too small for the bulk at each checkpoint, one line per kind of matrix."
+    return Reproduction(
+        "quasi-null-training", title, tuple(rows), picture, captions={"quasi-null-training": see}
+    )
 
 
 def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -97,7 +100,12 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
         ],
         title="spectra of a fully connected network over training",
     )
-    return Reproduction("fcn-checkpoints", "Spectra of 100 checkpoints of an FCN", tuple(rows), picture)
+    title = "Spectra of 100 checkpoints of an FCN"
+    see = (
+        "Above the stable rank of every layer over the steps of training, "
+        "below how many eigenvalues lie beyond the edge."
+    )
+    return Reproduction("fcn-checkpoints", title, tuple(rows), picture, captions={"fcn-checkpoints": see})
 
 
 def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
@@ -173,7 +181,14 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
         title="effective parameters over training, by loss scale",
     )
     title = "Effective parameters over training: N_eff(eps)"
-    return Reproduction("effective-parameters-over-training", title, tuple(rows), picture)
+    see = "Effective parameters at each checkpoint, one line per loss scale; a line further down is a larger scale."
+    return Reproduction(
+        "effective-parameters-over-training",
+        title,
+        tuple(rows),
+        picture,
+        captions={"effective-parameters": see},
+    )
 
 
 def mlp_run(

@@ -15,6 +15,11 @@ from strati.papers.registry import Reproduction, Row
 from strati.spectra.comparing.compare import compare
 from strati.types import Tick
 
+SEE = (
+    "Stable rank of every layer at each checkpoint, one panel per batch size. That of the three large layers falls "
+    "from the value of a random matrix to about a tenth; the last layer's is small from the start."
+)
+
 
 def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Stable rank, hard rank, sigma, quasi-null share and signal share over training, at several batch sizes.
@@ -43,7 +48,13 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             note = "; ".join(f"{k} {_short(a)} to {_short(b)}" for k, (a, b) in numbers.items())
             rows.append(Row(f"batch {batch}, {layer.name}: leaves random-like at", None, when, note))
     title = "Spectra over training, 24 checkpoints, three batch sizes"
-    return Reproduction("training-series", title, tuple(rows), drawn(_draw_ranks, ranks, folder, title))
+    return Reproduction(
+        "training-series",
+        title,
+        tuple(rows),
+        drawn(_draw_ranks, ranks, folder, title),
+        captions={"training-series": SEE},
+    )
 
 
 def _draw_ranks(
