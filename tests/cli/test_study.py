@@ -144,7 +144,7 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
     start = time.monotonic()
     _, told = process.communicate(timeout=30)
-    assert time.monotonic() - start < 10  # about 1 s on a machine that does nothing else
+    assert time.monotonic() - start < 10  # with other jobs on the machine
     assert process.returncode == 130
     assert told.startswith("strati: stopped, ") and " done; resume with strati study " in told
     assert told.count("\n") == 1 and "Traceback" not in told

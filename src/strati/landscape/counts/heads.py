@@ -83,9 +83,8 @@ class HeadWeights:
     def _charge(self, patterns: Tensor, values: Tensor) -> None:
         """Add to the price of exchanging patterns."""
         own = values[..., self.start : self.start + self.heads * self.width]
-        own = own.reshape(*own.shape[:2], self.heads, self.width).transpose(
-            1, 2
-        )  # data, heads, positions, width
+        # data, heads, positions, width
+        own = own.reshape(*own.shape[:2], self.heads, self.width).transpose(1, 2)
         if own.shape[2] != patterns.shape[3]:
             return
         charged = [

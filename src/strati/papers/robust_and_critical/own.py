@@ -137,10 +137,13 @@ def _scale(network: nn.Module, model: Path) -> tuple[tuple[float, ...], tuple[fl
         file = (model if model.is_dir() else model.parent) / name
         try:
             known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        except (OSError, ValueError) as error:
+            raise BadInputError(file, f"cannot be read as JSON ({error})") from error
+        try:
             known = known.get(inner, {}) if inner else known
             mean, std = (tuple(float(v) for v in known[key]) for key in keys)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            continue  # not there, or of another kind: the family decides
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue  # says nothing of pixels: the family decides
         if len(mean) == len(std) == 3 and min(std) > 0:
             return mean, std
     return HALF if is_vit(network) and not isinstance(network, TorchVision) else IMAGENET
