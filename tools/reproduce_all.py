@@ -1,6 +1,6 @@
 """Run reproductions, keep what full runs found in ``docs/reproduced``, and write the docs' page from it.
 
-    .venv/bin/python tools/reproduce_all.py [--full] [--again] [NAME...]
+    .venv/bin/python tools/reproduce_all.py [--full] [--again] [--seed N] [NAME...]
     .venv/bin/python tools/reproduce_all.py --docs
     .venv/bin/python tools/reproduce_all.py --check
     .venv/bin/python tools/reproduce_all.py --show NAME [WORDS...]
@@ -58,6 +58,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     for flag in ("--full", "--again", "--docs", "--check", "--show"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(words)
     if asked.docs:
         collect()
@@ -76,16 +77,16 @@ def main(words: list[str]) -> int:
         if not asked.again and _done(name, OUT if asked.full else OUT / "quick"):
             print(f"{name}: done before", flush=True)
             continue
-        failed += not run(name, asked.full)
+        failed += not run(name, asked.full, asked.seed)
     return 1 if failed else 0
 
 
-def run(name: str, full: bool) -> bool:
+def run(name: str, full: bool, seed: int = 0) -> bool:
     """Run one, and keep its result and its cost; whether it went well."""
     place = OUT if full else OUT / "quick"
     began, cost = _clocks(), Cost(place / f"{name}.cost.json")
     try:
-        result = reproduce(name, quick=not full, folder=place)
+        result = reproduce(name, quick=not full, seed=seed, folder=place)
     except StratiError as error:
         print(f"{name}: failed: {error}", flush=True)
         return False

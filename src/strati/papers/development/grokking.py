@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
     from strati.tracking.track import Track
 
+SEE = (
+    "The training loss falls first and the test loss long after it, with weight decay alone; below, the learning "
+    "coefficient with two errors and the stable rank of every layer over the same steps."
+)
+SEE_ORDER = "One row per event, one mark with its interval per seed: what lies further left happens earlier."
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -134,7 +140,8 @@ def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproductio
         *events_by_seed(folder, f"{name}-order", events, title="what happens when, by seed"),
     )
     title = "Grokking: a + b mod p, what changes when (Nanda et al. 2023)"
-    return Reproduction("grokking", title, tuple(rows), pictures)
+    captions = {name: SEE, f"{name}-order": SEE_ORDER}
+    return Reproduction("grokking", title, tuple(rows), pictures, captions=captions)
 
 
 def trained_run(

@@ -33,6 +33,11 @@ _HELD = 0.05  # of the text, at its end, is for measuring
 _APPEARS = 0.3  # attention to the right place, beyond which a head is one of that kind
 _SECONDS = 5400.0
 
+SEE = (
+    "From the top: loss on held-out text; how much better late tokens of a window are predicted than early ones; "
+    "attention of the best previous-token head and the best induction head; the learning coefficient with two errors."
+)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -183,7 +188,7 @@ def followed(size: Size, *, seed: int, folder: Path, tick: Tick) -> Reproduction
         )
     picture = over_steps(folder, f"in-context-{name}", lines, title="a two-layer attention-only transformer")
     title = "In-context learning in a two-layer attention-only transformer (Hoogland et al. 2024)"
-    return Reproduction("in-context", title, tuple(rows), picture)
+    return Reproduction("in-context", title, tuple(rows), picture, captions={"in-context": SEE})
 
 
 @cache

@@ -45,6 +45,11 @@ ROWS, BATCH, RATE = 1000, 50, 0.3
 NBETA, GAMMA = 1000.0, 60.0
 """Of every learning coefficient in training: cold enough for polygons to differ, and held near them."""
 
+SEE = (
+    "Loss, learning coefficient with two errors, and corners of the polygon over training; a vertical line is where a "
+    "plateau begins. Each drop of the loss goes with more corners."
+)
+
 _COLD, _HELD = 1e6, 400.0  # inverse temperature and localisation at which polygons show their limit
 _LONG = 0.35  # of the longest column: shorter ones stand for no feature
 _REGULAR = 0.25  # relative difference of angles in a polygon
@@ -111,7 +116,7 @@ def superposition(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
         Row("transitions to more corners", "most", _all(more, total), shown),
     ]
     title = "The toy model of superposition: polygons and their learning coefficients (Chen et al. 2023)"
-    return Reproduction("superposition", title, tuple(rows), tuple(pictures))
+    return Reproduction("superposition", title, tuple(rows), tuple(pictures), captions={"superposition": SEE})
 
 
 def _all(count: int, total: int) -> str:

@@ -111,7 +111,7 @@ def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path,
             tick(setting)
     more, figures = _reasons(models, known, kept, folder, seed, quick)
     title = "transformers dropped into unlabelled pieces, put back from the weights alone"
-    return Reproduction("dropped-transformer", title, tuple(rows + more), figures)
+    return Reproduction("dropped-transformer", title, tuple(rows + more), figures, captions=why.CAPTIONS)
 
 
 def _measured(

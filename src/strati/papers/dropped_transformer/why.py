@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.papers.pictures import COLOURS, PAPER, panels, save
 from strati.papers.registry import Row
 from strati.reassembly.transformer.arrange import path
 from strati.reassembly.transformer.layout import stacks, unit_kinds
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from strati.reassembly.transformer.drop import Dropped
 
     Matrix = NDArray[np.float64]
+
+CAPTIONS = {
+    "likeness-by-distance": "How alike two blocks are, by the blocks between them: after training likeness falls with "
+    "distance, which is what puts blocks in order; before training it is zero at every distance.",
+    "readable-over-training": "Matrices put back from the weights alone at checkpoints of one training: the order "
+    "becomes readable as the network learns.",
+}
 
 
 def likeness_tables(dropped: Dropped) -> dict[str, Matrix]:
@@ -123,32 +131,24 @@ def draw(
         curves: Name to network.
         steps: Step of training, matrices in place, matrices.
     """
-    figure, ax = _axes()
-    for name, dropped in curves.items():
+    figure, (axis,) = panels(1, columns=1, title="likeness of two blocks by their distance", size=(7.5, 4.2))
+    for colour, (name, dropped) in zip(cycle(COLOURS), curves.items(), strict=False):
         tables = list(likeness_tables(dropped).values())
         count = len(tables[0])
         mean = [float(np.mean([np.diagonal(t, k).mean() for t in tables])) for k in range(1, count)]
-        ax.plot(range(1, count), mean, marker="o", markersize=3, label=name)
-    ax.axhline(0, color="0.6", linewidth=0.8)
-    ax.set_xlabel("distance in blocks")
-    ax.set_ylabel("likeness on the stream, mean over roles")
-    ax.legend(fontsize=7)
-    files = [folder / "likeness-by-distance.png"]
-    figure.savefig(files[0], dpi=110)
+        axis.plot(range(1, count), mean, marker="o", markersize=3, label=name, color=colour)
+    axis.axhline(0, color=PAPER, lw=0.8, label="_zero")
+    axis.set_xlabel("distance in blocks")
+    axis.set_ylabel("likeness on the stream, mean over roles")
+    axis.legend(frameon=False)
+    files = save(figure, folder, "likeness-by-distance")
     if steps:
-        figure, ax = _axes()
-        ax.plot([max(s, 1) for s, _, _ in steps], [right / of for _, right, of in steps], marker="o")
-        ax.set_xscale("log")
-        ax.set_xlabel("training step")
-        ax.set_ylabel("share of matrices in place, no data")
-        files.append(folder / "readable-over-training.png")
-        figure.savefig(files[1], dpi=110)
-    return tuple(str(file) for file in files)
-
-
-def _axes() -> tuple[Any, Any]:
-    require("matplotlib", "plot", "drawing")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    return figure, figure.subplots()
+        title = "what the weights of one training tell"
+        figure, (axis,) = panels(1, columns=1, title=title, size=(7.5, 4.2))
+        shares = [right / of for _, right, of in steps]
+        axis.plot([max(s, 1) for s, _, _ in steps], shares, marker="o", label="matrices", color=COLOURS[0])
+        axis.set_xscale("log")
+        axis.set_xlabel("training step")
+        axis.set_ylabel("share of matrices in place, no data")
+        files += save(figure, folder, "readable-over-training")
+    return files
