@@ -192,7 +192,7 @@ def as_batches(
     context = min(context, longest_input(model) or context)
     place = device_of(model, device) if model is not None or device is not None else None
     if isinstance(data, str | os.PathLike):
-        data = _read(Path(data), model)
+        data = read_path(Path(data), model)
     pair = None if _two_batches(data) else _arrays(data)
     if pair is not None:
         batch = _batch(*pair, tokens=tokens, context=context)
@@ -395,7 +395,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     return tensor
 
 
-def _read(path: Path, model: nn.Module | None) -> Any:
+def read_path(path: Path, model: nn.Module | None) -> Any:
     """A data file or folder as arrays, or as a stream of rows."""
     from strati.network.data import read_data
     from strati.network.media import read_images, read_text

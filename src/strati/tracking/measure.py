@@ -129,6 +129,10 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
     if missing:
         why = f"lacks {missing[0]}, which the model has; give the model it was saved from"
         raise BadInputError(checkpoint.name, why)
+    other = next((name for name in state if network[name].shape != tuple(state[name].shape)), None)
+    if other is not None:
+        why = f"has {other} as {network[other].shape}, the model as {tuple(state[other].shape)}; give the right model"
+        raise BadInputError(checkpoint.name, why)
     holder.load_state_dict({name: torch.as_tensor(network.read(name).copy()) for name in state})
     return holder
 

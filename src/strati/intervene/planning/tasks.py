@@ -68,6 +68,16 @@ class StudyData:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
+    @property
+    def language(self) -> bool:
+        """Whether the next token of a text is what is predicted."""
+        return self.kind == "tokens" and (self.y_test is None or self.y_test.ndim == 2)
+
+    @property
+    def usual(self) -> str:
+        """The measure where none is asked for."""
+        return "perplexity" if self.language else "accuracy"
+
     def to_bytes(self) -> bytes:
         """The canonical form, as one ``.npz``."""
         about = {"kind": self.kind, "outputs": self.outputs, "mean": self.mean, "std": self.std}
@@ -147,7 +157,7 @@ def task_of(data: StudyData, spec: Spec) -> Task:
         BadInputError: The measure needs labels or text that the data do not have.
     """
     name, size = spec.measure.performance, spec.measure.batch
-    language = data.kind == "tokens" and data.y_test is None
+    language = data.language
     if not language and data.y_test is None:
         raise BadInputError("data", f"have no labels y, but measure.performance {name!r} needs them")
     if language and name == "accuracy":
@@ -168,14 +178,15 @@ def make_task(data: StudyData, performance: str, batch: int, chance: float | Non
             "perplexity": float(data.outputs),
         }
         chance = uniform[performance]
-    if data.y_test is None and data.x_test.shape[-1] < 2:
+    if data.language and data.x_test.shape[-1] < 2:
         raise BadInputError("data", "rows of one token have no next token to predict; give longer rows")
     batches = []
     for start in range(0, len(data.x_test), batch):
         inputs = data.inputs(data.x_test[start : start + batch])
-        if data.y_test is None:
+        if data.language:
             targets = torch.full_like(inputs, IGNORED)
-            targets[:, :-1] = inputs[:, 1:]
+            labels = data.x_test if data.y_test is None else data.y_test
+            targets[:, :-1] = torch.from_numpy(labels[start : start + batch, 1:].astype(np.int64))
         else:
             targets = torch.from_numpy(data.y_test[start : start + batch].astype(np.int64))
         batches.append((inputs, targets))

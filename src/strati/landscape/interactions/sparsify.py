@@ -28,6 +28,7 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, ChainStage, as_chain
 from strati.landscape.interactions.linear_maps import LinearMap, Seen
 from strati.landscape.interactions.sites import as_data
+from strati.network.module import as_module
 from strati.network.select import select_names
 from strati.options import resolve
 from strati.types import Flag, Result, Tick, silent
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from rich.console import RenderableType
 
+    from strati.network.open import Openable
     from strati.types import FloatArray
 
 TOLERANCE = 1e-12
@@ -163,7 +165,7 @@ class SparsifyConfig:
 
 
 def sparsify(
-    model: nn.Module | str | Path,
+    model: Openable,
     x: ArrayLike,
     *,
     config: SparsifyConfig | None = None,
@@ -174,7 +176,7 @@ def sparsify(
 
     Args:
         model: A chain of linear layers and activations, any other network with linear layers or convolutions
-            (residual networks, CNNs, transformers), or the path of a checkpoint.
+            (residual networks, CNNs, transformers); whatever names it.
         x: Data, one row each (token numbers for a language model); only on these the outputs are kept.
         config: Options; keywords of the same names win.
         tick: Called after each layer with its name.
@@ -193,10 +195,7 @@ def sparsify(
         (True, True)
     """
     chosen = resolve(SparsifyConfig, config, options, of=sparsify)
-    if isinstance(model, str | Path):
-        from strati.network.module import as_module
-
-        model = as_module(model)
+    model = as_module(model)
     try:
         chain = as_chain(model)
     except UnsupportedError:
