@@ -244,16 +244,19 @@ def _measure(
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
     from strati.intervene.measuring.tally import standard_error
+    from strati.intervene.planning.given import in_single
 
     nothing = {"performance": None, "low": None, "high": None}
     about = wanted["performance"]
     if data is not None:
-        task = as_task(data, study or Study("plan", about, (), 0), module)
+        made = in_single(made)
+        task = as_task(data, study or Study("plan", about, (), 0), made)
         subject = Subject("written", made, None, task)
     else:
         shops = open_workshops(study, model=module) if study is not None else []
         if not shops:
             return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
+        made = made if shops[0].subject.task is None else in_single(made)
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
     scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
@@ -262,7 +265,7 @@ def _measure(
     if error is not None:
         half = float(stats.norm.ppf(0.975)) * error
         low, high = sorted((scale.performance(-half), scale.performance(half)))
-    seconds = _seconds(module, made, subject) if edits.factors else (None, None)
+    seconds = _seconds(in_single(module), made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds
 
 

@@ -172,11 +172,13 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
 def _per_row(out: Any, y: Any, name: str) -> Any:
     from torch.nn import functional
 
+    from strati.landscape.batches import NO_LABEL
+
     if name == "mse":
         return ((out - y.reshape(out.shape)) ** 2).flatten(1).sum(1)  # the squared norm, as everywhere
     if out.ndim == 3:  # tokens: the mean over a sequence
         each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
-        return each.mean(1)
+        return each.sum(1) / (y != NO_LABEL).sum(1).clamp(min=1)
     return functional.cross_entropy(out, y.long(), reduction="none")
 
 

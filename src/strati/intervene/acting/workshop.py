@@ -28,7 +28,7 @@ from strati.intervene.measuring.interventions import (
 from strati.intervene.measuring.points import Subject
 from strati.intervene.measuring.units import check_fits
 from strati.intervene.planning.config import StudyConfig
-from strati.intervene.planning.given import study_data
+from strati.intervene.planning.given import in_single, study_data
 from strati.intervene.planning.settings import Point, make, read_setting
 from strati.intervene.planning.tasks import StudyData, Task, make_task
 
@@ -164,13 +164,14 @@ def _given(study: Study, model: Any, data: Any) -> Subject | None:
     task = None
     body = study.body
     if data is not None:
-        task = as_task(data, study, module)
+        task = as_task(data, study, in_single(module))
     elif body is not None and hasattr(body, "subjects"):
         first = next(iter(body.subjects.values()))
-        return Subject(first.name, module.eval(), None, first.task, first.evaluate)
+        found = module if first.task is None else in_single(module)
+        return Subject(first.name, found.eval(), None, first.task, first.evaluate)
     elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
         task = _stored_task(study, Path(study.store).parent)
-    return None if task is None else Subject("model", module.eval(), None, task)
+    return None if task is None else Subject("model", in_single(module).eval(), None, task)
 
 
 def as_task(data: Any, study: Study, model: nn.Module) -> Task:

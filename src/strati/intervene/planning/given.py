@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +14,10 @@ from torch import Tensor, nn
 from strati.errors import BadInputError
 from strati.intervene.planning.spec import Spec, builtin_names, spec_keys
 from strati.intervene.planning.tasks import IGNORED, StudyData, windows
-from strati.landscape.batches import as_batches, read_path
+from strati.landscape.batches import NO_LABEL, as_batches, read_path
 from strati.network.intake import as_array
 from strati.network.module import as_module
 from strati.network.open import Network
-
-_NO_LABEL = -100
-"""What transformers writes into ``labels`` where there is nothing to predict."""
 
 
 def is_spec(source: Any, *, given: bool) -> bool:
@@ -51,11 +49,16 @@ def as_modules(source: Any) -> nn.Module | dict[str, nn.Module]:
     return as_module(source)
 
 
+def in_single(model: nn.Module) -> nn.Module:
+    """A module in half precision as a copy in single precision, as every verb that computes with torch has it."""
+    halves = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in model.parameters())
+    return copy.deepcopy(model).float() if halves else model
+
+
 def study_data(data: Any, model: nn.Module, context: int) -> StudyData:
     """Data as a study scores them: inputs with labels, or token ids whose next token is predicted.
 
-    Of a dict as tokenizers return it ``input_ids`` are the inputs, padding goes by ``attention_mask``, and ``labels``
-    of one number a token are, as in transformers, those of the tokens themselves.
+    Of a dict as tokenizers return it ``input_ids`` are the inputs, and padding goes by ``attention_mask``.
 
     Args:
         data: Whatever names data.
@@ -75,11 +78,11 @@ def study_data(data: Any, model: nn.Module, context: int) -> StudyData:
     if x.dtype.kind not in "fiub":
         raise BadInputError("data", f"holds {x.dtype}, not numbers; give arrays of numbers")
     tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
-    if tokens and (y is None or y.shape == x.shape):
+    if tokens and (y is None or (x.ndim == 2 and y.shape == x.shape)):
         ids = windows(np.where(x == IGNORED, 0, x), context, "data")
         ids = np.where(x == IGNORED, IGNORED, ids) if ids.shape == x.shape else ids
-        next_of = None if y is None or x.ndim == 1 else np.where(y == _NO_LABEL, IGNORED, y)
-        return StudyData("tokens", int(ids.max()) + 1, ids[:0], None, ids, next_of)
+        targets = None if y is None else np.where(y == NO_LABEL, IGNORED, y)
+        return StudyData("tokens", int(ids.max()) + 1, ids[:0], None, ids, targets)
     if y is None:
         raise BadInputError(
             "data", "has no labels y, by which a network is scored; give (x, y), or token ids"

@@ -31,7 +31,7 @@ from strati.intervene.measuring.units import (
     training_units,
 )
 from strati.intervene.planning.config import StudyConfig, config_of
-from strati.intervene.planning.given import study_data
+from strati.intervene.planning.given import in_single, study_data
 from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
@@ -177,7 +177,7 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
     for name, module in modules.items():
         model = copy.deepcopy(module).eval()  # the caller's own stays as it is, whatever happens
         if task is not None:
-            model = _in_single(model)
+            model = in_single(model)
             check_fits(model, task)
         first = (
             plan.initial.get(name)
@@ -225,12 +225,6 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         layers=layers,
         fail=fail,
     )
-
-
-def _in_single(model: nn.Module) -> nn.Module:
-    """A module in half precision in single precision, as every verb that computes with torch has it."""
-    halves = [p for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4]
-    return model.float() if halves else model
 
 
 def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:

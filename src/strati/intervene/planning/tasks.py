@@ -70,7 +70,7 @@ class StudyData:
 
     @property
     def language(self) -> bool:
-        """Whether the next token of a text is what is predicted."""
+        """Whether a token is predicted at every place of a text."""
         return self.kind == "tokens" and (self.y_test is None or self.y_test.ndim == 2)
 
     @property
@@ -178,15 +178,14 @@ def make_task(data: StudyData, performance: str, batch: int, chance: float | Non
             "perplexity": float(data.outputs),
         }
         chance = uniform[performance]
-    if data.language and data.x_test.shape[-1] < 2:
+    if data.y_test is None and data.x_test.shape[-1] < 2:
         raise BadInputError("data", "rows of one token have no next token to predict; give longer rows")
     batches = []
     for start in range(0, len(data.x_test), batch):
         inputs = data.inputs(data.x_test[start : start + batch])
-        if data.language:
+        if data.y_test is None:
             targets = torch.full_like(inputs, IGNORED)
-            labels = data.x_test if data.y_test is None else data.y_test
-            targets[:, :-1] = torch.from_numpy(labels[start : start + batch, 1:].astype(np.int64))
+            targets[:, :-1] = inputs[:, 1:]
         else:
             targets = torch.from_numpy(data.y_test[start : start + batch].astype(np.int64))
         batches.append((inputs, targets))

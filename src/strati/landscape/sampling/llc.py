@@ -141,7 +141,7 @@ def llc(
     if not per_layer and heads is None and groups is None:
         function = _function(model, loss, data, layers)
         return estimate(sample(function, function.flat.theta, settings, tick), settings)
-    data = collect(data)
+    data = collect(data, model)
     data = data[0] if data[1] is None else data
     settings = one_localisation(settings, _function(model, loss, data, None))
 
