@@ -72,7 +72,6 @@ def command(
     """
     from strati.errors import require
     from strati.intervene.planning.spec import SCHEMES, read_spec
-    from strati.run.engine import cores
 
     if export is not None:
         check_table(export)
@@ -99,7 +98,7 @@ def command(
         from strati.intervene.study import study
 
         with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-            where: dict[str, Any] = {"engine": engine, "workers": workers or cores(), "address": address}
+            where: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
             result = study(wanted, out=folder, tick=tick, retry=retry, resume=resume, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None

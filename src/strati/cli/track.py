@@ -71,7 +71,13 @@ from strati.tracking.config import QUANTITIES, TrackConfig
 )
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
-    "--workers", "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, help="Processes."
+    "--workers",
+    "--jobs",
+    "-j",
+    type=click.IntRange(0),
+    default=default(TrackConfig, "workers"),
+    show_default=True,
+    help="Processes; 0: one per processor.",
 )
 @click.option("--address", help="Address of a Ray cluster.")
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")

@@ -104,7 +104,7 @@ class Study(Result):
 
         return study_summary(self)
 
-    def plot(self, *, metric: str = "alpha", **options: Any) -> Any:
+    def plot(self, *, metric: str | None = None, **options: Any) -> Any:
         """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
         from strati.report.plots.study import scatter
 

@@ -164,6 +164,11 @@ class Network:
     def __repr__(self) -> str:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"
 
+    def _repr_html_(self) -> str:
+        from strati.network.inspect import inspect
+
+        return inspect(self)._repr_html_()
+
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
         return {tensor.name: tensor for tensor in self.tensors}

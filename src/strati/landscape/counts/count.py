@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from strati.errors import UnsupportedError
-from strati.landscape.batches import whole_inputs
+from strati.landscape.batches import device_of, whole_inputs
 from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import digits
 from strati.landscape.counts import exact as exactly
@@ -77,7 +77,7 @@ def degeneracy(
     chosen = resolve(DegeneracyConfig, config, options, of=degeneracy)
     model = as_module(model)
     data = whole_inputs(x, model, of="counting")
-    device = chosen.device or next(model.parameters(), data).device
+    device = device_of(model, chosen.device) or data.device
     data = data.to(device)
     try:
         chain = as_chain(model).to(torch.float64, device)

@@ -37,7 +37,7 @@ Features = Callable[[Tensor, Tensor], Tensor]
 """Of the flat parameters and rows of data: ``(rows, features)``, own outputs first, then the nodes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConstrainedLoss:
     """Eqs. 31 and 32 as a function of the part's own parameters.
 
@@ -65,6 +65,12 @@ class ConstrainedLoss:
     target: Tensor
     outputs: int
     weights: Tensor
+
+    def __repr__(self) -> str:
+        """How large it is; the tensors are its attributes."""
+        nodes = self.target.shape[1] - self.outputs
+        counts = f"{self.theta.numel()} parameters, {len(self.x)} rows, {self.outputs} outputs, {nodes} nodes"
+        return f"ConstrainedLoss({counts})"
 
     def __call__(self, theta: Tensor) -> Tensor:
         """The loss at ``theta``; differentiable, and fit for :func:`strati.learning_coefficient`."""
