@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from strati.cli import interrupts
 from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
 from strati.cli.guard import guard_outputs
 from strati.errors import BadInputError, StoppedError
@@ -94,6 +95,7 @@ def command(
         emit(estimate_study(wanted, workers=workers), output)
         return
     resume = f"strati {shlex.join(sys.argv[1:])}"
+    interrupts.resumable(resume)
     try:
         from strati.intervene.study import study
 

@@ -191,6 +191,7 @@ def track(
             workers=chosen.workers,
             address=chosen.address,
             retry=chosen.retry,
+            resume=getattr(tick, "resume", Run.resume),
             tick=tick,
         )
         stack.enter_context(stoppable(lambda: len(store.keys()), run))
