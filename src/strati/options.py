@@ -94,6 +94,8 @@ def _fitting(called: str, name: str, value: Any, kind: str) -> Any:
             return value
         if word == "str" and isinstance(value, str):
             return value
+        if word == "Mapping" and isinstance(value, Mapping):
+            return value
         if word in ("tuple", "Sequence"):
             if isinstance(value, str) and inner.startswith("str"):
                 return value
@@ -111,6 +113,7 @@ _WORDS = {
     "None": "None",
     "tuple": "a list",
     "Sequence": "a list",
+    "Mapping": "a mapping",
 }
 
 

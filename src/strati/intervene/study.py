@@ -132,8 +132,8 @@ def study(
             A network with all weights zero must not score better than the intact one.
         data: For networks, instead of ``evaluate``: whatever names data with labels, or token ids; performance is then
             the accuracy on them (perplexity for tokens), everything before the changed layer is computed once, and the
-            metrics that need data are recorded too. A module in half precision is computed in float32; with
-            ``evaluate`` it stays as it is.
+            metrics that need data are recorded too. A module in half or double precision is computed in
+            float32; with ``evaluate`` it stays as it is.
         tick: Called after each unit of work, with its name.
         config: All options in one :class:`StudyConfig`.
         **options: Fields of :class:`StudyConfig` by name; they win over ``config`` and over what a spec says.

@@ -194,8 +194,6 @@ def as_task(data: Any, study: Study, model: nn.Module) -> Task:
 def _scored(data: StudyData, study: Study) -> Task:
     batch = int(((study.origin.get("spec") or {}).get("measure") or {}).get("batch", 250))
     name = str(study.performance["name"])
-    if not data.language and name == "perplexity":
-        raise BadInputError("data", "perplexity, by which the study measured, needs text (token ids alone)")
     return make_task(data, name, batch, study.performance.get("chance"))
 
 
@@ -225,7 +223,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Works
             raise BadInputError(
                 network.path, "the study's network is no longer there; give the model as well"
             )
-        model = open_checkpoint(network.path, network)
+        model = in_single(open_checkpoint(network.path, network))
         first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
         known = first.get("weights")
         if known is not None and state_digest(model) != known:

@@ -50,9 +50,9 @@ def as_modules(source: Any) -> nn.Module | dict[str, nn.Module]:
 
 
 def in_single(model: nn.Module) -> nn.Module:
-    """A module in half precision as a copy in single precision, as every verb that computes with torch has it."""
-    halves = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in model.parameters())
-    return copy.deepcopy(model).float() if halves else model
+    """A module in half or double precision as a copy in single precision, in which a study's data are."""
+    others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
+    return copy.deepcopy(model).float() if others else model
 
 
 def study_data(data: Any, model: nn.Module, context: int) -> StudyData:

@@ -100,7 +100,7 @@ def open_spec(spec: Spec, find: Find) -> Opened:
         data = prepare(spec, find)
         model = build(spec.network, data.shape, data.outputs, spec.data.context)
         return Opened(model, data, tuple(network_name(n) for n in range(spec.network.count)))
-    model = open_checkpoint(str(spec.network.path), spec.network)
+    model = in_single(open_checkpoint(str(spec.network.path), spec.network))
     data = prepare(spec, find, *_tokeniser(spec, model))
     return Opened(model, data, (Path(str(spec.network.path)).name,))
 

@@ -167,10 +167,27 @@ def task_of(data: StudyData, spec: Spec) -> Task:
     return make_task(data, name, size, spec.measure.chance)
 
 
+def check_measure(data: StudyData, performance: str) -> None:
+    """Refuse a measure that the data cannot be scored by.
+
+    Raises:
+        BadInputError: There is no such measure, or it needs labels or text that the data do not have.
+    """
+    if performance not in ("accuracy", "loss", "perplexity"):
+        raise BadInputError(
+            "performance", f"no measure {performance!r} of data; there are accuracy, loss and perplexity"
+        )
+    if data.language and performance == "accuracy":
+        raise BadInputError("data", "are text without labels, which loss or perplexity measure, not accuracy")
+    if not data.language and performance == "perplexity":
+        raise BadInputError("data", "have labels of their own; perplexity needs text (token ids alone)")
+
+
 def make_task(data: StudyData, performance: str, batch: int, chance: float | None = None) -> Task:
     """Cut the test data into batches of a fixed size: the numbers must not depend on anything else."""
     import torch
 
+    check_measure(data, performance)
     if chance is None:
         uniform = {
             "accuracy": 1.0 / data.outputs,

@@ -27,6 +27,7 @@ from strati.landscape.interactions.whitening import (
     repeated,
     whitening,
 )
+from strati.landscape.models import device_of
 from strati.landscape.probes import MatrixEstimate
 from strati.network.module import as_module
 from strati.options import resolve
@@ -148,7 +149,7 @@ def build_backend(model: Openable, x: ArrayLike | torch.Tensor, config: BasisCon
     model = as_module(model)
     data = as_data(x, model)
     reading = Reading(config.sites, config.probes, config.batch, config.layers)
-    device = None if config.device is None else torch.device(config.device)
+    device = None if config.device is None else device_of(model, config.device)
     anywhere = config.sites is None and config.layers is None
     if anywhere and data.is_floating_point() and not hasattr(model, "config"):
         try:

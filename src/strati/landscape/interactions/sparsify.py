@@ -28,6 +28,7 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, ChainStage, as_chain
 from strati.landscape.interactions.linear_maps import LinearMap, Seen
 from strati.landscape.interactions.sites import as_data
+from strati.landscape.models import device_of
 from strati.network.module import as_module
 from strati.network.select import select_names
 from strati.options import resolve
@@ -206,7 +207,6 @@ def sparsify(
 def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     """Any network: its layers one by one, each by what it reads on the data."""
     from strati.landscape.interactions.sparsify_modules import moved, outputs_of, rewrite
-    from strati.landscape.models import device_of
 
     place = device_of(model, chosen.device)
     data = as_data(x, model).to(place)
@@ -237,7 +237,7 @@ def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tic
 
 def _of_chain(chain: Chain, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     data = as_data(x)
-    device = torch.device(chosen.device or chain.stages[0].weight.device)
+    device = device_of(None, chosen.device) or chain.stages[0].weight.device
     data = data.to(device)
     exact = chain.to(torch.float64, device)
     rows: FloatArray = exact.rows(data).cpu().numpy()

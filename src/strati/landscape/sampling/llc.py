@@ -136,6 +136,10 @@ def llc(
     """
     settings = resolve(LLCConfig, config, options, of=llc)
     model = on_device(as_module(model), settings.device)
+    if not isinstance(per_layer, bool):
+        raise BadInputError("llc", f"option 'per_layer' must be True or False, not {per_layer!r}")
+    if heads is not None and not _are_heads(heads):
+        raise BadInputError("llc", "option 'heads' must be a list of pairs (block, head)")
     if sum((per_layer, heads is not None, groups is not None)) > 1:
         raise BadInputError("llc", "give one of per_layer, heads and groups at a time")
     if not per_layer and heads is None and groups is None:
@@ -157,6 +161,12 @@ def llc(
     x = data[0] if isinstance(data, tuple) else data
     by_label = dict(data_groups(groups, number_of_rows(x)))
     return each(tuple(by_label), lambda name: of(model, rows_of(data, by_label[name]), layers), tick)
+
+
+def _are_heads(heads: Any) -> bool:
+    if not isinstance(heads, Sequence) or isinstance(heads, str):
+        return False
+    return all(isinstance(head, Sequence) and len(head) == 2 and not isinstance(head, str) for head in heads)
 
 
 def _function(model: nn.Module, loss: Loss, data: Any, layers: str | Sequence[str] | None) -> Objective:

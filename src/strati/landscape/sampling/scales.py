@@ -300,7 +300,10 @@ def _scales(scales: Sequence[float] | None, function: Objective) -> FloatArray:
         target = function.target.reshape(function.rows, -1).to(function.flat.dtype)
         size = size or float(target.var(dim=0, correction=0).sum()) or 1.0
         return size * np.geomspace(1e-5, 1e-1, 5)
-    wanted = np.atleast_1d(np.asarray(scales, dtype=float))
+    try:
+        wanted = np.atleast_1d(np.asarray(scales, dtype=float))
+    except (TypeError, ValueError):
+        raise BadInputError("scales", "must be positive numbers") from None
     if wanted.size == 0 or not np.isfinite(wanted).all() or (wanted <= 0).any():
         raise BadInputError("scales", "must be positive numbers")
     return np.sort(wanted)

@@ -44,7 +44,7 @@ def adapted_module(network: Network, rebuilt: Callable[[Network], nn.Module]) ->
         for tensor in both.tensors:
             place = own.get(bare_name(tensor.name))
             if place is not None and tuple(place.shape) == tensor.shape:
-                place.copy_(torch.as_tensor(_real(both.read(tensor.name))))
+                place.copy_(torch.tensor(_real(both.read(tensor.name))))
     return model
 
 
