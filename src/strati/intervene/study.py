@@ -168,7 +168,7 @@ def study(
     if is_spec(source, given=given):
         if given:
             raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
-        spec = source if isinstance(source, Spec) else read_spec(source)
+        spec = source if isinstance(source, Spec) else read_spec(source)  # type: ignore[arg-type]
         return _run(spec_job(override(spec, config, set(options)), config, find_data), out, run)
     return _run(model_job(as_modules(source), evaluate, data, config), out, run)
 

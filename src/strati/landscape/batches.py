@@ -254,7 +254,7 @@ def _arrays(data: Any, *, shifts: bool = False) -> tuple[Any, Any] | None:
         inputs = {k: v for k, v in data.items() if k != label and v is not None}
         target = data[label] if label else None
         tokens = np.shape(inputs.get("input_ids", ()))
-        if shifts and label == "labels" and len(tokens) == 2 and np.shape(target) == tokens:
+        if shifts and label == "labels" and target is not None and len(tokens) == 2 == np.ndim(target):
             target = torch.nn.functional.pad(as_tensor(target, "labels")[:, 1:], (0, 1), value=NO_LABEL)
         return inputs, target
     if isinstance(data, Batch):

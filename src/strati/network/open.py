@@ -63,7 +63,7 @@ def open(x: Openable) -> Network:
     if isinstance(x, str | os.PathLike):
         return _at(Path(_found(os.fspath(x))))
     if intake.is_module(x):
-        return Network(Path(type(x).__name__), intake.module_contents(x), module=x)  # type: ignore[arg-type]
+        return Network(Path(type(x).__name__), intake.module_contents(x), module=x)
     if isinstance(x, Mapping):
         return Network(Path("state dict"), intake.mapping_contents(x))
     raise intake.refuse(x)

@@ -78,7 +78,7 @@ def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Ch
     if not found:
         raise BadInputError("checkpoints", "there are none; give their paths, or the folder that holds them")
     if steps is not None:
-        if not isinstance(steps, Iterable) or isinstance(steps, str):
+        if not isinstance(steps, Iterable):
             raise BadInputError("steps", "must be a list of numbers, one for each checkpoint")
         if len(steps) != len(found):
             raise BadInputError("steps", f"there are {len(steps)} for {len(found)} checkpoints")
