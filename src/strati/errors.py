@@ -39,7 +39,7 @@ class BadInputError(StratiError):
     """A file or an array that cannot be used, whatever the options."""
 
 
-class UnsupportedError(StratiError):
+class UnsupportedError(BadInputError):
     """Something well-formed that strati does not handle."""
 
 

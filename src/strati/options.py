@@ -10,12 +10,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
+
+import numpy as np
 
 from strati.errors import BadInputError
 
 C = TypeVar("C")
+_ALIASES = {"jobs": "workers"}
 
 
 def resolve(
@@ -31,7 +36,8 @@ def resolve(
             config's (``layers=``, ``out=``) are known as well, when a misspelt name is looked up.
 
     Raises:
-        BadInputError: An unknown keyword (the nearest known name is given), or a config of another class.
+        BadInputError: An unknown keyword (the nearest known name is given), a value of another type, or a config of
+            another class.
 
     Examples:
         >>> from dataclasses import dataclass
@@ -44,16 +50,78 @@ def resolve(
         >>> resolve(Options, None, {"draw": 50}, of="llc")
         Traceback (most recent call last):
         strati.errors.BadInputError: llc: no option 'draw'; did you mean 'draws'?
+        >>> resolve(Options, None, {"draws": "many"}, of="llc")
+        Traceback (most recent call last):
+        strati.errors.BadInputError: llc: option 'draws' must be a whole number, not 'many'
     """
     called = of if isinstance(of, str) else of.__name__
     if config is not None and not isinstance(config, kind):
         raise BadInputError(called, f"config must be a {kind.__name__}, not a {type(config).__name__}")
     names = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    if "workers" in names:  # ``jobs`` is another name for it
+        keywords = {_ALIASES.get(name, name): value for name, value in keywords.items()}
     for name in keywords:
         if name not in names:
             raise BadInputError(called, f"no option {name!r}; {nearest(name, [*names, *_own(of)])}")
     base = kind() if config is None else config
-    return dataclasses.replace(base, **keywords) if keywords else base  # type: ignore[type-var]
+    if not keywords:
+        return base
+    types = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fitting = {name: _fitting(called, name, value, types[name]) for name, value in keywords.items()}
+    return dataclasses.replace(base, **fitting)  # type: ignore[type-var]
+
+
+def _fitting(called: str, name: str, value: Any, kind: str) -> Any:
+    """A value that an option's type allows; a whole number may come as ``1e3``, and as numpy's own.
+
+    Types that are not plain numbers, words or lists of them are left to the function.
+
+    Raises:
+        BadInputError: It is of another type, or not a number.
+    """
+    parts = [part.strip() for part in re.split(r"\|(?![^\[]*\])", kind)]
+    if not all(part.split("[")[0] in _WORDS for part in parts) or "Any" in kind:
+        return value
+    for part in parts:
+        word, _, inner = part.partition("[")
+        if word == "None" and value is None:
+            return value
+        if word == "bool" and isinstance(value, bool | np.bool_):
+            return bool(value)
+        if word == "int" and _is_number(value) and float(value).is_integer():
+            return int(value)
+        if word == "float" and _is_number(value):
+            return value
+        if word == "str" and isinstance(value, str):
+            return value
+        if word == "Mapping" and isinstance(value, Mapping):
+            return value
+        if word in ("tuple", "Sequence"):
+            if isinstance(value, str) and inner.startswith("str"):
+                return value
+            if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+                return value
+    wanted = " or ".join(dict.fromkeys(_WORDS[part.split("[")[0]] for part in parts))
+    raise BadInputError(called, f"option {name!r} must be {wanted}, not {value!r}")
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+    "str": "a word",
+    "None": "None",
+    "tuple": "a list",
+    "Sequence": "a list",
+    "Mapping": "a mapping",
+}
+
+
+def _is_number(value: Any) -> bool:
+    """A real number that is one: no truth value, not NaN."""
+    return (
+        isinstance(value, int | float | np.number) and not isinstance(value, bool) and not math.isnan(value)
+    )
 
 
 def _own(of: str | Callable[..., Any]) -> list[str]:

@@ -85,8 +85,10 @@ class Result:
         """What a terminal shows: a rich renderable."""
 
     def plot(self, **options: Any) -> Any:
-        """Draw the result with matplotlib and return the figure."""
-        raise NotImplementedError(f"{type(self).__name__} has no picture")
+        """Draw the result with matplotlib and return the figure; by default its table as bars."""
+        from strati.report.plots.table import plot_table
+
+        return plot_table(self.frame(), **{"title": self.verb} | options)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form as plain Python values; nothing in it is NaN or infinite."""

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+LEFT = "strati: stopped; resume with strati study again\n"
 PROGRAM = """
 import os, signal, sys, time
 from strati.cli import interrupts
 interrupts.leave_at_once()
 interrupts.raise_once()
+interrupts.resumable("strati study again")
 try:
     import slow
     time.sleep(30)
@@ -38,8 +40,8 @@ except KeyboardInterrupt:
     ("rest", "said", "error"),
     [
         ("", "undisturbed\nheeded\n", ""),
-        ("time.sleep(30)", "undisturbed\n", "strati: stopped\n"),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", "undisturbed\n", "strati: stopped\n"),
+        ("time.sleep(30)", "undisturbed\n", LEFT),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", "undisturbed\n", LEFT),
     ],
     ids=["heeded when the import is done", "an import that never ends", "pressed twice"],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -146,7 +147,8 @@ def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     _, told = process.communicate(timeout=30)
     assert time.monotonic() - start < 10  # with other jobs on the machine
     assert process.returncode == 130
-    assert told.startswith("strati: stopped, ") and " done; resume with strati study " in told
+    # Where an import outlasts the patience, on a busy machine, how many are done cannot be told.
+    assert re.match(r"strati: stopped(, \d+ done( in this run)?)?; resume with strati study ", told), told
     assert told.count("\n") == 1 and "Traceback" not in told
     _, alive = psutil.wait_procs(children, timeout=5)
     assert alive == []

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from strati.cli import interrupts
 from strati.cli.common import (
     Output,
     emit,
@@ -88,6 +89,8 @@ def command(
         return
     total = sum(len(n.layers()) for n in networks)
     resume = f"strati {shlex.join(sys.argv[1:])}"
+    if out is not None:
+        interrupts.resumable(resume)
     with progress("compare", total, quiet=output.quiet, resume=resume) as tick:
         result = compare(*networks, config=config, out=out, engine=engine, address=address, tick=tick)
     if export is not None:

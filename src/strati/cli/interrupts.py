@@ -27,6 +27,20 @@ _PAUSE = 0.01
 """Seconds between two looks whether an import is done."""
 
 _MAIN = threading.main_thread()
+_STOPPED = "strati: stopped"
+_line = _STOPPED
+"""What a process says that leaves at once."""
+
+
+def resumable(command: str) -> None:
+    """From now on a process that leaves at once says by which command it is resumed."""
+    global _line
+    _line = f"strati: stopped; resume with {command}"
+
+
+def last_words() -> str:
+    """What a process says that was stopped in the middle of something that cannot be told."""
+    return _line
 
 
 def leave_at_once() -> None:
@@ -40,6 +54,8 @@ def leave_at_once() -> None:
 
 def raise_once() -> None:
     """From now on the first Ctrl-C is a ``KeyboardInterrupt`` and the second one ends the process."""
+    global _line
+    _line = _STOPPED
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, _raise)
 
@@ -75,7 +91,7 @@ def leave() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"strati: stopped\n")
+    os.write(2, f"{_line}\n".encode(errors="replace"))
     os._exit(CODE)
 
 

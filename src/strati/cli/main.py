@@ -188,7 +188,7 @@ def _run(words: list[str], debug: bool) -> int:
 
 
 def _stopped() -> int:
-    _say("strati: stopped")
+    _say(interrupts.last_words())
     return interrupts.CODE
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from strati.cli import interrupts
 from strati.cli.common import (
     Output,
     device_option,
@@ -119,6 +120,8 @@ def command(
         emit(estimate_scan(model, wanted, workers=workers, resumable=out is not None), output)
         return
     resume = f"strati {shlex.join(sys.argv[1:])}"
+    if out is not None:
+        interrupts.resumable(resume)
     try:
         with progress("scan", len(wanted), quiet=output.quiet, sizes=_sizes(wanted), resume=resume) as tick:
             result = scan(

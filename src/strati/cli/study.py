@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from strati.cli import interrupts
 from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
 from strati.cli.guard import guard_outputs
 from strati.errors import BadInputError, StoppedError
@@ -72,7 +73,6 @@ def command(
     """
     from strati.errors import require
     from strati.intervene.planning.spec import SCHEMES, read_spec
-    from strati.run.engine import cores
 
     if export is not None:
         check_table(export)
@@ -95,11 +95,12 @@ def command(
         emit(estimate_study(wanted, workers=workers), output)
         return
     resume = f"strati {shlex.join(sys.argv[1:])}"
+    interrupts.resumable(resume)
     try:
         from strati.intervene.study import study
 
         with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-            where: dict[str, Any] = {"engine": engine, "workers": workers or cores(), "address": address}
+            where: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
             result = study(wanted, out=folder, tick=tick, retry=retry, resume=resume, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None

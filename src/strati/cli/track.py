@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import Any
 
 import click
 
+from strati.cli import interrupts
 from strati.cli.common import Output, emit, layers_option, output_options, seed_option
 from strati.options import default
 from strati.tracking.config import QUANTITIES, TrackConfig
@@ -71,7 +74,13 @@ from strati.tracking.config import QUANTITIES, TrackConfig
 )
 @click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True)
 @click.option(
-    "--workers", "--jobs", "-j", type=click.IntRange(1), default=1, show_default=True, help="Processes."
+    "--workers",
+    "--jobs",
+    "-j",
+    type=click.IntRange(0),
+    default=default(TrackConfig, "workers"),
+    show_default=True,
+    help="Processes; 0: one per processor.",
 )
 @click.option("--address", help="Address of a Ray cluster.")
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
@@ -111,7 +120,10 @@ def command(
         layers = [x for c in ordered for x in select(open_network(c.source).layers(), options["layers"])]
         emit(estimate_scan(f"{len(ordered)} checkpoints", layers, workers=options["workers"]), output)
         return
-    with progress("track", None, quiet=output.quiet) as tick:
+    resume = f"strati {shlex.join(sys.argv[1:])}"
+    if out is not None:
+        interrupts.resumable(resume)
+    with progress("track", None, quiet=output.quiet, resume=resume) as tick:
         found = track(
             source, data=data, out=out, steps=numbers, what=what, tick=tick, expect=tick.expect, **options
         )

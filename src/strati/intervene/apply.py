@@ -95,8 +95,8 @@ def apply(
 
     Args:
         plan: A plan, its JSON, or the file of that.
-        model: The network the plan was made for: a safetensors file, a Hugging Face directory, a torch or ``.npz``
-            file, or a module in memory (written as ``model.safetensors``).
+        model: The network the plan was made for, whatever names it. A safetensors file, a Hugging Face directory, a
+            torch or ``.npz`` file is written in its own format, what is in memory as ``model.safetensors``.
         out: A new folder. Never the original's.
         data: What to measure on; by default the study's own data.
         config: Options; keywords of the same names win.
@@ -113,17 +113,15 @@ def apply(
     """
     require("torch", "torch", "applying a plan")
     chosen = resolve(ApplyConfig, config, options, of=apply)
-    from torch import nn
-
     from strati.intervene.acting.written import Edits, open_network_of
+    from strati.network.module import as_module
 
     wanted = _wanted(plan)
     study = plan.study if isinstance(plan, Plan) else _study_of(wanted)
     place = Path(out)
-    source = None if isinstance(model, nn.Module) else Path(model)
+    source = _file_of(model)
     _check_place(place, source)
-    assert source is not None or isinstance(model, nn.Module)
-    module = model if source is None else open_network_of(source, study)
+    module = as_module(model) if source is None else open_network_of(source, study)
     _check_network(wanted, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
     edits = Edits(wanted, module, study, chosen.factored)
@@ -165,9 +163,20 @@ def _study_of(wanted: Mapping[str, Any]) -> Study | None:
     return load_study(Path(store).parent)
 
 
+def _file_of(model: Any) -> Path | None:
+    """The file or folder whose format the changed network is written in; ``None`` for a network in memory."""
+    from strati.network.adapters.merge import is_adapter
+    from strati.network.intake import is_module
+    from strati.network.open import open as open_network
+
+    if is_module(model):
+        return None
+    network = open_network(model)
+    whole = not network.in_memory and not network.parts and not is_adapter(network)
+    return Path(network.path) if whole else None
+
+
 def _check_place(out: Path, source: Path | None) -> None:
-    if source is not None and not source.exists():
-        raise BadInputError(source, "no such file or directory")
     if source is not None:
         original, place = source.resolve(), out.resolve()
         folder = original if source.is_dir() else original.parent
@@ -235,16 +244,19 @@ def _measure(
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
     from strati.intervene.measuring.tally import standard_error
+    from strati.intervene.planning.given import in_single
 
     nothing = {"performance": None, "low": None, "high": None}
     about = wanted["performance"]
     if data is not None:
-        task = as_task(data, study or Study("plan", about, (), 0))
+        made = in_single(made)
+        task = as_task(data, study or Study("plan", about, (), 0), made)
         subject = Subject("written", made, None, task)
     else:
         shops = open_workshops(study, model=module) if study is not None else []
         if not shops:
             return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
+        made = made if shops[0].subject.task is None else in_single(made)
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
     scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
@@ -253,7 +265,7 @@ def _measure(
     if error is not None:
         half = float(stats.norm.ppf(0.975)) * error
         low, high = sorted((scale.performance(-half), scale.performance(half)))
-    seconds = _seconds(module, made, subject) if edits.factors else (None, None)
+    seconds = _seconds(in_single(module), made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds
 
 

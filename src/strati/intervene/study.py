@@ -104,7 +104,7 @@ class Study(Result):
 
         return study_summary(self)
 
-    def plot(self, *, metric: str = "alpha", **options: Any) -> Any:
+    def plot(self, *, metric: str | None = None, **options: Any) -> Any:
         """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
         from strati.report.plots.study import scatter
 
@@ -124,14 +124,16 @@ def study(
     """Change every layer of a network, one at a time, and record what happens.
 
     Args:
-        source: A spec (a TOML file, a built-in name, a mapping), or a module, or modules by name.
+        source: A spec (a TOML file, a built-in name, a mapping); or, with ``evaluate`` or ``data``, whatever names a
+            network, or a mapping of names to such.
         out: The folder of the store: a stopped study resumes there. Without it nothing is kept.
-        evaluate: For modules: a function of the network that returns its performance. Whether more is better must be
+        evaluate: For networks: a function of the network that returns its performance. Whether more is better must be
             known: by the measure's name (``performance="loss"``, or the function's own name) or ``higher_is_better=``.
             A network with all weights zero must not score better than the intact one.
-        data: For modules, instead of ``evaluate``: ``(x, y)``; performance is then the accuracy on them, everything
-            before the changed layer is computed once, and the metrics that need data are recorded too. A module in half
-            precision is computed in float32; with ``evaluate`` it stays as it is.
+        data: For networks, instead of ``evaluate``: whatever names data with labels, or token ids; performance is then
+            the accuracy on them (perplexity for tokens), everything before the changed layer is computed once, and the
+            metrics that need data are recorded too. A module in half or double precision is computed in
+            float32; with ``evaluate`` it stays as it is.
         tick: Called after each unit of work, with its name.
         config: All options in one :class:`StudyConfig`.
         **options: Fields of :class:`StudyConfig` by name; they win over ``config`` and over what a spec says.
@@ -155,18 +157,20 @@ def study(
         (6, 6, 1.0)
     """
     require("torch", "torch", "an intervention study")
+    from strati.intervene.planning.given import as_modules, is_spec
     from strati.intervene.planning.sources import model_job, spec_job
     from strati.intervene.planning.tasks import find_data
 
     config = resolve(StudyConfig, config, options, of=study)
     config.check()
     run = config.run(tick)
-    if isinstance(source, str | Path | Spec) or (isinstance(source, Mapping) and not _modules(source)):
-        if evaluate is not None or data is not None:
-            raise BadInputError("study", "evaluate and data are for modules; a spec names its own")
-        spec = source if isinstance(source, Spec) else read_spec(source)
+    given = evaluate is not None or data is not None
+    if is_spec(source, given=given):
+        if given:
+            raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
+        spec = source if isinstance(source, Spec) else read_spec(source)  # type: ignore[arg-type]
         return _run(spec_job(override(spec, config, set(options)), config, find_data), out, run)
-    return _run(model_job(source, evaluate, data, config), out, run)
+    return _run(model_job(as_modules(source), evaluate, data, config), out, run)
 
 
 def load_study(folder: str | Path) -> Study:
@@ -302,13 +306,3 @@ def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
         return path.is_file() and digest_of(path.read_bytes()) == digest
 
     return [u for u in units if u.key not in kept or not all(there(n, d) for n, d in kept[u.key].items())]
-
-
-def _modules(source: Any) -> bool:
-    from torch import nn
-
-    return isinstance(source, nn.Module) or (
-        isinstance(source, Mapping)
-        and bool(source)
-        and all(isinstance(v, nn.Module) for v in source.values())
-    )

@@ -24,7 +24,7 @@ from strati.landscape.models import Inputs as Inputs
 from strati.landscape.models import call as call
 from strati.landscape.models import device_of as device_of
 from strati.landscape.models import is_transformer as is_transformer
-from strati.landscape.models import longest_input
+from strati.landscape.models import longest_input, predicts_next
 from strati.landscape.models import on_device as on_device
 from strati.landscape.models import output_tensor as output_tensor
 from strati.landscape.models import takes_tokens as takes_tokens
@@ -36,6 +36,9 @@ ROWS = 256
 
 CONTEXT = 128
 """Tokens in a window, where token numbers come in one long line."""
+
+NO_LABEL = -100
+"""What stands, as in torch and transformers, where there is nothing to predict."""
 
 _LABELS = ("labels", "label", "y")
 _NAMED = {"x", "y"}
@@ -164,7 +167,8 @@ def as_batches(
     """Whatever names data as batches.
 
     Args:
-        data: Arrays or tensors (rows first), ``(x, y)``, a dict of tensors (``labels`` in it are the targets), a
+        data: Arrays or tensors (rows first), ``(x, y)``, a dict of tensors (``labels`` in it are the targets; a model
+            of transformers that predicts the next token shifts them, so they are shifted here), a
             ``DataLoader`` or any other re-iterable of such batches, a ``Dataset`` of rows, or a path: ``.npz``
             (arrays ``x``, optional ``y``), ``.npy``, CSV, ``.txt`` (through the model's tokenizer), a folder of
             images by class. A list of two arrays of the same kind of rows is two batches; write ``(x, y)`` as a tuple.
@@ -189,11 +193,12 @@ def as_batches(
     if isinstance(data, Batches):
         return data
     tokens = takes_tokens(model) if model is not None else None
+    shifts = predicts_next(model)
     context = min(context, longest_input(model) or context)
     place = device_of(model, device) if model is not None or device is not None else None
     if isinstance(data, str | os.PathLike):
-        data = _read(Path(data), model)
-    pair = None if _two_batches(data) else _arrays(data)
+        data = read_path(Path(data), model)
+    pair = None if _two_batches(data) else _arrays(data, shifts=shifts)
     if pair is not None:
         batch = _batch(*pair, tokens=tokens, context=context)
         return Batches(lambda: _cut(batch, rows), batch.rows, device=place, dtype=dtype)
@@ -201,7 +206,7 @@ def as_batches(
 
     def make() -> Iterator[Batch]:
         for item in source:
-            found = _arrays(item)
+            found = _arrays(item, shifts=shifts)
             if found is None:
                 raise BadInputError(
                     "data", f"yields a {type(item).__name__}; a batch is x, (x, y) or a dict of tensors"
@@ -234,20 +239,29 @@ def whole_inputs(data: Any, model: nn.Module | None = None, *, of: str = "this m
 # -- what data are --------------------------------------------------------------------------------------
 
 
-def _arrays(data: Any) -> tuple[Any, Any] | None:
-    """Inputs and targets where data are arrays; ``None`` where they are to be iterated over."""
+def _arrays(data: Any, *, shifts: bool = False) -> tuple[Any, Any] | None:
+    """Inputs and targets where data are arrays; ``None`` where they are to be iterated over.
+
+    ``labels`` of a model that predicts the next token are those of the tokens themselves: the target at a place is the
+    label of the next.
+    """
     if isinstance(data, Tensor | np.ndarray) or hasattr(data, "__array__"):
         return data, None
     if isinstance(data, Mapping):
         if "x" in data and set(data) <= _NAMED:
             return data["x"], data.get("y")
         label = next((name for name in _LABELS if name in data), None)
-        return {k: v for k, v in data.items() if k != label and v is not None}, data[label] if label else None
+        inputs = {k: v for k, v in data.items() if k != label and v is not None}
+        target = data[label] if label else None
+        tokens = np.shape(inputs.get("input_ids", ()))
+        if shifts and label == "labels" and target is not None and len(tokens) == 2 == np.ndim(target):
+            target = torch.nn.functional.pad(as_tensor(target, "labels")[:, 1:], (0, 1), value=NO_LABEL)
+        return inputs, target
     if isinstance(data, Batch):
         return data.x, data.y
     if isinstance(data, tuple | list) and data:
         if len(data) == 1 and _is_input(data[0]):
-            return _arrays(data[0])
+            return _arrays(data[0], shifts=shifts)
         if len(data) == 2 and _is_input(data[0]) and _is_target(data[1]):
             return data[0], data[1]
         if isinstance(data, tuple) and len(data) == 2 and _numbers(data[0]) and _numbers(data[1]):
@@ -395,7 +409,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
     return tensor
 
 
-def _read(path: Path, model: nn.Module | None) -> Any:
+def read_path(path: Path, model: nn.Module | None) -> Any:
     """A data file or folder as arrays, or as a stream of rows."""
     from strati.network.data import read_data
     from strati.network.media import read_images, read_text

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn import functional
 
 from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.batches import as_batches
+from strati.landscape.batches import NO_LABEL, as_batches
 from strati.landscape.batches import as_tensor as as_tensor
 from strati.landscape.models import Inputs as Inputs
 from strati.landscape.models import attention_in_batches, output_tensor
@@ -240,7 +240,10 @@ def objective(
                 )
             target = target.reshape(output.shape).to(flat.dtype)
     function = _LOSSES[name] if name is not None else cast("Callable[[Tensor, Tensor], Tensor]", loss)
-    result = Objective(flat, x, target, function, _terms(name, output, x), name)
+    terms = _terms(name, output, x)
+    if name is LossName.CROSS_ENTROPY and not target.is_floating_point():
+        terms = max(1, terms - int((target == NO_LABEL).sum()))
+    result = Objective(flat, x, target, function, terms, name)
     check_finite(result, flat.theta, "loss")
     return result
 

@@ -92,6 +92,18 @@ def is_transformer(model: nn.Module) -> bool:
     )
 
 
+def predicts_next(model: nn.Module | None) -> bool:
+    """Whether a model of transformers, alone or inside PEFT, predicts the next token and shifts ``labels`` itself.
+
+    Examples:
+        >>> predicts_next(nn.Linear(3, 2))
+        False
+    """
+    inside = getattr(model, "get_base_model", None)
+    name = type(inside() if callable(inside) else model).__name__
+    return hasattr(model, "config") and name.endswith(("ForCausalLM", "LMHeadModel", "DoubleHeadsModel"))
+
+
 def attention_in_batches() -> AbstractContextManager[None]:
     """Attention as plain products inside ``torch.func.vmap``; as it is elsewhere.
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
@@ -28,10 +28,27 @@ if TYPE_CHECKING:
     from strati.network.adapters.lora import AdapterUpdate
 
 
-def is_module(x: object) -> bool:
+def is_module(x: object) -> TypeGuard[nn.Module]:
     """Whether ``x`` is an ``nn.Module``; torch is not imported to find out."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.nn.Module)
+
+
+def check_values(module: nn.Module) -> None:
+    """Refuse a module that cannot run: without parameters, or with some that have no values.
+
+    Raises:
+        BadInputError: A parameter is on the meta device, or lazy and not yet initialised; there is none at all.
+    """
+    import itertools
+
+    held = itertools.chain(module.named_parameters(), module.named_buffers())
+    first = True
+    for name, value in held:
+        first = False
+        _check_there(name, value)
+    if first:
+        raise BadInputError(type(module).__name__, "has no parameters; give a module with weights")
 
 
 def module_contents(module: nn.Module) -> Contents:
@@ -177,15 +194,9 @@ def _unreadable(name: str, value: Any) -> str | None:
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "fiucbV" and not value.dtype.fields else f"dtype {value.dtype}"
     import torch
-    from torch.nn.parameter import is_lazy
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if is_lazy(value):
-        raise BadInputError(name, "is a lazy parameter without a shape yet; run one forward pass first")
-    if value.is_meta:
-        raise BadInputError(
-            name, "is on the meta device, so it has a shape but no values; load the weights first"
-        )
+    _check_there(name, value)
     if value.is_quantized:
         return "quantised by torch; dequantise it first"
     if value.is_nested:
@@ -200,6 +211,17 @@ def _unreadable(name: str, value: Any) -> str | None:
     except (TypeError, AttributeError):
         return f"dtype {dtype} is not analysed"
     return None
+
+
+def _check_there(name: str, value: Any) -> None:
+    from torch.nn.parameter import is_lazy
+
+    if is_lazy(value):
+        raise BadInputError(name, "is a lazy parameter without a shape yet; run one forward pass first")
+    if value.is_meta:
+        raise BadInputError(
+            name, "is on the meta device, so it has a shape but no values; load the weights first"
+        )
 
 
 def _place(value: Any) -> tuple[object, int, object]:

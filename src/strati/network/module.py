@@ -4,7 +4,8 @@ What can be rebuilt: a multilayer perceptron, whose architecture follows from th
 nonlinearity must be told); residual networks and vision transformers named as torchvision or timm name them, CIFAR
 ResNets (``architectures/``); an ONNX graph that is one line of operations (``architectures/onnx.py``); a residual
 network as ``strati reassemble`` writes it (``residual.py``); a Llama in a GGUF file (``llama_gguf.py``); a transformer
-in a local Hugging Face directory, whose ``config.json`` names the class. Nothing is downloaded, no code from the
+in a local Hugging Face directory, whose ``config.json`` names the class; a PEFT adapter on its base, where that is on
+this machine. Nothing is downloaded, no code from the
 checkpoint runs, pickled weights are not taken for transformers.
 Other networks: build the module and pass it as it is.
 """
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from strati.errors import BadInputError, UnsupportedError, require
+from strati.network.adapters.merge import is_adapter
+from strati.network.adapters.module import adapted_module
+from strati.network.intake import check_values, is_module
 from strati.options import resolve
 from strati.types import Tick, silent
 
@@ -96,6 +100,10 @@ def as_module(
     chosen = resolve(ModuleConfig, config, options, of=as_module)
     from strati.network.open import open
 
+    if is_module(source):
+        check_values(source)
+        tick(type(source).__name__)
+        return source
     network = open(source)
     found = network.module if network.module is not None else _rebuilt(network, chosen)
     tick(str(network.path))
@@ -103,6 +111,8 @@ def as_module(
 
 
 def _rebuilt(network: Network, chosen: ModuleConfig) -> nn.Module:
+    if network.parts or is_adapter(network):
+        return adapted_module(network, lambda base: as_module(base, config=chosen))
     folder = Path(network.path)
     config = network.config or {}
     if not network.in_memory and folder.is_dir() and ("model_type" in config or "architectures" in config):

@@ -17,6 +17,7 @@ from strati.network.contents import Contents, Skipped, Tensor
 from strati.network.file import file_contents
 from strati.network.names import Names
 from strati.network.quantised.recognise import decoded
+from strati.text import as_html
 from strati.types import Flag
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def open(x: Openable) -> Network:
     if isinstance(x, str | os.PathLike):
         return _at(Path(_found(os.fspath(x))))
     if intake.is_module(x):
-        return Network(Path(type(x).__name__), intake.module_contents(x), module=x)  # type: ignore[arg-type]
+        return Network(Path(type(x).__name__), intake.module_contents(x), module=x)
     if isinstance(x, Mapping):
         return Network(Path("state dict"), intake.mapping_contents(x))
     raise intake.refuse(x)
@@ -163,6 +164,18 @@ class Network:
 
     def __repr__(self) -> str:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        shown = self.tensors[:60]
+        cells = "".join(
+            f"<tr><td>{as_html(t.name)}</td><td>{as_html(t.dtype)}</td><td>{as_html(t.shape)}</td></tr>"
+            for t in shown
+        )
+        more = (
+            f"<p>... and {len(self.tensors) - len(shown)} more</p>" if len(self.tensors) > len(shown) else ""
+        )
+        head = "<tr><th>tensor</th><th>dtype</th><th>shape</th></tr>"
+        return f"<p>{as_html(repr(self))}</p><table>{head}{cells}</table>{more}"
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:

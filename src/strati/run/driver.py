@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from strati.errors import BadInputError, StoppedError
-from strati.run.engine import Body, Engine, Outcome, Unit, run_here
+from strati.run.engine import Body, Engine, Outcome, Unit, cores, run_here
 from strati.run.locks import lock
 from strati.run.store import Finished, Store
 from strati.types import Tick, silent
@@ -31,7 +31,7 @@ class Run:
 
     Args:
         engine: ``local`` or ``ray``.
-        workers: Processes; with one, ``local`` works in this process.
+        workers: Processes; with one, ``local`` works in this process; 0 for one per processor.
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again the units that failed in an earlier run.
         resume: What to do to go on after a stop, as the user would type it.
@@ -53,23 +53,22 @@ class Run:
         Raises:
             BadInputError: No such engine, or options that do not go together.
         """
-        if self.workers < 1:
-            raise BadInputError("workers", "at least one is needed")
+        if self.workers < 0:
+            raise BadInputError("workers", "must be 0 (one per processor) or more")
+        workers = self.workers or cores()
         if self.engine == "ray":
             from strati.run.engine_ray import run_ray
 
-            return partial(
-                run_ray, address=self.address, workers=self.workers if self.address is None else None
-            )
+            return partial(run_ray, address=self.address, workers=workers if self.address is None else None)
         if self.engine != "local":
             raise BadInputError(self.engine, "no such engine; there are local and ray")
         if self.address is not None:
             raise BadInputError("address", "is the address of a Ray cluster; choose the engine ray")
-        if self.workers == 1:
+        if workers == 1:
             return run_here
         from strati.run.engine_processes import run_processes
 
-        return partial(run_processes, workers=self.workers)
+        return partial(run_processes, workers=workers)
 
 
 Keep = Callable[[Outcome], Finished]

@@ -229,8 +229,6 @@ def scan(
     from strati.network.open import open as open_network
     from strati.network.select import select
 
-    if "jobs" in options:
-        options["workers"] = options.pop("jobs")
     chosen = resolve(ScanConfig, config, options, of=scan)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")

@@ -42,7 +42,7 @@ _EQUAL = 1e-3  # singular values within this share of each other are one value
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Spectrum:
     """The spectrum of one matrix, or of matrices of one shape pooled.
 
@@ -98,6 +98,16 @@ class Spectrum:
     def to_json(self) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), allow_nan=False)
+
+    def __repr__(self) -> str:
+        """Its shape, its phase and the numbers that are looked at first; ``metrics()`` has all of them."""
+        known = self._metrics
+        names = ("alpha", "stable_rank", "spectral_norm", "spikes", "quasi_null")
+        told = [f"{name} {known[name]:.4g}" for name in names if known.get(name) is not None]
+        phase = [] if self.phase is None else [str(self.phase)]
+        codes = [f"warnings: {', '.join(flag.code for flag in self.warnings)}"] if self.warnings else []
+        shape = f"{known['rows']} x {known['cols']}"
+        return f"Spectrum({'; '.join([shape, *phase, *told, *codes])})"
 
     def _repr_html_(self) -> str:
         rows = [(name, value) for name, value in self._metrics.items() if not isinstance(value, dict)]

@@ -40,7 +40,7 @@ class TrackConfig:
         level: Chance of a false alarm among the changes of all series together.
         seed: Random seed; the same random numbers are used for every checkpoint.
         engine: ``local`` or ``ray``.
-        workers: Processes.
+        workers: Processes; 0 for one per processor.
         address: The Ray cluster.
         retry: Try again what failed in an earlier run.
     """

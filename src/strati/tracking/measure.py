@@ -129,6 +129,10 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
     if missing:
         why = f"lacks {missing[0]}, which the model has; give the model it was saved from"
         raise BadInputError(checkpoint.name, why)
+    other = next((name for name in state if network[name].shape != tuple(state[name].shape)), None)
+    if other is not None:
+        why = f"has {other} as {network[other].shape}, the model as {tuple(state[other].shape)}; give the right model"
+        raise BadInputError(checkpoint.name, why)
     holder.load_state_dict({name: torch.as_tensor(network.read(name).copy()) for name in state})
     return holder
 
@@ -168,11 +172,13 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
 def _per_row(out: Any, y: Any, name: str) -> Any:
     from torch.nn import functional
 
+    from strati.landscape.batches import NO_LABEL
+
     if name == "mse":
         return ((out - y.reshape(out.shape)) ** 2).flatten(1).sum(1)  # the squared norm, as everywhere
     if out.ndim == 3:  # tokens: the mean over a sequence
         each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
-        return each.mean(1)
+        return each.sum(1) / (y != NO_LABEL).sum(1).clamp(min=1)
     return functional.cross_entropy(out, y.long(), reduction="none")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Ch
     if not found:
         raise BadInputError("checkpoints", "there are none; give their paths, or the folder that holds them")
     if steps is not None:
+        if not isinstance(steps, Iterable):
+            raise BadInputError("steps", "must be a list of numbers, one for each checkpoint")
         if len(steps) != len(found):
             raise BadInputError("steps", f"there are {len(steps)} for {len(found)} checkpoints")
         numbers: list[float | None] = [float(step) for step in steps]

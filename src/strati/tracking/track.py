@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError
+from strati.network.module import as_module
 from strati.options import resolve
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
     from torch import nn
+
+    from strati.network.open import Openable
 
 STORE = "track.sqlite"
 LAYOUT = 3
@@ -138,7 +141,7 @@ def track(
     data: Any = None,
     out: str | Path | None = None,
     steps: Sequence[float] | None = None,
-    model: nn.Module | None = None,
+    model: Openable | None = None,
     config: TrackConfig | None = None,
     tick: Tick = silent,
     expect: Callable[[int], None] | None = None,
@@ -152,7 +155,7 @@ def track(
         data: Whatever names data; needed for everything but spectra.
         out: A folder whose store keeps what is done; the same call goes on from there.
         steps: The steps, where names do not tell.
-        model: A module to load the weights into, where a file alone does not tell the architecture.
+        model: A network to load the weights into, where a file alone does not tell the architecture.
         config: Options; or give them by name.
         tick: Called after each unit of work.
         expect: Told how many units there will be.
@@ -171,6 +174,7 @@ def track(
         ((0.0, 1.0, 2.0), ['spectral_norm'])
     """
     chosen = resolve(TrackConfig, config, options, of=track)
+    holder = None if model is None else as_module(model, activation=chosen.activation)
     ordered = in_order(checkpoints, steps)
     what = chosen.what or (("spectra", "loss", "llc") if data is not None else ("spectra",))
     if data is None and set(what) - {"spectra"}:
@@ -187,13 +191,14 @@ def track(
             workers=chosen.workers,
             address=chosen.address,
             retry=chosen.retry,
+            resume=getattr(tick, "resume", Run.resume),
             tick=tick,
         )
         stack.enter_context(stoppable(lambda: len(store.keys()), run))
         used, labels = grouped(data, chosen.data_groups)
         shown = digest(used) if set(what) - {"spectra"} else ""
-        settings = _settings(store, ordered, used, shown, model, chosen) if "llc" in what else {}
-        body = Measurer(ordered, used, model, chosen, settings, labels)
+        settings = _settings(store, ordered, used, shown, holder, chosen) if "llc" in what else {}
+        body = Measurer(ordered, used, holder, chosen, settings, labels)
         units = _units(ordered, [part for q in what for part in _parts(q, chosen, shown, settings, labels)])
         done = store.keys(failed=not chosen.retry)
         todo = [unit for unit in units if unit.key not in done]
@@ -287,20 +292,24 @@ def _calibrated(
     from strati.tracking.coefficient import calibrated, objective_of
 
     loss = config.loss
+    refused: list[BadInputError] = []
 
     def objectives() -> Iterator[tuple[str, Objective]]:
         nonlocal loss
         for checkpoint in ordered:
             try:
                 network = as_network(checkpoint, model, config)
-            except BadInputError:
-                continue  # its own unit names it
+            except BadInputError as error:
+                refused.append(error)  # its own unit names it
+                continue
             loss = loss or loss_name(data, network, config)
             try:
                 yield checkpoint.name, objective_of(network, loss, whole_data(data, network, config))
             except BadInputError as error:
                 if "not finite" not in str(error) and "infinite" not in str(error):
                     raise
+        if len(refused) == len(ordered):
+            raise refused[0]
 
     shared, name = calibrated(
         objectives(),

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.errors import BadInputError
+from strati.network.intake import is_module
 from strati.tracking.config import METRICS
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class Tracker:
         metrics: tuple[str, ...] = METRICS,
         share: float = 0.05,
     ) -> None:
+        if not is_module(model):
+            raise BadInputError("model", f"is a {type(model).__name__}; give the nn.Module that is trained")
         if every < 1:
             raise BadInputError("every", "must be at least 1")
         if out is None and log is None:

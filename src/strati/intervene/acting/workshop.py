@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,11 @@ from strati.intervene.measuring.interventions import (
     weights_digest,
 )
 from strati.intervene.measuring.points import Subject
+from strati.intervene.measuring.units import check_fits
+from strati.intervene.planning.config import StudyConfig
+from strati.intervene.planning.given import in_single, study_data
 from strati.intervene.planning.settings import Point, make, read_setting
 from strati.intervene.planning.tasks import StudyData, Task, make_task
-from strati.network.intake import as_array
 
 if TYPE_CHECKING:
     from strati.intervene.study import Study
@@ -158,43 +160,40 @@ def _check_same(study: Study, module: nn.Module, model: Any) -> None:
 def _given(study: Study, model: Any, data: Any) -> Subject | None:
     from strati.network.module import as_module
 
-    module = model if isinstance(model, nn.Module) else as_module(model)
+    module = as_module(model)
     task = None
     body = study.body
     if data is not None:
-        task = as_task(data, study)
+        task = as_task(data, study, in_single(module))
     elif body is not None and hasattr(body, "subjects"):
         first = next(iter(body.subjects.values()))
-        return Subject(first.name, module.eval(), None, first.task, first.evaluate)
+        found = module if first.task is None else in_single(module)
+        return Subject(first.name, found.eval(), None, first.task, first.evaluate)
     elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
         task = _stored_task(study, Path(study.store).parent)
-    return None if task is None else Subject("model", module.eval(), None, task)
+    return None if task is None else Subject("model", in_single(module).eval(), None, task)
 
 
-def as_task(data: Any, study: Study) -> Task:
-    """Data given by the user, scored as the study did.
+def as_task(data: Any, study: Study, model: nn.Module) -> Task:
+    """Data given by the user for a network, scored as the study did.
 
     Raises:
         BadInputError: They are no data that a study takes.
     """
     if isinstance(data, Task):
         return data
-    name = str(study.performance["name"])
-    batch = int(((study.origin.get("spec") or {}).get("measure") or {}).get("batch", 250))
-    if not isinstance(data, StudyData):
-        if isinstance(data, str | Path):
-            from strati.network.data import read_data
+    spec = study.origin.get("spec") or {}
+    found = study_data(data, model, int((spec.get("data") or {}).get("context", StudyConfig().context)))
+    if found.x_test.ndim == 4:
+        found = replace(found, kind="images")
+    task = _scored(found, study)
+    check_fits(model, task)
+    return task
 
-            read = read_data(data)
-            x, y = np.asarray(read.x), None if read.y is None else np.asarray(read.y)
-        else:
-            pair = data if isinstance(data, tuple | list) else (data, None)
-            x, y = (None if v is None else as_array(v) for v in pair)  # type: ignore[assignment]
-        whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
-        chance = study.performance.get("chance")
-        outputs = int(y.max()) + 1 if y is not None else round(np.exp(chance)) if chance else int(x.max()) + 1
-        kind = "tokens" if whole else "images" if x.ndim == 4 else "rows"
-        data = StudyData(kind, outputs, x[:0], None, x, y)
+
+def _scored(data: StudyData, study: Study) -> Task:
+    batch = int(((study.origin.get("spec") or {}).get("measure") or {}).get("batch", 250))
+    name = str(study.performance["name"])
     return make_task(data, name, batch, study.performance.get("chance"))
 
 
@@ -205,7 +204,7 @@ def _stored_task(study: Study, folder: Path) -> Task:
     known = study.origin.get("data", {}).get("hash")
     if known is not None and digest_of(raw) != known:
         raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
-    return as_task(StudyData.from_bytes(raw), study)
+    return _scored(StudyData.from_bytes(raw), study)
 
 
 def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Workshop]:
@@ -224,7 +223,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Works
             raise BadInputError(
                 network.path, "the study's network is no longer there; give the model as well"
             )
-        model = open_checkpoint(network.path, network)
+        model = in_single(open_checkpoint(network.path, network))
         first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
         known = first.get("weights")
         if known is not None and state_digest(model) != known:

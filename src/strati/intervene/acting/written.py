@@ -223,6 +223,7 @@ class Edits:
 
 def open_network_of(source: Path, study: Study | None) -> nn.Module:
     """A checkpoint as a module, opened as the study opened it."""
+    from strati.intervene.planning.given import in_single
     from strati.intervene.planning.networks import open_checkpoint
     from strati.intervene.planning.spec import NetworkSpec
     from strati.network.module import as_module
@@ -230,8 +231,8 @@ def open_network_of(source: Path, study: Study | None) -> nn.Module:
     about = ((study.origin.get("spec") if study is not None else None) or {}).get("network")
     if about is not None:
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-        return open_checkpoint(str(source), NetworkSpec(**options))
-    return as_module(source)
+        return in_single(open_checkpoint(str(source), NetworkSpec(**options)))
+    return in_single(as_module(source))
 
 
 def _parameters(model: nn.Module) -> int:

@@ -169,7 +169,7 @@ class Audit(Result):
 
         return audit_summary(self)
 
-    def plot(self, *, metric: str = "alpha", **options: Any) -> Any:
+    def plot(self, *, metric: str | None = None, **options: Any) -> Any:
         """Performance against a metric, one panel per layer, with the numbers of the audit."""
         return self.study.plot(metric=metric, **options)
 

@@ -136,26 +136,26 @@ def source_key(one: Intervention, setting: Pairs) -> str:
 
 
 def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
-    """A network's tensors by name: of a module, a mapping, or a file or directory strati opens.
+    """A network's tensors by name, whatever names the network; those of a PEFT model with its updates in them.
 
     Raises:
-        BadInputError: It is none of these, or the file is broken.
+        BadInputError: It is no network, the file is broken, or an adapter's base is not there.
     """
-    if hasattr(source, "state_dict"):
-        source = source.state_dict()
-    if isinstance(source, Mapping):
-        return {str(name): _plain(value) for name, value in source.items()}
+    from strati.network.adapters.merge import carries_adapter, is_adapter, unwrapped
+    from strati.network.adapters.module import on_its_base
     from strati.network.open import open as open_network
 
     network = open_network(source)
-    return {t.name: np.asarray(network.read(t.name)) for t in network.tensors if t.floating}
+    if is_adapter(network):
+        network = on_its_base(network)
+    elif carries_adapter(network):
+        network = unwrapped(network)
+    return {t.name: _readable(network.read(t.name)) for t in network.tensors if t.floating}
 
 
-def _plain(value: Any) -> NDArray[Any]:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        return np.asarray(value.float().cpu().numpy() if value.is_floating_point() else value.cpu().numpy())
-    return np.asarray(value)
+def _readable(values: NDArray[Any]) -> NDArray[Any]:
+    """Values of a type that numpy can compute with: half precision and smaller in single."""
+    return np.asarray(values, np.float32) if values.dtype.itemsize < 4 else np.asarray(values)
 
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:

@@ -17,16 +17,19 @@ from strati.intervene.measuring.changes import LayerEdits, make_change, source_k
 from strati.intervene.measuring.interventions import Target, changed, find_targets, values_of
 from strati.intervene.measuring.interventions import dropped as identity_blocks
 from strati.intervene.planning.settings import KINDS, Point, make, read_setting
+from strati.network.module import as_module
 from strati.options import nearest
 from strati.rng import stream
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from strati.network.open import Openable
+
 Settings = Mapping[str, Any]
 
 
-def truncated(model: nn.Module, settings: Settings) -> AbstractContextManager[nn.Module]:
+def truncated(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
     """Layers with only their leading singular directions: ``{"fc1": 4, "fc2": "energy=0.9"}``.
 
     Examples:
@@ -41,35 +44,35 @@ def truncated(model: nn.Module, settings: Settings) -> AbstractContextManager[nn
     return intervened(model, "truncate", settings)
 
 
-def quantised(model: nn.Module, settings: Settings) -> AbstractContextManager[nn.Module]:
+def quantised(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
     """Layers rounded to nearest: ``{"fc1": 4, "blocks.*": "bits=3,group=64"}``."""
     return intervened(model, "quantise", settings)
 
 
-def pruned(model: nn.Module, settings: Settings) -> AbstractContextManager[nn.Module]:
+def pruned(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
     """Layers without their smallest entries: ``{"fc1": 0.5, "fc2": "2:4"}``."""
     return intervened(model, "prune", settings)
 
 
-def scaled(model: nn.Module, settings: Settings) -> AbstractContextManager[nn.Module]:
+def scaled(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
     """Layers multiplied by a number: ``{"fc1": 0.5}``."""
     return intervened(model, "scale", settings)
 
 
-def zeroed(model: nn.Module, layers: Sequence[str]) -> AbstractContextManager[nn.Module]:
+def zeroed(model: Openable, layers: Sequence[str]) -> AbstractContextManager[nn.Module]:
     """Layers whose weight is zero."""
     return intervened(model, "zero", dict.fromkeys(_listed(layers)))
 
 
 def swapped(
-    model: nn.Module, source: Any, layers: Sequence[str] = ("*",)
+    model: Openable, source: Any, layers: Sequence[str] = ("*",)
 ) -> AbstractContextManager[nn.Module]:
     """Layers with the values they have in another network (a path, a module, or tensors by name)."""
     return intervened(model, "swap", dict.fromkeys(_listed(layers)), source=source)
 
 
 @contextmanager
-def dropped(model: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
+def dropped(model: Openable, blocks: Sequence[str]) -> Iterator[nn.Module]:
     """Residual blocks that are the identity, by name.
 
     Raises:
@@ -82,6 +85,7 @@ def dropped(model: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
         ...     net(torch.ones(1, 3)).tolist()
         [[1.0, 1.0, 1.0]]
     """
+    model = as_module(model)
     names = dict(model.named_modules())
     for name in _listed(blocks):
         if name not in names:
@@ -94,12 +98,12 @@ def dropped(model: nn.Module, blocks: Sequence[str]) -> Iterator[nn.Module]:
 
 @contextmanager
 def intervened(
-    model: nn.Module, name: str, settings: Settings, *, source: Any = None, seed: int = 0
+    model: Openable, name: str, settings: Settings, *, source: Any = None, seed: int = 0
 ) -> Iterator[nn.Module]:
     """Layers changed by any of strati's interventions on weights; the changes undo themselves.
 
     Args:
-        model: The network.
+        model: Whatever names a network; a module is changed in place, of anything else the module made of it is given.
         name: The intervention: ``truncate``, ``signal-only``, ``shuffle``, ...
         settings: Layer name or pattern -> setting; a later key wins over an earlier one.
         source: The other network, for ``swap`` and ``adapt``.
@@ -108,6 +112,7 @@ def intervened(
     Raises:
         BadInputError: An unknown intervention or layer, or a setting out of range.
     """
+    model = as_module(model)
     chosen = choices(find_targets(model), name, settings)
     others = {} if source is None else {f"{name}:source": tensors_of(source)}
     with ExitStack() as stack:

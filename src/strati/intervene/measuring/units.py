@@ -215,7 +215,7 @@ def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
         for setting in one.settings:
             key = source_key(one, setting)
             given = one.source if one.source is not None else key
-            if given == f"{one.name}:source":
+            if isinstance(given, str) and given == f"{one.name}:source":
                 raise BadInputError(one.name, "needs the other network: a path, a module or tensors by name")
             if key not in found:
                 tensors = tensors_of(given)

@@ -52,7 +52,8 @@ class StudyConfig:
         context: Token ids in one dimension are cut into windows of this length.
         initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
         engine: ``"local"`` or ``"ray"``.
-        workers: Processes; with one, ``local`` works in this process.
+        workers: Processes; with one, ``local`` works in this process; 0 for one per processor. The command's default
+            is 0; from Python it is 1, because new processes import the caller's script again.
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again what failed in an earlier run.
         resume: What to do to resume after a stop, as the user would type it.
@@ -94,7 +95,7 @@ class StudyConfig:
         Raises:
             BadInputError: There is one.
         """
-        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 1)):
+        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from strati.errors import BadInputError
+from strati.intervene.measuring.changes import tensors_of
 from strati.intervene.measuring.interventions import Target, weights_digest
 from strati.intervene.measuring.metrics import check_plugins
 from strati.intervene.measuring.points import Evaluate, Subject, failed_row
@@ -31,11 +31,11 @@ from strati.intervene.measuring.units import (
     training_units,
 )
 from strati.intervene.planning.config import StudyConfig, config_of
+from strati.intervene.planning.given import in_single, study_data
 from strati.intervene.planning.job import Job
 from strati.intervene.planning.networks import build, open_checkpoint
 from strati.intervene.planning.spec import Spec
-from strati.intervene.planning.tasks import Find, StudyData, Task, make_task, prepare, task_of, windows
-from strati.network.intake import as_array
+from strati.intervene.planning.tasks import Find, StudyData, Task, make_task, prepare, task_of
 from strati.run.engine import Unit
 from strati.run.files import write_atomic
 from strati.run.store import Store, unit_key
@@ -100,7 +100,7 @@ def open_spec(spec: Spec, find: Find) -> Opened:
         data = prepare(spec, find)
         model = build(spec.network, data.shape, data.outputs, spec.data.context)
         return Opened(model, data, tuple(network_name(n) for n in range(spec.network.count)))
-    model = open_checkpoint(str(spec.network.path), spec.network)
+    model = in_single(open_checkpoint(str(spec.network.path), spec.network))
     data = prepare(spec, find, *_tokeniser(spec, model))
     return Opened(model, data, (Path(str(spec.network.path)).name,))
 
@@ -165,19 +165,19 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         BadInputError: Neither or both of ``evaluate`` and ``data``, or they do not fit.
     """
     modules = dict(source) if isinstance(source, Mapping) else {"model": source}
-    if not modules or not all(isinstance(m, nn.Module) for m in modules.values()):
-        raise BadInputError("study", "needs a spec, a module, or modules by name")
     if (evaluate is None) == (data is None):
-        raise BadInputError("study", "of a module needs one of evaluate (a function of it) and data (x, y)")
+        raise BadInputError(
+            "study", "of a network needs one of evaluate (a function of it) and data, e.g. (x, y)"
+        )
     check_plugins(plan.plugins)
-    task = None if data is None else _task(data, plan)
+    task = None if data is None else _task(data, next(iter(modules.values())), plan)
     measured, higher = plan.direction(evaluate) if evaluate is not None else ("", True)
     subjects: dict[str, Subject] = {}
     targets: dict[str, tuple[Target, ...]] = {}
     for name, module in modules.items():
         model = copy.deepcopy(module).eval()  # the caller's own stays as it is, whatever happens
         if task is not None:
-            model = _in_single(model)
+            model = in_single(model)
             check_fits(model, task)
         first = (
             plan.initial.get(name)
@@ -225,12 +225,6 @@ def model_job(source: Any, evaluate: Evaluate | None, data: Any, plan: StudyConf
         layers=layers,
         fail=fail,
     )
-
-
-def _in_single(model: nn.Module) -> nn.Module:
-    """A module in half precision in single precision, as every verb that computes with torch has it."""
-    halves = [p for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4]
-    return model.float() if halves else model
 
 
 def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
@@ -289,48 +283,17 @@ def _tokeniser(spec: Spec, model: nn.Module) -> tuple[Callable[[str], list[int]]
     return lambda text: list(tokeniser(text, verbose=False)["input_ids"]), vocabulary
 
 
-def _task(data: Any, plan: StudyConfig) -> Task:
-    if isinstance(data, Task):
-        return data
-    if not isinstance(data, StudyData):
-        data = _text(data, plan) if _is_text(data) else _labelled(data)
-    usual = "perplexity" if data.kind == "tokens" and data.y_test is None else "accuracy"
-    return make_task(data, plan.performance or usual, plan.batch, plan.chance)
-
-
-def _is_text(data: Any) -> bool:
-    """Token ids alone, in one dimension or rows of them."""
-    if not isinstance(data, Tensor | np.ndarray):
-        return False
-    found = as_array(data)
-    return bool(found.ndim in (1, 2) and np.issubdtype(found.dtype, np.integer))
-
-
-def _text(data: Any, plan: StudyConfig) -> StudyData:
-    tokens = windows(as_array(data), plan.context, "data")
-    return StudyData("tokens", int(tokens.max()) + 1, tokens[:0], None, tokens, None)
-
-
-def _labelled(data: Any) -> StudyData:
-    try:
-        x, y = data
-    except (TypeError, ValueError):
-        raise BadInputError("data", "is a pair (x, y): inputs and labels; or an array of token ids") from None
-    x, y = as_array(x), as_array(y)
-    if len(x) != len(y) or y.ndim != 1 or len(y) == 0:
-        raise BadInputError("data", "x and y need as many rows as each other, y one label a row")
-    tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
-    if tokens and x.ndim == 1:
-        why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
-        raise BadInputError("data", why)
-    return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+def _task(given: Any, model: nn.Module, plan: StudyConfig) -> Task:
+    if isinstance(given, Task):
+        return given
+    data = study_data(given, model, plan.context)
+    return make_task(data, plan.performance or data.usual, plan.batch, plan.chance)
 
 
 def _tensors(source: Any) -> dict[str, Any] | None:
     if source is None:
         return None
-    found = source.state_dict() if isinstance(source, nn.Module) else source
-    return {name: as_array(value) for name, value in found.items()}
+    return dict(tensors_of(source))
 
 
 def _digest(task: Task) -> str:

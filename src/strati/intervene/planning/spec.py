@@ -190,6 +190,11 @@ _SECTIONS = {
 }
 
 
+def spec_keys() -> tuple[str, ...]:
+    """The keys that a spec may have at its top."""
+    return (*(f.name for f in dataclasses.fields(Spec) if f.name not in _SECTIONS), *_SECTIONS)
+
+
 def builtin_names() -> tuple[str, ...]:
     """The studies that come with strati.
 
@@ -241,7 +246,7 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
 
 def _spec(found: Mapping[str, Any], what: str, folder: Path) -> Spec:
     plain = {f.name: f for f in dataclasses.fields(Spec) if f.name not in _SECTIONS}
-    _known(found, (*plain, *_SECTIONS), what, "")
+    _known(found, spec_keys(), what, "")
     values: dict[str, Any] = {}
     for name, value in found.items():
         if name in _SECTIONS:

@@ -68,6 +68,16 @@ class StudyData:
             x = x.contiguous(memory_format=torch.channels_last)
         return x
 
+    @property
+    def language(self) -> bool:
+        """Whether a token is predicted at every place of a text."""
+        return self.kind == "tokens" and (self.y_test is None or self.y_test.ndim == 2)
+
+    @property
+    def usual(self) -> str:
+        """The measure where none is asked for."""
+        return "perplexity" if self.language else "accuracy"
+
     def to_bytes(self) -> bytes:
         """The canonical form, as one ``.npz``."""
         about = {"kind": self.kind, "outputs": self.outputs, "mean": self.mean, "std": self.std}
@@ -147,7 +157,7 @@ def task_of(data: StudyData, spec: Spec) -> Task:
         BadInputError: The measure needs labels or text that the data do not have.
     """
     name, size = spec.measure.performance, spec.measure.batch
-    language = data.kind == "tokens" and data.y_test is None
+    language = data.language
     if not language and data.y_test is None:
         raise BadInputError("data", f"have no labels y, but measure.performance {name!r} needs them")
     if language and name == "accuracy":
@@ -157,10 +167,27 @@ def task_of(data: StudyData, spec: Spec) -> Task:
     return make_task(data, name, size, spec.measure.chance)
 
 
+def check_measure(data: StudyData, performance: str) -> None:
+    """Refuse a measure that the data cannot be scored by.
+
+    Raises:
+        BadInputError: There is no such measure, or it needs labels or text that the data do not have.
+    """
+    if performance not in ("accuracy", "loss", "perplexity"):
+        raise BadInputError(
+            "performance", f"no measure {performance!r} of data; there are accuracy, loss and perplexity"
+        )
+    if data.language and performance == "accuracy":
+        raise BadInputError("data", "are text without labels, which loss or perplexity measure, not accuracy")
+    if not data.language and performance == "perplexity":
+        raise BadInputError("data", "have labels of their own; perplexity needs text (token ids alone)")
+
+
 def make_task(data: StudyData, performance: str, batch: int, chance: float | None = None) -> Task:
     """Cut the test data into batches of a fixed size: the numbers must not depend on anything else."""
     import torch
 
+    check_measure(data, performance)
     if chance is None:
         uniform = {
             "accuracy": 1.0 / data.outputs,

@@ -11,14 +11,13 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from strati.errors import BadInputError, UnsupportedError
-from strati.landscape.batches import whole_inputs
+from strati.errors import UnsupportedError
+from strati.landscape.batches import device_of, whole_inputs
 from strati.landscape.chain import Chain, as_chain
 from strati.landscape.counts import digits
 from strati.landscape.counts import exact as exactly
@@ -28,16 +27,20 @@ from strati.landscape.counts.result import DegeneracyConfig as DegeneracyConfig
 from strati.landscape.counts.result import ProblemSize, assemble, probed, undecided, wanted
 from strati.landscape.counts.structure import count_layers, undecided_layers
 from strati.landscape.counts.survey import SATURATED, survey
+from strati.network.module import as_module
 from strati.network.select import select_names
 from strati.options import resolve
 from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from strati.network.open import Openable
 
 NARROW = 160
 """Up to this width one thread is as fast as two."""
 
 
 def degeneracy(
-    model: nn.Module | str | Path,
+    model: Openable,
     x: Any,
     *,
     config: DegeneracyConfig | None = None,
@@ -53,8 +56,8 @@ def degeneracy(
     ``d_in d_out - rG rK`` free, and neurons that fire together ``sum_a s_a t_a`` more.
 
     Args:
-        model: Any module with linear layers or convolutions, or the path of a checkpoint; plain feed-forward
-            networks are understood best.
+        model: Whatever names a network with linear layers or convolutions; plain feed-forward networks are understood
+            best.
         x: Data, rows first; token ids for a language model.
         config: Options; keywords of the same names win.
         tick: Called after each batch.
@@ -72,16 +75,9 @@ def degeneracy(
         (4, 'exact', 'of 26 parameters at most 22 are used on these data')
     """
     chosen = resolve(DegeneracyConfig, config, options, of=degeneracy)
-    if isinstance(model, str | Path):
-        from strati.network.module import as_module
-
-        model = as_module(model)
-    if not isinstance(model, nn.Module):
-        raise BadInputError(
-            "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
-        )
+    model = as_module(model)
     data = whole_inputs(x, model, of="counting")
-    device = chosen.device or next(model.parameters(), data).device
+    device = device_of(model, chosen.device) or data.device
     data = data.to(device)
     try:
         chain = as_chain(model).to(torch.float64, device)

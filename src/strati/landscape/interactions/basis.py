@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
-from torch import nn
 
 from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import as_chain
@@ -29,13 +27,16 @@ from strati.landscape.interactions.whitening import (
     repeated,
     whitening,
 )
+from strati.landscape.models import device_of
 from strati.landscape.probes import MatrixEstimate
+from strati.network.module import as_module
 from strati.options import resolve
 from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from strati.network.open import Openable
     from strati.types import FloatArray
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-9}
@@ -85,7 +86,7 @@ class BasisConfig:
 
 
 def interaction_basis(
-    model: nn.Module | str | Path,
+    model: Openable,
     x: ArrayLike | torch.Tensor,
     kind: Kind = "interaction",
     *,
@@ -102,8 +103,8 @@ def interaction_basis(
     Reference: degeneracy-in-the-loss-landscape, section 6 and appendix A, as corrected in docs/basis.md.
 
     Args:
-        model: A chain of linear layers and activations (exact closed forms), or any module with blocks, or
-            the path of a checkpoint.
+        model: Whatever names a network: a chain of linear layers and activations (exact closed forms), or any module
+            with blocks.
         x: Inputs, one row each; token numbers for a transformer.
         kind: ``"interaction"``, ``"local"``, ``"pca"`` or ``"neuron"``.
         config: Options; keywords of the same names win.
@@ -116,6 +117,7 @@ def interaction_basis(
 
     Examples:
         >>> _ = torch.manual_seed(0)
+        >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
         >>> x = torch.randn(100, 3) @ torch.randn(3, 6)       # inputs in a 3-dimensional space
         >>> [layer.directions for layer in interaction_basis(net, x).layers]
@@ -142,21 +144,12 @@ def interaction_basis(
     )
 
 
-def build_backend(
-    model: nn.Module | str | Path, x: ArrayLike | torch.Tensor, config: BasisConfig
-) -> BasisBackend:
+def build_backend(model: Openable, x: ArrayLike | torch.Tensor, config: BasisConfig) -> BasisBackend:
     """A network with its data, by closed forms where it is a chain and by backward passes where not."""
-    if isinstance(model, str | Path):
-        from strati.network.module import as_module
-
-        model = as_module(model)
-    if not isinstance(model, nn.Module):
-        raise BadInputError(
-            "model", f"is a {type(model).__name__}; give an nn.Module or the path of a checkpoint"
-        )
+    model = as_module(model)
     data = as_data(x, model)
     reading = Reading(config.sites, config.probes, config.batch, config.layers)
-    device = None if config.device is None else torch.device(config.device)
+    device = None if config.device is None else device_of(model, config.device)
     anywhere = config.sites is None and config.layers is None
     if anywhere and data.is_floating_point() and not hasattr(model, "config"):
         try:

@@ -18,12 +18,15 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from strati.errors import BadInputError
+from strati.landscape.batches import whole_inputs
 from strati.landscape.behaviour import FlatModel, run
 from strati.landscape.models import output_tensor
+from strati.network.module import as_module
 from strati.options import resolve
 from strati.types import Tick, silent
 
 if TYPE_CHECKING:
+    from strati.network.open import Openable
     from strati.types import FloatArray
 
 RANK = 1e-9
@@ -34,7 +37,7 @@ Features = Callable[[Tensor, Tensor], Tensor]
 """Of the flat parameters and rows of data: ``(rows, features)``, own outputs first, then the nodes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConstrainedLoss:
     """Eqs. 31 and 32 as a function of the part's own parameters.
 
@@ -62,6 +65,12 @@ class ConstrainedLoss:
     target: Tensor
     outputs: int
     weights: Tensor
+
+    def __repr__(self) -> str:
+        """How large it is; the tensors are its attributes."""
+        nodes = self.target.shape[1] - self.outputs
+        counts = f"{self.theta.numel()} parameters, {len(self.x)} rows, {self.outputs} outputs, {nodes} nodes"
+        return f"ConstrainedLoss({counts})"
 
     def __call__(self, theta: Tensor) -> Tensor:
         """The loss at ``theta``; differentiable, and fit for :func:`strati.learning_coefficient`."""
@@ -125,7 +134,7 @@ class ConstrainedConfig:
 
 
 def constrained_loss(
-    model: nn.Module,
+    model: Openable,
     x: Any,
     *,
     config: ConstrainedConfig | None = None,
@@ -139,8 +148,8 @@ def constrained_loss(
     Reference: degeneracy-in-the-loss-landscape, eqs. 31 (``w_i = 1``) and 32 (``w_i = eps^k_i``).
 
     Args:
-        model: Any module; it is not changed.
-        x: Inputs, one row each.
+        model: Whatever names a network; a module is not changed.
+        x: Whatever names data: inputs, one row each.
         config: Options; keywords of the same names win.
         tick: Called when the loss is ready.
         options: Fields of :class:`ConstrainedConfig`.
@@ -155,10 +164,9 @@ def constrained_loss(
         2.25
     """
     chosen = resolve(ConstrainedConfig, config, options, of=constrained_loss)
+    model = as_module(model)
     flat = FlatModel(model, layers=chosen.layers)
-    inputs = flat.inputs(x)
-    if not isinstance(inputs, Tensor):
-        raise BadInputError("x", "must be one tensor of inputs")
+    inputs = flat.cast(whole_inputs(x, model, of="a constrained loss"))
     places = [_place(flat.module, node) for node in chosen.nodes]
     own = None if chosen.outputs is None else torch.tensor(list(chosen.outputs), dtype=torch.long)
 

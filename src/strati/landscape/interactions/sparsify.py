@@ -28,6 +28,8 @@ from strati.errors import BadInputError, UnsupportedError
 from strati.landscape.chain import Chain, ChainStage, as_chain
 from strati.landscape.interactions.linear_maps import LinearMap, Seen
 from strati.landscape.interactions.sites import as_data
+from strati.landscape.models import device_of
+from strati.network.module import as_module
 from strati.network.select import select_names
 from strati.options import resolve
 from strati.types import Flag, Result, Tick, silent
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from rich.console import RenderableType
 
+    from strati.network.open import Openable
     from strati.types import FloatArray
 
 TOLERANCE = 1e-12
@@ -163,7 +166,7 @@ class SparsifyConfig:
 
 
 def sparsify(
-    model: nn.Module | str | Path,
+    model: Openable,
     x: ArrayLike,
     *,
     config: SparsifyConfig | None = None,
@@ -174,7 +177,7 @@ def sparsify(
 
     Args:
         model: A chain of linear layers and activations, any other network with linear layers or convolutions
-            (residual networks, CNNs, transformers), or the path of a checkpoint.
+            (residual networks, CNNs, transformers); whatever names it.
         x: Data, one row each (token numbers for a language model); only on these the outputs are kept.
         config: Options; keywords of the same names win.
         tick: Called after each layer with its name.
@@ -193,10 +196,7 @@ def sparsify(
         (True, True)
     """
     chosen = resolve(SparsifyConfig, config, options, of=sparsify)
-    if isinstance(model, str | Path):
-        from strati.network.module import as_module
-
-        model = as_module(model)
+    model = as_module(model)
     try:
         chain = as_chain(model)
     except UnsupportedError:
@@ -207,7 +207,6 @@ def sparsify(
 def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     """Any network: its layers one by one, each by what it reads on the data."""
     from strati.landscape.interactions.sparsify_modules import moved, outputs_of, rewrite
-    from strati.landscape.models import device_of
 
     place = device_of(model, chosen.device)
     data = as_data(x, model).to(place)
@@ -238,7 +237,7 @@ def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tic
 
 def _of_chain(chain: Chain, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
     data = as_data(x)
-    device = torch.device(chosen.device or chain.stages[0].weight.device)
+    device = device_of(None, chosen.device) or chain.stages[0].weight.device
     data = data.to(device)
     exact = chain.to(torch.float64, device)
     rows: FloatArray = exact.rows(data).cpu().numpy()

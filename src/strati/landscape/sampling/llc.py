@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -42,8 +42,12 @@ from strati.landscape.sampling.refined import (
 from strati.landscape.sampling.sgld import sample_sgld
 from strati.landscape.sampling.surroundings import surroundings, with_rank
 from strati.landscape.sampling.traces import Traces
+from strati.network.module import as_module
 from strati.options import resolve
 from strati.types import Tick, silent
+
+if TYPE_CHECKING:
+    from strati.network.open import Openable
 
 __all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
 
@@ -55,7 +59,7 @@ _LEAST_GRADIENTS = 1200
 
 @overload
 def llc(
-    model: nn.Module,
+    model: Openable,
     loss: Loss,
     data: Any,
     *,
@@ -71,7 +75,7 @@ def llc(
 
 @overload
 def llc(
-    model: nn.Module,
+    model: Openable,
     loss: Loss,
     data: Any,
     *,
@@ -86,7 +90,7 @@ def llc(
 
 
 def llc(
-    model: nn.Module,
+    model: Openable,
     loss: Loss,
     data: Any,
     *,
@@ -101,7 +105,7 @@ def llc(
     """The local learning coefficient of a module's loss at its present parameters.
 
     Args:
-        model: Any module; it is not changed.
+        model: Whatever names a network; a module is not changed.
         loss: ``"behavioural-mse"``, ``"behavioural-kl"``, ``"mse"``, ``"cross_entropy"``, or a function of
             (output, target) giving the mean over the data.
         data: ``(x, y)``, ``x`` alone for a behavioural loss, or an iterable of batches.
@@ -131,15 +135,17 @@ def llc(
         ['0', '2']
     """
     settings = resolve(LLCConfig, config, options, of=llc)
-    if not isinstance(model, nn.Module):
-        raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
-    model = on_device(model, settings.device)
+    model = on_device(as_module(model), settings.device)
+    if not isinstance(per_layer, bool):
+        raise BadInputError("llc", f"option 'per_layer' must be True or False, not {per_layer!r}")
+    if heads is not None and not _are_heads(heads):
+        raise BadInputError("llc", "option 'heads' must be a list of pairs (block, head)")
     if sum((per_layer, heads is not None, groups is not None)) > 1:
         raise BadInputError("llc", "give one of per_layer, heads and groups at a time")
     if not per_layer and heads is None and groups is None:
         function = _function(model, loss, data, layers)
         return estimate(sample(function, function.flat.theta, settings, tick), settings)
-    data = collect(data)
+    data = collect(data, model)
     data = data[0] if data[1] is None else data
     settings = one_localisation(settings, _function(model, loss, data, None))
 
@@ -155,6 +161,12 @@ def llc(
     x = data[0] if isinstance(data, tuple) else data
     by_label = dict(data_groups(groups, number_of_rows(x)))
     return each(tuple(by_label), lambda name: of(model, rows_of(data, by_label[name]), layers), tick)
+
+
+def _are_heads(heads: Any) -> bool:
+    if not isinstance(heads, Sequence) or isinstance(heads, str):
+        return False
+    return all(isinstance(head, Sequence) and len(head) == 2 and not isinstance(head, str) for head in heads)
 
 
 def _function(model: nn.Module, loss: Loss, data: Any, layers: str | Sequence[str] | None) -> Objective:

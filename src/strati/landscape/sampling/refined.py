@@ -7,7 +7,7 @@ are chosen once, so that the values can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -126,6 +126,8 @@ def data_groups(groups: Any, rows: int) -> Iterator[tuple[str, Tensor]]:
         >>> [(name, rows.tolist()) for name, rows in data_groups(["a", "b", "a"], 3)]
         [('a', [0, 2]), ('b', [1])]
     """
+    if not isinstance(groups, Iterable) or isinstance(groups, str):
+        raise BadInputError("groups", "must be a list with one label per row")
     labels = groups.tolist() if isinstance(groups, Tensor) else list(groups)
     if len(labels) != rows:
         raise BadInputError("groups", f"{len(labels)} labels for {rows} rows; give one label per row")

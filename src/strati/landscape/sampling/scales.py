@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from strati.errors import BadInputError
 from strati.landscape.behaviour import Loss, LossName, Objective, as_tensor, objective
@@ -34,6 +33,7 @@ from strati.landscape.sampling.llc import chosen_sampler, conditional_traces, dr
 from strati.landscape.sampling.moment_points import condensed
 from strati.landscape.sampling.posterior import local_posterior, localised
 from strati.landscape.sampling.preconditioner import kronecker
+from strati.network.module import as_module
 from strati.options import resolve
 from strati.types import Result, Tick, silent
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.network.open import Openable
     from strati.types import FloatArray
 
 _COLUMNS = ("epsilon", "lambda", "stderr", "effective", "nbeta", "gauss_newton", "gap", "reason")
@@ -149,7 +150,7 @@ class EffectiveParameters(Result):
 
 
 def effective_parameters(
-    model: nn.Module,
+    model: Openable,
     x: Any,
     *,
     scales: Sequence[float] | None = None,
@@ -161,7 +162,7 @@ def effective_parameters(
     """``N_eff(eps) = 2 lambda_B(eps)`` of the behavioural loss, over loss scales.
 
     Args:
-        model: Any module; it is not changed.
+        model: Whatever names a network; a module is not changed.
         x: Inputs; ``(x, y)`` for a training loss.
         scales: The ``eps``; five decades below the variance of the outputs by default.
         loss: ``"behavioural-mse"`` (eq. 6) or ``"behavioural-kl"``; a training loss (``"mse"``, ``"cross_entropy"``, a
@@ -177,15 +178,14 @@ def effective_parameters(
         degeneracy-in-the-loss-landscape, section 2.2.2.
 
     Examples:
+        >>> from torch import nn
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> curve = effective_parameters(nn.Linear(1, 1), x, scales=[1e-3], chains=16, draws=100)
         >>> abs(curve.rows[0].effective - 2) < 0.2
         True
     """
     settings = resolve(LLCConfig, config, options, of=effective_parameters)
-    if not isinstance(model, nn.Module):
-        raise BadInputError("model", f"is of type {type(model).__name__}; give a torch module")
-    model = on_device(model, settings.device)
+    model = on_device(as_module(model), settings.device)
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
     whole = objective(model, loss, x, dtype=dtype)
     wanted = _scales(scales, whole)
@@ -300,7 +300,10 @@ def _scales(scales: Sequence[float] | None, function: Objective) -> FloatArray:
         target = function.target.reshape(function.rows, -1).to(function.flat.dtype)
         size = size or float(target.var(dim=0, correction=0).sum()) or 1.0
         return size * np.geomspace(1e-5, 1e-1, 5)
-    wanted = np.atleast_1d(np.asarray(scales, dtype=float))
+    try:
+        wanted = np.atleast_1d(np.asarray(scales, dtype=float))
+    except (TypeError, ValueError):
+        raise BadInputError("scales", "must be positive numbers") from None
     if wanted.size == 0 or not np.isfinite(wanted).all() or (wanted <= 0).any():
         raise BadInputError("scales", "must be positive numbers")
     return np.sort(wanted)

@@ -117,7 +117,7 @@ def _plan(
         target = _target(names, update.name)
         found = [] if target is None else [(target, update)]
         if target is None and update.expert is not None:
-            found = apart(replace(update, name=_bare(update.name)), names)
+            found = apart(replace(update, name=bare_name(update.name)), names)
         if not found:
             why = f"is not in {base.path.name}; the adapter {adapter.path.name} belongs to another network"
             raise BadInputError(update.name, why)
@@ -175,11 +175,13 @@ def unwrapped(network: Network) -> Network:
     own = replace(contents, tensors=tuple(saved), adapters=updates)
     both = merged(Opened(network.path, held), Opened(network.path, own))
     names = {tensor.name: name for name, tensor in base.items()}
-    changed = {_bare(update.name) for update in updates.values()}
+    changed = {bare_name(update.name) for update in updates.values()}
     ties = {
         names[later]: names[first]
         for later, first in contents.ties.items()
-        if later in names and first in names and not {_bare(names[later]), _bare(names[first])} & changed
+        if later in names
+        and first in names
+        and not {bare_name(names[later]), bare_name(names[first])} & changed
     }
     made = Opened(network.path, replace(both.contents, ties=ties))
     made._recipe = (unwrapped, (network,))
@@ -229,11 +231,17 @@ def _lookup(base: Network) -> dict[str, str]:
     """Names without the prefixes that wrappers and heads put before them -> the name in the base."""
     found: dict[str, str] = {}
     for tensor in base.tensors:
-        found.setdefault(_bare(tensor.name), tensor.name)
+        found.setdefault(bare_name(tensor.name), tensor.name)
     return found
 
 
-def _bare(name: str) -> str:
+def bare_name(name: str) -> str:
+    """A tensor's name without what PEFT, heads and wrappers put around it.
+
+    Examples:
+        >>> bare_name("base_model.model.transformer.h.0.attn.c_attn.base_layer.weight")
+        'h.0.attn.c_attn.weight'
+    """
     while ".base_layer." in name:
         name = name.replace(".base_layer.", ".")
     while True:
@@ -246,7 +254,7 @@ def _bare(name: str) -> str:
 
 
 def _target(names: Mapping[str, str], name: str) -> str | None:
-    return names.get(_bare(name))
+    return names.get(bare_name(name))
 
 
 def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:

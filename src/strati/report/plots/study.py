@@ -23,12 +23,12 @@ _OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
 NAMES = {"reinitialise": "re-initialised", "rerandomise": "re-randomised"}
 
 
-def scatter(study: Study, metric: str = "alpha", *, pooled: bool | None = None) -> Any:
+def scatter(study: Study, metric: str | None = None, *, pooled: bool | None = None) -> Any:
     """Performance against a metric: one panel per layer, or one for all of a network with many layers.
 
     Args:
         study: The rows.
-        metric: The metric on the horizontal axis.
+        metric: The metric on the horizontal axis; by default ``alpha``, or the first that has a value.
         pooled: One panel for all layers; default: when there are more than eight.
 
     Raises:
@@ -37,10 +37,11 @@ def scatter(study: Study, metric: str = "alpha", *, pooled: bool | None = None) 
     require("matplotlib", "plot", "drawing")
     from matplotlib.figure import Figure
 
+    metric = metric or _first_metric(study)
     if metric not in study.metrics:
         raise BadInputError(metric, f"not a metric of this study; there are {', '.join(study.metrics)}")
     table = study.frame()
-    table = table[(table["status"] == "done") & (table["intervention"] != "intact") & table[metric].notna()]
+    table = table[_changed(table) & table[metric].notna()]
     if len(table) == 0:
         raise BadInputError(metric, "has no value on any changed layer of this study")
     layers = list(dict.fromkeys(table["layer"]))
@@ -53,6 +54,21 @@ def scatter(study: Study, metric: str = "alpha", *, pooled: bool | None = None) 
     for i, (title, part) in enumerate(panels):
         _panel(figure.add_subplot(rows, columns, i + 1), str(title), part, metric, study.performance["name"])
     return figure
+
+
+def _first_metric(study: Study) -> str:
+    """``alpha`` where the study has values of it; of small layers, where no tail can be fitted, another."""
+    table = study.frame()
+    there = [
+        name
+        for name in ("alpha", *study.metrics)
+        if name in table and table.loc[_changed(table), name].notna().any()
+    ]
+    return there[0] if there else "alpha"
+
+
+def _changed(table: Any) -> Any:
+    return (table["status"] == "done") & (table["intervention"] != "intact")
 
 
 def by_metric(study: Study, metrics: Sequence[str]) -> Any:

@@ -200,8 +200,6 @@ def check(
         >>> found.passed, [(x.layer, x.code) for x in found.found]
         (False, [('fc.weight', 'constant')])
     """
-    if "jobs" in options:
-        options["workers"] = options.pop("jobs")
     chosen = resolve(CheckConfig, config, options, of=check)
     wanted = chosen.codes()
     needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]

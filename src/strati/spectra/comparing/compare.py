@@ -109,8 +109,6 @@ def compare(
         >>> [layer.name for layer in c.layers], c.movement.moved, c.layers[0].update_kind
         (['0.weight', '2.weight', '4.weight'], 6, 'dense')
     """
-    if "jobs" in options:
-        options["workers"] = options.pop("jobs")
     chosen = resolve(CompareConfig, config, options, of=compare)
     fewest = 3 if chosen.merge else 2
     if len(networks) < fewest:

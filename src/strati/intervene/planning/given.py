@@ -1,0 +1,128 @@
+"""What a caller gives a study in memory: networks, whatever names them, and data, whatever they come as."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from strati.errors import BadInputError
+from strati.intervene.planning.spec import Spec, builtin_names, spec_keys
+from strati.intervene.planning.tasks import IGNORED, StudyData, windows
+from strati.landscape.batches import NO_LABEL, as_batches, read_path
+from strati.network.intake import as_array
+from strati.network.module import as_module
+from strati.network.open import Network
+
+
+def is_spec(source: Any, *, given: bool) -> bool:
+    """Whether a study's source is a spec; a path is one unless there is something to evaluate it by.
+
+    Args:
+        source: What the study was asked for.
+        given: Whether ``evaluate`` or ``data`` came with it.
+    """
+    if isinstance(source, Mapping):
+        held = any(isinstance(v, Tensor | np.ndarray | nn.Module | Network) for v in source.values())
+        return not held and (not given or (bool(source) and set(source) <= set(spec_keys())))
+    if isinstance(source, str | os.PathLike):
+        named = str(source) in builtin_names() or Path(source).suffix.lower() == ".toml"
+        return named or not given
+    return isinstance(source, Spec)
+
+
+def as_modules(source: Any) -> nn.Module | dict[str, nn.Module]:
+    """A network, or networks by name, as modules.
+
+    Raises:
+        BadInputError: They are none.
+    """
+    if isinstance(source, Mapping) and source:
+        named = all(isinstance(v, nn.Module | Network | str | os.PathLike) for v in source.values())
+        if named:
+            return {str(name): as_module(one) for name, one in source.items()}
+    return as_module(source)
+
+
+def in_single(model: nn.Module) -> nn.Module:
+    """A module in half or double precision as a copy in single precision, in which a study's data are."""
+    others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
+    return copy.deepcopy(model).float() if others else model
+
+
+def study_data(data: Any, model: nn.Module, context: int) -> StudyData:
+    """Data as a study scores them: inputs with labels, or token ids whose next token is predicted.
+
+    Of a dict as tokenizers return it ``input_ids`` are the inputs, and padding goes by ``attention_mask``.
+
+    Args:
+        data: Whatever names data.
+        model: The network they are for.
+        context: Tokens in a window, where ids come in one dimension.
+
+    Raises:
+        BadInputError: They are no data, or neither labelled nor tokens.
+    """
+    if isinstance(data, StudyData):
+        return data
+    x, y = _arrays(data, model)
+    if len(x) == 0:
+        raise BadInputError("data", "is empty; give at least one row")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise BadInputError("data", "holds values that are not finite; remove those rows first")
+    if x.dtype.kind not in "fiub":
+        raise BadInputError("data", f"holds {x.dtype}, not numbers; give arrays of numbers")
+    tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+    if tokens and (y is None or (x.ndim == 2 and y.shape == x.shape)):
+        ids = windows(np.where(x == IGNORED, 0, x), context, "data")
+        ids = np.where(x == IGNORED, IGNORED, ids) if ids.shape == x.shape else ids
+        targets = None if y is None else np.where(y == NO_LABEL, IGNORED, y)
+        return StudyData("tokens", int(ids.max()) + 1, ids[:0], None, ids, targets)
+    if y is None:
+        raise BadInputError(
+            "data", "has no labels y, by which a network is scored; give (x, y), or token ids"
+        )
+    if len(x) != len(y) or y.ndim != 1 or y.dtype.kind not in "iub":
+        raise BadInputError(
+            "data", "x and y need as many rows as each other, y one label (a whole number) a row"
+        )
+    if tokens and x.ndim == 1:
+        why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
+        raise BadInputError("data", why)
+    return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+
+
+def _arrays(data: Any, model: nn.Module) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Inputs and labels; arrays as they are, so that bytes stay bytes, everything else by way of batches."""
+    if isinstance(data, str | os.PathLike):
+        data = read_path(Path(data), model)
+    if isinstance(data, Mapping) and set(data) in ({"x"}, {"x", "y"}):
+        data = (data["x"], data.get("y"))
+    if _is_array(data):
+        return as_array(data), None
+    if isinstance(data, tuple) and len(data) == 2 and _is_array(data[0]) and _is_labels(data[1]):
+        return as_array(data[0]), None if data[1] is None else as_array(data[1])
+    batch = as_batches(data, model, context=2**31).whole("a study")
+    labels = None if batch.y is None else as_array(batch.y)
+    if not isinstance(batch.x, Mapping):
+        return as_array(batch.x), labels
+    if "input_ids" not in batch.x and len(batch.x) != 1:
+        raise BadInputError("data", f"has the inputs {', '.join(batch.x)}; a study takes one tensor")
+    if "input_ids" not in batch.x:
+        return as_array(next(iter(batch.x.values()))), labels
+    ids = as_array(batch.x["input_ids"])
+    mask = batch.x.get("attention_mask")
+    return (ids if mask is None else np.where(as_array(mask) == 0, IGNORED, ids)), labels
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
+
+
+def _is_labels(value: Any) -> bool:
+    return value is None or _is_array(value) or isinstance(value, list)
