@@ -273,6 +273,9 @@ def _whole(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str
         return "linear", views.merged(shape, *hint.merge)
     if kind == "depthwise":
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
+    if kind == "conv" and len(shape) == 2:  # an update of a kernel
+        flat = replace(views.as_stored(shape), text="kernel flattened: outputs x (inputs x positions)")
+        return "conv", flat
     if len(shape) == 2:
         embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
         # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
