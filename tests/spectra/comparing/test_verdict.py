@@ -34,13 +34,15 @@ def model(seed: int = 0, dtype: str = "float32"):
     return transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
 
 
-def merged(targets: list[str], rank: int, dtype: str, size: float = 0.02):
+def merged(targets: list[str], rank: int, dtype: str, size: float = 0.02, **options):
     """A LoRA with trained-looking factors, merged by PEFT itself."""
     import peft
 
     base = model(dtype=dtype)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False, **options
+    )
     adapted = peft.get_peft_model(base, config)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapted.named_parameters():
@@ -73,6 +75,14 @@ def test_other_places_and_some_blocks_only() -> None:
         *merged(["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj"], 4, "float32")
     ).text()
     assert "of rank 4 on q and v (2 of 4 such layers)." in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_for_each_role() -> None:
+    mixed = merged(["q_proj", "v_proj"], 8, "bfloat16", rank_pattern={"v_proj": 3})
+    assert "is a merged LoRA of rank 8 on q and rank 3 on v." in strati.compare(*mixed).text()
+    uneven = merged(["q_proj", "v_proj"], 8, "float32", rank_pattern={"layers.1.self_attn.v_proj": 3})
+    assert "merged LoRA" not in strati.compare(*uneven).text()
 
 
 def fine_tuned(dtype: str, rate: float, frozen: tuple[str, ...] = (), sgd: bool = False):
