@@ -170,6 +170,22 @@ def test_errors_of_mixtures_cover_as_often_as_they_say() -> None:
     assert inside > 0.91 * 400
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_errors_of_mixtures_hold_where_rounding_is_all_there_is(dtype: str) -> None:
+    """Errors grow with the entries: equal ones assumed, half of the larger weights lie outside. Below 85 %: 1e-9."""
+    import ml_dtypes
+
+    rng = np.random.default_rng(1)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    inside = 0
+    for _ in range(150):
+        parents = (0.02 * rng.standard_normal((2, 24, 32))).astype(kind)
+        exact = 0.3 * parents[0].astype(float) + 0.7 * parents[1].astype(float)
+        found = mixture(list(parents), exact.astype(kind))
+        inside += abs(found.weights[1] - 0.7) < 2 * found.stderr[1]
+    assert inside > 0.85 * 150
+
+
 def test_a_merge_that_cannot_be_told_says_so() -> None:
     weight = np.random.default_rng(0).standard_normal((8, 6))
     assert mixture([weight, weight], weight).weights == (None, None)
