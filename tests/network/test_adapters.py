@@ -160,6 +160,20 @@ def test_layers_are_the_updates(tmp_path: Path) -> None:
     )
 
 
+def test_updates_of_kernels_are_of_convolutions(tmp_path: Path) -> None:
+    make, options = CASES["kernels"]
+    trained(make(), **options).save_pretrained(tmp_path)
+    found = {layer.name: (str(layer.role), layer.shape) for layer in strati.open(tmp_path).layers()}
+    shapes = {
+        n: p.shape
+        for n, p in make().named_parameters()
+        if n.startswith(("wide", "line", "fc")) and p.ndim > 1
+    }
+    assert found == {
+        n: ("conv" if len(s) > 2 else "linear", (s[0], s[1:].numel())) for n, s in shapes.items()
+    }
+
+
 def test_a_peft_model_in_memory_shows_its_updates() -> None:
     make, options = CASES["lora"]
     net = strati.open(trained(make(), **options))

@@ -382,6 +382,10 @@ def test_routers_and_experts(tmp_path):
         "model.layers.3.block_sparse_moe.experts.1.w2.weight": draw(6, 5),
         "blk.4.ffn_gate_inp.weight": draw(4, 6),
         "blk.4.ffn_down_exps.weight": draw(2, 6, 5),
+        "blk.6.ffn_down.1.weight": draw(6, 5),
+        "model.layers.7.mlp.gate.wg.weight": draw(4, 6),
+        "model.layers.8.block_sparse_moe.input_linear.weight": draw(2, 6, 5),
+        "encoder.block.9.layer.1.mlp.experts.expert_1.wo.weight": draw(6, 5),
         "model.layers.5.mlp.gate.weight": draw(
             5, 6
         ),  # no experts beside it: a gate of an MLP without a known name
@@ -397,5 +401,27 @@ def test_routers_and_experts(tmp_path):
         "blk.4.ffn_gate_inp.weight": ("router", None),
         "blk.4.ffn_down_exps.weight[0]": ("mlp.out", 0),
         "blk.4.ffn_down_exps.weight[1]": ("mlp.out", 1),
+        "blk.6.ffn_down.1.weight": ("mlp.out", 1),
+        "model.layers.7.mlp.gate.wg.weight": ("router", None),
+        "model.layers.8.block_sparse_moe.input_linear.weight[0]": ("mlp.in", 0),
+        "model.layers.8.block_sparse_moe.input_linear.weight[1]": ("mlp.in", 1),
+        "encoder.block.9.layer.1.mlp.experts.expert_1.wo.weight": ("mlp.out", 1),
         "model.layers.5.mlp.gate.weight": ("linear", None),
     }
+
+
+def test_experts_below_each_other_in_one_matrix(tmp_path):
+    """DBRX: ``y = (silu(x w1^T) * (x v1^T)) w2`` for each expert's rows."""
+    tensors = {f"blocks.0.ffn.experts.mlp.{word}": draw(3 * 7, 5) for word in ("w1", "v1", "w2")}
+    net = network(tmp_path, tensors, {"ffn_config": {"moe_num_experts": 3}})
+    layers = {layer.name: layer for layer in net.layers()}
+    assert len(layers) == 9
+    for word, role in (("w1", "mlp.gate"), ("v1", "mlp.in"), ("w2", "mlp.out")):
+        for index in range(3):
+            layer = layers[f"blocks.0.ffn.experts.mlp.{word}[{index}]"]
+            part = tensors[layer.tensor][7 * index : 7 * index + 7]
+            expected = part.T if word == "w2" else part
+            assert (layer.role.value, layer.expert, layer.shape) == (role, index, expected.shape)
+            np.testing.assert_array_equal(next(layer.matrices()), expected)
+    plain = network(tmp_path, tensors, {"ffn_config": {"moe_num_experts": 4}})  # does not divide the rows
+    assert [layer.expert for layer in plain.layers()] == [None] * 3

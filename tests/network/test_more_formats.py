@@ -202,11 +202,15 @@ def test_a_diffusers_pipeline_is_all_its_components(tmp_path):
         ([".metadata", "__0_0.distcp"], "torch distributed checkpoint.*dcp_to_torch"),
         (["_METADATA", "manifest.ocdbt"], "Orbax checkpoint"),
         (["saved_model.pb"], "SavedModel"),
+        (["checkpoint", "model.ckpt.index", "model.ckpt.data-00000-of-00001"], "TensorFlow checkpoint"),
+        (["config.json", "pytorch_model_fsdp_0/.metadata"], "pytorch_model_fsdp_0: is a torch distributed"),
+        (["100/_CHECKPOINT_METADATA", "100/default/d"], "100: is an Orbax checkpoint"),
     ],
 )
 def test_formats_refused_by_name(tmp_path, files, why):
     for name in files:
-        (tmp_path / name).write_bytes(b"x")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(strati.StratiError, match=why):
         strati.open(tmp_path)
 
@@ -215,3 +219,70 @@ def test_a_table_of_numbers_is_no_flax_file(tmp_path):
     (tmp_path / "a").write_bytes(struct.pack(">BB", 0x81, 0x01) + b"\x02")
     with pytest.raises(strati.StratiError):
         strati.open(tmp_path / "a")
+
+
+def test_parts_of_a_distributed_checkpoint_are_refused_by_name(tmp_path):
+    """A part looks like any torch file of one tensor; torch wrote these."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed import checkpoint
+
+    with pytest.warns(UserWarning, match="single process"):
+        checkpoint.save({"fc.weight": torch.ones(4, 3)}, checkpoint_id=str(tmp_path / "dcp"), no_dist=True)
+    for place in (tmp_path / "dcp", *(tmp_path / "dcp").iterdir()):
+        with pytest.raises(strati.UnsupportedError, match="torch distributed checkpoint; convert it"):
+            strati.open(place)
+
+
+@pytest.mark.parametrize("kind", ["flax_model.msgpack", "model.keras"])
+def test_folders_with_a_flax_or_keras_file(tmp_path, kind):
+    oracle = ORACLE / ("flax.msgpack" if "flax" in kind else "lambda.keras")
+    shutil.copy(oracle, tmp_path / kind)
+    (tmp_path / "config.json").write_text("{}")
+    net, alone = strati.open(tmp_path), strati.open(oracle)
+    assert [x.name for x in net.layers()] == [x.name for x in alone.layers()] != []
+
+
+def test_flax_shards_with_their_index(tmp_path):
+    for number in (1, 2):
+        array = np.full((2, 3), number, np.float32)
+        packed = msgpack.ExtType(1, msgpack.packb((array.shape, array.dtype.name, array.tobytes())))
+        shard = tmp_path / f"flax_model-0000{number}-of-00002.msgpack"
+        shard.write_bytes(msgpack.packb({f"layer{number}": {"kernel": packed}}))
+    listed = {f"layer{n}/kernel": f"flax_model-0000{n}-of-00002.msgpack" for n in (1, 2)}
+    (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": listed}))
+    net = strati.open(tmp_path)
+    assert [layer.name for layer in net.layers()] == ["layer1.kernel", "layer2.kernel"]
+    assert net.read("layer2.kernel").tolist() == [[2, 2, 2]] * 2
+    assert not net.warnings
+
+
+def test_a_pipelines_components_are_decoded_by_their_own_settings(tmp_path):
+    """float8 in blocks of 64 in one, under another scheme's settings in the next, plain in the third."""
+    import ml_dtypes
+
+    rng = np.random.default_rng(7)
+    names = {
+        "a": {"quant_method": "fp8", "weight_block_size": [64, 64]},
+        "b": {"quant_method": "gptq"},
+        "c": None,
+    }
+    (tmp_path / "model_index.json").write_text(json.dumps({name: ["x", "y"] for name in names}))
+    values = rng.standard_normal((100, 130)).astype(ml_dtypes.float8_e4m3fn)
+    scale = rng.random((2, 3)).astype(np.float32)
+    for name, told in names.items():
+        (tmp_path / name).mkdir()
+        tensors = {"fc.weight": values, "fc.weight_scale_inv": scale}
+        if told is None:
+            tensors = {"fc.weight": values.astype(np.float32)}
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text(
+            json.dumps({"quantization_config": told} if told else {})
+        )
+    net = strati.open(tmp_path)
+    first, last = net.layers()
+    assert (first.name, last.name) == ("a.fc.weight", "c.fc.weight")
+    wide = scale.repeat(64, 0)[:100].repeat(64, 1)[:, :130]
+    np.testing.assert_allclose(next(first.matrices()), values.astype(np.float32) * wide, rtol=1e-6)
+    assert first.quantisation.scheme == "fp8" and first.noise_floor() > 0 and last.noise_floor() is None
+    reasons = {skipped.name: skipped.reason for skipped in net.skipped()}
+    assert "its configuration says gptq" in reasons["b.fc.weight"]

@@ -282,6 +282,9 @@ def test_gptq_experts_fused_in_one_tensor(tmp_path):
     "name",
     [
         "layers.0.mixer.A_log",
+        "blk.0.ssm_a",
+        "layers.0.self_attn.key_decay",
+        "blocks.0.att.time_faaaa",
         "layers.0.mlp.experts.down_proj_bias",
         "fc.scales",
         "fc.weight_scale_inv",

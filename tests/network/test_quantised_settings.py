@@ -61,6 +61,27 @@ def test_gptq_groups_that_do_not_divide_the_inputs(tmp_path, bits, group, second
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "told", "why"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 64, "checkpoint_format": "gptq_v2"}, None),
+        ("quantize_config.json", {"bits": 8, "group_size": 64}, "its configuration says 8"),
+        ("quant_config.json", {"w_bit": 4, "q_group_size": 64}, "its configuration says awq"),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, "its configuration says modelopt"),
+    ],
+)
+def test_settings_that_older_packages_keep_in_a_file_of_their_own(tmp_path, file, told, why):
+    tensors, weight = gptq(4, 64, second=True, order="in order")
+    (tmp_path / file).write_text(json.dumps(told))
+    (tmp_path / "config.json").write_text("{}")
+    net = network(tmp_path, tensors)
+    if why is None:
+        np.testing.assert_allclose(net.read("fc.weight"), weight, rtol=1e-6)
+    else:
+        assert not net.layers()
+        assert {s.name for s in net.skipped() if why in s.reason} == set(tensors)
+
+
 def test_gptq_groups_that_fit_no_setting_are_named(tmp_path):
     tensors, _ = gptq(4, 64, second=False, order="no index")
     for config, why in (

@@ -195,9 +195,12 @@ def _branch(layer: Layer) -> int:
     return 1 if re.search("cross|encoder_attn|EncDec", layer.name) else 0
 
 
+_EXPERTS = r"expert|exps|moe[._]"
+
+
 def _expert(name: str, suffix: str) -> int | None:
     """The expert's number: in the name, or the place in a stack of experts."""
-    if suffix[1:-1].isdigit() and re.search(r"expert|exps", name):
+    if suffix[1:-1].isdigit() and re.search(_EXPERTS, name):
         return int(suffix[1:-1])
     return expert_of(name)
 
@@ -270,6 +273,9 @@ def _whole(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str
         return "linear", views.merged(shape, *hint.merge)
     if kind == "depthwise":
         return kind, views.depthwise(shape, inputs_first=hint.transposed)
+    if kind == "conv" and len(shape) == 2:  # an update of a kernel
+        flat = replace(views.as_stored(shape), text="kernel flattened: outputs x (inputs x positions)")
+        return "conv", flat
     if len(shape) == 2:
         embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
         # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
@@ -334,14 +340,18 @@ def _parts(
             "direction"
             if kind in ("lstm", "gru", "rnn")
             else "expert"
-            if re.search(r"expert|_exps", tensor.name)
+            if re.search(_EXPERTS, names.label(tensor.name))
             else "matrix"
         )
-        many = prod(tensor.shape[:-2])
         turned = names.stack_inputs_first(tensor.name)
         return [
-            (f"[{i}]", views.part_of_stack(tensor.shape, i, what, turned=turned), role) for i in range(many)
+            (f"[{i}]", views.part_of_stack(tensor.shape, i, what, turned=turned), role)
+            for i in range(prod(tensor.shape[:-2]))
         ]
+    many = names.experts_in_rows(tensor.name) if kind == "linear" else 0
+    if many:
+        turned = role is Role.MLP_OUT
+        return [(f"[{i}]", views.part_of_rows(whole, i, many, turned=turned), role) for i in range(many)]
     if role is Role.QKV and split_qkv and kind == "linear":
         parts = _split(names, tensor, whole)
         if parts:

@@ -96,6 +96,15 @@ class Names:
         (a, b), (c, d) = pair
         return b == 2 * c and a == d
 
+    def experts_in_rows(self, name: str) -> int:
+        """How many experts a matrix holds below each other, as DBRX stores them; 0 where it holds none."""
+        words = modules(name)
+        settings = (self.network.config or {}).get("ffn_config")
+        many = settings.get("moe_num_experts") if isinstance(settings, Mapping) else None
+        rows = self.shapes[name][0] if self.shapes[name] else 0
+        known = words[-3:-1] == ["experts", "mlp"] and words[-1] in ("w1", "v1", "w2")
+        return many if known and type(many) is int and many > 1 and rows % many == 0 else 0
+
     def head_by_head(self, name: str) -> tuple[bool, bool] | None:
         """Of a projection stored as ``(heads, a, b)``: whether inputs come first, whether it leads out of the heads."""
         role, shape = self.by_role(name), self.shapes[name]

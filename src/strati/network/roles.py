@@ -65,18 +65,19 @@ _IN_ATTENTION = _words("out_proj c_proj proj dense out o wo projection output li
 # Names that mean this inside a block or an MLP.
 _IN_BLOCK: dict[Role, frozenset[str]] = {
     Role.MLP_IN: _words(
-        "fc1 c_fc up_proj w3 lin1 linear1 linear_1 dense_h_to_4h fc_in ffn_up wi wi_1 gate_up_proj w12"
-        " ffn_up_exps ffn_up_shexp w_in"
+        "fc1 c_fc up_proj w3 v1 lin1 linear1 linear_1 dense_h_to_4h fc_in ffn_up wi wi_1 gate_up_proj w12"
+        " ffn_up_exps ffn_up_shexp w_in input_linear"
     ),
     Role.MLP_GATE: _words("gate_proj w1 ffn_gate wi_0 ffn_gate_exps ffn_gate_shexp fc1_g w_gate"),
     Role.MLP_OUT: _words(
         "fc2 c_proj down_proj w2 lin2 linear2 linear_2 dense_4h_to_h fc_out ffn_down wo"
-        " ffn_down_exps ffn_down_shexp w_out"
+        " ffn_down_exps ffn_down_shexp w_out output_linear"
     ),
 }
 _SUFFIXES = _words("weight kernel w recurrent_kernel depthwise_kernel pointwise_kernel matmul gemm")
 _MLP = re.compile(r"mlp|ffn|feed_?forward|densereludense|intermediate|experts?")
-_EXPERT = re.compile(r"(shared_)?experts?")
+_EXPERT = re.compile(r"(shared_)?experts?(_[0-9]{1,8})?")
+_EXPERT_NUMBER = re.compile(r"experts?_([0-9]{1,8})")
 _ATTENTION = re.compile(r"attn|attention")
 _STAGED = re.compile(
     r"(?:^|[./])(?:(?:layer|stages?[._/]?)([0-9]{1,8})[./](?:[a-z]+[./])?|blocks[./]([0-9]{1,8})[./])([0-9]{1,8})[./]"
@@ -131,9 +132,11 @@ def _routes(last: str, parents: list[str], siblings: Iterable[str]) -> bool:
     """Whether this is the gate that chooses between experts, and not the gate inside one of them."""
     if parents and parents[-1] == "router" and last in ("classifier", "layer", "gate", "linear", "proj"):
         return True
+    if last == "wg" and parents and parents[-1] == "gate":
+        return True
     if last != "gate" or any(_EXPERT.fullmatch(word) for word in parents):
         return False
-    return "experts" in siblings or any("moe" in word for word in parents)
+    return any(_EXPERT.fullmatch(word) for word in siblings) or any("moe" in word for word in parents)
 
 
 def _mlp(
@@ -150,7 +153,7 @@ def _mlp(
         last == "mlp" and index is not None and block is not None
     ):  # nn.Sequential(Linear, activation, [dropout,] Linear)
         return Role.MLP_IN if index == 0 else Role.MLP_OUT
-    if last == "w1" and "w3" not in siblings:
+    if last == "w1" and not {"w3", "v1"} & set(siblings):
         return Role.MLP_IN
     for role, known in _IN_BLOCK.items():
         if last in known:
@@ -247,11 +250,20 @@ def expert_of(name: str) -> int | None:
     Examples:
         >>> expert_of("model.layers.3.mlp.experts.5.w1.weight"), expert_of("model.layers.3.mlp.up_proj.weight")
         (5, None)
+        >>> expert_of("encoder.block.1.layer.1.mlp.experts.expert_2.wi.weight"), expert_of("blk.3.ffn_up.1.weight")
+        (2, 1)
     """
-    for word, following in pairwise(modules(name)):
-        if word == "experts" and _counts(following):
+    for word, following in pairwise(["", *modules(name)]):
+        numbered = _EXPERT_NUMBER.fullmatch(following)
+        if numbered:
+            return int(numbered[1])
+        if word in _EXPERT_LISTS and _counts(following):
             return int(following)
     return None
+
+
+_EXPERT_LISTS = _words("experts expert ffn_gate ffn_up ffn_down")
+"""Modules behind which an expert's number stands; older GGUF files number each expert's matrices by themselves."""
 
 
 def _number(name: str) -> int | None:

@@ -30,6 +30,10 @@ ENDINGS = {
 }
 READABLE = "safetensors, torch (.pt, .pth, .bin), .npz, .onnx, .gguf, Keras (.h5, .keras) and Flax (.msgpack)"
 
+DISTRIBUTED = (
+    "is a torch distributed checkpoint; convert it with: "
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt"
+)
 _PROTOCOL_0 = re.compile(rb"[(\]}dlt]{0,3}c([\w.]{1,200})\n([\w.]{1,200})\n")
 _TEXT = re.compile(rb"\s*(<!doctype html|<html|<\?xml)", re.IGNORECASE)
 
@@ -45,6 +49,8 @@ def sniff(source: Source) -> str:
         raise UnsupportedError(
             source.path, "is a Git LFS pointer, not the weights themselves; fetch them with: git lfs pull"
         )
+    if source.path.suffix == ".distcp" or b"torch.distributed.checkpoint" in head:
+        raise UnsupportedError(source.path, f"is a part of a folder that {DISTRIBUTED}")
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _zip(source)
     if head.startswith(b"GGUF"):

@@ -175,6 +175,18 @@ def part_of_stack(shape: tuple[int, ...], index: int, what: str, *, turned: bool
     return View(text, rows, cols, steps, index=index)
 
 
+def part_of_rows(whole: View, index: int, many: int, *, turned: bool) -> View:
+    """One of ``many`` experts that a matrix holds below each other; ``turned`` where each is stored inputs first."""
+    rows = whole.rows // many
+    start = index * rows
+    text = f"expert {index} of {many}: rows {start} to {start + rows - 1}"
+    steps: tuple[Step, ...] = (*whole.steps, ("rows", (start, start + rows)))
+    if turned:
+        text += ", transposed (stored inputs x outputs)"
+        return View(text, whole.cols, rows, (*steps, ("transpose", (1, 0))))
+    return View(text, rows, whole.cols, steps)
+
+
 def half_of_rows(whole: View, which: int, word: str, *, alternating: bool) -> View:
     """One of the two matrices that a fused one holds: a half of its rows, or every other row."""
     rows = whole.rows // 2

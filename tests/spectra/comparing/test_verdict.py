@@ -34,13 +34,15 @@ def model(seed: int = 0, dtype: str = "float32"):
     return transformers.LlamaForCausalLM(config).to(getattr(torch, dtype))
 
 
-def merged(targets: list[str], rank: int, dtype: str, size: float = 0.02):
+def merged(targets: list[str], rank: int, dtype: str, size: float = 0.02, **options):
     """A LoRA with trained-looking factors, merged by PEFT itself."""
     import peft
 
     base = model(dtype=dtype)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False)
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=targets, init_lora_weights=False, **options
+    )
     adapted = peft.get_peft_model(base, config)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in adapted.named_parameters():
@@ -73,6 +75,14 @@ def test_other_places_and_some_blocks_only() -> None:
         *merged(["layers.1.self_attn.q_proj", "layers.1.self_attn.v_proj"], 4, "float32")
     ).text()
     assert "of rank 4 on q and v (2 of 4 such layers)." in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_rank_for_each_role() -> None:
+    mixed = merged(["q_proj", "v_proj"], 8, "bfloat16", rank_pattern={"v_proj": 3})
+    assert "is a merged LoRA of rank 8 on q and rank 3 on v." in strati.compare(*mixed).text()
+    uneven = merged(["q_proj", "v_proj"], 8, "float32", rank_pattern={"layers.1.self_attn.v_proj": 3})
+    assert "merged LoRA" not in strati.compare(*uneven).text()
 
 
 def fine_tuned(dtype: str, rate: float, frozen: tuple[str, ...] = (), sgd: bool = False):
@@ -158,6 +168,22 @@ def test_errors_of_mixtures_cover_as_often_as_they_say() -> None:
             abs(w - t) < 2 * e for w, t, e in zip(found.weights, (0.6, 0.4), found.stderr, strict=True)
         )
     assert inside > 0.91 * 400
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_errors_of_mixtures_hold_where_rounding_is_all_there_is(dtype: str) -> None:
+    """Errors grow with the entries: equal ones assumed, half of the larger weights lie outside. Below 85 %: 1e-9."""
+    import ml_dtypes
+
+    rng = np.random.default_rng(1)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    inside = 0
+    for _ in range(150):
+        parents = (0.02 * rng.standard_normal((2, 24, 32))).astype(kind)
+        exact = 0.3 * parents[0].astype(float) + 0.7 * parents[1].astype(float)
+        found = mixture(list(parents), exact.astype(kind))
+        inside += abs(found.weights[1] - 0.7) < 2 * found.stderr[1]
+    assert inside > 0.85 * 150
 
 
 def test_a_merge_that_cannot_be_told_says_so() -> None:

@@ -117,7 +117,8 @@ def _scale(module: str, rank: int, options: Mapping[str, Any]) -> float | None:
 def _hint(update: AdapterUpdate) -> Hint:
     """An update is outputs first whatever the network's layout; its label is the weight it belongs to."""
     if update.expert is None:
-        return Hint(kind="linear", label=update.name)
+        kernel = update.shape is not None and len(update.shape) > 2
+        return Hint(kind="conv" if kernel else "linear", label=update.name)
     module, _, word = update.name.rpartition(".")
     return Hint(kind="linear", label=f"{module}.{update.expert}.{word}")
 

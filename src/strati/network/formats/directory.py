@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from strati.errors import BadInputError, UnsupportedError
 from strati.network.contents import Contents, natural
 from strati.network.formats.safetensors import strict_json
+from strati.network.quantised.recognise import decoded
+from strati.network.sniff import DISTRIBUTED
 from strati.network.source import Source
 from strati.types import Flag
 
@@ -30,23 +32,32 @@ PREFERRED = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
+    "flax_model.msgpack",
+    "flax_model.msgpack.index.json",
+    "tf_model.h5",
 )
+QUANTISED = {
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
+"""Files in which auto-gptq, llm-awq and modelopt say how they quantised, where ``config.json`` does not."""
 NO_WEIGHTS = frozenset({"training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt"})
-ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5")
+ENDINGS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".onnx", ".npz", ".h5", ".keras", ".msgpack")
 
-_REFUSED: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"saved_model.pb"}), "is a TensorFlow SavedModel; save its weights as .h5 or .safetensors"),
+_REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"saved_model\.pb"), "is a TensorFlow SavedModel; save its weights as .h5 or .safetensors"),
     (
-        frozenset({".metadata", ".distcp"}),
-        "is a torch distributed checkpoint; convert it with: "
-        "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+        re.compile(r".+\.data-[0-9]{5}-of-[0-9]{5}"),
+        "is a TensorFlow checkpoint; load it with TensorFlow and save its weights as .h5 or .safetensors",
     ),
+    (re.compile(r"\.metadata|.*\.distcp"), DISTRIBUTED),
     (
-        frozenset({"_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt", "ocdbt.process_0", "checkpoint"}),
+        re.compile(r"_METADATA|_CHECKPOINT_METADATA|manifest\.ocdbt|ocdbt\.process_[0-9]+|checkpoint"),
         "is an Orbax checkpoint; restore it with orbax and save the parameters with flax.serialization.to_bytes",
     ),
 )
-"""Folders of formats that are not read, told by their files, and what to do about each."""
+"""Folders of formats that are not read, told by the names of their files, and what to do about each."""
 
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 
@@ -94,7 +105,8 @@ def _pipeline(folder: Path) -> Contents:
             continue
         leads_to(folder, place)
         if any(entry.name.lower().endswith(ENDINGS) for entry in place.iterdir()):
-            parts[name] = _merge(place, _component(place), _config(place))
+            # A component says for itself how it is quantised.
+            parts[name] = decoded(_merge(place, _component(place), _config(place)))
     if not parts:
         raise BadInputError(folder, "is a diffusers pipeline without weights; download its components")
     return _joined(parts)
@@ -119,6 +131,20 @@ def _joined(parts: Mapping[str, Contents]) -> Contents:
         part, own = owner[name]
         return parts[part].read(own)
 
+    def read_part(name: str, index: int) -> NDArray[Any]:
+        part, own = owner[name]
+        alone = parts[part].read_part
+        if alone is not None:
+            return alone(own, index)
+        whole = parts[part].read(own)
+        chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
+        return chosen
+
+    def rounding(name: str, index: int | None) -> NDArray[Any] | None:
+        part, own = owner[name]
+        known = parts[part].rounding
+        return None if known is None else known(own, index)
+
     def named(field: str) -> dict[str, Any]:
         return {f"{part}.{k}": v for part, found in parts.items() for k, v in getattr(found, field).items()}
 
@@ -134,6 +160,9 @@ def _joined(parts: Mapping[str, Contents]) -> Contents:
         ties={f"{part}.{k}": f"{part}.{v}" for part, found in parts.items() for k, v in found.ties.items()},
         hints=named("hints"),
         warnings=tuple(w for found in parts.values() for w in found.warnings),
+        quantisation=named("quantisation"),
+        rounding=rounding,
+        read_part=read_part,
         files=tuple(file for found in parts.values() for file in found.files),
     )
 
@@ -179,14 +208,26 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
 
 
 def _config(folder: Path) -> Mapping[str, Any] | None:
-    path = folder / "config.json"
+    """``config.json``, with how the weights are quantised where an older package wrote that in a file of its own."""
+    config = _table(folder, "config.json")
+    if config is not None and ("quantization_config" in config or "compression_config" in config):
+        return config
+    for name, method in QUANTISED.items():
+        told = _table(folder, name)
+        if told is not None:
+            return {**(config or {}), "quantization_config": {"quant_method": method, **told}}
+    return config
+
+
+def _table(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / name
     if not path.exists() and not path.is_symlink():
         return None
     leads_to(folder, path)
-    config = _json(path)
-    if not isinstance(config, dict):
+    table = _json(path)
+    if not isinstance(table, dict):
         raise BadInputError(path, "is not a JSON table; download it again")
-    return config
+    return table
 
 
 def _json(path: Path) -> Any:
@@ -208,7 +249,10 @@ def _indexed(folder: Path, index: Path) -> dict[str, set[str]]:
     for tensor, shard in weights.items():
         if not isinstance(shard, str):
             raise BadInputError(index, f"gives {tensor} no file name; download it again")
-        files.setdefault(shard, set()).add(tensor)
+        flax = shard.endswith(".msgpack")  # its index writes paths
+        files.setdefault(shard, set()).add(
+            tensor.replace("/", ".").removeprefix("params.") if flax else tensor
+        )
     if len(files) > MAX_SHARDS:
         raise BadInputError(
             index, f"lists {len(files):,} shards, more than the limit; it is probably corrupt"
@@ -250,10 +294,7 @@ def leads_to(folder: Path, path: Path) -> Path:
 
 def _found(folder: Path) -> dict[str, set[str] | None]:
     """The weights of a directory without index."""
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise BadInputError(folder, f"cannot be listed ({error.strerror}); check its permissions") from None
+    names = _listed(folder)
     weights = [n for n in names if n.lower().endswith(ENDINGS) and n not in NO_WEIGHTS]
     shards = [n for n in weights if _SHARD.fullmatch(n)]
     if shards:
@@ -262,14 +303,33 @@ def _found(folder: Path) -> dict[str, set[str] | None]:
         leads_to(folder, folder / weights[0])
         return {weights[0]: None}
     if not weights:
-        for marks, why in _REFUSED:
-            if any(name in marks or (name.endswith(".distcp") and ".distcp" in marks) for name in names):
-                raise UnsupportedError(folder, why)
+        _refuse(folder, names)
+        for name in names[:100]:  # a Trainer or a checkpoint manager keeps such folders in its own
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
+                _refuse(folder / name, _listed(folder / name))
         raise BadInputError(
             folder, "is a directory without weights; give a model file or a Hugging Face directory"
         )
     listed = ", ".join(weights[:5]) + (", ..." if len(weights) > 5 else "")
     raise BadInputError(folder, f"holds several models ({listed}); give the path of one")
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise BadInputError(folder, f"cannot be listed ({error.strerror}); check its permissions") from None
+
+
+def _refuse(folder: Path, names: list[str]) -> None:
+    """Name a folder of a format that is not read.
+
+    Raises:
+        UnsupportedError: It is one.
+    """
+    for pattern, why in _REFUSED:
+        if any(pattern.fullmatch(name) for name in names):
+            raise UnsupportedError(folder, why)
 
 
 def _counted(folder: Path, shards: list[str]) -> dict[str, set[str] | None]:

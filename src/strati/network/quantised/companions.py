@@ -14,7 +14,8 @@ _INDEX = re.compile(r"(?:^|[._])(?:g_idx|perm|q_perm|q_invperm|q_groups|q_group_
 _STATE = re.compile(r"quant_state\.bitsandbytes__|(?:^|[._])(?:weight_shape|quant_state)$")
 _BIAS = re.compile(r"(?:^|[._])(?:bias(?:es)?|e_score_correction_bias)$")
 _TOKENS = re.compile(r"trainable_tokens_(?:delta|original)(?:\.[^.]+)?$")
-_MAMBA = re.compile(r"(?:^|\.)(?:A_log|A_logs|A_re|A_im|dt_bias)$")
+_MAMBA = re.compile(r"(?:^|\.)(?:A_logs?|A_b_log|A_re|A_im|A_real|A_imag|log_A_real|dt_bias|ssm_a)$")
+_DECAY = re.compile(r"(?:^|\.)(?:time_(?:decay|faaaa|first)|(?:query|key|diagonal)_decay|slope_rate)$")
 
 
 def why_no_weight(name: str) -> str | None:
@@ -34,6 +35,7 @@ def why_no_weight(name: str) -> str | None:
         (_BIAS, "a bias"),
         (_TOKENS, "rows that an adapter puts in place of an embedding's"),
         (_MAMBA, "a state-space model's decay rates"),
+        (_DECAY, "a linear attention's decay rates"),
     ):
         if pattern.search(name):
             return reason

@@ -295,6 +295,8 @@ class _Found:
 
     def _scaled(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
+            if tensor.name in self.contents.quantisation:
+                continue  # decoded already, with the configuration of its own part of a pipeline
             small = tensor.dtype.startswith("float8_") and tensor.dtype != "float8_e8m0fnu"
             if len(tensor.shape) < 2 or not (small or tensor.dtype == "int8") or why_no_weight(tensor.name):
                 continue

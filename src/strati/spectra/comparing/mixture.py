@@ -1,7 +1,8 @@
 r"""A merged network as a mixture of its parents: least squares, layer by layer.
 
 :math:`\min_w \| M - \sum_i w_i P_i \|_F^2` over free weights. Parents that are fine-tunes of one base are almost
-parallel, so the sum of the weights is sure long before each of them is: the standard errors say how sure.
+parallel, so the sum of the weights is sure long before each of them is: the standard errors say how sure. They are
+those of White (1980), which hold where errors differ in size from entry to entry, as those of rounding do.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ def mixture(parents: Sequence[NDArray[Any]], merged: NDArray[Any]) -> Mixture:
     inverse = np.linalg.inv(design)
     inner = inverse @ answer
     rest = target - sum(c / s * b for c, s, b in zip(inner, scales, basis, strict=True))
-    freedom = max(target.size - many, 1)
-    covariance = inverse * float(rest @ rest) / freedom / np.outer(scales, scales)
+    # Rounding leaves larger errors in larger entries, which also weigh most: White's covariance counts them so.
+    squared = np.square(rest) * (target.size / max(target.size - many, 1))
+    spread = np.array([[float((a * squared) @ b) for b in basis] for a in basis]) / np.outer(scales, scales)
+    covariance = inverse @ spread @ inverse / np.outer(scales, scales)
     # Back to weights of the parents: w_i = (c_0 - sum c) / n + c_i, the last parent without a c of its own.
     back = np.zeros((many, many))
     back[:, 0] = 1 / many

@@ -25,9 +25,7 @@ def sentences(result: Comparison) -> str:
     moved = [layer for layer in result.layers if layer.relative_change]
     if any(layer.mixture is not None for layer in result.layers):
         parts.append(mixture_text(result))
-    verdict = verdict_of(result)
-    if verdict:
-        parts.append(verdict)
+    parts += [verdict_of(result), _aligned_text(result)]
     if moved:
         parts += [_where_text(moved), _update_text(moved)]
     parts += [_rounding_text(result), _spectra_text(result), _stand_out_text(result)]
@@ -118,6 +116,18 @@ def _movement_text(result: Comparison) -> str:
         else ""
     )
     return f"{m.moved} of {m.shared} shared tensors moved{stayed}."
+
+
+def _aligned_text(result: Comparison) -> str:
+    """What the two networks store differently, and what was undone before the weights were subtracted."""
+    found = Counter(word for x in result.layers if x.aligned for word in x.aligned.split(", "))
+    if not found:
+        return ""
+    told = ", ".join(f"{word} in {n} layer{'s' if n > 1 else ''}" for word, n in found.most_common())
+    extra = [f.text for x in result.layers for f in x.warnings if f.code == "vocabulary-resized"]
+    return " ".join(
+        [f"Undone before comparing: {told}.", *(f"{text[:1].upper()}{text[1:]}." for text in extra[:1])]
+    )
 
 
 def _where_text(moved: list[ComparedLayer]) -> str:

@@ -1,7 +1,8 @@
 """What a comparison comes to in one sentence: a merged LoRA, a conversion, a merge of parents.
 
 A merged LoRA is claimed only where everything speaks for it: the layers that changed changed by updates of one and
-the same rank, and all else (other layers, embeddings, biases, norms) changed by no more than rounding.
+the same rank (or of one for each role), and all else (other layers, embeddings, biases, norms) changed by no more than
+rounding.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ def verdict_of(result: Comparison) -> str:
     """What kind of change this is as a whole; empty where nothing simple can be said."""
     judged = [layer for layer in result.layers if layer.update_kind is not None]
     kinds = Counter(layer.update_kind for layer in judged)
-    if not judged or kinds["untouched"] == len(judged):
+    if not judged:
         return ""
+    if kinds["untouched"] == len(judged):
+        named = result.movement is not None and result.movement.shared > 0
+        return "" if named else f"The weights of all {len(judged)} layers are the same."
     if any(layer.interference is not None for layer in result.layers):
         return interference_text(result)
     if not kinds["dense"] and not kinds["low-rank"]:
@@ -54,10 +58,27 @@ def merged_lora(result: Comparison) -> str:
         return ""
     judged = [layer.update_kind is not None for layer in result.layers]
     vectors = result.movement.vectors_moved if result.movement is not None else 0
-    ranks = {layer.update_rank for layer in changed}
-    if not all(judged) or vectors or len(ranks) != 1:
+    if not all(judged) or vectors:
         return ""
-    return f"This fine-tune is a merged LoRA of rank {ranks.pop()} on {_where(changed, result.layers)}."
+    groups = _by_rank(changed)
+    places = [f"rank {rank} on {_where(group, result.layers)}" for rank, group in groups.items()]
+    return f"This fine-tune is a merged LoRA of {' and '.join(places)}." if places else ""
+
+
+def _by_rank(changed: list[ComparedLayer]) -> dict[int, list[ComparedLayer]]:
+    """The layers by their update's rank, the largest first; empty where the ranks are none that an adapter has.
+
+    One rank for all, or (``rank_pattern``) one for each role, of two layers or more: that a single layer's update has
+    some rank says nothing.
+    """
+    groups: dict[int, list[ComparedLayer]] = {}
+    for layer in changed:
+        groups.setdefault(layer.update_rank or 0, []).append(layer)
+    roles = Counter(layer.role for layer in changed)
+    pairs = {(layer.role, layer.update_rank) for layer in changed}
+    if len(groups) > 1 and (len(pairs) > len(roles) or min(roles.values()) < 2):
+        return {}
+    return dict(sorted(groups.items(), reverse=True))
 
 
 def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> str:
