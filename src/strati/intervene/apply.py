@@ -234,7 +234,6 @@ def _measure(
     from strati.intervene.acting.curves import CostScale
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
-    from strati.intervene.measuring.tally import standard_error
 
     nothing = {"performance": None, "low": None, "high": None}
     about = wanted["performance"]
@@ -248,10 +247,9 @@ def _measure(
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
     scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
-    error = standard_error(found.groups) if found.groups is not None else None
     low = high = None
-    if error is not None:
-        half = float(stats.norm.ppf(0.975)) * error
+    if found.stderr is not None:
+        half = float(stats.norm.ppf(0.975)) * found.stderr
         low, high = sorted((scale.performance(-half), scale.performance(half)))
     seconds = _seconds(module, made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds

@@ -38,7 +38,7 @@ class PlanConfig:
 
     Args:
         action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``.
-        layers: Shell patterns of the layers that may be changed.
+        layers: Patterns of the layers that may be changed (:mod:`strati.network.select`).
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
         level: Confidence level of the intervals.

@@ -36,7 +36,7 @@ class StudyConfig:
             need no settings, functions ``(weight, rng) -> weight`` of your own.
         draws: Draws of every intervention that has chance in it.
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
-        layers: Shell patterns of the layers to change.
+        layers: Patterns of the layers to change (:mod:`strati.network.select`).
         spectral: Record every number of the layer's spectrum.
         activations: Record how the layer's outputs differ from the intact ones (needs data).
         degeneracy: Record what ``degeneracy`` counts (needs data).
