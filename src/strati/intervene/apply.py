@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError, require
-from strati.intervene.plan import Plan, load_plan
+from strati.intervene.plan import Plan, check_plan, load_plan
 from strati.intervene.study import Study, load_study
 from strati.options import resolve
 from strati.types import Result, Tick, silent
@@ -154,7 +154,7 @@ def _wanted(plan: Any) -> dict[str, Any]:
     if isinstance(plan, Plan):
         return plan.to_dict()
     if isinstance(plan, Mapping):
-        return dict(plan)
+        return check_plan(dict(plan))
     return load_plan(plan)
 
 
