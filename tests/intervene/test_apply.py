@@ -172,16 +172,29 @@ def test_wrapped_names_and_boxes_of_a_torch_file_stay(tmp_path: Path, where: str
         written = torch.load(tmp_path / action / "r.th", weights_only=True)
         assert where is None or written["epoch"] == 3
         assert all(name.startswith("module.") for name in (written if where is None else written[where]))
-        assert (len(strati.open(tmp_path / action / "r.th").tensors) < len(before.tensors)) == (action == "drop")
+        assert (len(strati.open(tmp_path / action / "r.th").tensors) < len(before.tensors)) == (
+            action == "drop"
+        )
 
 
 def test_a_block_without_a_number_and_a_plan_that_is_none(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    block = type("Block", (nn.Sequential,), {"forward": lambda self, x: x + nn.Sequential.forward(self, x)})
-    stack = nn.Sequential()
-    for name in ("first", "second"):
-        stack.add_module(name, block(nn.Linear(4, 4), nn.ReLU()))
-    net, x = nn.Sequential(stack, nn.Linear(4, 3)), torch.randn(30, 4)
+
+    class Block(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack, self.head = nn.Sequential(), nn.Linear(4, 3)
+            for name in ("first", "second"):
+                self.stack.add_module(name, Block(nn.Linear(4, 4), nn.ReLU()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.stack(x))
+
+    net, x = Net(), torch.randn(30, 4)
     study = strati.study(net, data=(x, net(x).argmax(1)), performance="loss", interventions="drop")
     plan = strati.plan(study, budget="parameters=0.5", action="drop", combinations=0)
     with pytest.raises(UnsupportedError, match="without a number"):

@@ -207,7 +207,7 @@ def plan(
         from strati.intervene.acting.gradients import gradient_curves
 
         if wanted.kind == "loss":
-            why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base network"
+            why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
             raise BadInputError(wanted.text, why)
         curves = gradient_curves(workshops, config.layers)
         return _plan(curves, wanted, kind, config, measured, [], (GUESS, _hashes(measured, workshops)), tick)
@@ -228,7 +228,9 @@ def _hashes(study: Study, workshops: Sequence[Workshop]) -> tuple[Mapping[str, A
     if workshops:
         return tuple({"name": w.subject.name, "hash": w.digest()} for w in workshops)
     known = study.origin.get("networks", {})
-    return tuple({"name": n, "hash": x["hash"]} for n, x in known.items() if isinstance(x, Mapping) and "hash" in x)
+    return tuple(
+        {"name": n, "hash": x["hash"]} for n, x in known.items() if isinstance(x, Mapping) and "hash" in x
+    )
 
 
 def load_plan(path: str | Path) -> dict[str, Any]:

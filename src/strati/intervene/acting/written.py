@@ -161,7 +161,9 @@ class Edits:
         for name in self.removed:
             stack, _, number = name.rpartition(".")
             if not number.isdigit():
-                raise UnsupportedError(name, "is a block without a number; it cannot be taken out of the file")
+                raise UnsupportedError(
+                    name, "is a block without a number; it cannot be taken out of the file"
+                )
             stacks.setdefault(stack, []).append(int(number))
         heads = {_head(stack, numbers, names): numbers for stack, numbers in stacks.items()}
 
@@ -242,7 +244,8 @@ def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
         if all(any(name.startswith(f"{head}{n}.") for name in names) for n in numbers):
             return head
     raise BadInputError(
-        f"{stack}.{numbers[0]}", "no tensor of the file belongs to this block; the plan is for another network"
+        f"{stack}.{numbers[0]}",
+        "no tensor of the file belongs to this block; the plan is for another network",
     )
 
 

@@ -34,7 +34,9 @@ def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict
 
 def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
     """The metrics of every block of a stack that a run of blocks from ``target`` on may hold, by name."""
-    longest = max(dict(s).get("run", 1) for one in plan.interventions if one.name == "drop" for s in one.settings)
+    longest = max(
+        dict(s).get("run", 1) for one in plan.interventions if one.name == "drop" for s in one.settings
+    )
     for name in target.members[:longest]:
         if name not in subject.inside:
             subject.inside[name] = _of_block(subject, name, plan)
@@ -60,8 +62,8 @@ def learning_coefficient(
 ) -> tuple[float | None, float | None]:
     """The local learning coefficient of the network's behaviour when only some weights vary, and its standard error.
 
-    The loss is the mean Kullback-Leibler divergence from the trained network's own answers, of which the trained weights
-    are a minimum whatever they were trained on; all layers of a network are localised alike. Not defined where the
+    The loss is the mean Kullback-Leibler divergence from the trained network's own answers: the trained weights are
+    a minimum of it, whatever they were trained on. All layers of a network are localised alike. Not defined where the
     chains do not mix, or the network cannot be sampled.
 
     Examples:

@@ -209,7 +209,9 @@ def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -
     if set(plan.names) == {"drop"}:
         return kept
     every = find_targets(model)  # a pattern may name a block and no layer
-    chosen = chosen_names([t.name for t in every], plan.layers, whole=[t.name for t in find_blocks(model, run)])
+    chosen = chosen_names(
+        [t.name for t in every], plan.layers, whole=[t.name for t in find_blocks(model, run)]
+    )
     layers = tuple(t for t in every if t.name in chosen)
     if not layers:
         raise BadInputError("layers", f"{', '.join(plan.layers)} matches blocks, but no layer inside them")

@@ -134,7 +134,9 @@ class StudyConfig:
             "samples",
         )
         found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}
-        if self.learning_coefficient:  # studies without it keep the keys they had before there was such a metric
+        if (
+            self.learning_coefficient
+        ):  # studies without it keep the keys they had before there was such a metric
             found["learning_coefficient"] = True
         return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
