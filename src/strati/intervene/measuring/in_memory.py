@@ -1,8 +1,8 @@
 """Networks changed in memory for as long as a ``with`` block lasts.
 
 ``with truncated(model, {"fc1": 4}): ...``: within, the layers named have the changed weights; afterwards the old ones
-are back, whatever happened. Keys are layer names or patterns (:mod:`strati.network.select`); a value is the setting, as a number
-(``4``), as text (``"bits=4,group=64"``) or as a mapping.
+are back, whatever happened. Keys are layer names or patterns (:mod:`strati.network.select`); a value is the setting, as
+a number (``4``), as text (``"bits=4,group=64"``) or as a mapping.
 """
 
 from __future__ import annotations
