@@ -330,6 +330,8 @@ def test_adapter_ranks_measured_and_guessed(tmp_path: Path) -> None:
     guess = strati.plan(zero, budget="rank=2", action="adapt")
     assert guess.quantity.startswith("guess") and guess.size["planned"] <= 4
     assert guess.predicted["performance"] is None and not guess.frontier and "guess" in guess.verdict
+    assert guess.frame()["quantity"].str.startswith("guess").all()
+    assert plan.frame()["quantity"].str.startswith("measured: ").all()
     with pytest.raises(BadInputError, match="says nothing about the loss"):
         strati.plan(zero, budget="loss=+2%", action="adapt")
 

@@ -121,7 +121,7 @@ class Plan(Result):
         return {name: getattr(self, name) for name in names} | {"study": about}
 
     def frame(self) -> pd.DataFrame:
-        """One line per layer."""
+        """One line per layer; of ``adapt`` with what was measured, or that it is a guess."""
         import pandas as pd
 
         rows = [
@@ -135,7 +135,8 @@ class Plan(Result):
             }
             for layer in self.layers
         ]
-        return pd.DataFrame(rows)
+        found = pd.DataFrame(rows)
+        return found.assign(quantity=self.quantity) if self.quantity != "measured" else found
 
     def summary(self) -> RenderableType:
         """The layers, the prediction, the even spread beside it, and what to think of it."""
