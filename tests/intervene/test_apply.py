@@ -18,6 +18,7 @@ import strati
 from strati import embedded
 from strati.errors import BadInputError, UnsupportedError
 from strati.intervene.acting.written import open_network_of
+from strati.intervene.planning.networks import CifarResNet
 
 SPEC: dict[str, Any] = {
     "measure": {"performance": "loss", "batch": 8},
@@ -142,6 +143,65 @@ def test_single_files(tmp_path: Path, ending: str) -> None:
         assert torch.load(tmp_path / "out" / path.name, weights_only=True)["epoch"] == 3
     pairs = strati.apply(plan, path, out=tmp_path / "pairs", factored=True)
     assert pairs.measured["performance"] == pytest.approx(found.measured["performance"], rel=1e-4)
+
+
+@pytest.mark.parametrize("where", ["state_dict", "net", None])
+def test_wrapped_names_and_boxes_of_a_torch_file_stay(tmp_path: Path, where: str | None) -> None:
+    """Names behind ``module.`` and tables within tables: what was planned is what is written."""
+    torch.manual_seed(0)
+    model = CifarResNet(14, 4).eval()
+    state = {f"module.{name}": value for name, value in model.state_dict().items()}
+    torch.save(state if where is None else {"epoch": 3, where: state}, tmp_path / "r.th")
+    rng = np.random.default_rng(0)
+    pixels, labels = rng.integers(0, 256, (8, 3, 32, 32), np.uint8), rng.integers(0, 10, 8)
+    np.savez(tmp_path / "d.npz", x=pixels, y=labels)
+    spec = {
+        "network": {"source": "resnet", "path": str(tmp_path / "r.th")},
+        "data": {"path": str(tmp_path / "d.npz"), "test": 8},
+        "measure": {"performance": "loss", "batch": 8},
+        "metrics": {"spectral": False, "activations": False},
+        "interventions": {"drop": {}, "truncate": {"rank": [1, 2]}},
+    }
+    study = strati.study(spec, out=tmp_path / "study")
+    before = strati.open(tmp_path / "r.th")
+    for action, budget in (("drop", "parameters=0.8"), ("truncate", "rank=1.5")):
+        plan = strati.plan(study, budget=budget, action=action, combinations=0, layers=("layer*",))
+        assert plan.choices
+        found = strati.apply(plan, tmp_path / "r.th", out=tmp_path / action)
+        assert found.measured["performance"] == pytest.approx(plan.predicted["measured"], rel=1e-5)
+        written = torch.load(tmp_path / action / "r.th", weights_only=True)
+        assert where is None or written["epoch"] == 3
+        assert all(name.startswith("module.") for name in (written if where is None else written[where]))
+        assert (len(strati.open(tmp_path / action / "r.th").tensors) < len(before.tensors)) == (
+            action == "drop"
+        )
+
+
+def test_a_block_without_a_number_and_a_plan_that_is_none(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+
+    class Block(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack, self.head = nn.Sequential(), nn.Linear(4, 3)
+            for name in ("first", "second"):
+                self.stack.add_module(name, Block(nn.Linear(4, 4), nn.ReLU()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.stack(x))
+
+    net, x = Net(), torch.randn(30, 4)
+    study = strati.study(net, data=(x, net(x).argmax(1)), performance="loss", interventions="drop")
+    plan = strati.plan(study, budget="parameters=0.5", action="drop", combinations=0)
+    with pytest.raises(UnsupportedError, match="without a number"):
+        strati.apply(plan, net, out=tmp_path / "out")
+    with pytest.raises(BadInputError, match="is not a plan"):
+        strati.apply({"layers": []}, net, out=tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_module_in_memory_is_written_as_safetensors(tmp_path: Path) -> None:

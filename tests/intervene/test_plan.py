@@ -319,7 +319,7 @@ def test_adapter_ranks_measured_and_guessed(tmp_path: Path) -> None:
         spectral=False,
     )
     plan = strati.plan(found, budget="rank=2.5", action="adapt")
-    assert plan.quantity == "measured"
+    assert plan.quantity.startswith("measured: what truncating the update")
     ranks = {layer.name: layer.choice for layer in plan.layers}
     assert ranks["0"] == "rank=1" and ranks["2"] == "keep"
     plan.export(tmp_path / "peft.json", format="peft")
@@ -329,6 +329,11 @@ def test_adapter_ranks_measured_and_guessed(tmp_path: Path) -> None:
     zero = strati.study(tuned, data=data, interventions="zero", performance="loss", spectral=False)
     guess = strati.plan(zero, budget="rank=2", action="adapt")
     assert guess.quantity.startswith("guess") and guess.size["planned"] <= 4
+    assert guess.predicted["performance"] is None and not guess.frontier and "guess" in guess.verdict
+    assert guess.frame()["quantity"].str.startswith("guess").all()
+    assert plan.frame()["quantity"].str.startswith("measured: ").all()
+    with pytest.raises(BadInputError, match="says nothing about the loss"):
+        strati.plan(zero, budget="loss=+2%", action="adapt")
 
 
 def test_peft_reads_the_ranks(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_options_by_name_win_over_the_config_and_the_spec() -> None:
         (tiny(network={"source": "resnet"}), "needs images"),
         (tiny(network={"source": "transformer", "width": 32}), "needs text"),
         (tiny(data={"name": "nosuchset"}), "no such data set"),
-        (tiny(interventions={"layers": ["conv*"]}), "no layer matches"),
+        (tiny(interventions={"layers": ["conv*"]}), "matches no layer"),
         (tiny(data={"mean": [float("nan")]}), "data.mean wants a finite number"),
         (tiny(data={"std": [float("inf")]}), "data.std wants a finite number"),
         (tiny(measure={"chance": float("nan")}), "measure.chance wants a finite number"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError, require
-from strati.intervene.plan import Plan, load_plan
+from strati.intervene.plan import Plan, check_plan, load_plan
 from strati.intervene.study import Study, load_study
 from strati.options import resolve
 from strati.types import Result, Tick, silent
@@ -152,7 +152,7 @@ def _wanted(plan: Any) -> dict[str, Any]:
     if isinstance(plan, Plan):
         return plan.to_dict()
     if isinstance(plan, Mapping):
-        return dict(plan)
+        return check_plan(dict(plan))
     return load_plan(plan)
 
 
@@ -243,7 +243,6 @@ def _measure(
     from strati.intervene.acting.curves import CostScale
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
-    from strati.intervene.measuring.tally import standard_error
     from strati.intervene.planning.given import in_single
 
     nothing = {"performance": None, "low": None, "high": None}
@@ -260,10 +259,9 @@ def _measure(
         subject = Subject("written", made, None, shops[0].subject.task, shops[0].subject.evaluate)
     found = Workshop(subject, {}, {}).now()
     scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance)
-    error = standard_error(found.groups) if found.groups is not None else None
     low = high = None
-    if error is not None:
-        half = float(stats.norm.ppf(0.975)) * error
+    if found.stderr is not None:
+        half = float(stats.norm.ppf(0.975)) * found.stderr
         low, high = sorted((scale.performance(-half), scale.performance(half)))
     seconds = _seconds(in_single(module), made, subject) if edits.factors else (None, None)
     return {"performance": found.performance, "low": low, "high": high}, seconds

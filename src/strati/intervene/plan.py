@@ -38,7 +38,7 @@ class PlanConfig:
 
     Args:
         action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``.
-        layers: Shell patterns of the layers that may be changed.
+        layers: Patterns of the layers that may be changed (:mod:`strati.network.select`).
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
         level: Confidence level of the intervals.
@@ -121,7 +121,7 @@ class Plan(Result):
         return {name: getattr(self, name) for name in names} | {"study": about}
 
     def frame(self) -> pd.DataFrame:
-        """One line per layer."""
+        """One line per layer; of ``adapt`` with what was measured, or that it is a guess."""
         import pandas as pd
 
         rows = [
@@ -135,7 +135,8 @@ class Plan(Result):
             }
             for layer in self.layers
         ]
-        return pd.DataFrame(rows)
+        found = pd.DataFrame(rows)
+        return found.assign(quantity=self.quantity) if self.quantity != "measured" else found
 
     def summary(self) -> RenderableType:
         """The layers, the prediction, the even spread beside it, and what to think of it."""
@@ -202,19 +203,35 @@ def plan(
     measured = study if isinstance(study, Study) else load_study(study)
     workshops = open_workshops(measured, model=model, data=data)
     kind = wanted.kind if wanted.kind != "loss" else ACTIONS[config.action][0]
-    quantity = "measured"
+    quantity = UPDATE if config.action == "adapt" else "measured"
     if config.action == "adapt" and not any(r["intervention"] == "adapt" for r in measured.rows):
         from strati.intervene.acting.gradients import gradient_curves
 
-        curves, quantity = gradient_curves(workshops, config.layers), GUESS
-        workshops = []
-    else:
-        ranks = workshops[0].energy_rank if workshops else None
-        curves = read_curves(measured, config.action, kind, layers=config.layers, energy_rank=ranks)
-    return _plan(curves, wanted, kind, config, measured, workshops, quantity, tick)
+        if wanted.kind == "loss":
+            why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
+            raise BadInputError(wanted.text, why)
+        curves = gradient_curves(workshops, config.layers)
+        return _plan(curves, wanted, kind, config, measured, [], (GUESS, _hashes(measured, workshops)), tick)
+    ranks = workshops[0].energy_rank if workshops else None
+    curves = read_curves(measured, config.action, kind, layers=config.layers, energy_rank=ranks)
+    about = quantity, _hashes(measured, workshops)
+    return _plan(curves, wanted, kind, config, measured, workshops, about, tick)
 
 
 GUESS = "guess: share of the gradient's energy beyond the rank; no fine-tuned network was measured"
+_NOTHING = {"performance": None, "low": None, "high": None, "measured": None}
+"""What a plan that measured nothing predicts."""
+UPDATE = "measured: what truncating the update since the base network to the rank loses"
+
+
+def _hashes(study: Study, workshops: Sequence[Workshop]) -> tuple[Mapping[str, Any], ...]:
+    """The networks a plan is for: those on the bench, else those the study remembers."""
+    if workshops:
+        return tuple({"name": w.subject.name, "hash": w.digest()} for w in workshops)
+    known = study.origin.get("networks", {})
+    return tuple(
+        {"name": n, "hash": x["hash"]} for n, x in known.items() if isinstance(x, Mapping) and "hash" in x
+    )
 
 
 def load_plan(path: str | Path) -> dict[str, Any]:
@@ -230,6 +247,15 @@ def load_plan(path: str | Path) -> dict[str, Any]:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
     except (ValueError, RecursionError):
         raise BadInputError(path, "is not JSON; give the JSON file of a plan") from None
+    return check_plan(found, path)
+
+
+def check_plan(found: Any, path: str | Path = "plan") -> dict[str, Any]:
+    """The JSON of a plan, if it is one.
+
+    Raises:
+        BadInputError: It is not.
+    """
     if not isinstance(found, dict) or found.get("schema") != "strati.plan/1":
         raise BadInputError(path, "is not a plan; give the JSON file of a plan")
     layers = found.get("layers")
@@ -249,7 +275,7 @@ def _plan(
     config: PlanConfig,
     study: Study,
     workshops: Sequence[Workshop],
-    quantity: str,
+    about: tuple[str, tuple[Mapping[str, Any], ...]],
     tick: Tick,
 ) -> Plan:
     from strati.intervene.acting.candidates import Candidates
@@ -280,23 +306,26 @@ def _plan(
     evens = [observed(c, scale, intact, config.level) for c in even]
     gain = difference(best, even, config.level)
     planned = sum(o.size for o in picked)
+    guessed = about[0] == GUESS
     full = target_size(Budget(kind, 1.0), shapes) if kind != "rank" else float(len(curves))
     return Plan(
         action=config.action,
         budget=budget.text,
         layers=tuple(_line(c, o, config.level) for c, o in zip(curves, best.options, strict=True)),
-        predicted=_covering(guess, seen),
-        uniform=_uniform(evens, even, bench) | {"gain": gain},
+        predicted=dict(_NOTHING) if guessed else _covering(guess, seen),
+        uniform=_uniform(evens, even, bench) | (_NOTHING if guessed else {}) | {"gain": gain},
         additivity=_additivity([*tried, *even], found, scale),
         performance=dict(study.performance) | {"intact": scale.intact},
         size={"unit": kind, "planned": planned, "full": full, "budget": candidates.budget},
-        networks=tuple({"name": w.subject.name, "hash": w.digest()} for w in workshops),
-        verdict=_size_verdict(candidates, best, even)
+        networks=about[1],
+        verdict="not measured: the ranks are a guess from the gradient's spectrum"
+        if guessed
+        else _size_verdict(candidates, best, even)
         if candidates.loss
         else _verdict(gain, best, fell_back, config.level),
-        quantity=quantity,
+        quantity=about[0],
         exact=candidates.exact,
-        frontier=tuple(candidates.frontier(_metrics(study, curves))),
+        frontier=() if guessed else tuple(candidates.frontier(_metrics(study, curves))),
         curves=tuple(_points(c, o) for c, o in zip(curves, best.options, strict=True)),
         study=study,
     )

@@ -38,7 +38,7 @@ FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
     *("performance", "performance_stderr", "intact_performance"),
 )
-NO_METRICS = frozenset({*FIRST_COLUMNS, "groups"})
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups", "learning_coefficient_stderr"})
 """What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 

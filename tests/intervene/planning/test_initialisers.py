@@ -153,7 +153,7 @@ def test_a_tied_weight_counts_once_and_patterns_choose() -> None:
         "layer2.0.conv1",
         "layer2.0.conv2",
     ]
-    with pytest.raises(BadInputError, match="no layer matches nothing"):
+    with pytest.raises(BadInputError, match="nothing: matches no layer; nearest"):
         find_targets(CifarResNet(8, 4), ["nothing"])
 
 

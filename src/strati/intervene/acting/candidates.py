@@ -225,9 +225,14 @@ def _largest(sizes: Any, most: float) -> int:
 
 
 def _checked(costs: Sequence[Any], sizes: Sequence[Any], most: float, budget: Budget) -> Choice:
+    least = sum(float(s.min()) for s in sizes)
     try:
         return choose(costs, sizes, most)
-    except BadInputError as error:
+    except BadInputError:
+        unit = (
+            most / budget.value if budget.value > 0 else 1.0
+        )  # the budget's own: a share, mean bits, a mean rank
+        why = f"cannot be met: the smallest settings come to {budget.kind}={least / unit:.4g}"
         raise BadInputError(
-            f"budget {budget.text}", f"{error.why}; allow more, or study stronger settings"
+            f"budget {budget.text}", f"{why}; allow more, or study stronger settings"
         ) from None

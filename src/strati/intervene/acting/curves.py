@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.intervene.acting.budget import Shape, full_size, option_size
 from strati.intervene.acting.choose import monotone
+from strati.intervene.measuring.interventions import chosen_names
 from strati.intervene.measuring.tally import standard_error
 
 if TYPE_CHECKING:
@@ -121,11 +121,11 @@ def read_curves(
         study: The measurements.
         action: ``truncate``, ``quantise``, ...
         kind: The unit of sizes: ``parameters``, ``bits`` or ``rank``.
-        layers: Shell patterns of the layers to plan.
+        layers: Patterns of the layers to plan.
         energy_rank: Gives the rank of a layer under a setting that depends on its weights.
 
     Raises:
-        BadInputError: The study has no such intervention, or a layer's shape is not known.
+        BadInputError: The study has no such intervention, a pattern matches nothing, or a layer's shape is not known.
     """
     rows = [r for r in study.rows if r["intervention"] == action and r["status"] == "done"]
     if action == "drop":
@@ -137,9 +137,9 @@ def read_curves(
     intact = {
         (r["network"], r["layer"]): r for r in study.rows if r["intervention"] == "intact" and "groups" in r
     }
-    names = [n for n in dict.fromkeys(r["layer"] for r in rows) if any(fnmatchcase(n, p) for p in layers)]
-    if not names:
-        raise BadInputError("layers", f"no layer of the study matches {', '.join(layers)}")
+    names = list(dict.fromkeys(r["layer"] for r in rows))
+    chosen = chosen_names((), layers, whole=names) if action == "drop" else chosen_names(names, layers)
+    names = [name for name in names if name in chosen]
     scale = scale_of(study)
     found = []
     for name in _in_order(names, study.origin.get("layers", {})):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,11 +37,7 @@ def gradient_curves(workshops: Sequence[Workshop], layers: Sequence[str] = ("*",
     subject = workshops[0].subject
     model: Any = subject.model
     assert subject.task is not None
-    targets = [
-        t
-        for t in find_targets(model)
-        if t.kind != "embedding" and any(fnmatchcase(t.name, p) for p in layers)
-    ]
+    targets = [t for t in find_targets(model, layers) if t.kind != "embedding"]
     if not targets:
         raise BadInputError("layers", f"no layer matches {', '.join(layers)}")
     weights = [model.get_submodule(t.name).weight for t in targets]

@@ -54,7 +54,7 @@ def plan_summary(plan: Plan) -> RenderableType:
                 f"{how['predicted']:.4g} by adding"
             )
         )
-    else:
+    elif plan.predicted["performance"] is not None:
         lines.append(
             Text("adding up was not checked: the network or its data are not at hand (give the model)")
         )

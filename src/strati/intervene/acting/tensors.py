@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from strati.errors import BadInputError, UnsupportedError
+from strati.network.formats.state import WRAPPERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,29 +142,58 @@ def rewrite_npz(source: Path, target: Path, rewrite: Rewrite) -> None:
         np.savez(out, **arrays)
 
 
-def rewrite_torch(source: Path, target: Path, rewrite: Rewrite) -> None:
-    """Write a torch checkpoint again: a state dict, or a dict that holds one as ``state_dict`` or ``model``."""
+def rewrite_torch(source: Path, target: Path, rewrite: Rewrite, names: Sequence[str]) -> None:
+    """Write a torch checkpoint again: the table that holds all tensors of ``names`` changed, the rest as it was.
+
+    Names may have a wrapper's prefix in the file (``module.``), which they keep.
+
+    Raises:
+        UnsupportedError: The tensors do not lie in one table.
+    """
     import torch
 
     found: Any = torch.load(source, map_location="cpu", weights_only=True)
-    holder = next((k for k in ("state_dict", "model") if isinstance(found, dict) and k in found), None)
-    state = found[holder] if holder is not None else found
+    place = _holder(found, names)
+    if place is None:
+        why = "its tensors do not lie in one table; save the network's state_dict() alone, or as safetensors"
+        raise UnsupportedError(source, why)
+    state, prefix = place
     new: dict[str, Any] = {}
-    for name, value in state.items():
+    for key, value in state.items():
+        name = str(key).removeprefix(prefix)
         if name in rewrite.replace:
             for other, array in rewrite.replace[name].items():
-                new[other] = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).to(value.dtype)
+                values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+                new[f"{prefix}{other}"] = values.to(value.dtype)
             continue
         renamed = rewrite.rename(name)
         if renamed is not None:
-            new[renamed] = value
+            new[f"{prefix}{renamed}"] = value
     try:
         with target.open("wb") as out:
-            torch.save(found | {holder: new} if holder is not None else new, out)
+            torch.save(_with(found, state, new), out)
     except RuntimeError as error:  # torch hides what the operating system said behind its own error
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+
+
+def _holder(tree: Any, names: Sequence[str], depth: int = 8) -> tuple[dict[Any, Any], str] | None:
+    """The table in which all names lie, and the prefix they have there."""
+    if not isinstance(tree, dict) or depth == 0:
+        return None
+    for prefix in ("", *WRAPPERS, *(a + b for a in WRAPPERS for b in WRAPPERS)):
+        if all(f"{prefix}{name}" in tree for name in names):
+            return tree, prefix
+    inner = (_holder(value, names, depth - 1) for value in tree.values())
+    return next((found for found in inner if found is not None), None)
+
+
+def _with(tree: Any, old: dict[Any, Any], new: dict[str, Any]) -> Any:
+    """A tree of tables with one of them replaced."""
+    if tree is old:
+        return new
+    return {key: _with(value, old, new) for key, value in tree.items()} if isinstance(tree, dict) else tree
 
 
 def rewrite_directory(source: Path, target: Path, rewrite: Rewrite) -> None:

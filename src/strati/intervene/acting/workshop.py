@@ -46,6 +46,7 @@ class Measurement:
 
     performance: float
     groups: FloatArray | None = None
+    stderr: float | None = None
 
 
 class Workshop:
@@ -83,9 +84,11 @@ class Workshop:
         """The network as it is at this moment."""
         if self.subject.task is not None:
             scores = whole_scores(self.subject.model, self.subject.task)
-            return Measurement(scores.performance, scores.groups)
+            return Measurement(scores.performance, scores.groups, scores.stderr)
         scored = self.subject.evaluated()
-        return Measurement(scored.performance, None if scored.scores is None else scored.scores.groups)
+        if scored.scores is None:
+            return Measurement(scored.performance)
+        return Measurement(scored.performance, scored.scores.groups, scored.scores.stderr)
 
     def target(self, layer: str) -> Target:
         """A layer or block by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,7 @@ class Edits:
         from strati.intervene.acting.tensors import write_safetensors
 
         state = {n: v.detach().cpu() for n, v in self.model.state_dict().items()}
-        rename = self._rename()
+        rename = self._rename(list(state))
         tensors: dict[str, Any] = {}
         seen: dict[int, str] = {}
         for name, value in state.items():
@@ -124,7 +124,8 @@ class Edits:
         elif network.format == "npz":
             files.rewrite_npz(source, folder / source.name, rewrite)
         elif network.format.startswith("torch"):
-            files.rewrite_torch(source, folder / source.name, rewrite)
+            names = [t.name for t in network.tensors]
+            files.rewrite_torch(source, folder / source.name, rewrite, names)
         else:
             why = f"is {network.format}; apply writes safetensors, Hugging Face directories, torch and .npz files"
             raise UnsupportedError(source, why)
@@ -147,24 +148,32 @@ class Edits:
                 replace[name] = factor_tensors(layer, *self.factors[layer], target)
             else:
                 replace[name] = {name: new.T if turned else new}
-        return Rewrite(replace, self._rename()), places
+        return Rewrite(replace, self._rename([t.name for t in network.tensors])), places
 
-    def _rename(self) -> Any:
-        """New names once blocks are gone: those behind move up."""
-        gone = {name: name.rpartition(".") for name in self.removed}
+    def _rename(self, names: Sequence[str]) -> Callable[[str], str | None]:
+        """What the tensors of ``names`` are called once blocks are gone: those behind move up.
+
+        Raises:
+            UnsupportedError: A block has no number in its name.
+            BadInputError: A block's tensors are not among the names.
+        """
         stacks: dict[str, list[int]] = {}
-        for stack, _, number in gone.values():
+        for name in self.removed:
+            stack, _, number = name.rpartition(".")
+            if not number.isdigit():
+                raise UnsupportedError(
+                    name, "is a block without a number; it cannot be taken out of the file"
+                )
             stacks.setdefault(stack, []).append(int(number))
+        heads = {_head(stack, numbers, names): numbers for stack, numbers in stacks.items()}
 
         def rename(name: str) -> str | None:
-            for stack, numbers in stacks.items():
-                for head in (f"{stack}.", f"{stack.partition('.')[2]}."):
-                    if head != "." and name.startswith(head):
-                        number, _, rest = name[len(head) :].partition(".")
-                        if number.isdigit():
-                            if int(number) in numbers:
-                                return None
-                            return f"{head}{int(number) - sum(n < int(number) for n in numbers)}.{rest}"
+            for head, numbers in heads.items():
+                number, _, rest = name[len(head) :].partition(".")
+                if name.startswith(head) and number.isdigit():
+                    if int(number) in numbers:
+                        return None
+                    return f"{head}{int(number) - sum(n < int(number) for n in numbers)}.{rest}"
             return name
 
         return rename
@@ -219,6 +228,25 @@ class Edits:
         for name, value in state.items():
             known[name].copy_(value)
         return made.eval()
+
+
+def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
+    """What stands before the numbers of a stack's blocks in a file, whose names may have a word more or less in front.
+
+    Examples:
+        >>> _head("layer1", [2], ["module.layer1.2.conv1.weight"])
+        'module.layer1.'
+    """
+    ends = [f"{stack}.", f"{stack.partition('.')[2]}."] if stack else [""]
+    found = [end for end in ends if end != "."]
+    found += [name[: name.index(f".{ends[0]}") + 1] + ends[0] for name in names if f".{ends[0]}" in name]
+    for head in dict.fromkeys(found):
+        if all(any(name.startswith(f"{head}{n}.") for name in names) for n in numbers):
+            return head
+    raise BadInputError(
+        f"{stack}.{numbers[0]}",
+        "no tensor of the file belongs to this block; the plan is for another network",
+    )
 
 
 def open_network_of(source: Path, study: Study | None) -> nn.Module:

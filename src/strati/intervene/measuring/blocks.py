@@ -7,14 +7,13 @@ its input on when its own layers are zero. Which ones do is seen by running the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from strati.errors import BadInputError
-from strati.intervene.measuring.interventions import Target, find_targets
+from strati.intervene.measuring.interventions import Target, chosen_names, find_targets
 
 
 def find_blocks(
@@ -25,10 +24,10 @@ def find_blocks(
     Args:
         model: The network.
         run: Runs it once on some input.
-        patterns: Shell patterns; a block is kept if its name or that of a layer in it matches.
+        patterns: As :mod:`strati.network.select` reads them; a block is kept if it or a layer in it is meant.
 
     Raises:
-        BadInputError: There is none.
+        BadInputError: There is none, or a pattern matches nothing.
 
     Examples:
         >>> class Block(nn.Sequential):
@@ -51,14 +50,18 @@ def find_blocks(
         taken += stack
         for place, name in enumerate(stack):
             following = _unbroken(stack[place:], seen)
-            layers = [layer for layer in inner if layer.startswith(f"{name}.")]
-            if following and any(fnmatchcase(word, p) for p in patterns for word in (name, *layers)):
+            if following:
                 size = sum(p.numel() for p in model.get_submodule(name).parameters())
                 found.append(Target(name, "block", "block", (size,), False, following, seen[name]))
     if not found:
         why = "no residual block found: no repeated part that passes its input on in the same shape"
         raise BadInputError("drop", why)
-    return tuple(found)
+    chosen = chosen_names(inner, patterns, whole=[block.name for block in found])
+    kept = tuple(block for block in found if block.name in chosen)
+    if not kept:
+        there = ", ".join(block.name for block in found[:20])
+        raise BadInputError("drop", f"no block matches {', '.join(patterns)}; the blocks are {there}")
+    return kept
 
 
 def _unbroken(names: Sequence[str], seen: dict[str, int]) -> tuple[str, ...]:

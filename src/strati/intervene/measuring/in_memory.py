@@ -1,20 +1,19 @@
 """Networks changed in memory for as long as a ``with`` block lasts.
 
 ``with truncated(model, {"fc1": 4}): ...``: within, the layers named have the changed weights; afterwards the old ones
-are back, whatever happened. Keys are layer names or shell patterns; a value is the setting, as a number
-(``4``), as text (``"bits=4,group=64"``) or as a mapping.
+are back, whatever happened. Keys are layer names or patterns (:mod:`strati.network.select`); a value is the setting, as
+a number (``4``), as text (``"bits=4,group=64"``) or as a mapping.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from strati.errors import BadInputError
 from strati.intervene.measuring.changes import LayerEdits, make_change, source_key, tensors_of
-from strati.intervene.measuring.interventions import Target, changed, find_targets, values_of
+from strati.intervene.measuring.interventions import Target, changed, chosen_names, find_targets, values_of
 from strati.intervene.measuring.interventions import dropped as identity_blocks
 from strati.intervene.planning.settings import KINDS, Point, make, read_setting
 from strati.network.module import as_module
@@ -135,9 +134,7 @@ def choices(targets: Sequence[Target], name: str, settings: Settings) -> list[tu
     """
     chosen: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
-        matched = [t.name for t in targets if fnmatchcase(t.name, key) or f"{t.name}.weight" == key]
-        if not matched:
-            raise BadInputError(key, f"no such layer; {nearest(key, [t.name for t in targets])}")
+        matched = chosen_names([t.name for t in targets], key)
         chosen |= dict.fromkeys(matched, _setting(name, value))
     return [(t, chosen[t.name]) for t in targets if t.name in chosen]
 

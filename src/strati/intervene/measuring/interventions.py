@@ -10,13 +10,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.network.roles import blocks, role_of
+from strati.network.roles import Role, blocks, role_of
+from strati.network.select import as_patterns, select
 from strati.network.views import kernel
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
 
     Args:
         model: The network.
-        patterns: Shell patterns of layer names to keep.
+        patterns: Which layers to keep, as :mod:`strati.network.select` reads patterns.
 
     Raises:
-        BadInputError: No layer is left.
+        BadInputError: A pattern matches nothing, or no layer is left.
 
     Examples:
         >>> import torch
@@ -110,12 +110,53 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
         shape = tuple(int(n) for n in module.weight.shape)
         bias = getattr(module, "bias", None) is not None
         found.append(Target(name, kind, _type(name, kind, shape, block[f"{name}.weight"]), shape, bias))
-    kept = tuple(t for t in found if any(fnmatchcase(t.name, p) for p in patterns))
-    if not kept:
-        known = ", ".join(t.name for t in found[:20]) or "none"
-        why = f"no layer matches {', '.join(patterns)}; the layers are {known}"
-        raise BadInputError("layers", why)
-    return kept
+    if not found:
+        raise BadInputError("layers", "the network has no layer that can be changed")
+    names = chosen_names([t.name for t in found], patterns)
+    return tuple(t for t in found if t.name in names)
+
+
+def chosen_names(
+    layers: Sequence[str], patterns: str | Sequence[str], *, whole: Sequence[str] = ()
+) -> frozenset[str]:
+    """The names of modules that patterns mean: names, ``role:...``, ``block:...``, a leading ``!`` leaves out.
+
+    Args:
+        layers: Names of layers.
+        patterns: As :mod:`strati.network.select` reads them.
+        whole: Names of whole blocks. A block is also meant where a layer inside it is, unless it is left out itself.
+
+    Raises:
+        BadInputError: A pattern matches nothing; the nearest layers are named.
+
+    Examples:
+        >>> sorted(chosen_names(["h.0.mlp.fc1", "h.1.mlp.fc1"], ["role:mlp.*", "!block:1"]))
+        ['h.0.mlp.fc1']
+        >>> sorted(chosen_names(["h.0.mlp.fc1", "h.1.mlp.fc1"], "h.0.mlp.fc1.weight", whole=["h.0", "h.1"]))
+        ['h.0', 'h.0.mlp.fc1']
+    """
+    tensors = {f"{name}.weight": name for name in layers} | {f"{name}.any.weight": name for name in whole}
+    numbers = blocks(tensors)
+    items = [_Named(name, f"{name}.weight", numbers[tensor]) for tensor, name in tensors.items()]
+    wanted = as_patterns(patterns)
+    found = {item.name for item in select(items, wanted)}
+    without = [pattern.removeprefix("!") for pattern in wanted if pattern.startswith("!")]
+    gone = {item.name for item in select(items, without)} if without else set()
+    around = {name for name in whole if any(one.startswith(f"{name}.") for one in found)}
+    return frozenset(found | (around - gone))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A module as :func:`strati.network.select.select` looks at it."""
+
+    name: str
+    tensor: str
+    block: int | None
+
+    @property
+    def role(self) -> Role:
+        return role_of(self.tensor, self.block)
 
 
 def values_of(

@@ -34,6 +34,7 @@ from strati.intervene.measuring.metrics import (
     spectral_metrics,
 )
 from strati.intervene.measuring.tally import Scores, scores_of
+from strati.intervene.measuring.trained import block_metrics, mean_metrics, trained_metrics
 from strati.intervene.planning.config import StudyConfig
 from strati.intervene.planning.initialisers import scheme_of
 from strati.intervene.planning.settings import Point
@@ -68,6 +69,7 @@ class Subject:
     _scores: Scores | None = field(default=None, repr=False)
     tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
+    inside: dict[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
 
     def probe(self) -> ChainProbe | None:
         """The kept activations of a feed-forward network; ``None`` for any other."""
@@ -136,22 +138,26 @@ def measure_layer(
     measured = iter(_outcomes(subject, target, plan, good, baselines))
     outcomes = [change if isinstance(change, str) else next(measured) for change in changes]
     intact = Measured(subject.intact(), {}, subject.scores())
-    before = {} if block else _metrics_of(values, values, target, plan)
+    inside = block_metrics(subject, target, plan) if block else {}
+    before = dict(inside[target.name]) if block else _metrics_of(values, values, target, plan)
+    trained = trained_metrics(subject, target, plan)
     whole = {"activation_disagreement": 0.0, "js_divergence": 0.0}
     extra = whole if plan.activations and subject.task else {}
-    row = _row(subject, target, Point("intact"), "trained values", intact, (before, extra))
-    if plan.degeneracy and subject.task is not None and not block:
-        row |= _degeneracy(subject, target, plan, None)
-    found = [row]
+    found = [_row(subject, target, Point("intact"), "trained values", intact, (before, extra, trained))]
     for point, change, outcome in zip(points, changes, outcomes, strict=True):
         if isinstance(outcome, str) or isinstance(change, str):
             failed = failed_row(subject.name, target, point, str(outcome))
             found.append(failed | ({} if isinstance(change, str) else {"initialiser": change.initialiser}))
             continue
-        after = {} if block else _metrics_after(values, change, target, plan, before)
+        if block:
+            after = mean_metrics([inside[name] for name in change.blocks])
+        else:
+            after = _metrics_after(values, change, target, plan, before)
         groups = [after, outcome.activations, {} if baselines is None else baselines.of(change)]
+        if change.intervention not in RANDOM_VALUES:
+            groups.append(trained)
         row = _row(subject, target, point, change.initialiser, outcome, groups)
-        if plan.degeneracy and subject.task is not None and not block and row["status"] == "done":
+        if plan.degeneracy and change.intervention in RANDOM_VALUES and row["status"] == "done":
             row |= _degeneracy(subject, target, plan, change)
         found.append(row)
     return found
@@ -317,14 +323,12 @@ def _metrics_after(
     return before | _metrics_of(values, now, target, replace(plan, spectral=False))
 
 
-def _degeneracy(subject: Subject, target: Target, plan: StudyConfig, change: Change | None) -> dict[str, Any]:
-    assert subject.task is not None
-    x = subject.task.batches[0][0][: plan.samples]
-    if change is None:
-        if subject.counts is None:
-            subject.counts = degeneracy_metrics(subject.model, x)
-        return dict(subject.counts.get(target.name, {}))
+def _degeneracy(subject: Subject, target: Target, plan: StudyConfig, change: Change) -> dict[str, Any]:
+    """Counts of a layer with values of other origin; those of an edited one are the trained layer's."""
+    if subject.task is None:
+        return {}
     with changed(subject.model, target, change):
+        x = subject.task.batches[0][0][: plan.samples]
         return dict(degeneracy_metrics(subject.model, x).get(target.name, {}))
 
 

@@ -30,16 +30,13 @@ class Scores:
         performance: As the task reports it.
         mean: The mean score per target: a share of right answers, or a loss in nats (for perplexity too).
         groups: One pseudo-value per group: their mean is ``mean``, their scatter gives its error.
+        stderr: Standard error of ``mean`` over all examples; not defined for fewer than two.
     """
 
     performance: float
     mean: float
     groups: FloatArray
-
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of ``mean`` over groups of examples."""
-        return standard_error(self.groups)
+    stderr: float | None
 
 
 def standard_error(groups: Any) -> float | None:
@@ -78,7 +75,7 @@ class Tally:
         total = sum(float(batch.sum()) for batch in self._sums)
         count = int(counts.sum())
         mean = total / max(count, 1)
-        return Scores(self.task.finish(total, count), mean, _groups(sums, counts, mean))
+        return _scores(self.task.finish(total, count), mean, sums, counts)
 
 
 def scores_of(values: FloatArray) -> Scores:
@@ -89,14 +86,20 @@ def scores_of(values: FloatArray) -> Scores:
         1.0
     """
     mean = float(values.mean())
-    return Scores(mean, mean, _groups(values, np.ones(len(values)), mean))
+    return _scores(mean, mean, values, np.ones(len(values)))
 
 
-def _groups(sums: FloatArray, counts: FloatArray, mean: float) -> FloatArray:
+def _scores(performance: float, mean: float, sums: FloatArray, counts: FloatArray) -> Scores:
+    """Groups for comparisons that rows can hold; the error over single examples, with nothing put together."""
+    error = standard_error(_groups(sums, counts, mean, max(len(sums), 1)))
+    return Scores(performance, mean, _groups(sums, counts, mean, MOST_GROUPS), error)
+
+
+def _groups(sums: FloatArray, counts: FloatArray, mean: float, most: int) -> FloatArray:
     """Pseudo-values of the ratio ``sum / count``: ``R + (s_g - R n_g) G / n``, exact in the mean."""
     if not len(sums) or not counts.sum():
         return np.zeros(0)
-    size = -(-len(sums) // MOST_GROUPS)
+    size = -(-len(sums) // most)
     starts = np.arange(0, len(sums), size)
     s, n = np.add.reduceat(sums, starts), np.add.reduceat(counts, starts)
     found: FloatArray = mean + (s - mean * n) * (len(starts) / n.sum())

@@ -20,7 +20,7 @@ from torch import nn
 from strati.errors import BadInputError
 from strati.intervene.measuring.blocks import find_blocks
 from strati.intervene.measuring.changes import Others, source_key, tensors_of
-from strati.intervene.measuring.interventions import Target, find_targets
+from strati.intervene.measuring.interventions import Target, chosen_names, find_targets
 from strati.intervene.measuring.points import Subject, measure_layer
 from strati.intervene.planning import spec as specs
 from strati.intervene.planning.config import StudyConfig
@@ -33,6 +33,9 @@ from strati.run.engine import Load, Unit
 from strati.run.store import unit_key
 
 _kept: dict[str, tuple[str, Any]] = {}
+
+_ALIKE = 0.1
+"""Performances this close, as a share of the larger, do not tell which way is better."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,11 @@ def check_fits(model: nn.Module, task: Task) -> None:
 def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> None:
     """A network without weights must not be better than the trained one: then the direction is wrong.
 
-    Where the function cannot score such a network, a warning says why and that the direction was not checked.
+    Where the two score nearly alike, the network is hardly trained and the study goes on with a warning. Where the
+    function cannot score such a network, a warning says why and that the direction was not checked.
 
     Raises:
-        BadInputError: It is better.
+        BadInputError: It is clearly better.
     """
     import torch
 
@@ -173,7 +177,7 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
         with torch.no_grad():
             for parameter in subject.model.parameters():
                 parameter.zero_()
-            zeroed = float(subject.evaluate(subject.model))
+            zeroed = subject.evaluated().performance
     except Exception as error:  # the user's function may fail in any way; that alone is no reason to stop
         reason = next(iter(str(error).splitlines()), "")
         why = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
@@ -192,13 +196,26 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
             f"{measure} is {intact:.4g} for the network and {zeroed:.4g} with all its weights zero, which would be "
             f"better if {word} is better; check higher_is_better, or whether the network is trained at all"
         )
-        raise BadInputError("evaluate", why)
+        if abs(zeroed - intact) > _ALIKE * max(abs(zeroed), abs(intact)):
+            raise BadInputError("evaluate", why)
+        warnings.warn(f"evaluate: {why}", RuntimeWarning, stacklevel=2)
 
 
 def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -> tuple[Target, ...]:
     """The layers of a network that the plan is about, and its blocks where they are dropped; ``run`` runs it once."""
-    layers = find_targets(model, plan.layers) if set(plan.names) != {"drop"} else ()
-    return (*layers, *find_blocks(model, run, plan.layers)) if "drop" in plan.names else layers
+    if "drop" not in plan.names:
+        return find_targets(model, plan.layers)
+    kept = find_blocks(model, run, plan.layers)
+    if set(plan.names) == {"drop"}:
+        return kept
+    every = find_targets(model)  # a pattern may name a block and no layer
+    chosen = chosen_names(
+        [t.name for t in every], plan.layers, whole=[t.name for t in find_blocks(model, run)]
+    )
+    layers = tuple(t for t in every if t.name in chosen)
+    if not layers:
+        raise BadInputError("layers", f"{', '.join(plan.layers)} matches blocks, but no layer inside them")
+    return (*layers, *kept)
 
 
 def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:

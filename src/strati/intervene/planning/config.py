@@ -36,11 +36,13 @@ class StudyConfig:
             need no settings, functions ``(weight, rng) -> weight`` of your own.
         draws: Draws of every intervention that has chance in it.
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
-        layers: Shell patterns of the layers to change.
+        layers: Patterns of the layers to change (:mod:`strati.network.select`).
         spectral: Record every number of the layer's spectrum.
         activations: Record how the layer's outputs differ from the intact ones (needs data).
         degeneracy: Record what ``degeneracy`` counts (needs data).
-        samples: Rows of data for ``degeneracy``.
+        learning_coefficient: Record the learning coefficient of the trained network when only the layer's weights vary,
+            for every edit of the layer (needs data; seconds per layer).
+        samples: Rows of data for ``degeneracy`` and ``learning_coefficient``.
         plugins: Metrics of yours, by name: ``matrix -> number`` or ``(intact, changed) -> number``.
         seed: Random seed.
         performance: Name of the measure of performance. With ``data``: ``"accuracy"`` (the default), ``"loss"`` or
@@ -66,6 +68,7 @@ class StudyConfig:
     spectral: bool = True
     activations: bool = True
     degeneracy: bool = False
+    learning_coefficient: bool = False
     samples: int = 256
     plugins: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     seed: int = 0
@@ -132,6 +135,10 @@ class StudyConfig:
             "samples",
         )
         found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}
+        if (
+            self.learning_coefficient
+        ):  # studies without it keep the keys they had before there was such a metric
+            found["learning_coefficient"] = True
         return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
     def run(self, tick: Tick = silent) -> Run:

@@ -324,7 +324,7 @@ def make(
             raise BadInputError(
                 f"{name}.{option}", f"no such option; {name} has {known}{_near(option, kind.options)}"
             )
-        listed = tuple(given) if isinstance(given, list | tuple | range) else (given,)
+        listed = tuple(map(_plain, given)) if _is_list(given) else (_plain(given),)
         for value in listed:
             why = kind.options[option].wrong(value)
             if why is not None:
@@ -334,6 +334,16 @@ def make(
     if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
         raise BadInputError(f"{name}.draws", f"is a whole number from 1, not {draws!r}")
     return Intervention(name, _settings(name, kind, lists), draws, source)
+
+
+def _is_list(given: Any) -> bool:
+    """Lists, ranges and arrays of values; an array without dimensions is one value."""
+    return isinstance(given, list | tuple | range) or getattr(given, "ndim", 0) == 1
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tuple[Pairs, ...]:

@@ -151,6 +151,7 @@ class MetricSpec:
     spectral: bool = _key(True, bool)
     activations: bool = _key(True, bool)
     degeneracy: bool = _key(False, bool)
+    learning_coefficient: bool = _key(False, bool)
     samples: int = _key(256, int, low=2, high=1_000_000)
 
 
@@ -172,6 +173,8 @@ class Spec:
         bare = dataclasses.replace(self, interventions=dataclasses.replace(self.interventions, settings=()))
         found = dataclasses.asdict(bare)
         found["interventions"]["settings"] = identity(self.interventions.settings)
+        if not self.metrics.learning_coefficient:  # specs from before this metric stay the same study
+            del found["metrics"]["learning_coefficient"]
         return found
 
     @property

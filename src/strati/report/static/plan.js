@@ -14,7 +14,9 @@ export function planFigures(result) {
   const curves = (result.curves || []).filter((c) => Array.isArray(c.points) && c.points.length);
   const points = (result.frontier || []).filter((p) => isNumber(p.size));
   const axis = axisOf((result.size && result.size.unit) || "size");
-  const lost = LOST[result.performance && result.performance.name] || "performance lost";
+  const guess = String(result.quantity || "").startsWith("guess");
+  const lost = guess ? "share of the gradient beyond the rank" : LOST[result.performance && result.performance.name] || "performance lost";
+  const how = guess ? "a guess, nothing was measured" : "when this layer alone is changed, with its 95 % interval";
   const found = [];
   if (curves.length) found.push(figure({ title: "What stays of each layer", wide: true, draw: (w) => drawStrata(w, curves, axis), caption: `Each bar is a layer from input to output; the filled part is what the plan leaves of it (${axis.label}).` }));
   if (points.length > 1) {
@@ -26,7 +28,7 @@ export function planFigures(result) {
   if (curves.length) {
     const shown = curves.slice(0, MOST);
     const rest = curves.length > MOST ? ` The first ${MOST} of ${curves.length} layers.` : "";
-    found.push(figure({ title: "Cost of each setting, layer by layer", wide: true, draw: (w) => drawCurves(w, shown, axis, lost), caption: `Across: ${axis.label}; up: ${lost} when this layer alone is changed, with its 95 % interval. All layers share both axes. The large orange dot is the plan's choice.${rest}` }));
+    found.push(figure({ title: "Cost of each setting, layer by layer", wide: true, draw: (w) => drawCurves(w, shown, axis, lost), caption: `Across: ${axis.label}; up: ${lost}${guess ? ": " : " "}${how}. All layers share both axes. The large orange dot is the plan's choice.${rest}` }));
   }
   return found;
 }
