@@ -18,14 +18,11 @@ TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
-def test_tutorials_run_and_their_pages_are_theirs(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tutorials_run_and_their_pages_are_theirs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     tutorials = tool("tutorials")
-    monkeypatch.setattr(tutorials, "HOME", tmp_path)
-    made = tutorials.page(tutorials.run(path), path.name)
+    made = tutorials.page(tutorials.run(path, tmp_path), path.name)
     assert tutorials.without_output(made) == tutorials.without_output(path.with_suffix(".md").read_text())
     assert "**What to take home.**" in made and ".png)" in made
 

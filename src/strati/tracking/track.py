@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError
+from strati.network.roles import places
 from strati.options import resolve
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
@@ -113,6 +114,7 @@ class Track(Result):
             "store": self.store,
             "warnings": self.warnings,
             "spectra": dict(self.spectra),
+            "layers": places(s.layer for s in self.curves if s.layer is not None),
         }
 
     def frame(self) -> pd.DataFrame:
