@@ -57,9 +57,10 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q uninstall -y torchvision
 	touch $@
 
-# The built wheel in clean environments: every Python that is there, every extra alone.
+# The built wheel in clean environments: every Python that is there; oldest, newest and pinned versions; every extra alone.
+# Some of it: make matrix CELLS='--python 3.12 --cell plain-oldest'
 matrix:
-	$(PYTHON) tools/matrix.py
+	$(PYTHON) tools/matrix.py $(CELLS)
 
 # Which lines the quick tests reach.
 coverage: $(VENV)/test.stamp

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tooling import tool
 
 import strati
+import strati.schemas
 from strati.cli.main import VERBS
 
 HOME = Path(__file__).resolve().parents[1]
@@ -37,6 +41,69 @@ def test_the_page_of_verbs_is_their_help() -> None:
     assert all(f"## {verb}\n" in page.text() for verb in VERBS)
 
 
+def test_the_page_of_schemas_is_theirs() -> None:
+    page = tool("schema_page")
+    assert page.PAGE.read_text() == page.text(), "run tools/schema_page.py"
+    assert all(f"## {name}\n" in page.text() for name in strati.schemas.names())
+
+
+def test_the_python_pages_list_every_public_name() -> None:
+    """Classes, functions and configs with their homes, as strati's own table has them."""
+    page = tool("api_page")
+    text = page.PAGE.read_text()
+    assert text == text[: text.index(page.START)] + page.listing() + page.SCHEMAS, "run tools/api_page.py"
+    shown = set(re.findall(r"^::: strati\.[\w.]+\.(\w+)$", text, re.MULTILINE))
+    assert shown >= {*strati.__all__, "open"} - {"__version__"}
+    text = page.STABLE.read_text()
+    assert text == text[: text.index(page.START)] + page.listing("- `strati.{name}`"), "run tools/api_page.py"
+    for name in sorted(shown & set(strati.__all__)):
+        assert getattr(strati, name).__doc__, f"{name} has no text for its page"
+
+
+GALLERY = HOME / "docs" / "gallery"
+
+
+def plots() -> set[tuple[str, str]]:
+    """Module and name of every public function that draws."""
+    found = set()
+    for file in (SOURCE / "report" / "plots").glob("[a-z]*.py"):
+        found |= {(file.stem, node.name) for node in ast.parse(file.read_text()).body
+                  if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}  # fmt: skip
+    return found - {("study", "draw_all")}  # every metric's scatter, into files
+
+
+def test_the_gallery_is_its_script_with_pictures() -> None:
+    tutorials = tool("tutorials")
+    page = (GALLERY / "gallery.md").read_text()
+    cells = tutorials.cells((GALLERY / "gallery.py").read_text())
+    code = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    assert code == [cell.text for cell in cells if cell.code], (
+        "run tools/tutorials.py docs/gallery/gallery.py"
+    )
+    assert all(cell.text in page for cell in cells)
+    pictures = re.findall(r"\]\((gallery-\d+\.png)\)", page)
+    assert len(pictures) == sum("figure = " in cell.text for cell in cells if cell.code)
+    assert {p.name for p in GALLERY.glob("*.png")} == set(pictures)
+
+
+@pytest.mark.slow
+def test_every_plot_is_in_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[tuple[str, str]] = set()
+
+    def watched(place: tuple[str, str], function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **options: Any) -> Any:
+            drawn.add(place)
+            return function(*words, **options)
+
+        return call
+
+    for stem, name in plots():
+        module = importlib.import_module(f"strati.report.plots.{stem}")
+        monkeypatch.setattr(module, name, watched((stem, name), getattr(module, name)))
+    tool("tutorials").run(GALLERY / "gallery.py", tmp_path)
+    assert sorted(plots() - drawn) == []
+
+
 def test_every_code_is_explained() -> None:
     """Every code that a warning can carry stands in docs/codes.md, with what to do."""
     page = (HOME / "docs" / "codes.md").read_text()
@@ -51,6 +118,8 @@ def test_every_code_is_explained() -> None:
     from strati.spectra.comparing.check import CODES
 
     assert sorted((used | set(CODES)) - explained) == []
+    source = "".join(file.read_text() for file in SOURCE.rglob("*.py"))
+    assert [code for code in sorted(explained) if f'"{code}"' not in source] == []  # none that is gone
 
 
 def test_public_names_are_listed_and_there() -> None:

@@ -168,7 +168,7 @@ figure = found.plot()
 figure = drawn.separation(found)
 
 # %%
-figure = drawn.progressions(found.stages)
+figure = drawn.progressions([found.stages[k] for k in (0, len(found.stages) // 2, -1)])
 
 # %%
 figure = drawn.dataset(inputs, outputs[:, 0], table[:, -1])

@@ -180,5 +180,6 @@ function numbers(layer, context) {
       { label: "number", left: true, value: (r) => r.key, show: (r) => [h("b", {}, r.name), h("small", { class: "meaning" }, r.meaning)] },
       { label: "value", value: (r) => r.value },
       { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}`, tip: r.trust.more || null }, r.trust.chip ? h("b", { class: "chip" }, r.trust.chip) : null, " ", r.trust.text) }] }),
+    rows.some((r) => r.trust.audit && !r.trust.own) ? h("p", { class: "caption" }, "What an audit found on other networks carries over to this one by analogy only; study this network to know.") : null,
     context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and what its audit found for each metric appears here."));
 }

@@ -35,7 +35,7 @@ const SAID = {
   "use-with-care": ["low", "with care", "It goes with performance in part: see the audit for where it fails."],
   "distinguish-only": ["low", "tells apart only", "It tells kinds of layers apart, but does not predict performance."],
   "do-not-use": ["no", "do not rely", "It did not go with performance when layers were changed."],
-  unknown: ["unknown", "unknown", "Nothing can be said: the study has too few points to tell."],
+  unknown: ["unknown", "unknown", "Nothing can be said: too few points in the study"],
 };
 
 // The verdicts that apply to one scan: {metric -> verdict}, each with where it comes from. A study of this very network
@@ -56,8 +56,8 @@ function originOf(audit, layers) {
   const own = points.some((p) => p.intervention === "intact" && close((p.metrics || {}).frobenius_norm, norms.get(String(p.layer).replace(/\.weight$/, ""))));
   const networks = new Set(points.map((p) => p.network)).size;
   const name = (audit.study || {}).name;
-  const what = name ? `the study “${name}”` : "a study on this page";
-  return { own, text: own ? `Audit of this network (${what}).` : `Audit of ${networks > 1 ? `${networks} other networks` : "another network"} (${what}): it carries over to this one by analogy only.` };
+  const what = name ? ` (study “${name}”)` : "";
+  return { own, text: own ? `Audited on this network${what}.` : `Audited on ${networks > 1 ? `${networks} other networks` : "another network"}${what}.` };
 }
 
 function recommendationOf(v) {
@@ -75,10 +75,10 @@ export function trust(metric, layer, verdicts) {
   if (verdict) {
     const recommendation = recommendationOf(verdict);
     const [level, chip, said] = SAID[recommendation] || SAID.unknown;
-    const points = recommendation === "unknown" && typeof verdict.n === "number" ? ` (${verdict.n} points)` : "";
+    const points = recommendation === "unknown" && typeof verdict.n === "number" ? ` (${verdict.n}).` : recommendation === "unknown" ? "." : "";
     const numbers = String(verdict.text || "").split(" (").slice(1).join(" (");
     const audit = { more: numbers ? `(${numbers}` : null, audit: true, own: verdict.from.own };
-    if (metric.exact && recommendation === "do-not-use") return { ...audit, level: "known", chip: "exact", text: `${metric.trust} The number is what it says; it does not predict performance. ${verdict.from.text}` };
+    if (metric.exact && recommendation === "do-not-use") return { ...audit, level: "known", chip: "exact", text: `${metric.trust} It does not predict performance. ${verdict.from.text}` };
     if (metric.exact) return { ...audit, level, chip: `exact; as a predictor: ${chip}`, text: `${said}${points} ${verdict.from.text}` };
     return { ...audit, level, chip, text: `${said}${points} ${verdict.from.text}` };
   }

@@ -18,7 +18,7 @@ export function multiples(layers, choose) {
   const state = { role: roles[0], form: "grid" };
   const mine = () => held.filter((l) => l.role === state.role);
   const picture = figure({ title: "Spectra of a role", draw: (width) => (state.form === "grid" ? grid(width, mine(), choose) : ridges(width, mine(), choose)),
-    controls: h("div", { class: "controls small" }, picker("Role", roles, state.role, (v) => { state.role = v; picture.redraw(); }),
+    controls: h("div", { class: "controls small" }, picker("Role shown", roles, state.role, (v) => { state.role = v; picture.redraw(); }),
       choice("Form", [["grid", "grid"], ["ridges", "ridgelines over depth"]], state.form, (v) => { state.form = v; picture.redraw(); })),
     caption: "Density of the eigenvalues per decade, all layers on the same axes, coloured by phase. A click opens the layer." });
   picture.classList.add("multiples");
