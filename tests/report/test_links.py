@@ -6,14 +6,12 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import strati
-from strati.report.runs import read_run
 
 pytestmark = pytest.mark.browser
 BLOCKS = 4
@@ -56,31 +54,6 @@ def copied(page: Any, button: Any) -> str:
     page.wait_for_function("window.copied.length > 0")
     text: str = page.evaluate("window.copied.pop()")
     return text
-
-
-def test_every_picture_has_its_data_and_a_link(
-    opened: Callable[..., Any], results: list[dict[str, Any]], real: dict[str, Path]
-) -> None:
-    more = [
-        read_run(str(real[n])) for n in ("scan", "series", "audit", "degeneracy", "basis", "pieces", "plan")
-    ]
-    page = opened([*results, *more]).page
-    page.evaluate(CLIPBOARD)
-    page.wait_for_timeout(500)
-    figures = page.locator("figure").all()
-    assert len(figures) > 25
-    for figure in figures:
-        title = figure.locator("h3").first.inner_text()
-        for label in ("as SVG", "as PNG", "Copy the data", "Copy a link"):
-            assert figure.locator(f'button[aria-label*="{label}"]').count() == 1, (title, label)
-        if not figure.is_visible():
-            continue
-        rows = list(csv.reader(io.StringIO(copied(page, figure.get_by_role("button", name="Copy the data")))))
-        assert len(rows) > 1, title
-        assert len({len(row) for row in rows}) == 1, title
-        address = copied(page, figure.get_by_role("button", name="Copy a link"))
-        section = figure.locator("xpath=ancestor::section").first.get_attribute("id")
-        assert f"#{section}" in address and "picture=" in address, title
 
 
 def test_copied_numbers_are_the_results(opened: Callable[..., Any], results: list[dict[str, Any]]) -> None:
