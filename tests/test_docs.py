@@ -130,6 +130,41 @@ def test_public_names_are_listed_and_there() -> None:
         assert getattr(strati, name) is not None, name
 
 
+def test_the_readme_names_nothing_that_is_not_there() -> None:
+    """Links and paths of the README exist in the repository, and it stays short."""
+    text = (HOME / "README.md").read_text()
+    linked = [word for word in re.findall(r"\]\(([^)#\s]+)\)", text) if not word.startswith("http")]
+    paths = re.findall(r"\b((?:src|docs|tests|tools)/[\w./-]+\w)", text)
+    assert [word for word in linked + paths if not (HOME / word).exists()] == []
+    assert len(text.split()) < 970, "half of what it was before"
+
+
+def test_peers_options_are_mapped() -> None:
+    """Every parameter of weightwatcher 0.7.7's ``analyze`` and of devinterp 2.0.1's ``llc`` and ``sample``."""
+    page = (HOME / "docs" / "coming-from.md").read_text()
+    first, _, second = page.partition("## devinterp 2.0.1")
+    assert [word for word in ANALYZE.split() if not re.search(rf"`{word}\b", first)] == []
+    assert [word for word in COLUMNS.split() if not re.search(rf"`{word}`", first)] == []
+    assert [word for word in SAMPLE.split() if not re.search(rf"[`(]{word}\b", second)] == []
+
+
+ANALYZE = """model layers min_evals max_evals min_size max_size max_N glorot_fix plot randomize savefig mp_fit
+conv2d_norm ww2x pool conv2d_fft fft deltas intra vectors channels stacked fix_fingers xmin_max
+max_fingers finger_thresh fit sparsify detX ERG svd_method tolerance start_ids pl_package xmax
+base_model peft inverse"""
+COLUMNS = """alpha xmin D num_pl_spikes sigma raw_alpha xmax Lambda num_fingers fit_entropy best_fit
+alpha_weighted log_alpha_norm norm log_norm spectral_norm log_spectral_norm lambda_max sv_max sv_min
+stable_rank entropy matrix_rank rank_loss weak_rank_loss sigma_mp bulk_min bulk_max W_scale
+num_spikes mp_softrank rand_num_spikes num_traps rand_sigma_mp rand_mp_softrank rand_W_scale
+rand_bulk_min rand_bulk_max max_rand_eval rand_distance ww_softrank ww_maxdist detX_num detX_val
+detX_val_unrescaled num_ERG_spikes ERG_gap num_evals has_esd warning status"""
+SAMPLE = """model dataset observables lr n_beta param_masks loss_fn num_chains num_draws batch_size
+num_burnin_steps num_steps_bw_draws num_init_loss_batches init_seed obs_seed
+gradient_accumulation_steps localization noise_level llc_weight_decay bounding_box_size
+sampling_method sampling_method_kwargs rmsprop_eps rmsprop_alpha shuffle
+match_sampling_input_ids_across_chains init_noise device save_metrics output_path batches_per_draw"""
+
+
 def blocks(kind: str) -> list[tuple[str, str]]:
     pages = [HOME / "README.md", *(HOME / "docs").rglob("*.md")]
     pattern = re.compile(rf"^```{kind}\n(.*?)^```", re.DOTALL | re.MULTILINE)
