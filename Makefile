@@ -46,18 +46,21 @@ fuzz: $(VENV)/test.stamp
 screenshots: $(VENV)/test.stamp chromium
 	$(BIN)/python tools/screenshots.py
 
-# weightwatcher and devinterp, which the benchmarks measure against, pull much: they get an environment of their own.
+# weightwatcher, devinterp and curvlinops, which the benchmarks measure against, pull much: they get an environment of their own.
 oracles: .venv-oracles/ready.stamp
 
 .venv-oracles/ready.stamp:
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip -q install $(TORCH)
-	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==2.0.1
+	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==2.0.1 curvlinops-for-pytorch==3.0.1
+# curvlinops pulls a torchvision that does not load beside the CPU torch, and transformers then fails to import.
+	.venv-oracles/bin/python -m pip -q uninstall -y torchvision
 	touch $@
 
-# The built wheel in clean environments: every Python that is there, every extra alone.
+# The built wheel in clean environments: every Python that is there; oldest, newest and pinned versions; every extra alone.
+# Some of it: make matrix CELLS='--python 3.12 --cell plain-oldest'
 matrix:
-	$(PYTHON) tools/matrix.py
+	$(PYTHON) tools/matrix.py $(CELLS)
 
 # Which lines the quick tests reach.
 coverage: $(VENV)/test.stamp

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tooling import tool
 
 import strati
+import strati.schemas
 from strati.cli.main import VERBS
 
 HOME = Path(__file__).resolve().parents[1]
@@ -18,14 +22,11 @@ TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
-def test_tutorials_run_and_their_pages_are_theirs(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tutorials_run_and_their_pages_are_theirs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     tutorials = tool("tutorials")
-    monkeypatch.setattr(tutorials, "HOME", tmp_path)
-    made = tutorials.page(tutorials.run(path), path.name)
+    made = tutorials.page(tutorials.run(path, tmp_path), path.name)
     assert tutorials.without_output(made) == tutorials.without_output(path.with_suffix(".md").read_text())
     assert "**What to take home.**" in made and ".png)" in made
 
@@ -38,6 +39,69 @@ def test_the_page_of_verbs_is_their_help() -> None:
     page = tool("cli_page")
     assert page.PAGE.read_text() == page.text(), "run tools/cli_page.py"
     assert all(f"## {verb}\n" in page.text() for verb in VERBS)
+
+
+def test_the_page_of_schemas_is_theirs() -> None:
+    page = tool("schema_page")
+    assert page.PAGE.read_text() == page.text(), "run tools/schema_page.py"
+    assert all(f"## {name}\n" in page.text() for name in strati.schemas.names())
+
+
+def test_the_python_pages_list_every_public_name() -> None:
+    """Classes, functions and configs with their homes, as strati's own table has them."""
+    page = tool("api_page")
+    text = page.PAGE.read_text()
+    assert text == text[: text.index(page.START)] + page.listing() + page.SCHEMAS, "run tools/api_page.py"
+    shown = set(re.findall(r"^::: strati\.[\w.]+\.(\w+)$", text, re.MULTILINE))
+    assert shown >= {*strati.__all__, "open"} - {"__version__"}
+    text = page.STABLE.read_text()
+    assert text == text[: text.index(page.START)] + page.listing("- `strati.{name}`"), "run tools/api_page.py"
+    for name in sorted(shown & set(strati.__all__)):
+        assert getattr(strati, name).__doc__, f"{name} has no text for its page"
+
+
+GALLERY = HOME / "docs" / "gallery"
+
+
+def plots() -> set[tuple[str, str]]:
+    """Module and name of every public function that draws."""
+    found = set()
+    for file in (SOURCE / "report" / "plots").glob("[a-z]*.py"):
+        found |= {(file.stem, node.name) for node in ast.parse(file.read_text()).body
+                  if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}  # fmt: skip
+    return found - {("study", "draw_all")}  # every metric's scatter, into files
+
+
+def test_the_gallery_is_its_script_with_pictures() -> None:
+    tutorials = tool("tutorials")
+    page = (GALLERY / "gallery.md").read_text()
+    cells = tutorials.cells((GALLERY / "gallery.py").read_text())
+    code = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
+    assert code == [cell.text for cell in cells if cell.code], (
+        "run tools/tutorials.py docs/gallery/gallery.py"
+    )
+    assert all(cell.text in page for cell in cells)
+    pictures = re.findall(r"\]\((gallery-\d+\.png)\)", page)
+    assert len(pictures) == sum("figure = " in cell.text for cell in cells if cell.code)
+    assert {p.name for p in GALLERY.glob("*.png")} == set(pictures)
+
+
+@pytest.mark.slow
+def test_every_plot_is_in_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[tuple[str, str]] = set()
+
+    def watched(place: tuple[str, str], function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **options: Any) -> Any:
+            drawn.add(place)
+            return function(*words, **options)
+
+        return call
+
+    for stem, name in plots():
+        module = importlib.import_module(f"strati.report.plots.{stem}")
+        monkeypatch.setattr(module, name, watched((stem, name), getattr(module, name)))
+    tool("tutorials").run(GALLERY / "gallery.py", tmp_path)
+    assert sorted(plots() - drawn) == []
 
 
 def test_every_code_is_explained() -> None:
@@ -54,6 +118,8 @@ def test_every_code_is_explained() -> None:
     from strati.spectra.comparing.check import CODES
 
     assert sorted((used | set(CODES)) - explained) == []
+    source = "".join(file.read_text() for file in SOURCE.rglob("*.py"))
+    assert [code for code in sorted(explained) if f'"{code}"' not in source] == []  # none that is gone
 
 
 def test_public_names_are_listed_and_there() -> None:
@@ -62,6 +128,41 @@ def test_public_names_are_listed_and_there() -> None:
     assert listed == {*strati.__all__, "open"} - {"__version__"}
     for name in sorted(listed):
         assert getattr(strati, name) is not None, name
+
+
+def test_the_readme_names_nothing_that_is_not_there() -> None:
+    """Links and paths of the README exist in the repository, and it stays short."""
+    text = (HOME / "README.md").read_text()
+    linked = [word for word in re.findall(r"\]\(([^)#\s]+)\)", text) if not word.startswith("http")]
+    paths = re.findall(r"\b((?:src|docs|tests|tools)/[\w./-]+\w)", text)
+    assert [word for word in linked + paths if not (HOME / word).exists()] == []
+    assert len(text.split()) < 970, "half of what it was before"
+
+
+def test_peers_options_are_mapped() -> None:
+    """Every parameter of weightwatcher 0.7.7's ``analyze`` and of devinterp 2.0.1's ``llc`` and ``sample``."""
+    page = (HOME / "docs" / "coming-from.md").read_text()
+    first, _, second = page.partition("## devinterp 2.0.1")
+    assert [word for word in ANALYZE.split() if not re.search(rf"`{word}\b", first)] == []
+    assert [word for word in COLUMNS.split() if not re.search(rf"`{word}`", first)] == []
+    assert [word for word in SAMPLE.split() if not re.search(rf"[`(]{word}\b", second)] == []
+
+
+ANALYZE = """model layers min_evals max_evals min_size max_size max_N glorot_fix plot randomize savefig mp_fit
+conv2d_norm ww2x pool conv2d_fft fft deltas intra vectors channels stacked fix_fingers xmin_max
+max_fingers finger_thresh fit sparsify detX ERG svd_method tolerance start_ids pl_package xmax
+base_model peft inverse"""
+COLUMNS = """alpha xmin D num_pl_spikes sigma raw_alpha xmax Lambda num_fingers fit_entropy best_fit
+alpha_weighted log_alpha_norm norm log_norm spectral_norm log_spectral_norm lambda_max sv_max sv_min
+stable_rank entropy matrix_rank rank_loss weak_rank_loss sigma_mp bulk_min bulk_max W_scale
+num_spikes mp_softrank rand_num_spikes num_traps rand_sigma_mp rand_mp_softrank rand_W_scale
+rand_bulk_min rand_bulk_max max_rand_eval rand_distance ww_softrank ww_maxdist detX_num detX_val
+detX_val_unrescaled num_ERG_spikes ERG_gap num_evals has_esd warning status"""
+SAMPLE = """model dataset observables lr n_beta param_masks loss_fn num_chains num_draws batch_size
+num_burnin_steps num_steps_bw_draws num_init_loss_batches init_seed obs_seed
+gradient_accumulation_steps localization noise_level llc_weight_decay bounding_box_size
+sampling_method sampling_method_kwargs rmsprop_eps rmsprop_alpha shuffle
+match_sampling_input_ids_across_chains init_noise device save_metrics output_path batches_per_draw"""
 
 
 def blocks(kind: str) -> list[tuple[str, str]]:

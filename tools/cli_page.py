@@ -20,12 +20,16 @@ What `strati VERB --help` prints, verb by verb. Exit codes: 0 done; 2 bad usage 
 Completion of verbs, options and paths in the shell, once, then open a new one:
 
 ```sh
+# bash 4.4 or newer
 _STRATI_COMPLETE=bash_source strati > ~/.strati-complete.bash && echo '. ~/.strati-complete.bash' >> ~/.bashrc
+# zsh
 _STRATI_COMPLETE=zsh_source strati > ~/.strati-complete.zsh && echo '. ~/.strati-complete.zsh' >> ~/.zshrc
+# fish
 _STRATI_COMPLETE=fish_source strati > ~/.config/fish/completions/strati.fish
 ```
 
-For a bug report: `strati --version --verbose`.
+For a bug report: `strati --version --verbose` prints the versions of strati, Python, the system and every package
+that it may use.
 """
 
 

@@ -1,8 +1,9 @@
-"""Run the tutorials and write them, with what they print and draw, as pages of the docs.
+"""Run the tutorials and the gallery and write them, with what they print and draw, as pages of the docs.
 
     .venv/bin/python tools/tutorials.py [--check] [FILE...]
 
-A tutorial is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/tutorials``; it opens as notebook in
+A tutorial is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/tutorials``, the gallery one in
+``docs/gallery``; it opens as notebook in
 any editor that knows the form. ``--check`` runs every cell and fails where one raises, or where a page is not that of
 its script; numbers that differ from machine to machine are no failure.
 """
@@ -14,6 +15,7 @@ import contextlib
 import io
 import re
 import sys
+import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "docs" / "tutorials"
+GALLERY = ROOT / "docs" / "gallery"
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ def cells(script: str) -> list[Cell]:
     return found
 
 
-def run(path: Path) -> list[Cell]:
-    """The cells of a tutorial, executed one after the other in one namespace."""
+def run(path: Path, pictures: Path) -> list[Cell]:
+    """The cells of a tutorial, executed one after the other in one namespace; figures are written to ``pictures``."""
     import pandas as pd
 
     names: dict[str, Any] = {"__name__": "__tutorial__"}
@@ -70,7 +73,7 @@ def run(path: Path) -> list[Cell]:
             picture = ""
             if "figure" in names:
                 picture = f"{path.stem}-{number}.png"
-                names["figure"].savefig(HOME / picture, dpi=90)
+                names["figure"].savefig(pictures / picture, dpi=90)
             text = "\n".join(line.rstrip() for line in printed.getvalue().rstrip().splitlines())
             done.append(Cell(cell.text, True, text, picture))
     return done
@@ -101,9 +104,11 @@ def main(words: list[str]) -> int:
     """Run and write, or run and check."""
     check = "--check" in words
     failed = 0
-    for path in [Path(w) for w in words if not w.startswith("--")] or sorted(HOME.glob("[0-9]*.py")):
+    scripts = [*sorted(HOME.glob("[0-9]*.py")), *sorted(GALLERY.glob("*.py"))]
+    for path in [Path(w) for w in words if not w.startswith("--")] or scripts:
         try:
-            made = page(run(path), path.name)
+            with tempfile.TemporaryDirectory() as aside:
+                made = page(run(path, Path(aside) if check else path.parent), path.name)
         except Exception:  # whatever a cell raises is shown and counted
             traceback.print_exc()
             print(f"{path.name}: a cell failed", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -163,8 +164,56 @@ def test_the_shell_can_ask_for_completion() -> None:
     asked = {"_STRATI_COMPLETE": "bash_complete", "COMP_WORDS": "strati rea", "COMP_CWORD": "1"}
     done = strati(env=os.environ | asked)
     assert done.returncode == 0 and done.stdout == "plain,reassemble\n", done
-    done = strati(env=os.environ | {"_STRATI_COMPLETE": "zsh_source"})
-    assert done.returncode == 0 and "strati" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "says"), [("bash", "complete -o"), ("zsh", "#compdef strati"), ("fish", "complete")]
+)
+def test_completion_of_three_shells(shell: str, says: str) -> None:
+    """The script of each shell, and what it asks strati for: verbs by their beginning, with fish and zsh their help."""
+    done = strati(env=os.environ | {"_STRATI_COMPLETE": f"{shell}_source"})
+    assert (
+        done.returncode == 0 and says in done.stdout and "_STRATI_COMPLETE" in done.stdout and not done.stderr
+    )
+    if shutil.which(shell):
+        checked = subprocess.run(
+            [shell, "-n"], input=done.stdout, capture_output=True, text=True, check=False
+        )
+        assert checked.returncode == 0, checked.stderr
+    words = {"COMP_WORDS": "strati reas", "COMP_CWORD": "reas" if shell == "fish" else "1"}
+    done = strati(env=os.environ | words | {"_STRATI_COMPLETE": f"{shell}_complete"})
+    assert done.returncode == 0 and "reassemble" in done.stdout and not done.stderr
+
+
+WITHOUT_LOCKS = """
+import sys
+
+class Absent:  # as on Windows
+    def find_spec(self, name, path=None, target=None):
+        if name == "fcntl":
+            raise ModuleNotFoundError(name, name=name)
+
+sys.modules.pop("fcntl", None)
+sys.meta_path.insert(0, Absent())
+from strati.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+def test_without_posix_locks_one_line_and_no_traceback(tmp_path: Path) -> None:
+    """A scan that writes nothing works without fcntl; one that keeps a store says why it cannot."""
+    for words, code, said in (
+        (["scan", MODEL, "--quiet"], 0, ""),
+        (
+            ["scan", MODEL, "--quiet", "--out", str(tmp_path / "kept")],
+            2,
+            "strati: error: Windows: is not supported",
+        ),
+    ):
+        command = [sys.executable, "-c", WITHOUT_LOCKS, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_every_public_name_can_be_imported() -> None:

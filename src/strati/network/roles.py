@@ -203,6 +203,29 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
     return numbers
 
 
+def places(names: Iterable[str]) -> list[dict[str, str | int | None]]:
+    """Where each layer stands, by names alone: ``name``, ``role`` and ``block``, each name once.
+
+    Examples:
+        >>> places(["h.0.mlp.c_fc", "h.0.mlp.c_fc"])
+        [{'name': 'h.0.mlp.c_fc', 'role': 'mlp.in', 'block': 0}]
+    """
+    tensors = {name: name if name.endswith(".weight") else f"{name}.weight" for name in names}
+    number = blocks(tensors.values())
+    beside: dict[str, set[str]] = {}
+    for tensor in tensors.values():
+        words = modules(tensor)
+        beside.setdefault(".".join(words[:-1]), set()).update(words[-1:])
+    return [
+        {
+            "name": name,
+            "role": str(role_of(tensor, number[tensor], beside[".".join(modules(tensor)[:-1])])),
+            "block": number[tensor],
+        }
+        for name, tensor in tensors.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a name puts a layer.

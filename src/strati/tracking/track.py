@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.errors import BadInputError
 from strati.network.module import as_module
+from strati.network.roles import places
 from strati.options import resolve
 from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
@@ -116,6 +117,7 @@ class Track(Result):
             "store": self.store,
             "warnings": self.warnings,
             "spectra": dict(self.spectra),
+            "layers": places(s.layer for s in self.curves if s.layer is not None),
         }
 
     def frame(self) -> pd.DataFrame:

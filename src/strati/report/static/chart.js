@@ -3,21 +3,31 @@
 import { h, s, uid } from "./dom.js";
 import { abbreviate } from "./format.js";
 import { linear, logarithmic } from "./scale.js";
-import { savePng, saveSvg } from "./save.js";
+import { addressOf, copy, shortly, slug } from "./link.js";
+import { pictureText, savePng, saveSvg } from "./save.js";
 
 // A picture in the page. `draw(width)` returns an <svg>; it is called again when the width changes.
 export function figure({ title, caption, draw, controls, wide }) {
   const body = h("div", { class: "figure-body" });
   const tools = h("span", { class: "tools" },
     h("button", { type: "button", "aria-label": `Save “${title}” as SVG`, on: { click: () => saveSvg(body.querySelector("svg"), title) } }, "SVG"),
-    h("button", { type: "button", "aria-label": `Save “${title}” as PNG`, on: { click: () => savePng(body.querySelector("svg"), title) } }, "PNG"));
-  const node = h("figure", { class: wide ? "card wide" : "card" },
+    h("button", { type: "button", "aria-label": `Save “${title}” as PNG`, on: { click: () => savePng(body.querySelector("svg"), title) } }, "PNG"),
+    h("button", { type: "button", "aria-label": `Copy the data of “${title}”`, on: { click: async (e) => shortly(e.target, (await copy(pictureText(body.querySelector("svg")))) ? "copied" : "failed") } }, "data"),
+    h("button", { type: "button", "aria-label": `Copy a link to “${title}”`, on: { click: (e) => link(e.target) } }, "link"));
+  const node = h("figure", { class: wide ? "card wide" : "card", "data-picture": slug(title) },
     h("figcaption", {}, h("h3", {}, title), tools), controls || null, body, caption ? h("p", { class: "caption" }, caption) : null);
+  async function link(button) {
+    history.replaceState(null, "", addressOf(node.closest("section"), node.dataset.picture));
+    shortly(button, (await copy(location.href)) ? "copied" : "in the address");
+  }
   let width = 0;
   let pending = false;
   const redraw = () => {
     pending = false;
-    if (width > 40) body.replaceChildren(draw(width));
+    if (width <= 40) return;
+    const svg = draw(width);
+    describe(svg);
+    body.replaceChildren(svg);
   };
   new ResizeObserver((entries) => {
     const now = Math.round(entries[0].contentRect.width);
@@ -30,6 +40,14 @@ export function figure({ title, caption, draw, controls, wide }) {
   }).observe(body);
   node.redraw = redraw;
   return node;
+}
+
+// What a reader who cannot see the picture is told: its label, and the range of what it shows.
+function describe(svg) {
+  const values = svg.held ? svg.held.rows.map((r) => r[2]).filter(Number.isFinite) : [];
+  if (!values.length || svg.getAttribute("role") !== "img") return;
+  const [low, high] = values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
+  svg.setAttribute("aria-label", `${svg.getAttribute("aria-label")}; ${values.length} values from ${Number(low.toPrecision(4))} to ${Number(high.toPrecision(4))}`);
 }
 
 // Axes. x and y: {domain, log, label, ticks: [values], text: v => string, none: true}.
@@ -61,6 +79,7 @@ export function frame({ width, height, x, y, margin, label }) {
   const marks = s("g", { "clip-path": `url(#${clip})` });
   const over = s("g", {});
   svg.append(axes, marks, over);
+  svg.held = { x: x.label || "x", y: y.label || "y", rows: [] };
   return { svg, marks, over, x: sx, y: sy, left: m.left, right: width - m.right, top: m.top, bottom: height - m.bottom, width, height };
 }
 
@@ -78,7 +97,13 @@ export function pathOf(chart, points) {
   return d;
 }
 
+// Keep numbers of a picture for those who copy them.
+export function hold(chart, series, points) {
+  for (const [px, py] of points) if (Number.isFinite(px) && Number.isFinite(py)) chart.svg.held.rows.push([series || "", px, py]);
+}
+
 export function line(chart, points, attributes) {
+  hold(chart, attributes && attributes.tip, points);
   const node = s("path", { class: "line", d: pathOf(chart, points), ...attributes });
   chart.marks.append(node);
   return node;
@@ -107,6 +132,7 @@ export function errorBar(chart, at, low, high, attributes) {
 
 // Dots: SVG while they are few, one bitmap inside the SVG when they are many.
 export function dots(chart, points, radius = 3.4) {
+  for (const p of points) hold(chart, String(p.tip || "").split("\n")[0], [[p.x, p.y]]);
   if (points.length <= 1200) {
     for (const p of points) {
       chart.marks.append(s("circle", { class: "dot", cx: chart.x(p.x).toFixed(1), cy: chart.y(p.y).toFixed(1), r: p.r || radius, fill: p.colour, tip: p.tip }));

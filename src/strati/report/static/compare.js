@@ -2,7 +2,8 @@
 
 import { choice, empty, h, picker, replace, s, section } from "./dom.js";
 import { basename, isNumber, number, sentence, shorten } from "./format.js";
-import { dots, figure, frame, legend, line, rowName } from "./chart.js";
+import { dots, figure, frame, hold, legend, line, rowName } from "./chart.js";
+import { compareMap } from "./differences.js";
 import { metricOf } from "./meanings.js";
 import { histogram } from "./refit.js";
 import { OKABE, ordered, padded } from "./scale.js";
@@ -36,10 +37,13 @@ export function compareSection(result, id) {
   const meaning = () => (moved.find(([k]) => k === change.key) || ["", "", ""])[2];
   const note = h("p", { class: "caption" }, meaning());
   if (bars) bars.append(note);
+  const spectra = layers.filter((l) => Array.isArray(l.eigenvalues) && l.eigenvalues.length > 1);
+  const laid = spectra.length ? overlay(spectra, names) : null;
+  const map = names.length > 1 ? compareMap(layers, names, metrics, moved, (layer) => { if (laid) laid.open(layer); }) : null;
+  if (map) body.append(map);
   body.append(h("div", { class: "controls" }, picker("Metric", metrics.map((m) => [m, nameOf(m)]), state.metric, (v) => { state.metric = v; ladder.redraw(); })),
     h("div", { class: "grid2" }, ladder, bars || false));
-  const spectra = layers.filter((l) => Array.isArray(l.eigenvalues) && l.eigenvalues.length > 1);
-  if (spectra.length) body.append(overlay(spectra, names));
+  if (laid) body.append(laid);
   if (result.series && (result.series.layers || []).length) body.append(series(result.series));
   body.append(table(layers, names, metrics, moved));
   if ((result.role_differences || []).length) body.append(roleDifferences(result.role_differences));
@@ -85,6 +89,7 @@ function drawBars(width, layers, key, title) {
   layers.forEach((layer, i) => {
     rowName(chart, i, layer.name, step);
     if (!isNumber(values[i])) return;
+    hold(chart, layer.name, [[values[i], i]]);
     chart.marks.append(s("rect", { class: "bar strong", x: chart.left, width: Math.max(0.5, chart.x(values[i]) - chart.left), y: chart.y(i) - step * 0.34, height: step * 0.68, tip: `${layer.name}\n${title}: ${number(values[i])}` }));
   });
   return chart.svg;
@@ -98,12 +103,18 @@ function overlay(layers, names) {
     const domain = state.log ? padded(spectra.flat(), 0.03, true) : [0, padded(spectra.flat())[1]];
     const curves = spectra.map((e) => (e.length ? histogram(e, domain, 50, state.log) : []));
     const chart = frame({ width, height: 280, label: `Spectra of ${layer.name}`, x: { domain, log: state.log, label: "eigenvalue λ" }, y: { domain: [0, 1.1 * Math.max(...curves.flat().map((b) => b.density), 1e-12)], label: state.log ? "density per decade" : "density" } });
-    curves.forEach((bars, k) => line(chart, bars.flatMap((b) => [[b.from, b.density], [b.to, b.density]]), { stroke: colourOf(k, names.length) }));
+    curves.forEach((bars, k) => line(chart, bars.flatMap((b) => [[b.from, b.density], [b.to, b.density]]), { stroke: colourOf(k, names.length), tip: names[k] }));
     return chart.svg;
   }, controls: h("div", { class: "controls small" },
     picker("Layer", layers.map((l, i) => [String(i), shorten(l.name, 48)]), "0", (v) => { state.layer = Number(v); picture.redraw(); }),
     choice("Axis", [["log", "log"], ["linear", "linear"]], "log", (v) => { state.log = v === "log"; picture.redraw(); })) });
   picture.append(legend(names.map((n, i) => [n, colourOf(i, names.length), null, "stroke"])));
+  picture.open = (layer) => {
+    if (!layers.includes(layer)) return;
+    state.layer = layers.indexOf(layer);
+    picture.querySelector("select").value = String(state.layer);
+    picture.redraw();
+  };
   return picture;
 }
 

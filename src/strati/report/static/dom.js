@@ -59,9 +59,9 @@ export function picker(label, options, value, onChange) {
 
 // A row of buttons of which one is pressed.
 export function choice(label, options, value, onChange) {
-  const group = h("div", { class: "choice", role: "group", "aria-label": label });
+  const group = h("div", { class: "choice", role: "group", "aria-label": label, "data-initial": value });
   options.forEach(([key, text]) => {
-    const button = h("button", { type: "button", "aria-pressed": String(key === value) }, text);
+    const button = h("button", { type: "button", "data-value": key, "aria-pressed": String(key === value) }, text);
     button.addEventListener("click", () => {
       for (const other of group.children) other.setAttribute("aria-pressed", String(other === button));
       onChange(key);

@@ -2,7 +2,7 @@
 
 import { choice, h, replace, s, slider } from "./dom.js";
 import { isNumber, number, plural } from "./format.js";
-import { figure, frame, legend, line, verticalRule } from "./chart.js";
+import { figure, frame, hold, legend, line, verticalRule } from "./chart.js";
 import { METRICS, trust } from "./meanings.js";
 import { bulkDensity, fitBulk, fitTail, histogram, tailDensity } from "./refit.js";
 import { padded } from "./scale.js";
@@ -130,15 +130,16 @@ function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
     if (!b.count) continue;
     const x = chart.x(b.from);
     const y = chart.y(b.density);
+    hold(chart, "eigenvalues", [[(b.from + b.to) / 2, b.density]]);
     chart.marks.append(s("rect", { class: "bar", x: x + 0.4, y, width: Math.max(0.6, chart.x(b.to) - x - 0.8), height: Math.max(0, chart.bottom - y), tip: `${number(b.from, 3)} to ${number(b.to, 3)}: ${b.count}` }));
   }
   if (bulk) {
-    line(chart, bulkCurve, { stroke: BULK });
+    line(chart, bulkCurve, { stroke: BULK, tip: "random bulk" });
     verticalRule(chart, bulk.minus, "λ₋", { stroke: BULK });
     verticalRule(chart, bulk.plus, "λ₊", { stroke: BULK });
   }
   if (tail && tail.alpha) {
-    line(chart, tailCurve, { stroke: TAIL });
+    line(chart, tailCurve, { stroke: TAIL, tip: "power-law tail" });
     verticalRule(chart, tail.xmin, "xmin", { stroke: TAIL }, 1);
   }
   const floor = layer.quantisation && layer.quantisation.noise_floor;
@@ -164,21 +165,21 @@ function drawScree(width, values, state, { tail, bulk }) {
     const band = [Math.min(chart.bottom, chart.y(Math.max(bulk.minus, chart.y.domain[0]))), Math.max(chart.top, chart.y(bulk.plus))];
     chart.marks.prepend(s("rect", { class: "band", x: chart.left, width: chart.right - chart.left, y: band[1], height: Math.max(0, band[0] - band[1]), fill: BULK, tip: "between the edges of the random bulk" }));
   }
-  line(chart, Array.from(positive, (v, i) => [i + 1, v]), { stroke: "var(--ink)" });
+  line(chart, Array.from(positive, (v, i) => [i + 1, v]), { stroke: "var(--ink)", tip: "eigenvalues" });
   if (tail) {
     const points = Array.from(positive.slice(0, tail.size), (v, i) => [i + 1, v]);
-    line(chart, points, { stroke: TAIL });
+    line(chart, points, { stroke: TAIL, tip: "power-law tail" });
   }
   return chart.svg;
 }
 
 function numbers(layer, context) {
   const rows = METRICS.filter((m) => isNumber(layer[m.key])).map((m) => ({ ...m, value: layer[m.key], trust: trust(m, layer, context.verdicts) }));
-  const level = { yes: "held up", no: "do not rely", low: "with care", known: "" };
   return h("div", { class: "numbers" },
     dataTable({ title: `Numbers of ${layer.name}`, rows, columns: [
       { label: "number", left: true, value: (r) => r.key, show: (r) => [h("b", {}, r.name), h("small", { class: "meaning" }, r.meaning)] },
       { label: "value", value: (r) => r.value },
-      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}`, tip: r.trust.more ? `(${r.trust.more}` : null }, level[r.trust.level] ? h("b", { class: "chip" }, r.trust.audit ? `audit: ${level[r.trust.level]}` : level[r.trust.level]) : null, " ", r.trust.text) }] }),
-    context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and its audit's verdict on each metric appears here."));
+      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}`, tip: r.trust.more || null }, r.trust.chip ? h("b", { class: "chip" }, r.trust.chip) : null, " ", r.trust.text) }] }),
+    rows.some((r) => r.trust.audit && !r.trust.own) ? h("p", { class: "caption" }, "What an audit found on other networks carries over to this one by analogy only; study this network to know.") : null,
+    context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and what its audit found for each metric appears here."));
 }

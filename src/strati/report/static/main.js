@@ -2,6 +2,8 @@
 
 import { h, replace, section, tooltips } from "./dom.js";
 import { basename, count, plural } from "./format.js";
+import { follow } from "./link.js";
+import { verdictsFor } from "./meanings.js";
 import { unpack } from "./unpack.js";
 import { phaseBar, strata } from "./strata.js";
 import { compareSection, labels } from "./compare.js";
@@ -24,11 +26,11 @@ const DRAW = {
 const ORDER = ["check", "scan", "compare", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "llc-parts", "scales", "basis", "sparsify", "reassemble", "reassemble-make", "inspect", "reproduce", "estimate", "demo"];
 const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
 
-function scanSection(scan, id, verdicts) {
+function scanSection(scan, id, audits) {
   const network = scan.network || {};
   const layers = scan.layers || [];
   const body = section(id, basename(network.path), `${count(network.parameters)} parameters in ${plural(network.tensors || 0, "tensor")}${network.format ? `, ${network.format}` : ""}; ${plural(layers.length, "layer")} analysed, top to bottom as the data flows.`,
-    phaseBar(layers), strata(scan, { id, verdicts }), skipped(scan.skipped));
+    phaseBar(layers), strata(scan, { id, verdicts: verdictsFor(audits, layers) }), skipped(scan.skipped));
   body.dataset.title = "Strata";
   return body;
 }
@@ -60,7 +62,7 @@ function rolesOf(results) {
 }
 
 function layout(results) {
-  const verdicts = new Map(results.filter((r) => verbOf(r) === "audit").flatMap((r) => (r.verdicts || []).filter((v) => !v.intervention).map((v) => [v.metric, v])));
+  const audits = results.filter((r) => verbOf(r) === "audit");
   const sections = [];
   for (const verb of ORDER) {
     if (verb === "roles") {
@@ -70,7 +72,7 @@ function layout(results) {
     }
     results.filter((r) => verbOf(r) === verb).forEach((result, i) => {
       const id = i ? `${verb}-${i + 1}` : verb;
-      sections.push(attempt(verb, id, () => flagged(verb === "scan" ? scanSection(result, id, verdicts) : DRAW[verb](result, id), result)));
+      sections.push(attempt(verb, id, () => flagged(verb === "scan" ? scanSection(result, id, audits) : DRAW[verb](result, id), result)));
     });
   }
   return sections;
@@ -112,6 +114,7 @@ async function start() {
     const first = sections.length ? sections : [h("p", { class: "empty" }, "No result was given.")];
     replace(main, first);
     navigation(sections);
+    follow(sections);
     const scan = data.results.find((r) => verbOf(r) === "scan");
     if (scan) document.title = `${basename((scan.network || {}).path)} · strati report`;
     replace(document.getElementById("foot"), h("p", {}, `Made by strati ${data.strati} from ${plural(data.results.length, "result")}. This file is self-contained and makes no network requests.`));

@@ -1,4 +1,4 @@
-// Pictures as SVG or PNG, tables as CSV, made from what is on the page.
+// Pictures as SVG, PNG or the numbers in them, tables as CSV, made from what is on the page.
 
 import { h, visible } from "./dom.js";
 
@@ -47,8 +47,23 @@ export async function savePng(svg, name) {
 }
 
 export function saveCsv(columns, rows, name) {
-  const lines = [columns.map((c) => cell(c.label)), ...rows.map((row) => columns.map((c) => cell(c.csv ? c.csv(row) : c.value(row))))];
-  save(new Blob([lines.map((l) => l.join(",")).join("\r\n"), "\r\n"], { type: "text/csv" }), `${fileName(name)}.csv`);
+  save(new Blob([tableText(columns, rows)], { type: "text/csv" }), `${fileName(name)}.csv`);
+}
+
+export function tableText(columns, rows) {
+  return csv([columns.map((c) => c.label), ...rows.map((row) => columns.map((c) => (c.csv ? c.csv(row) : c.value(row))))]);
+}
+
+function csv(lines) {
+  return `${lines.map((l) => l.map(cell).join(",")).join("\r\n")}\r\n`;
+}
+
+// The numbers of a picture: what its marks recorded while it was drawn (series, x, y), else what their notes say.
+export function pictureText(svg) {
+  const held = svg.held;
+  if (held && held.rows.length) return csv([["series", held.x, held.y], ...held.rows]);
+  const told = [...svg.querySelectorAll("[data-tip]")].map((n) => n.dataset.tip.split("\n"));
+  return csv([["mark", "value"], ...told.map((t) => [t[0], t.slice(1).join("; ")])]);
 }
 
 // Text that a spreadsheet would take for a formula is quoted with an apostrophe: names come from strangers.

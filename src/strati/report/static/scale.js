@@ -102,6 +102,8 @@ export function sorted(values) {
 const CIVIDIS = ["#00224e", "#083370", "#35456c", "#4f576c", "#666970", "#7d7c78", "#948e77", "#aea371", "#c8b866", "#e5cf52", "#fee838"];
 const VIRIDIS = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26", "#fde725"];
 
+const PURPLE_ORANGE = ["#2d004b", "#542788", "#8073ac", "#b2abd2", "#e6e1ee", "#f2efe9", "#fbe3c3", "#fdb863", "#e08214", "#b35806", "#7f3b08"];
+
 function ramp(stops, t) {
   const at = Math.min(1, Math.max(0, t)) * (stops.length - 1);
   const i = Math.min(stops.length - 2, Math.floor(at));
@@ -115,6 +117,7 @@ function ramp(stops, t) {
 
 export const cividis = (t) => ramp(CIVIDIS, t);
 export const viridis = (t) => ramp(VIRIDIS, t);
+export const purpleOrange = (t) => ramp(PURPLE_ORANGE, t);
 
 // The i-th of n things that have an order; neither end fades into a light or a dark page.
 export function ordered(i, n) {
@@ -129,6 +132,14 @@ export function colourScale(values, map = cividis) {
   const high = quantile(clean, 0.98);
   const scale = (v) => (typeof v === "number" && Number.isFinite(v) ? map(high > low ? (v - low) / (high - low) : 0.5) : null);
   return Object.assign(scale, { low, high, map });
+}
+
+// Differences: purple below zero, orange above, pale at zero; both ends equally far.
+export function differenceScale(values) {
+  const clean = sorted(values);
+  const most = clean.length ? Math.max(Math.abs(quantile(clean, 0.02)), Math.abs(quantile(clean, 0.98))) : 0;
+  const scale = (v) => (typeof v === "number" && Number.isFinite(v) ? purpleOrange(most > 0 ? 0.5 + v / (2 * most) : 0.5) : null);
+  return Object.assign(scale, clean.length ? { low: -most, high: most, map: purpleOrange } : { low: null, high: null });
 }
 
 export const OKABE = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#b8a80c", "#777777"];

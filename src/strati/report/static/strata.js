@@ -7,7 +7,9 @@ import { METRICS, TEXTURES, metricOf, texture } from "./meanings.js";
 import { PHASES, colourScale, phaseColour } from "./scale.js";
 import { dataTable, order } from "./table.js";
 import { layerView } from "./layer.js";
-import { blockMap, isTransformer } from "./blockmap.js";
+import { blockMap, isTransformer, scanChoices } from "./blockmap.js";
+import { opened, selection } from "./link.js";
+import { multiples } from "./multiples.js";
 
 const THIN = 30;
 const THICK = 78;
@@ -103,7 +105,7 @@ export function strata(scan, context) {
     const node = document.getElementById(`${context.id}-row-${index}`);
     if (node && scroll) list.scrollTop = node.offsetTop - list.clientHeight / 2;
     replace(detail, layerView(layers[index], context));
-    history.replaceState(null, "", `#${context.id}:${encodeURIComponent(layers[index].name)}`); // the address links to this layer
+    opened(context.id, layers[index].name); // the address links to this layer
   }
 
   function move(event) {
@@ -136,21 +138,16 @@ export function strata(scan, context) {
     picker("Phase", [["", "all"], ...unique(layers.map((l) => l.phase)).map((p) => [p, p])], "", (v) => { state.phase = v; render(); }),
     picker("Flags", [["", "all"], ["none", "none"], ["any", "any"], ...codes.map((c) => [c, c])], "", (v) => { state.flag = v; render(); }));
   list.addEventListener("keydown", move);
-  const linked = linkedLayer(layers, context.id);
+  const asked = selection();
+  const linked = asked.section === context.id && asked.layer ? layers.find((l) => l.name === asked.layer) : undefined;
   state.chosen = linked ? linked.index : state.chosen;
   render();
   replace(detail, layerView(layers[state.chosen], context));
   const families = new Set(layers.map((l) => texture(l.role)));
   const textures = h("ul", { class: "legend textures" }, TEXTURES.filter(([k]) => families.has(k)).map(([k, label]) => h("li", {}, h("i", { class: `t-${k}` }), label)));
-  const map = isTransformer(layers) ? blockMap(layers, (index) => choose(index, true)) : null;
+  const map = isTransformer(layers) ? blockMap(layers, { choices: scanChoices(layers), first: state.metric, choose: (layer) => choose(layer.index, true), caption: "Every weight matrix of every block. A click opens the layer below; arrow keys move." }) : null;
   return h("div", { class: "strata" }, map, controls, h("div", { class: "under" }, key, textures, tally),
-    h("div", { class: "survey" }, core, h("div", { class: "list card" }, h("div", { role: "table", "aria-label": "Sort the layers by" }, heads), list), detail), numbersTable(scan, layers));
-}
-
-// The layer that the page's address names after the section ("#scan:encoder.0.weight"), if there is one.
-function linkedLayer(layers, id) {
-  const [section, name] = decodeURIComponent(location.hash.slice(1)).split(/:(.*)/s);
-  return section === id && name ? layers.find((l) => l.name === name) : undefined;
+    h("div", { class: "survey" }, core, h("div", { class: "list card" }, h("div", { role: "table", "aria-label": "Sort the layers by" }, heads), list), detail), multiples(layers, (layer) => choose(layer.index, true)), numbersTable(scan, layers));
 }
 
 function numbersTable(scan, layers) {

@@ -2,7 +2,8 @@
 
 import { h, replace } from "./dom.js";
 import { number } from "./format.js";
-import { saveCsv } from "./save.js";
+import { copy, shortly } from "./link.js";
+import { saveCsv, tableText } from "./save.js";
 
 // columns: {label, value: row => plain value, show: row => node or text, left, tip}; with `cards`, rows become cards on a phone
 export function dataTable({ title, columns, rows, filter, cards, limit = 400 }) {
@@ -42,7 +43,8 @@ export function dataTable({ title, columns, rows, filter, cards, limit = 400 }) 
   const search = filter ? h("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${title}`, on: { input: (e) => { state.words = e.target.value.trim().toLowerCase(); fill(); } } }) : null;
   return h("div", { class: "card table-card" },
     h("div", { class: "figcaption" }, h("h3", {}, title), search,
-      h("span", { class: "tools" }, h("button", { type: "button", "aria-label": `Save “${title}” as CSV`, on: { click: () => saveCsv(columns, chosen(), title) } }, "CSV"))),
+      h("span", { class: "tools" }, h("button", { type: "button", "aria-label": `Save “${title}” as CSV`, on: { click: () => saveCsv(columns, chosen(), title) } }, "CSV"),
+        h("button", { type: "button", "aria-label": `Copy the data of “${title}”`, on: { click: async (e) => shortly(e.target, (await copy(tableText(columns, chosen()))) ? "copied" : "failed") } }, "data"))),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, h("table", { class: cards ? "cards" : null }, h("thead", {}, h("tr", {}, heads)), body)), more);
 }
 

@@ -2,7 +2,8 @@
 
 import { empty, h, picker, player, s, section, slider } from "./dom.js";
 import { abbreviate, isNumber, number, plural } from "./format.js";
-import { figure, frame, legend, line, rowName, verticalRule } from "./chart.js";
+import { figure, frame, hold, legend, line, rowName, verticalRule } from "./chart.js";
+import { trackMap } from "./differences.js";
 import { OKABE, cividis, extent, ordered, padded } from "./scale.js";
 import { dataTable } from "./table.js";
 
@@ -53,15 +54,24 @@ function timeline(result, steps, rows, changes, kinds) {
   const control = slider("Step", { min: 0, max: Math.max(0, steps.length - 1), step: 1, value: state.at, show: (i) => number(steps[i]) }, (i) => { steady.stop(); steady.at(i); go(i); });
   control.querySelector("input").setAttribute("data-step", "1");
 
+  const map = trackMap(result, () => state.at, (layer) => {
+    if (!ghost || !spectra.some((l) => l.layer === layer.name)) return;
+    state.layer = layer.name;
+    ghost.querySelector("select").value = layer.name;
+    ghost.redraw();
+    ghost.scrollIntoView({ block: "nearest" });
+  });
+
   function go(i) {
     state.at = i;
     strip.redraw();
+    if (map) map.refresh();
     if (ghost) ghost.redraw();
     const near = changes.filter((c) => c.low <= steps[i] && steps[i] <= c.high);
     now.textContent = `step ${number(steps[i])}: ${near.length ? `within the interval of ${plural(near.length, "change")}` : "no change here"}`;
   }
   go(state.at);
-  return h("div", { class: "timeline" }, h("div", { class: "controls time" }, steady.button, control), now, h("div", { class: "grid2" }, parts));
+  return h("div", { class: "timeline" }, h("div", { class: "controls time" }, steady.button, control), now, map, h("div", { class: "grid2" }, parts));
 }
 
 // Places on the axis: checkpoints side by side, so that early ones are not crowded.
@@ -79,7 +89,7 @@ function drawStrip(width, rows, steps, changes, state) {
   const last = Math.max(1, steps.length - 1);
   const ticks = [...new Set([0, Math.floor(last / 3), Math.floor((2 * last) / 3), last])];
   const chart = frame({ width, height: rows.length * step + 60, margin: { left, top: 8 }, label: `${state.what} of every layer over the steps, with its changes`, x: { domain: [-0.5, last + 0.5], ticks, text: (t) => number(steps[t] ?? 0), label: "step" }, y: { domain: [rows.length - 0.5, -0.5], none: true } });
-  chart.marks.append(heat(chart, rows, steps.length, step));
+  chart.marks.append(heat(chart, rows, steps, step));
   const places = new Map(rows.map((r, i) => [r.layer, i]));
   rows.forEach((r, i) => rowName(chart, i, r.layer ?? "network", step));
   changes.forEach((c) => {
@@ -94,7 +104,8 @@ function drawStrip(width, rows, steps, changes, state) {
 }
 
 // All cells as one bitmap: 100 layers of 500 checkpoints would be 50,000 elements.
-function heat(chart, rows, count, step) {
+function heat(chart, rows, steps, step) {
+  const count = steps.length;
   const canvas = h("canvas", { width: Math.max(1, count), height: Math.max(1, rows.length) });
   const pen = canvas.getContext("2d");
   rows.forEach((row, i) => {
@@ -102,6 +113,7 @@ function heat(chart, rows, count, step) {
     if (!range) return;
     (row.values || []).forEach((v, k) => {
       if (!isNumber(v)) return;
+      hold(chart, row.layer ?? "network", [[steps[k], v]]);
       pen.fillStyle = cividis(range[1] > range[0] ? (v - range[0]) / (range[1] - range[0]) : 0.5);
       pen.fillRect(k, i, 1, 1);
     });

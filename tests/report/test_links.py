@@ -1,0 +1,214 @@
+"""Every picture can be saved, copied as data and linked; numbers say how far to trust them, and who says so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strati
+
+pytestmark = pytest.mark.browser
+BLOCKS = 4
+PARTS = {
+    **{f"self_attn.{k}_proj": (32, 32) for k in ("q", "k", "v", "o")},
+    "mlp.up_proj": (64, 32),
+    "mlp.down_proj": (32, 64),
+}
+
+
+def transformer(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        f"model.layers.{block}.{name}.weight": rng.standard_normal(shape).astype(np.float32)
+        for block in range(BLOCKS)
+        for name, shape in PARTS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    first, last = transformer(0), transformer(1)
+    middle = {k: ((first[k] + last[k]) / 2).astype(np.float32) for k in first}
+    return [
+        strati.scan(last, eigenvalues=True).to_dict(),
+        strati.compare(first, last, eigenvalues=True).to_dict(),
+        strati.track([first, middle, last], steps=[0, 10, 20]).to_dict(),
+    ]
+
+
+# What the page hands to the clipboard, without one.
+CLIPBOARD = """() => {
+  window.copied = [];
+  Object.defineProperty(navigator, "clipboard", { value: { writeText: async (t) => { window.copied.push(t); } } });
+}"""
+
+
+def copied(page: Any, button: Any) -> str:
+    button.click()
+    page.wait_for_function("window.copied.length > 0")
+    text: str = page.evaluate("window.copied.pop()")
+    return text
+
+
+def test_copied_numbers_are_the_results(opened: Callable[..., Any], results: list[dict[str, Any]]) -> None:
+    page = opened([results[0]]).page
+    page.evaluate(CLIPBOARD)
+    figure = page.locator("#scan .blockmap figure").nth(1)
+    rows = list(csv.DictReader(io.StringIO(copied(page, figure.get_by_role("button", name="Copy the data")))))
+    shown = {(row["series"], int(row["block"])): float(row["tail exponent"]) for row in rows}
+    for layer in results[0]["layers"]:
+        assert shown[layer["role"], layer["block"]] == pytest.approx(layer["alpha"], rel=1e-6)
+    of_block = [layer["alpha"] for layer in results[0]["layers"] if layer["block"] == 2]
+    assert shown["median over roles", 2] == pytest.approx(np.median(of_block), rel=1e-6)
+    assert shown["upper quartile over roles", 2] == pytest.approx(np.quantile(of_block, 0.75), rel=1e-6)
+
+
+def test_an_address_brings_the_choices_back(
+    opened: Callable[..., Any], results: list[dict[str, Any]]
+) -> None:
+    page = opened([results[0]]).page
+    page.locator('#scan .map [data-role="mlp.in"][data-block="2"]').click()
+    page.locator("#scan .blockmap select").select_option("stable_rank")
+    page.locator("#scan .multiples select").select_option("mlp.out")
+    page.locator("#scan .multiples .choice button").nth(1).click()
+    page.locator("#scan .detail .choice button").nth(1).click()
+    assert "#scan:model.layers.2.mlp.up_proj.weight&" in page.url
+    again = page.context.new_page()
+    again.goto(page.url)
+    again.wait_for_selector("html[data-ready='1']")
+    assert "model.layers.2.mlp.up_proj.weight" in again.locator("#scan .detail").inner_text()
+    assert again.locator("#scan .blockmap select").input_value() == "stable_rank"
+    assert again.locator("#scan .multiples select").input_value() == "mlp.out"
+    pressed = "[aria-pressed=true]"
+    assert again.locator(f"#scan .multiples {pressed}").inner_text() == "ridgelines over depth"
+    assert again.locator(f"#scan .detail .choice {pressed}").first.inner_text() == "x log"
+    assert again.url == page.url
+
+
+@pytest.mark.parametrize(
+    "fragment", ["#scan:%E0%A4%A", "#scan&picture=nothing", "#nowhere:x&a=b", "#scan&role=zzz&x"]
+)
+def test_odd_addresses_do_no_harm(
+    opened: Callable[..., Any], results: list[dict[str, Any]], fragment: str
+) -> None:
+    page = opened([results[0]]).page
+    again = page.context.new_page()
+    problems: list[str] = []
+    again.on("pageerror", lambda error: problems.append(str(error)))
+    again.goto(page.url.split("#")[0] + fragment)
+    again.wait_for_selector("html[data-ready='1']")
+    assert problems == []
+
+
+def test_comparisons_and_runs_have_the_same_map(
+    opened: Callable[..., Any], results: list[dict[str, Any]]
+) -> None:
+    page = opened(results[1:]).page
+    for section in ("compare", "track"):
+        assert page.locator(f"#{section} .map .cell").count() == len(PARTS) * BLOCKS, section
+    page.locator("#compare .blockmap select").first.select_option("stable_rank")
+    cell = page.locator('#compare .map [data-role="attention.q"][data-block="1"]')
+    layer = next(
+        entry for entry in results[1]["layers"] if entry["name"] == "model.layers.1.self_attn.q_proj.weight"
+    )
+    before, after = layer["metrics"]["stable_rank"]
+    told = cell.get_attribute("aria-label").replace("−", "-")
+    assert float(told.rpartition(" ")[2]) == pytest.approx(after - before, rel=1e-2)
+    cell.click()
+    assert layer["name"] in page.locator("#compare .opened").inner_text()
+    assert page.locator("#compare figure", has_text="Spectra overlaid").locator(
+        "select"
+    ).input_value() == str(results[1]["layers"].index(layer))
+    page.locator('#track .map [data-role="mlp.out"][data-block="3"]').click()
+    spectrum = page.locator("#track [data-picture=spectrum-at-this-step] select")
+    assert spectrum.input_value() == "model.layers.3.mlp.down_proj.weight"
+
+
+def test_small_multiples_share_their_axes_and_open_layers(
+    opened: Callable[..., Any], results: list[dict[str, Any]]
+) -> None:
+    page = opened([results[0]]).page
+    page.locator("#scan .multiples select").select_option("attention.v")
+    panels = page.locator("#scan .multiples .panel")
+    assert panels.count() == BLOCKS
+    page.locator("#scan .multiples .choice button").nth(1).click()
+    assert page.locator("#scan .multiples .ridge").count() == BLOCKS
+    panels.nth(3).focus()
+    page.keyboard.press("Enter")
+    assert "model.layers.3.self_attn.v_proj.weight" in page.locator("#scan .detail").inner_text()
+
+
+def test_experts_share_a_cell_with_their_median(
+    opened: Callable[..., Any], results: list[dict[str, Any]]
+) -> None:
+    scan = json.loads(json.dumps(results[0]))
+    extra = [dict(layer, name=f"{layer['name']}.1", alpha=layer["alpha"] + 4) for layer in scan["layers"]]
+    scan["layers"] += extra
+    page = opened([scan]).page
+    cells = page.locator("#scan .map .cell")
+    assert cells.count() == len(PARTS) * BLOCKS
+    told = cells.first.get_attribute("aria-label")
+    assert "and 1 more" in told
+    assert float(told.rpartition(" ")[2]) == pytest.approx(scan["layers"][0]["alpha"] + 2, rel=1e-2)
+
+
+def verdict(metric: str, recommendation: str) -> dict[str, Any]:
+    flags = ("invariant", "separates_robust_from_critical", "predicts_performance")
+    return {
+        "metric": metric,
+        **dict.fromkeys(flags, False),
+        "tells_reinitialised_from_rerandomised": None,
+        "recommendation": recommendation,
+        "text": f"{metric}: said (rho 0.1)",
+        "intervention": None,
+        "n": 12,
+    }
+
+
+def audit(norm: float) -> dict[str, Any]:
+    said = {
+        "stable_rank": "do-not-use",
+        "frobenius_norm": "unknown",
+        "alpha": "unknown",
+        "mp_sigma": "do-not-use",
+    }
+    point = {"network": "a", "layer": "fc", "intervention": "intact", "metrics": {"frobenius_norm": norm}}
+    return {
+        "schema": "strati.audit/1",
+        "strati": "0.2.0",
+        "study": {"name": "made"},
+        "metrics": [],
+        "failed": 0,
+        "layers": [],
+        "verdicts": [verdict(m, r) for m, r in said.items()],
+        "points": [{**point, "performance": 1.0, "draw": 0, "type": "linear", "setting": None}],
+    }
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_trust_says_what_an_audit_can_say(opened: Callable[..., Any], own: bool) -> None:
+    rng = np.random.default_rng(0)
+    heavy = (rng.standard_normal((80, 40)) * rng.pareto(1.5, (80, 40))).astype(np.float32)
+    scan = strati.scan({"fc.weight": heavy}).to_dict()
+    assert "noise-like" not in [w["code"] for w in scan["layers"][0]["warnings"]]
+    norm = scan["layers"][0]["frobenius_norm"] * (1 if own else 1.5)
+    page = opened([scan, audit(norm)]).page
+    told = {
+        row.locator("th b").inner_text(): row.locator(".trust").inner_text()
+        for row in page.locator("#scan .numbers tbody tr").all()
+    }
+    assert told["stable rank"].startswith("exact") and "does not predict performance" in told["stable rank"]
+    assert "do not rely" not in told["stable rank"] + told["Frobenius norm"]
+    assert told["tail exponent"].startswith("unknown") and "(12)" in told["tail exponent"]
+    assert "unknown" in told["Frobenius norm"] and told["Frobenius norm"].startswith("exact")
+    if "bulk σ" in told:
+        assert told["bulk σ"].startswith("do not rely")
+    where = "Audited on this network" if own else "Audited on another network"
+    assert where in told["tail exponent"] and "made" in told["tail exponent"]
+    assert told["parameters"].startswith("exact")
