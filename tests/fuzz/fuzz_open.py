@@ -1,7 +1,8 @@
 """Fuzz the parsers: any bytes may be refused by one line, none may do anything else.
 
 Run by ``make fuzz`` (needs atheris): ``python tests/fuzz/fuzz_open.py -max_total_time=120``.
-The first byte chooses the ending, the rest is the file.
+The first byte chooses the ending, the rest is the file; or it chooses a table that says what a folder is (an adapter's
+settings, an index, a pipeline's parts, quantisation), the rest is that table, and valid weights lie beside it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-ENDINGS = (".safetensors", ".npz", ".pt", ".onnx", ".gguf", ".h5", ".bin", "")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
+
+import makers
+
+ENDINGS = (".safetensors", ".npz", ".pt", ".onnx", ".gguf", ".h5", ".bin", "", ".msgpack", ".keras")
+KINDS = (*ENDINGS, *makers.FOLDERS)
+
+
+def chosen(name: str) -> bytes:
+    """The first byte of an input that stands for the file ``name``."""
+    return bytes([KINDS.index(name if name in makers.FOLDERS else Path(name).suffix)])
 
 
 def one_input(data: bytes) -> str:
@@ -18,8 +29,12 @@ def one_input(data: bytes) -> str:
     import strati
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"model{ENDINGS[data[0] % len(ENDINGS) if data else 0]}"
+        kind = KINDS[data[0] % len(KINDS) if data else 0]
+        path = Path(folder) / (kind if kind in makers.FOLDERS else f"model{kind}")
         path.write_bytes(data[1:])
+        if kind in makers.FOLDERS:
+            makers.folder_around(kind, Path(folder))
+            path = Path(folder)
         try:
             network = strati.open(path)
             for layer in network.layers():
@@ -33,11 +48,10 @@ def one_input(data: bytes) -> str:
 
 def corpus(folder: Path) -> None:
     """Write one valid file of every format, the seeds that the fuzzer changes."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
-    import makers
-
-    for name, data in makers.seeds(folder).items():
-        (folder / name).write_bytes(bytes([ENDINGS.index(Path(name).suffix)]) + data)
+    with tempfile.TemporaryDirectory() as scratch:
+        seeds = makers.seeds(Path(scratch))
+    for name, data in seeds.items():
+        (folder / name).write_bytes(chosen(name) + data)
 
 
 def main() -> None:
@@ -45,16 +59,20 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=["strati"]):
+        import strati.network.adapters.recognise
+        import strati.network.formats.directory
         import strati.network.formats.gguf
+        import strati.network.formats.msgpack
         import strati.network.formats.npz
         import strati.network.formats.onnx
         import strati.network.formats.safetensors
         import strati.network.formats.torch
-        import strati.network.open  # noqa: F401
+        import strati.network.open
+        import strati.network.quantised.recognise  # noqa: F401
 
     def target(data: bytes) -> None:
-        # HDF5 is opened in a process of its own: too slow here, and not our code.
-        if not data[1:].startswith(b"\x89HDF"):
+        # HDF5 (in a .keras archive too) is opened in a process of its own: too slow here, and not our code.
+        if not data[1:].startswith(b"\x89HDF") and b"model.weights.h5" not in data:
             one_input(data)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import io
 import json
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,75 @@ def quantised_bytes() -> bytes:
     return struct.pack("<Q", len(header)) + header + data
 
 
+def schemes_bytes() -> bytes:
+    """A safetensors file with a layer of each further scheme: nf4, int8, compressed-tensors, MXFP4 experts."""
+    from safetensors.numpy import save
+
+    rng = np.random.default_rng(0)
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": [8, 16]}
+    table = {
+        "a.weight": rng.integers(0, 256, (64, 1), np.uint8),
+        "a.weight.absmax": rng.random(2, np.float32),
+        "a.weight.quant_map": np.linspace(-1, 1, 16, dtype=np.float32),
+        "a.weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+        "b.weight": rng.integers(-128, 128, (6, 8), np.int8),
+        "b.SCB": rng.random(6, np.float32),
+        "c.weight_packed": rng.integers(-(2**31), 2**31, (4, 2), np.int32),
+        "c.weight_scale": rng.random((4, 2), np.float32),
+        "c.weight_shape": np.array([4, 16]),
+        "mlp.experts.down_proj_blocks": rng.integers(0, 256, (2, 4, 1, 16), np.uint8),
+        "mlp.experts.down_proj_scales": rng.integers(120, 130, (2, 4, 1), np.uint8),
+    }
+    return save(table)
+
+
+def adapter_bytes() -> bytes:
+    """The factors of a LoRA of two layers."""
+    rng = np.random.default_rng(0)
+    return safetensors_bytes(
+        {
+            f"base_model.model.layers.{i}.{name}_proj.lora_{part}.weight": rng.standard_normal(
+                shape, np.float32
+            )
+            for i, name in enumerate("qv")
+            for part, shape in (("A", (2, 6)), ("B", (4, 2)))
+        }
+    )
+
+
+FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Callable[[], bytes]]]] = {
+    "adapter_config.json": (
+        {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alpha_pattern": {".*q_proj": 8}, "use_rslora": False},
+        {"adapter_model.safetensors": adapter_bytes},
+    ),
+    "model.safetensors.index.json": (
+        {"weight_map": dict.fromkeys(arrays(), "model-00001-of-00001.safetensors")},
+        {"model-00001-of-00001.safetensors": safetensors_bytes},
+    ),
+    "model_index.json": (
+        {"_class_name": "P", "unet": ["diffusers", "U"], "vae": ["diffusers", "V"]},
+        {"unet/model.safetensors": safetensors_bytes, "vae/model.safetensors": safetensors_bytes},
+    ),
+    "config.json": (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True}},
+        {"model.safetensors": quantised_bytes},
+    ),
+}
+"""Tables that say what a folder is: a valid one, and the files that belong beside it."""
+
+
+@cache
+def _beside(table: str) -> dict[str, bytes]:
+    return {name: make() for name, make in FOLDERS[table][1].items()}
+
+
+def folder_around(table: str, folder: Path) -> None:
+    """Write the files that belong beside a table."""
+    for name, data in _beside(table).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
 def seeds(folder: Path) -> dict[str, bytes]:
     """One valid file of every kind."""
     makers: dict[str, Callable[[], bytes]] = {
@@ -161,6 +231,9 @@ def seeds(folder: Path) -> dict[str, bytes]:
         "a.gguf": lambda: gguf_bytes(folder),
         "a.h5": keras_bytes,
         "a.msgpack": lambda: (ORACLE / "flax.msgpack").read_bytes(),
+        "a.keras": lambda: (ORACLE / "lambda.keras").read_bytes(),
         "gptq.safetensors": quantised_bytes,
+        "schemes.safetensors": schemes_bytes,
     }
-    return {name: make() for name, make in makers.items()}
+    files = {name: make() for name, make in makers.items()}
+    return files | {name: json.dumps(table).encode() for name, (table, _) in FOLDERS.items()}

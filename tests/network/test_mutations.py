@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import makers
 import pytest
-from fuzz_open import ENDINGS, one_input
+from fuzz_open import chosen, corpus, one_input
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FORMATS = ["a.safetensors", "a.npz", "packed.npz", "zip.pt", "stream.pt", "a.onnx", "a.gguf"]
+FORMATS = ["a.safetensors", "a.npz", "packed.npz", "zip.pt", "stream.pt", "a.onnx", "a.gguf", "a.msgpack"]
+FORMATS += ["gptq.safetensors", "schemes.safetensors"]
+TABLES = ["adapter_config.json", "model.safetensors.index.json", "model_index.json", "config.json"]
 VALUES = (b"\xff" * 8, bytes(8), b"\xff\xff\xff\x7f\0\0\0\0", b"\0\0\0\0\0\0\0\x80", b"{[]}", b"\x80\x02c")
 
 
@@ -56,13 +59,11 @@ def edited(data: bytes, changes) -> bytes:
     return bytes(raw)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", FORMATS + TABLES)
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=edits())
 def test_damaged_files(seeds, name, changes):
-    ending = bytes([ENDINGS.index(Path(name).suffix)])
-    said = one_input(ending + edited(seeds[name], changes))
-    assert said
+    assert one_input(chosen(name) + edited(seeds[name], changes))
 
 
 @settings(max_examples=200, deadline=None)
@@ -74,8 +75,9 @@ def test_any_bytes(data):
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_truncation(seeds, name):
     """A file cut anywhere is refused, or (where only padding is lost) still the same network."""
-    ending = bytes([ENDINGS.index(Path(name).suffix)])
+    ending = chosen(name)
     whole = one_input(ending + seeds[name])
+    assert "layers" in whole and not whole.startswith("0 layers")
     step = max(1, len(seeds[name]) // 60)
     for length in range(0, len(seeds[name]), step):
         said = one_input(ending + seeds[name][:length])
@@ -89,7 +91,37 @@ def test_damaged_hdf5(seeds):
         raw = bytearray(seeds["a.h5"])
         for _ in range(3):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
-        assert one_input(bytes([ENDINGS.index(".h5")]) + raw)
+        assert one_input(chosen("a.h5") + raw)
+
+
+def test_damaged_keras_archives(seeds):
+    rng = random.Random(2)
+    for _ in range(8):
+        raw = bytearray(seeds["a.keras"])
+        for _ in range(2):
+            raw[rng.randrange(len(raw))] = rng.randrange(256)
+        assert one_input(chosen("a.keras") + raw)
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, -1, 10**40, 1e400, "x" * 100_000, [], [[]], {}, {"a": {"b": []}}]
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_with_values_of_any_type(name, value):
+    """Each value of a table in turn is something else."""
+    valid = makers.FOLDERS[name][0]
+    inner = valid.get("quantization_config", valid)
+    for key in inner:
+        changed = {**inner, key: value}
+        whole = {**valid, "quantization_config": changed} if inner is not valid else changed
+        assert one_input(chosen(name) + json.dumps(whole).encode())
+
+
+def test_the_fuzzer_has_a_seed_of_every_kind(tmp_path):
+    corpus(tmp_path)
+    for file in tmp_path.iterdir():
+        if file.suffix not in (".h5", ".keras"):
+            assert one_input(file.read_bytes())[0].isdigit(), file.name
 
 
 BOMBS = {

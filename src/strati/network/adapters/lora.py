@@ -59,9 +59,10 @@ class AdapterUpdate:
     def product(self) -> NDArray[np.float32]:
         """``s B A``, rows x cols."""
         left, right = self.factors()
-        whole: NDArray[np.float32] = np.float32(1.0 if self.scale is None else self.scale) * (
-            left.astype(np.float32) @ right.astype(np.float32)
-        )
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said of the layer
+            whole: NDArray[np.float32] = np.float32(1.0 if self.scale is None else self.scale) * (
+                left.astype(np.float32) @ right.astype(np.float32)
+            )
         return whole
 
     def core(self) -> FloatArray:

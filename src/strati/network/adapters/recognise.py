@@ -109,7 +109,7 @@ def _scale(module: str, rank: int, options: Mapping[str, Any]) -> float | None:
     if not read:
         return None
     alpha = options.get("lora_alpha") if alpha is None else alpha
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not -1e300 < alpha < 1e300:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not -1e30 < alpha < 1e30:
         return None
     return alpha / math.sqrt(rank) if options.get("use_rslora") else alpha / rank
 
