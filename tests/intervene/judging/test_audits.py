@@ -82,6 +82,18 @@ def test_a_perfect_metric_and_noise() -> None:
     assert all("\n" not in v.text for v in found.values())
 
 
+def test_a_metric_to_use_says_where_it_failed() -> None:
+    """True everywhere but in one layer, where it is turned round, and where one intervention is done."""
+    points = rows()
+    layers = sorted({row["layer"] for row in points})
+    for row in points:
+        row["mostly"] = row["performance"] * (-1.0 if row["layer"] == layers[-1] else 1.0)
+    oracle, mostly = (verdicts(made(points))[name] for name in ("oracle", "mostly"))
+    assert oracle.recommendation == "use" and oracle.failed_in == () and "fails in" not in oracle.text
+    assert mostly.recommendation in ("use", "use-with-care")
+    assert mostly.failed_in[0] == layers[-1] and f"fails in {layers[-1]} (-1.00)" in mostly.text
+
+
 def test_numbers_are_those_of_scipy() -> None:
     study = made(rows())
     table = study.frame()

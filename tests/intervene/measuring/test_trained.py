@@ -134,6 +134,17 @@ def test_studies_plans_and_changes_in_memory_take_such_patterns() -> None:
         assert int(torch.linalg.matrix_rank(model.get_submodule(name).weight)) == 1
 
 
+def test_a_tied_weight_is_changed_by_any_of_its_names_and_nested_changes_come_back() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 5, bias=False), nn.ReLU(), nn.Linear(5, 5, bias=False))
+    net[2].weight = net[0].weight
+    before = net[0].weight.detach().clone()
+    with strati.truncated(net, {"2": 1}), pytest.raises(RuntimeError), strati.scaled(net, {"0": 3.0}):
+        assert int(torch.linalg.matrix_rank(net[0].weight)) == 1 and net[0].weight is net[2].weight
+        raise RuntimeError
+    assert torch.equal(net[2].weight, before) and net[0].weight is net[2].weight
+
+
 def test_settings_take_the_numbers_of_numpy() -> None:
     assert strati.truncate(rank=np.arange(1, 3)).settings == strati.truncate(rank=[1, 2]).settings
     assert strati.quantise(bits=np.int64(4)).settings == strati.quantise(bits=4).settings

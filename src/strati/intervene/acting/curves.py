@@ -138,8 +138,8 @@ def read_curves(
         (r["network"], r["layer"]): r for r in study.rows if r["intervention"] == "intact" and "groups" in r
     }
     names = list(dict.fromkeys(r["layer"] for r in rows))
-    chosen = chosen_names((), layers, whole=names) if action == "drop" else chosen_names(names, layers)
-    names = [name for name in names if name in chosen]
+    meant = chosen_names((), layers, whole=names) if action == "drop" else chosen_names(names, layers)
+    names = [name for name in names if name in meant]
     scale = scale_of(study)
     found = []
     for name in _in_order(names, study.origin.get("layers", {})):

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.errors import BadInputError
-from strati.intervene.judging.evidence import Evidence, correlation_nulls, evidence_of, fisher, half_widths
+from strati.intervene.judging.evidence import (
+    LEAST,
+    Evidence,
+    correlation_nulls,
+    evidence_of,
+    fisher,
+    half_widths,
+)
 from strati.intervene.judging.retained import classify, retained_share
 from strati.intervene.judging.statistics import rank_correlations, rmse_intervals
 from strati.intervene.judging.verdicts import MetricCase, Verdict, typical_changes, verdict_of
@@ -312,11 +319,24 @@ def _verdicts(
         if evidence.n == 0:
             continue
         types = [r for r in rows if r.metric == name and r.layer is not None and r.layer.startswith("type:")]
+        parts = _parts(name, points, [r for r in rows if r.metric == name and r.layer is not None])
         case = MetricCase(
-            evidence, pooled[name], _within_types(types), changes[name], *size, performance, config
+            evidence, pooled[name], _within_types(types), changes[name], *size, performance, config, parts
         )
         made.append(verdict_of(case, intervention))
     return made
+
+
+def _parts(name: str, points: pd.DataFrame, rows: list[MetricRow]) -> list[tuple[str, float]]:
+    """The correlation in every layer, layer type and intervention that has enough points to show one."""
+    found = [(str(r.layer), r.spearman) for r in rows if r.spearman is not None and r.n >= LEAST]
+    kinds = points.groupby("intervention") if points["intervention"].nunique() > 1 else ()
+    for kind, part in kinds:
+        known = part[part[name].notna()]
+        if len(known) >= LEAST:
+            rho = rank_correlations(known[[name]].to_numpy(float), known["performance"].to_numpy(float))[0][0]
+            found += [(str(kind), float(rho))] if np.isfinite(rho) else []
+    return found
 
 
 def _within_types(types: list[MetricRow]) -> float | None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Recommendation = Literal["use", "use-with-care", "distinguish-only", "do-not-use", "unknown"]
 
+_NAMED = 4
+"""Parts of a study that a sentence names."""
+
 WORSENS = ("distance", "relative_distance", "activation_disagreement", "js_divergence")
 """Metrics that measure damage: more of them should go with worse performance."""
 
@@ -51,11 +54,12 @@ class Verdict:
     spearman_within_layers_ci: tuple[float, float] | None
     spearman_within_types: float | None
     unexpected_sign: bool
+    failed_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class MetricCase:
-    """What a verdict is made of."""
+    """What a verdict is made of; ``parts`` are the correlations in each layer, layer type and intervention."""
 
     evidence: Evidence
     pooled: MetricRow
@@ -65,6 +69,7 @@ class MetricCase:
     networks: int
     performance: Mapping[str, Any]
     config: AuditConfig
+    parts: Sequence[tuple[str, float]] = ()
 
 
 def verdict_of(case: MetricCase, intervention: str | None) -> Verdict:
@@ -84,6 +89,7 @@ def verdict_of(case: MetricCase, intervention: str | None) -> Verdict:
         *(advice, intervention, found.n, case.change),
         *(found.robust_auc, found.robust_auc_ci, found.kinds_auc, found.kinds_auc_ci),
         *(found.within, found.within_ci, case.within_types, odd),
+        tuple(name for name, _ in _failures(case)) if advice in ("use", "use-with-care") else (),
     )
 
 
@@ -210,7 +216,19 @@ def _sentence(case: MetricCase, answers: tuple[bool | None, ...], advice: Recomm
         ):
             head += f" ({case.layers} layer(s) and {case.networks} network(s) are too few)"
     facts = _facts(case, invariant)
+    lost = _failures(case) if advice in ("use", "use-with-care") else []
+    if lost:
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        told = ", ".join(f"{name} ({rho:.2f})" for name, rho in lost[:_NAMED])
+        facts.append(f"fails in {told}{more}")
     return f"{head} ({'; '.join(facts)})." if facts else f"{head}."
+
+
+def _failures(case: MetricCase) -> list[tuple[str, float]]:
+    """Where the correlation is not: parts in which it is less than half as strong as asked for, or turned round."""
+    sign = float(np.sign(_effect(case)))
+    found = [(name, rho) for name, rho in case.parts if sign * rho < case.config.strong / 2]
+    return sorted(found, key=lambda pair: sign * pair[1])
 
 
 def _care(case: MetricCase, predicts: bool | None, separates: bool | None, odd: bool) -> str:

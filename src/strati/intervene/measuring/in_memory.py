@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from strati.errors import BadInputError
 from strati.intervene.measuring.changes import LayerEdits, make_change, source_key, tensors_of
-from strati.intervene.measuring.interventions import Target, changed, chosen_names, find_targets, values_of
+from strati.intervene.measuring.interventions import (
+    Target,
+    changed,
+    chosen_names,
+    find_targets,
+    tied_names,
+    values_of,
+)
 from strati.intervene.measuring.interventions import dropped as identity_blocks
 from strati.intervene.planning.settings import KINDS, Point, make, read_setting
 from strati.network.module import as_module
@@ -112,7 +119,9 @@ def intervened(
         BadInputError: An unknown intervention or layer, or a setting out of range.
     """
     model = as_module(model)
-    chosen = choices(find_targets(model), name, settings)
+    tied = tied_names(model)  # a shared weight may be called by any of its names
+    named = {tied.get(key.removesuffix(".weight"), key): value for key, value in settings.items()}
+    chosen = choices(find_targets(model), name, named)
     others = {} if source is None else {f"{name}:source": tensors_of(source)}
     with ExitStack() as stack:
         for target, setting in chosen:

@@ -116,6 +116,26 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
     return tuple(t for t in found if t.name in names)
 
 
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Layers that share another one's weight, and the name of the one that :func:`find_targets` gives.
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        >>> net[1].weight = net[0].weight
+        >>> tied_names(net)
+        {'1': '0'}
+    """
+    first: dict[int, str] = {}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if _kind(module) is not None:
+            own = first.setdefault(id(module.weight), name)
+            if own != name:
+                found[name] = own
+    return found
+
+
 def chosen_names(
     layers: Sequence[str], patterns: str | Sequence[str], *, whole: Sequence[str] = ()
 ) -> frozenset[str]:
