@@ -28,6 +28,7 @@ docs: $(VENV)/test.stamp
 pages: $(VENV)/test.stamp
 	$(BIN)/python tools/api_page.py
 	$(BIN)/python tools/cli_page.py
+	$(BIN)/python tools/schema_page.py
 	$(BIN)/python tools/reproduce_all.py --docs
 
 slow: $(VENV)/test.stamp
@@ -65,7 +66,7 @@ matrix:
 # Which lines the quick tests reach.
 coverage: $(VENV)/test.stamp
 	$(PIP) install $(PINNED) pytest-cov
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' --cov=strati --cov-report=term:skip-covered tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' --cov=strati --cov-report=term-missing:skip-covered tests
 
 # The oldest versions that pyproject.toml allows (torch apart, which is pinned everywhere): the tests that need no browser.
 oldest: .venv-oldest/ready.stamp

@@ -1,0 +1,60 @@
+"""What a release needs is there and of one version."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strati
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def parsed(name: str) -> Any:
+    return pytest.importorskip("yaml").safe_load((ROOT / name).read_text())
+
+
+def test_one_version_everywhere() -> None:
+    citation = parsed("CITATION.cff")
+    assert citation["version"] == strati.__version__
+    versions = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == strati.__version__
+    assert versions == sorted(versions, reverse=True)
+
+
+def test_the_citation_names_the_four_papers() -> None:
+    citation = parsed("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert len(citation["references"]) == 4
+    assert all(paper["title"] and paper["authors"] and paper["type"] for paper in citation["references"])
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE"])
+def test_the_usual_files_are_there(name: str) -> None:
+    assert len((ROOT / name).read_text()) > 200
+
+
+def test_hosted_checks_run_what_the_makefile_has() -> None:
+    jobs = parsed(".github/workflows/ci.yml")["jobs"]
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for job in jobs.values():
+        for step in job["steps"]:
+            for target in re.findall(r"^make (\w+)", step.get("run", "")):
+                assert target in targets
+    assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert parsed(".pre-commit-config.yaml")["repos"][0]["repo"] == "local"
+
+
+def test_the_matrix_tries_every_extra() -> None:
+    from tooling import tool
+
+    matrix = tool("matrix")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {extra for extra, _, _ in matrix.CELLS.values()} == {"", *extras} - {"all", "dev"}
+    assert {versions for _, versions, _ in matrix.CELLS.values()} == {"oldest", "newest", "pinned"}
+    assert matrix.found("no-such-python") is None
