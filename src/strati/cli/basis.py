@@ -31,7 +31,11 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     help="Basis: interaction, local, pca or neuron.",
 )
 @click.option(
-    "--activation", type=click.Choice(_ACTIVATIONS), default="relu", show_default=True, help="Of an MLP."
+    "--activation",
+    type=click.Choice(_ACTIVATIONS),
+    default="relu",
+    show_default=True,
+    help="Nonlinearity of an MLP; files do not hold it.",
 )
 @click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
 @click.option("--modules", "number", type=click.IntRange(1), help="Force exactly N modules.", metavar="N")

@@ -61,7 +61,11 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--data", required=True, type=click.Path(), help="Inputs: .npz (x), .npy or CSV; token ids for LMs."
 )
 @click.option(
-    "--activation", type=click.Choice(_NAMES), default="relu", show_default=True, help="Of an MLP's layers."
+    "--activation",
+    type=click.Choice(_NAMES),
+    default="relu",
+    show_default=True,
+    help="Nonlinearity of an MLP; files do not hold it.",
 )
 @click.option(
     "--epsilon", type=float, metavar="EPS", help="Also count at this scale of the behavioural loss."

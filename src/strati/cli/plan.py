@@ -24,7 +24,7 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     help="parameters=0.8, bits=4.0, rank=16, or loss=+2% (then the smallest network within that loss).",
 )
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Layers that may be changed; default: all.")
-@click.option("--model", metavar="MODEL", help="The network, where the study does not know its place.")
+@click.option("--model", metavar="MODEL", help="The network, if the study does not record where it is.")
 @click.option("--data", metavar="DATA", help="Data to measure combinations on; default: the study's own.")
 @click.option("--combinations", type=click.IntRange(0), help="Random combinations to measure. [default: 8]")
 @click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]")
@@ -35,7 +35,7 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     type=click.Choice(_FORMATS),
     default="csv",
     show_default=True,
-    help="Form of --export.",
+    help="Format of --export.",
 )
 @output_options
 def command(
