@@ -42,7 +42,7 @@ class ActingCase:
 
 
 def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
-    """784-5x512-10 trained for two epochs; plans on 2,000 test images, judged by the other 8,000."""
+    """784-5x512-10 trained for two epochs; plans on 5,000 test images, judged by the other 5,000."""
     spec = read_spec("fcn-mnist-adam")
     spec = replace(spec, seed=seed, network=replace(spec.network, count=1, together=1))
     data = prepare(spec, find_data)
@@ -55,7 +55,7 @@ def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
     order = np.random.default_rng(seed).permutation(len(data.x_test))
     assert data.y_test is not None
     data = replace(data, x_test=data.x_test[order], y_test=data.y_test[order])
-    few = 2000
+    few = 2000 if quick else 5000
     return ActingCase(
         "FCN on MNIST", model.eval(), _part(data, 0, few), _part(data, few, 4000 if quick else 10_000), ("*",), 1000,
         f"plan on {few} images", False,
@@ -73,7 +73,7 @@ def resnet20(folder: Path, quick: bool, seed: int) -> ActingCase:
     data = StudyData("images", 10, x[:0], None, x, y, **scale)
     path = beside("resnet20-cifar10", "resnet20-12fca82f.th")
     model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
-    few, many = (120, 480) if quick else (300, 1200)
+    few, many = (120, 480) if quick else (1200, 3600)
     return ActingCase(
         "ResNet-20", model, _part(data, 0, few), _part(data, few, few + many), ("*",), 100,
         f"plan on {few} images, judged by {many}", True,
@@ -84,7 +84,7 @@ def stories15m(folder: Path, quick: bool, seed: int) -> ActingCase:
     """stories15M on sequences sampled from it at temperature 1."""
     home = zoo.path("stories15m")
     model: Any = as_module(home)
-    few, many, length = (8, 16, 24) if quick else (20, 80, 32)
+    few, many, length = (8, 16, 24) if quick else (60, 120, 32)
     path = folder / f"stories-{few}-{many}-{length}-{seed}.npy"
     if not path.is_file():
         torch.manual_seed(seed)

@@ -1,7 +1,8 @@
 """``strati reproduce dropped-transformer``: every network that can be had here, dropped and put back from its weights.
 
 Each network is solved with a prior measured on the other networks only: pieces, pairs, order and direction without
-data, with 256 tokens where it predicts the next one, and how many of the pieces it calls sure are wrong. Then the
+data, and how many of the pieces it calls sure are wrong; then with 256 tokens, by the loss of the next one where it
+predicts that, and by what the network answered to them (:mod:`~strati.papers.dropped_transformer.told`). Then the
 harder settings, and why it works (:mod:`~strati.papers.dropped_transformer.why`). What was measured is kept in the
 folder, so that an interrupted run goes on.
 """
@@ -17,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strati.papers.dropped_transformer import why
+from strati.papers.dropped_transformer.told import with_data
 from strati.papers.dropped_transformer.training import (
     FOLLOWED,
     STEPS_KEPT,
     TRAINEES,
     initial,
-    sample,
     trained,
 )
 from strati.papers.registry import Reproduction, Row
@@ -47,9 +48,6 @@ _SETTINGS: dict[str, dict[str, bool]] = {
     "all": {"hide_roles": True, "permute": True, "rescale": True},
 }
 """Networks on which the harder settings are measured, and these."""
-
-_VERIFY = 30.0
-"""Seconds for the repair with tokens."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path,
     wrong: list[tuple[str, int]] = []
     sure = sure_wrong = 0
     for name, model in models.items():
-        found = kept.get(name, partial(_measure_one, name, model, {}, known, seed, True))
+        found = kept.get(name, partial(_measure_one, name, model, {}, known, seed, not quick))
         rows.append(Row(name, None, found["ours"], found["note"]))
         wrong += [(role, apart) for role, apart in found["misplaced"]]
         sure, sure_wrong = sure + found["sure"], sure_wrong + found["sure_wrong"]
@@ -155,7 +153,9 @@ def _solved(
     pieces = _pieces(dropped)
     found = solve_transformer(pieces, None, None, ReassembleConfig(seed=seed), prior=prior)
     taken = time.perf_counter() - began
-    right = score(found.blocks, found.vectors, dropped.answer, pieces.arrays)
+    right = score(
+        found.blocks, found.vectors, dropped.answer, pieces.arrays, unfixed=pieces.blueprint.unfixed
+    )
     sure, sure_wrong = _sure(found, dropped.answer)
     ours = f"{right.matrices} of {right.of_matrices} matrices, pairs {right.pairs}, tau {right.tau:.2f}"
     note = (
@@ -163,16 +163,8 @@ def _solved(
         f"{right.of_vectors}; {len(found.uncertain)} pieces uncertain, {sure_wrong} of {sure} others wrong; "
         f"{taken:.1f} s"
     )
-    config = pieces.config
-    if data and config.get("model_type") in ("llama", "gpt2") and int(config.get("vocab_size", 0)) < 100:
-        tokens = sample(FOLLOWED, 4)
-        better = solve_transformer(
-            pieces, tokens, None, ReassembleConfig(seed=seed, seconds=_VERIFY), prior=prior
-        )
-        again = score(better.blocks, better.vectors, dropped.answer, pieces.arrays)
-        note += (
-            f"; with 256 tokens {again.matrices} matrices and {again.vectors} vectors, loss {better.loss:.3f}"
-        )
+    told = with_data(name, dropped, found, seed) if data else []
+    note += "".join(f"; {line}" for line in told)
     return {
         "ours": ours,
         "note": note,

@@ -175,10 +175,19 @@ def _train(trainee: Trainee, made: Path) -> None:
     (made / "training.json").write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
-def sample(trainee: Trainee, rows: int) -> NDArray[np.int64]:
-    """Token ids (rows x context) of the end of the text, which no training batch has seen."""
+def sample(kind: str, tokens: int) -> NDArray[Any]:
+    """Data that no training batch has seen: ids of the end of the text, in rows as in training; images of the test set.
+
+    Args:
+        kind: Of the network, as in :class:`Trainee`.
+        tokens: In all rows together; of images, 49 patches count.
+    """
+    if kind == "vit":
+        x = _digits("test")[0][: max(1, tokens // 49)]
+        return _scaled(x)
     text, _ = _characters()
-    return np.stack([text[-(k + 1) * CONTEXT :][:CONTEXT] for k in range(rows)])
+    wide = _SHORT if kind == "bert" else CONTEXT
+    return text[-tokens:].reshape(-1, wide)
 
 
 @cache
@@ -232,18 +241,27 @@ def _masked(seed: int) -> Batches:
 def _images(seed: int) -> Batches:
     import torch
 
-    from strati.zoo.fetch import path
-
-    data = np.load(path("mnist"))
-    x, y = data["x_train"], data["y_train"]
+    x, y = _digits("train")
     rng = stream(seed, "dropped-transformer", "images")
     while True:
         chosen = rng.integers(0, len(x), _BATCH)
-        pixels = x[chosen].reshape(-1, 1, 28, 28).astype(np.float32)
         yield {
-            "pixel_values": torch.from_numpy(pixels / max(1.0, float(pixels.max()))),
+            "pixel_values": torch.from_numpy(_scaled(x[chosen])),
             "labels": torch.from_numpy(y[chosen].astype(np.int64)),
         }
+
+
+def _digits(part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Images and labels of MNIST, ``train`` or ``test``."""
+    from strati.zoo.fetch import path
+
+    data = np.load(path("mnist"))
+    return data[f"x_{part}"], data[f"y_{part}"]
+
+
+def _scaled(x: NDArray[Any]) -> NDArray[np.float32]:
+    pixels = x.reshape(-1, 1, 28, 28).astype(np.float32)
+    return pixels / np.float32(max(1.0, float(pixels.max())))
 
 
 _SOURCES: dict[str, Callable[[int], Batches]] = {

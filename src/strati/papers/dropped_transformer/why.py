@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CAPTIONS = {
     "likeness-by-distance": "How alike two blocks are, by the blocks between them: after training likeness falls with "
-    "distance, which is what puts blocks in order; before training it is zero at every distance.",
+    "distance, which is what puts blocks in order; before training it is the same at every distance.",
     "readable-over-training": "Matrices put back from the weights alone at checkpoints of one training: the order "
     "becomes readable as the network learns.",
 }

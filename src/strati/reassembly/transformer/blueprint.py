@@ -102,6 +102,17 @@ class Blueprint:
         """The block's slot of a role."""
         return next((s for s in self.block if s.role == role), None)
 
+    @property
+    def unfixed(self) -> frozenset[str]:
+        """Roles of vectors that the network's function does not fix, so that their pieces are interchangeable.
+
+        A key's bias adds the same to all scores of a query, and softmax takes it off; not so where positions rotate
+        keys, or where more than rows and columns of matrices goes into a key (a norm of its own).
+        """
+        known = {"k.bias"} if self.slot("k.bias") is not None and not self.rotary else set[str]()
+        own = any(s.role.startswith(("k_norm", "k.norm")) or ".k_norm" in s.name for s in self.block)
+        return frozenset() if own else frozenset(known)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return asdict(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,18 @@ def score(
     vectors: Sequence[Mapping[str, int]],
     answer: Mapping[str, Any],
     arrays: Mapping[int, NDArray[Any]],
+    *,
+    unfixed: Collection[str] = (),
 ) -> SignalScore:
     """Compare with the answer; byte-identical pieces are interchangeable.
+
+    Args:
+        blocks: Role to piece of every block's matrices.
+        vectors: The same of its biases and norm weights.
+        answer: What the drop wrote.
+        arrays: The pieces.
+        unfixed: Roles whose pieces are interchangeable, as the function does not fix them
+            (:attr:`~strati.reassembly.transformer.blueprint.Blueprint.unfixed`).
 
     Examples:
         >>> arrays = {n: np.full((2, 2), n) for n in range(4)}
@@ -56,7 +66,8 @@ def score(
         (0, 4, -1.0, False)
     """
     same = _kinds(arrays)
-    right = [_right(found, answer[part], same) for found, part in ((blocks, "blocks"), (vectors, "vectors"))]
+    parts = ((blocks, "blocks"), (vectors, "vectors"))
+    right = [_right(found, answer[part], same, unfixed) for found, part in parts]
     place = {same[n]: k for k, block in enumerate(answer["blocks"]) for n in block.values()}
     of_block = [[place.get(same[n], -1) for n in block.values()] for block in blocks]
     pairs = sum(sum(p == row[0] for p in row) for row in of_block)
@@ -66,14 +77,18 @@ def score(
 
 
 def _right(
-    found: Sequence[Mapping[str, int]], truth: Sequence[Mapping[str, int]], same: Mapping[int, int]
+    found: Sequence[Mapping[str, int]],
+    truth: Sequence[Mapping[str, int]],
+    same: Mapping[int, int],
+    unfixed: Collection[str],
 ) -> tuple[int, int]:
-    pairs = [
-        (same[mine[role]], same[theirs[role]])
+    pools = {role: {same[block[role]] for block in truth if role in block} for role in unfixed}
+    right = [
+        same[mine[role]] in pools[role] if role in unfixed else same[mine[role]] == same[theirs[role]]
         for mine, theirs in zip(found, truth, strict=True)
         for role in theirs
     ]
-    return sum(a == b for a, b in pairs), len(pairs)
+    return sum(right), len(right)
 
 
 def _kinds(arrays: Mapping[int, NDArray[Any]]) -> dict[int, int]:

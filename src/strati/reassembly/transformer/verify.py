@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from strati.reassembly.config import ReassembleConfig
     from strati.reassembly.transformer.result import TransformerReassembly
 
+_NOT_CAUSAL = ("bert", "roberta", "distilbert")
+"""Networks of tokens that do not predict the next one."""
+
 _EXPLAINED = 1e-3
 """Share of the error that moves of matrices may leave to be believed where the outputs are not reached."""
 
@@ -85,6 +88,18 @@ def verified(
     )
 
 
+def answers(found: TransformerReassembly, data: Any, config: ReassembleConfig) -> NDArray[np.float64]:
+    """What the network answers with its pieces where ``found`` has them: outputs to record, or to compare.
+
+    Raises:
+        BadInputError: The data do not fit the network.
+    """
+    inputs = _module_inputs(found, np.asarray(data), config)
+    pieces = found.pieces
+    model = network(pieces.config, found.tensors(), pieces.where)
+    return np.asarray(Runner(model, pieces.blueprint, inputs).output().double().numpy())
+
+
 def _repaired(judge: Judge, doubtful: set[int], late: Callable[[], bool], tick: Tick) -> bool:
     """Repair; ``False`` if the time was over first."""
     first = dict(judge.numbers)
@@ -104,8 +119,6 @@ def _inputs(
     found: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig
 ) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """What the module is called with, and the outputs to agree with."""
-    import torch
-
     where = found.pieces.where
     if isinstance(data, str | Path):
         data, outputs = _read(found, Path(data), outputs, config)
@@ -116,37 +129,46 @@ def _inputs(
         else np.asarray(outputs.detach().cpu() if hasattr(outputs, "detach") else outputs)
     )
     kind = found.pieces.config.get("model_type")
-    if array.dtype.kind in "iu":
-        vocabulary = found.pieces.config.get("vocab_size")
-        if type(vocabulary) is int and array.size and (array.min() < 0 or array.max() >= vocabulary):
-            raise BadInputError(
-                "data", f"token ids must lie in 0 to {vocabulary - 1}; are they of another tokenizer?"
-            )
-        if array.ndim == 1:
-            longest = int(
-                found.pieces.config.get("max_position_embeddings")
-                or found.pieces.config.get("n_positions")
-                or 256
-            )
-            wide = min(longest, config.tokens, len(array))
-            rows = max(1, min(len(array), config.tokens) // wide)
-            array = array[: rows * wide].reshape(rows, wide)
-        inputs: dict[str, Any] = {"input_ids": torch.from_numpy(array.astype(np.int64))}
-        if kind not in ("bert", "vit", "whisper"):
-            inputs["use_cache"] = False
-    elif kind == "whisper":
-        inputs = {"input_features": torch.from_numpy(array.astype(np.float32))}
-    else:
-        inputs = {"pixel_values": torch.from_numpy(array[: config.tokens].astype(np.float32))}
-        wanted = None if wanted is None else wanted[: config.tokens]
-    causal = array.dtype.kind in "iu" and kind not in ("bert", "roberta", "distilbert")
+    inputs = _module_inputs(found, array, config)
+    if "pixel_values" in inputs and wanted is not None:
+        wanted = wanted[: config.tokens]
+    causal = array.dtype.kind in "iu" and kind not in _NOT_CAUSAL
     if wanted is None and not causal:
         raise BadInputError(
             where, "this network predicts no next token: give the outputs it recorded with the data"
         )
-    if wanted is not None and len(wanted) != len(array):
-        raise BadInputError("data", f"{len(array)} rows of inputs and {len(wanted)} of outputs")
+    rows = len(next(iter(inputs.values())))
+    if wanted is not None and len(wanted) != rows:
+        raise BadInputError("data", f"{rows} rows of inputs and {len(wanted)} of outputs")
     return inputs, wanted
+
+
+def _module_inputs(
+    found: TransformerReassembly, array: NDArray[Any], config: ReassembleConfig
+) -> dict[str, Any]:
+    """Token ids, features or images as the module takes them."""
+    import torch
+
+    settings = found.pieces.config
+    kind = settings.get("model_type")
+    if array.dtype.kind not in "iu":
+        if kind == "whisper":
+            return {"input_features": torch.from_numpy(array.astype(np.float32))}
+        return {"pixel_values": torch.from_numpy(array[: config.tokens].astype(np.float32))}
+    vocabulary = settings.get("vocab_size")
+    if type(vocabulary) is int and array.size and (array.min() < 0 or array.max() >= vocabulary):
+        raise BadInputError(
+            "data", f"token ids must lie in 0 to {vocabulary - 1}; are they of another tokenizer?"
+        )
+    if array.ndim == 1:
+        longest = int(settings.get("max_position_embeddings") or settings.get("n_positions") or 256)
+        wide = min(longest, config.tokens, len(array))
+        rows = max(1, min(len(array), config.tokens) // wide)
+        array = array[: rows * wide].reshape(rows, wide)
+    inputs: dict[str, Any] = {"input_ids": torch.from_numpy(array.astype(np.int64))}
+    if kind not in ("bert", "vit", "whisper"):
+        inputs["use_cache"] = False
+    return inputs
 
 
 def _read(
