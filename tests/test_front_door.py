@@ -242,3 +242,27 @@ def test_an_adapter_runs_on_its_base(language: nn.Module, tmp_path: Path) -> Non
 def test_a_tracker_takes_what_trains() -> None:
     with pytest.raises(strati.BadInputError, match=r"model: is a str; give the nn\.Module that is trained"):
         strati.Tracker("net.pt", log=print)  # type: ignore[arg-type]
+
+
+def test_a_spec_names_a_network_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("huggingface_hub")
+    from huggingface_hub import constants
+
+    home = tmp_path / "hub" / "models--org--tiny"
+    snapshot = home / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    save_file(MLP.state_dict(), snapshot / "model.safetensors")
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    np.savez(tmp_path / "data.npz", x=X.numpy(), y=Y.numpy())
+    spec = {
+        "network": {"source": "mlp", "path": "org/tiny"},
+        "data": {"path": str(tmp_path / "data.npz")},
+        "interventions": {"kinds": ["rerandomise"], "draws": 1},
+        "metrics": {"degeneracy": False},
+    }
+    found = strati.study(spec)
+    assert (found.done, found.frame()["intact_performance"].iloc[0]) == (4, 1.0)
+    with pytest.raises(strati.BadInputError, match="fetch it with: hf download org/gone"):
+        strati.study(spec | {"network": {"source": "mlp", "path": "org/gone"}})

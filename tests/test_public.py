@@ -186,3 +186,56 @@ def test_ticks_are_called() -> None:
         typing.cast(Callable[..., Any], call)(seen.append)
         assert seen, name
         assert all(isinstance(text, str) for text in seen), name
+
+
+@pytest.mark.parametrize("name", sorted(POSITIONAL))
+def test_a_value_of_the_wrong_type_is_refused_in_one_line(name: str) -> None:
+    """Numbers that are words, words that are numbers, and what is not a number."""
+    function = functions()[name]
+    given: dict[str, Any] = {"plan": {"budget": "parameters=0.5"}, "apply": {"out": "nowhere"}}.get(name, {})
+    wrong = {"int": "many", "float": float("nan"), "bool": "yes", "str": 3}
+    words = usable(name)
+    for field in dataclasses.fields(config_of(function)):
+        if str(field.type) not in wrong:
+            continue
+        with pytest.raises(BadInputError, match=f"option '{field.name}' must be ") as caught:
+            function(*words, **given, **{field.name: wrong[str(field.type)]})
+        assert str(caught.value).startswith(f"{name}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["check", "compare", "scan", "study", "track"])
+def test_jobs_is_another_name_of_workers(name: str) -> None:
+    with pytest.raises(BadInputError, match="workers"):
+        functions()[name](*usable(name), jobs="two")
+
+
+VERBS = {
+    "basis": ("BasisConfig", "GraphConfig", "ModulesConfig", "SparsifyConfig", "ModuleConfig"),
+    "degeneracy": ("DegeneracyConfig", "LLCConfig", "ModuleConfig"),
+    "scan": ("ScanConfig", "SpectrumConfig"),
+} | {
+    verb: (f"{verb.capitalize()}Config",)
+    for verb in ("inspect", "compare", "check", "study", "audit", "plan")
+}
+VERBS |= {verb: (f"{verb.capitalize()}Config",) for verb in ("apply", "track", "reassemble", "reproduce")}
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_the_commands_defaults_are_the_configs(verb: str) -> None:
+    """Those that an option states; the others are left to the function. New processes are the command's own choice."""
+    import click
+
+    from strati.cli.main import strati as group
+
+    fields: dict[str, Any] = {}
+    for name in VERBS[verb]:
+        for field in dataclasses.fields(getattr(strati, name)):
+            fields.setdefault(field.name, field.default)
+    found = group.get_command(click.Context(group), verb)
+    assert found is not None
+    for option in found.params:
+        value = option.default() if callable(option.default) else option.default
+        if option.name not in fields or isinstance(value, type(None)) or "UNSET" in repr(value):
+            continue
+        if (verb, option.name) != ("study", "workers"):
+            assert value == fields[option.name] or not (value or fields[option.name]), option.name

@@ -219,7 +219,7 @@ def test_reinitialise_puts_the_initial_values_back() -> None:
     assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
     with pytest.raises(BadInputError, match="needs the network's initial values"):
         study(model, data=(x, y), config=replace(plan, initial=None))
-    for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "it is not there")):
+    for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "holds no tensors")):
         with pytest.raises(BadInputError, match=word):
             study(model, data=(x, y), config=replace(plan, initial=wrong))
 
@@ -238,7 +238,7 @@ def test_several_modules_by_name_and_a_lower_is_better_measure() -> None:
         ({"data": (np.zeros((4, 5), np.float32), np.zeros(4, int))}, "do not fit the network"),
         ({"data": (np.zeros((4, 6), np.float32), np.full(4, 9))}, "label 9, but only 3 outputs"),
         ({"data": (np.zeros((4, 6), np.float32), np.zeros(3, int))}, "as many rows"),
-        ({"data": 5}, "a pair"),
+        ({"data": 5}, "is a int; give arrays"),
     ],
 )
 def test_wrong_calls(options: dict[str, Any], word: str) -> None:

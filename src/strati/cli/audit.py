@@ -17,20 +17,20 @@ from strati.options import default
     "--robust",
     default=default(AuditConfig, "robust"),
     show_default=True,
-    help="Share of performance retained from which a layer is robust.",
+    help="A layer is robust if it keeps at least this share of performance.",
 )
 @click.option(
     "--critical",
     default=default(AuditConfig, "critical"),
     show_default=True,
-    help="Share of performance retained up to which it is critical.",
+    help="A layer is critical if it keeps at most this share of performance.",
 )
 @click.option(
     "--resamples",
     type=click.IntRange(1),
     default=default(AuditConfig, "resamples"),
     show_default=True,
-    help="Shuffled studies that intervals and recommendations are held against.",
+    help="Number of shuffled studies that calibrate intervals and recommendations.",
 )
 @click.option(
     "--plot", "figures", metavar="DIR", help="Draw performance against each metric into this folder."

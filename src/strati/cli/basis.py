@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option, show
+from strati.network.module import ActivationName, ModuleConfig
+from strati.options import default
 from strati.run.files import check_writable
 from strati.run.progress import progress
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from strati.network.data import Data
 
-_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
+_ACTIVATIONS = get_args(ActivationName)
 _POSITIVE = click.FloatRange(0, min_open=True)
 
 
@@ -31,7 +33,11 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     help="Basis: interaction, local, pca or neuron.",
 )
 @click.option(
-    "--activation", type=click.Choice(_ACTIVATIONS), default="relu", show_default=True, help="Of an MLP."
+    "--activation",
+    type=click.Choice(_ACTIVATIONS),
+    default=default(ModuleConfig, "activation"),
+    show_default=True,
+    help="Nonlinearity of an MLP; files do not hold it.",
 )
 @click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
 @click.option("--modules", "number", type=click.IntRange(1), help="Force exactly N modules.", metavar="N")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option
 from strati.landscape.sampling.config import LLCConfig, Sampler
+from strati.network.module import ActivationName, ModuleConfig
 from strati.options import default
 from strati.run.progress import progress
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
-_NAMES = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity")
+_NAMES = get_args(ActivationName)
 
 
 def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +62,11 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--data", required=True, type=click.Path(), help="Inputs: .npz (x), .npy or CSV; token ids for LMs."
 )
 @click.option(
-    "--activation", type=click.Choice(_NAMES), default="relu", show_default=True, help="Of an MLP's layers."
+    "--activation",
+    type=click.Choice(_NAMES),
+    default=default(ModuleConfig, "activation"),
+    show_default=True,
+    help="Nonlinearity of an MLP; files do not hold it.",
 )
 @click.option(
     "--epsilon", type=float, metavar="EPS", help="Also count at this scale of the behavioural loss."

@@ -16,7 +16,7 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
 
 @click.command("plan")
 @click.argument("study", metavar="STUDY")
-@click.option("--action", type=click.Choice(_ACTIONS), required=True, help="What is done to the layers.")
+@click.option("--action", type=click.Choice(_ACTIONS), help="What is done to the layers. [default: truncate]")
 @click.option(
     "--budget",
     required=True,
@@ -24,7 +24,7 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     help="parameters=0.8, bits=4.0, rank=16, or loss=+2% (then the smallest network within that loss).",
 )
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Layers that may be changed; default: all.")
-@click.option("--model", metavar="MODEL", help="The network, where the study does not know its place.")
+@click.option("--model", metavar="MODEL", help="The network, if the study does not record where it is.")
 @click.option("--data", metavar="DATA", help="Data to measure combinations on; default: the study's own.")
 @click.option("--combinations", type=click.IntRange(0), help="Random combinations to measure. [default: 8]")
 @click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]")
@@ -35,12 +35,12 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     type=click.Choice(_FORMATS),
     default="csv",
     show_default=True,
-    help="Form of --export.",
+    help="Format of --export.",
 )
 @output_options
 def command(
     study: str,
-    action: str,
+    action: str | None,
     budget: str,
     layers: tuple[str, ...],
     model: str | None,
@@ -71,10 +71,10 @@ def command(
     measured = load_study(study)
     network = (measured.origin.get("spec") or {}).get("network", {}).get("path")
     guard_outputs(click.get_current_context(), also=[network])
-    given = {"combinations": combinations, "seed": seed, "layers": layers or None}
+    given = {"action": action, "combinations": combinations, "seed": seed, "layers": layers or None}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with progress("plan", None, quiet=output.quiet) as tick:
-        result = plan(measured, budget=budget, action=action, model=model, data=data, tick=tick, **options)
+        result = plan(measured, budget=budget, model=model, data=data, tick=tick, **options)
     if export is not None:
         result.export(export, format=form)  # type: ignore[arg-type]
     emit(result, output)

@@ -38,7 +38,7 @@ from strati.run.progress import progress
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Where units run.",
+    help="Run on this machine or on a Ray cluster.",
 )
 @workers_option
 @click.option(

@@ -48,7 +48,7 @@ from strati.tracking.config import QUANTITIES, TrackConfig
     "--batch",
     type=int,
     default=default(TrackConfig, "batch"),
-    help="Rows of a minibatch of its sampler [256].",
+    help="Rows per minibatch of the sampler [256].",
 )
 @click.option(
     "--seconds",
@@ -67,7 +67,10 @@ from strati.tracking.config import QUANTITIES, TrackConfig
     help="Learning coefficients of groups of the data too, by this column (y: the targets).",
 )
 @click.option(
-    "--activation", default=default(TrackConfig, "activation"), show_default=True, help="Of a plain MLP."
+    "--activation",
+    default=default(TrackConfig, "activation"),
+    show_default=True,
+    help="Nonlinearity of a plain MLP; files do not hold it.",
 )
 @click.option(
     "--level", type=float, default=default(TrackConfig, "level"), show_default=True, help="False-alarm rate."

@@ -243,7 +243,7 @@ def _measure(
     from strati.intervene.acting.curves import CostScale
     from strati.intervene.acting.workshop import Workshop, as_task, open_workshops
     from strati.intervene.measuring.points import Subject
-    from strati.intervene.planning.given import in_single
+    from strati.intervene.planning.networks import in_single
 
     nothing = {"performance": None, "low": None, "high": None}
     about = wanted["performance"]

@@ -251,7 +251,7 @@ def test_a_loss_that_never_changes_has_coefficient_zero(size):
 
 
 def test_what_is_no_module_is_named():
-    with pytest.raises(BadInputError, match="model: is of type dict; give a torch module"):
+    with pytest.raises(BadInputError, match="state dict: holds no tensors"):
         strati.llc({}, "mse", (torch.ones(3, 2), torch.ones(3, 1)))
 
 

@@ -26,7 +26,7 @@ def export(plan: Plan, path: str | Path, form: str) -> None:
         BadInputError: An unknown form, one that the plan's action does not have, or a file that cannot be written.
     """
     if form not in FORMATS:
-        raise BadInputError(str(form), f"no such form; {nearest(str(form), FORMATS)}")
+        raise BadInputError(str(form), f"no such format; {nearest(str(form), FORMATS)}")
     check_writable(path)
     if form == "json":
         plan.to_json(path)

@@ -28,7 +28,8 @@ from strati.intervene.measuring.interventions import (
 from strati.intervene.measuring.points import Subject
 from strati.intervene.measuring.units import check_fits
 from strati.intervene.planning.config import StudyConfig
-from strati.intervene.planning.given import in_single, study_data
+from strati.intervene.planning.given import study_data
+from strati.intervene.planning.networks import in_single
 from strati.intervene.planning.settings import Point, make, read_setting
 from strati.intervene.planning.tasks import StudyData, Task, make_task
 
@@ -226,7 +227,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Works
             raise BadInputError(
                 network.path, "the study's network is no longer there; give the model as well"
             )
-        model = in_single(open_checkpoint(network.path, network))
+        model = open_checkpoint(network.path, network)
         first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
         known = first.get("weights")
         if known is not None and state_digest(model) != known:

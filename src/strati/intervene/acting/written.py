@@ -251,15 +251,14 @@ def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
 
 def open_network_of(source: Path, study: Study | None) -> nn.Module:
     """A checkpoint as a module, opened as the study opened it."""
-    from strati.intervene.planning.given import in_single
-    from strati.intervene.planning.networks import open_checkpoint
+    from strati.intervene.planning.networks import in_single, open_checkpoint
     from strati.intervene.planning.spec import NetworkSpec
     from strati.network.module import as_module
 
     about = ((study.origin.get("spec") if study is not None else None) or {}).get("network")
     if about is not None:
         options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-        return in_single(open_checkpoint(str(source), NetworkSpec(**options)))
+        return open_checkpoint(str(source), NetworkSpec(**options))
     return in_single(as_module(source))
 
 

@@ -154,8 +154,8 @@ def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
 
 
 def _readable(values: NDArray[Any]) -> NDArray[Any]:
-    """Values of a type that numpy can compute with: half precision and smaller in single."""
-    return np.asarray(values, np.float32) if values.dtype.itemsize < 4 else np.asarray(values)
+    """A copy of its own, of a type that numpy can compute with: half precision and smaller in single."""
+    return np.array(values, np.float32) if values.dtype.itemsize < 4 else np.array(values)
 
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:

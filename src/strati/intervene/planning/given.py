@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,12 +46,6 @@ def as_modules(source: Any) -> nn.Module | dict[str, nn.Module]:
         if named:
             return {str(name): as_module(one) for name, one in source.items()}
     return as_module(source)
-
-
-def in_single(model: nn.Module) -> nn.Module:
-    """A module in half or double precision as a copy in single precision, in which a study's data are."""
-    others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
-    return copy.deepcopy(model).float() if others else model
 
 
 def study_data(data: Any, model: nn.Module, context: int) -> StudyData:

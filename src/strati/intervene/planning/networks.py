@@ -6,6 +6,7 @@ checkpoints of these or of transformers' classes. Training them is ``training``.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -187,6 +188,12 @@ def initialise(model: nn.Module, seed: int, network: int) -> None:
                 module.bias.copy_(torch.from_numpy(bias))
 
 
+def in_single(model: nn.Module) -> nn.Module:
+    """A module in half or double precision as a copy in single precision, in which a study's data are."""
+    others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
+    return copy.deepcopy(model).float() if others else model
+
+
 def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
     """A local checkpoint as a module in evaluation mode.
 
@@ -200,9 +207,9 @@ def open_checkpoint(path: str, spec: NetworkSpec) -> nn.Module:
     from strati.network.module import as_module
 
     if spec.source != "resnet":
-        return as_module(path, activation=spec.activation).eval()
+        return in_single(as_module(path, activation=spec.activation)).eval()
     try:
-        model = as_module(path).eval()
+        model = in_single(as_module(path)).eval()
     except UnsupportedError:
         model = nn.Module()  # something else, which is said below
     if not (hasattr(model, "conv1") and isinstance(getattr(model, "linear", None), nn.Linear)):

@@ -31,9 +31,9 @@ from strati.intervene.measuring.units import (
     training_units,
 )
 from strati.intervene.planning.config import StudyConfig, config_of
-from strati.intervene.planning.given import in_single, study_data
+from strati.intervene.planning.given import study_data
 from strati.intervene.planning.job import Job
-from strati.intervene.planning.networks import build, open_checkpoint
+from strati.intervene.planning.networks import build, in_single, open_checkpoint
 from strati.intervene.planning.spec import Spec
 from strati.intervene.planning.tasks import Find, StudyData, Task, make_task, prepare, task_of
 from strati.run.engine import Unit
@@ -100,7 +100,7 @@ def open_spec(spec: Spec, find: Find) -> Opened:
         data = prepare(spec, find)
         model = build(spec.network, data.shape, data.outputs, spec.data.context)
         return Opened(model, data, tuple(network_name(n) for n in range(spec.network.count)))
-    model = in_single(open_checkpoint(str(spec.network.path), spec.network))
+    model = open_checkpoint(str(spec.network.path), spec.network)
     data = prepare(spec, find, *_tokeniser(spec, model))
     return Opened(model, data, (Path(str(spec.network.path)).name,))
 

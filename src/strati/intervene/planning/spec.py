@@ -276,7 +276,7 @@ def _tables(
         if not isinstance(table, Mapping):
             continue
         place = table.get("checkpoint")
-        moved = {"checkpoint": str(folder / place)} if isinstance(place, str) else {}
+        moved = {"checkpoint": _network(folder, place)} if isinstance(place, str) else {}
         found.append(from_table(name, {**table, **moved}, what))
     named = given.get("kinds", KINDS if not found else ())
     for kind in named if isinstance(named, list | tuple) else ():
@@ -300,8 +300,16 @@ def _section(kind: type, found: Mapping[str, Any], what: str, section: str, fold
     for name in ("path", "initial"):  # paths in a file are relative to the file
         given = values.get(name)
         if isinstance(given, str):
-            values[name] = str(folder / given)
+            values[name] = _network(folder, given) if section == "network" else str(folder / given)
     return kind(**values)
+
+
+def _network(folder: Path, given: str) -> str:
+    """Where a network is: beside the spec, or that of its name in the local Hugging Face cache."""
+    from strati.network.huggingface import cached_model, is_cache_id
+
+    beside = folder / given
+    return str(beside if beside.exists() or not is_cache_id(given) else cached_model(given))
 
 
 def _known(found: Mapping[str, Any], names: tuple[str, ...], what: str, where: str) -> None:

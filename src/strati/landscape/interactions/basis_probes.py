@@ -218,7 +218,7 @@ class ProbeBackend:
             ) from None
         if not torch.isfinite(tensors[-1]).all():
             raise BadInputError(
-                "network", "its output on the first datum is not finite; check weights and data"
+                "network", "its output on the first row of data is not finite; check weights and data"
             )
         return tensors
 
