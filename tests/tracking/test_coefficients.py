@@ -237,3 +237,18 @@ def test_the_minibatch_can_be_chosen() -> None:
     options = {"what": "llc", "loss": "behavioural-mse", "draws": 20, "chains": 2, "batch": 8}
     found = strati.track([model.state_dict()], data=x, model=model, gamma=1e4, **options)
     assert found.settings["batch"] == 8
+
+
+def test_settings_do_not_depend_on_the_seed():
+    """Another seed estimates the same coefficient: nbeta, gamma and step are those of the first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = torch.randn(128, 4)
+    found = [
+        calibrated(
+            [("one", objective_of(model, "behavioural-mse", x))], loss="behavioural-mse", draws=20, seed=seed
+        )
+        for seed in (0, 1, 2)
+    ]
+    assert len({(s.nbeta, s.gamma, s.step) for s, _ in found}) == 1
+    assert [s.seed for s, _ in found] == [0, 1, 2]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,6 +39,7 @@ _TURNS = (
 )
 _SHORTER, _TRIALS = 4.0, 6  # a step that lets chains diverge is divided by this, so many times
 _MOST_OF_HALF = 1.05  # of half the parameters: a wall can lift a value a little above
+_CHOSEN = 0  # seed of all chance in the choice of settings
 _STEADY = 1.1  # R-hat above which no value is given
 
 
@@ -101,7 +102,7 @@ def calibrated(
         draws: 400 by default, or what ``seconds`` allow.
         batch: Rows of a minibatch; 256 by default.
         seconds: Spend roughly this many seconds (of the cost model) on an estimate.
-        seed: Random seed.
+        seed: Random seed of the estimates. The settings do not depend on it, so that other seeds estimate the same.
 
     Raises:
         BadInputError: No step is small enough.
@@ -114,7 +115,7 @@ def calibrated(
     stiffest: tuple[float, str, Objective] | None = None
     rule = count = 0.0
     for name, objective in objectives:
-        found = _curvature(objective, seed, batch)
+        found = _curvature(objective, batch)
         count = objective.count
         theta = objective.flat.theta
         rule = max(rule, theta.numel() / max(float(theta.double().square().sum()), 1e-300))
@@ -138,7 +139,7 @@ def calibrated(
     for _ in range(_TRIALS):
         held = gamma or max(1.0, rule, 2 * _TURNS / (step * draws))
         shared = Shared(loss, hot, held, min(step, 1 / held), chains, draws, batch, seed)
-        traces = _sampled(objective, shared)
+        traces = _sampled(objective, replace(shared, seed=_CHOSEN))
         if np.isfinite(traces.excess).all() and _bounded(traces, shared):
             return shared, name
         step /= _SHORTER
@@ -241,7 +242,7 @@ def _sampled(objective: Objective, shared: Shared) -> Traces:
     return sample_sgld(objective, config, shared.nbeta)
 
 
-def _curvature(objective: Objective, seed: int, batch: int | None = None) -> float:
+def _curvature(objective: Objective, batch: int | None = None) -> float:
     """The stiffest curvature of one batch of the loss."""
     import torch
 
@@ -249,9 +250,9 @@ def _curvature(objective: Objective, seed: int, batch: int | None = None) -> flo
     from strati.landscape.sampling.sgld import Steps, batches_of
     from strati.rng import derive
 
-    config = LLCConfig(sampler="sgld", gamma=1.0, step=1.0, seed=seed, batch=batch or LLCConfig().batch)
+    config = LLCConfig(sampler="sgld", gamma=1.0, step=1.0, seed=_CHOSEN, batch=batch or LLCConfig().batch)
     steps = Steps(objective, config, 1.0)
-    generator = torch.Generator().manual_seed(derive(seed, "track curvature"))
+    generator = torch.Generator().manual_seed(derive(_CHOSEN, "track curvature"))
     zero = torch.zeros_like(objective.flat.theta)
     return steps.stiffest(zero, batches_of(objective, config)[0], generator)
 
