@@ -319,8 +319,8 @@ def test_parameters_that_are_never_used_are_free() -> None:
     ("model", "x", "words"),
     [
         (mlp([4, 3, 2]), np.zeros((10, 5)), "5 inputs a row"),
-        (nn.Sequential(nn.ReLU()), np.zeros((10, 5)), "no linear layer"),
-        (nn.Sequential(nn.Flatten()), np.zeros((10, 5)), "no linear layer"),
+        (nn.Sequential(nn.ReLU()), np.zeros((10, 5)), "has no parameters"),
+        (nn.Sequential(nn.LayerNorm(5)), np.zeros((10, 5)), "no linear layer"),
         (mlp([4, 3, 2]), np.full((10, 4), np.nan), "not finite"),
         (mlp([4, 3, 2]), np.full((10, 4), 1e300), "whose squares overflow; rescale"),
         (mlp([4, 3, 2]), np.zeros((0, 4)), "at least one row"),
