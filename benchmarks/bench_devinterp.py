@@ -5,7 +5,8 @@
 Same network, data, ``nbeta``, ``gamma``, step size, chains, steps and minibatch for both (devinterp runs from
 .venv-oracles, ``make oracles``); for every seed the value and the CPU seconds of one estimate. Printed are the mean,
 the spread over seeds, the error that strati states, and the CPU seconds. devinterp averages over all steps, those on
-the way from the start included; its value after as many as strati leaves out stands beside it.
+the way from the start included; its value after as many as strati leaves out stands beside it. devinterp leaves in what
+the length of the step adds to the loss; strati's value without its correction for that stands beside it too (one seed).
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
 import strati
+from strati.landscape.sampling.sgld import Steps
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
 
@@ -71,18 +77,19 @@ def compared(width: int, layers: int, *, seeds: int, draws: int) -> None:
     size = sum(p.numel() for p in model.parameters())
     state = {k: v.clone() for k, v in model.state_dict().items()}
     values, errors, seconds = [], [], []
+    estimate = partial(
+        strati.track,
+        [state],
+        data=(ids[:, :-1], ids[:, 1:]),
+        model=model,
+        what="llc",
+        loss="cross_entropy",
+        draws=draws,
+        batch=16,
+    )
     for seed in range(seeds):
         start = time.process_time()
-        run = strati.track(
-            [state],
-            data=(ids[:, :-1], ids[:, 1:]),
-            model=model,
-            what="llc",
-            loss="cross_entropy",
-            draws=draws,
-            batch=16,
-            seed=seed,
-        )
+        run = estimate(seed=seed)
         seconds.append(time.process_time() - start)
         level = next(s for s in run.curves if s.what == "llc")
         values.append(level.values[0])
@@ -96,6 +103,9 @@ def compared(width: int, layers: int, *, seeds: int, draws: int) -> None:
     known = [v for v in values if v is not None]
     stated = float(np.mean([e for e in errors if e is not None]))
     row("strati", known, seconds, f", error stated {stated:.2g}")
+    with heated():
+        level = next(s for s in estimate(seed=0).curves if s.what == "llc")
+    print(f"  strati, uncorrected        {level.values[0]:8.2f}, error stated {level.stderr[0]:.2g}")
     if not ORACLE.exists():
         print("  devinterp: .venv-oracles is absent, comparison left out")
         return
@@ -105,6 +115,22 @@ def compared(width: int, layers: int, *, seeds: int, draws: int) -> None:
     row("devinterp, settled steps", [t["settled"] for t in theirs], spent)
     ratio = float(np.median(seconds) / np.median(spent))
     print(f"  CPU of strati over that of devinterp: {ratio:.2f}, calibration of the step included")
+
+
+@contextmanager
+def heated() -> Iterator[None]:
+    """SGLD without the correction for the length of its step, as devinterp has it."""
+    corrected = Steps.advance
+
+    def advance(self: Steps, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        value, heating = corrected(self, *given)
+        return value, torch.zeros_like(heating)
+
+    Steps.advance = advance  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Steps.advance = corrected  # type: ignore[method-assign]
 
 
 def row(name: str, values: list[float], seconds: list[float], more: str = "") -> None:

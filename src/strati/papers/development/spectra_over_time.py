@@ -166,9 +166,8 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
     for place, path in enumerate(paths):
         values = [table[f"effective_parameters[{scale:g}]"].values[place] for scale in scales]
         known = [v for v in values if v is not None]
-        course = "falls" if known[-1] < known[0] else "rises"
         shown = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
-        note = f"of {total} parameters; {course} with the scale"
+        note = f"of {total} parameters; {_with_scale(known, len(values))}"
         names = ", ".join(f"{scale:g}" for scale in scales)
         rows.append(Row(f"step {step_of(path)}: N_eff at eps {names}", "falls with eps", shown, note))
     lines = [
@@ -189,6 +188,15 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
         picture,
         captions={"effective-parameters": see},
     )
+
+
+def _with_scale(known: list[float], scales: int) -> str:
+    """Whether the effective parameters fall with the scale, as far as they are known."""
+    refused = f"refused at {scales - len(known)} of {scales} scales, where chains do not mix"
+    if len(known) < 2:
+        return refused
+    course = "falls" if known[-1] < known[0] else "rises"
+    return f"{course} with the scale" + (f"; {refused}" if len(known) < scales else "")
 
 
 def mlp_run(
