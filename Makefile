@@ -10,6 +10,7 @@ TORCH  := torch==2.13.0
 .PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
 
 demo: $(VENV)/demo.stamp
+	rm -rf out/demo  # of an earlier version, whose study this one would not go on with
 	$(BIN)/strati demo --out out/demo
 
 test: $(VENV)/test.stamp chromium axe check
