@@ -10,11 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "strati.cli.main", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+from command import strati as run
 
 
 @pytest.fixture

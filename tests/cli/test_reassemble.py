@@ -6,18 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+from command import strati
 
 from strati.reassembly.activations import activation
-
-
-def strati(*words, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "strati.cli.main", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        **options,
-    )
 
 
 @pytest.fixture(scope="module")

@@ -84,23 +84,15 @@ def test_every_truncation(seeds, name):
         assert ": " in said or said == whole
 
 
-def test_damaged_hdf5(seeds):
+@pytest.mark.parametrize(("name", "bytes_changed"), [("a.h5", 3), ("a.keras", 2)])
+def test_damaged_hdf5(seeds, name, bytes_changed):
     """Fewer of them: each is opened in a process of its own."""
-    rng = random.Random(1)
+    rng = random.Random(bytes_changed)
     for _ in range(8):
-        raw = bytearray(seeds["a.h5"])
-        for _ in range(3):
+        raw = bytearray(seeds[name])
+        for _ in range(bytes_changed):
             raw[rng.randrange(len(raw))] = rng.randrange(256)
-        assert one_input(chosen("a.h5") + raw)
-
-
-def test_damaged_keras_archives(seeds):
-    rng = random.Random(2)
-    for _ in range(8):
-        raw = bytearray(seeds["a.keras"])
-        for _ in range(2):
-            raw[rng.randrange(len(raw))] = rng.randrange(256)
-        assert one_input(chosen("a.keras") + raw)
+        assert one_input(chosen(name) + raw)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-
 import click
 
 from strati.cli import interrupts
@@ -88,9 +85,7 @@ def command(
         emit(estimate_scan(", ".join(models), work, workers=workers, resumable=out is not None), output)
         return
     total = sum(len(n.layers()) for n in networks)
-    resume = f"strati {shlex.join(sys.argv[1:])}"
-    if out is not None:
-        interrupts.resumable(resume)
+    resume = interrupts.resume_command(kept=out is not None)
     with progress("compare", total, quiet=output.quiet, resume=resume) as tick:
         result = compare(*networks, config=config, out=out, engine=engine, address=address, tick=tick)
     if export is not None:

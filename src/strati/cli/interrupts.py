@@ -32,10 +32,19 @@ _line = _STOPPED
 """What a process says that leaves at once."""
 
 
-def resumable(command: str) -> None:
-    """From now on a process that leaves at once says by which command it is resumed."""
+def resume_command(*, kept: bool = True) -> str:
+    """The command as it was typed, which goes on where it was stopped.
+
+    Args:
+        kept: Whether results are kept; then a process that leaves at once from now on says the command, too.
+    """
+    import shlex
+
     global _line
-    _line = f"strati: stopped; resume with {command}"
+    command = f"strati {shlex.join(sys.argv[1:])}"
+    if kept:
+        _line = f"{_STOPPED}; resume with {command}"
+    return command
 
 
 def last_words() -> str:

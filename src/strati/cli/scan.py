@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -119,9 +117,7 @@ def command(
 
         emit(estimate_scan(model, wanted, workers=workers, resumable=out is not None), output)
         return
-    resume = f"strati {shlex.join(sys.argv[1:])}"
-    if out is not None:
-        interrupts.resumable(resume)
+    resume = interrupts.resume_command(kept=out is not None)
     try:
         with progress("scan", len(wanted), quiet=output.quiet, sizes=_sizes(wanted), resume=resume) as tick:
             result = scan(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -94,8 +92,7 @@ def command(
 
         emit(estimate_study(wanted, workers=workers), output)
         return
-    resume = f"strati {shlex.join(sys.argv[1:])}"
-    interrupts.resumable(resume)
+    resume = interrupts.resume_command()
     try:
         from strati.intervene.study import study
 

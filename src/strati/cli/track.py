@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from typing import Any
 
 import click
@@ -123,9 +121,7 @@ def command(
         layers = [x for c in ordered for x in select(open_network(c.source).layers(), options["layers"])]
         emit(estimate_scan(f"{len(ordered)} checkpoints", layers, workers=options["workers"]), output)
         return
-    resume = f"strati {shlex.join(sys.argv[1:])}"
-    if out is not None:
-        interrupts.resumable(resume)
+    resume = interrupts.resume_command(kept=out is not None)
     with progress("track", None, quiet=output.quiet, resume=resume) as tick:
         found = track(
             source, data=data, out=out, steps=numbers, what=what, tick=tick, expect=tick.expect, **options

@@ -6,6 +6,7 @@ blocks the means over the blocks, but for the learning coefficient, which is of 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +65,7 @@ def learning_coefficient(
 
     The loss is the mean Kullback-Leibler divergence from the trained network's own answers: the trained weights are
     a minimum of it, whatever they were trained on. All layers of a network are localised alike. Not defined where the
-    chains do not mix, or the network cannot be sampled.
+    chains do not mix; nor where the network cannot be sampled, and then a warning says why.
 
     Examples:
         >>> import torch
@@ -83,7 +84,8 @@ def learning_coefficient(
     try:
         config = one_localisation(config, objective(model, _LOSS, x))
         found = llc(model, _LOSS, x, layers=[weights], config=config)
-    except StratiError:  # a network that cannot be sampled has no such number
+    except StratiError as error:  # the study goes on without this number
+        warnings.warn(f"no learning coefficient of {weights}: {error}", RuntimeWarning, stacklevel=2)
         return None, None
     return found.estimate, found.stderr
 

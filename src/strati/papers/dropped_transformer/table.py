@@ -2,7 +2,7 @@
 
 Each network is solved with a prior measured on the other networks only: pieces, pairs, order and direction without
 data, and how many of the pieces it calls sure are wrong; then with 256 tokens, by the loss of the next one where it
-predicts that, and by what the network answered to them (:mod:`~strati.papers.dropped_transformer.told`). Then the
+predicts that, and by what the network answered to them (:mod:`~strati.papers.dropped_transformer.with_data`). Then the
 harder settings, and why it works (:mod:`~strati.papers.dropped_transformer.why`). What was measured is kept in the
 folder, so that an interrupted run goes on.
 """
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strati.papers.dropped_transformer import why
-from strati.papers.dropped_transformer.told import with_data
 from strati.papers.dropped_transformer.training import (
     FOLLOWED,
     STEPS_KEPT,
@@ -26,6 +25,7 @@ from strati.papers.dropped_transformer.training import (
     initial,
     trained,
 )
+from strati.papers.dropped_transformer.with_data import with_data
 from strati.papers.registry import Reproduction, Row
 from strati.reassembly.config import ReassembleConfig
 from strati.reassembly.transformer import calibration

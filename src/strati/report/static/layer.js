@@ -55,7 +55,9 @@ function spectrumView(layer, values) {
     density.redraw();
     scree.redraw();
     const { tail, bulk } = fits();
-    replace(readout, ...(tail ? [pair("α", tail.alpha, tail.stderr), pair("KS", tail.ks), pair("tail", tail.size), pair("xmin", tail.xmin)] : []),
+    // At the fit its own error, which includes the choice of xmin; beside it that of a tail which begins there.
+    const error = state.xmin === layer.xmin && isNumber(layer.alpha_stderr) ? layer.alpha_stderr : tail && tail.stderr;
+    replace(readout, ...(tail ? [pair("α", tail.alpha, error), pair("KS", tail.ks), pair("tail", tail.size), pair("xmin", tail.xmin)] : []),
       ...(bulk ? [pair("σ", bulk.sigma), pair("λ₋", bulk.minus), pair("λ₊", bulk.plus), pair("beyond edge", moved() || !isNumber(layer.spikes) ? bulk.above : layer.spikes), pair("soft rank", bulk.softRank)] : []));
   }
 
