@@ -387,3 +387,14 @@ def test_output_that_nobody_wants_or_can_spell(words: list[str]) -> None:
     assert (closed.returncode, closed.stderr) == (0, b"")
     plain = strati(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (plain.returncode, plain.stderr) == (0, "")
+
+
+def test_threads_that_wait_sleep_unless_the_caller_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, kept in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        with monkeypatch.context() as changed:
+            changed.setenv("OMP_WAIT_POLICY", given or "")  # so that what main sets is undone
+            if given is None:
+                del os.environ["OMP_WAIT_POLICY"]
+            with pytest.raises(SystemExit):
+                main(["--version"])
+            assert os.environ["OMP_WAIT_POLICY"] == kept

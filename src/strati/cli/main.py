@@ -126,6 +126,9 @@ def main(arguments: list[str] | None = None) -> None:
     if os.name == "nt":
         print("strati: error: Windows is not supported; use Linux, macOS or WSL", file=sys.stderr)
         sys.exit(2)
+    # Threads of OpenMP that wait for each other sleep: on a busy machine they would take the processor from those that
+    # they wait for. Read when torch is imported; workers inherit it.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
     interrupts.raise_once()
     try:
