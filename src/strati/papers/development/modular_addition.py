@@ -99,9 +99,9 @@ def table(modulus: int, share: float, seed: int) -> tuple[tuple[Tensor, Tensor],
 
 
 def whole_table_loss(x: Tensor, y: Tensor) -> Loss:
-    """The same full batch at every step."""
+    """The same full batch at every step; in double precision, without which small losses throw the weights about."""
 
     def loss(model: nn.Module, step: int) -> Tensor:
-        return functional.cross_entropy(model(x), y)
+        return functional.cross_entropy(model(x).double(), y)
 
     return loss
