@@ -88,6 +88,22 @@ def test_the_step_is_that_of_the_stiffest_checkpoint() -> None:
     assert both.settings["calibrated_on"].endswith("1")
 
 
+def test_chains_that_are_held_tightly_are_said_to_be() -> None:
+    """Columns of very different size: flat directions mix in 40 draws only if gamma is far above the usual."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    x = torch.randn(200, 8) * torch.logspace(2, -2, 8)
+    cold, warm, given = (
+        strati.track([model], data=x, what="llc", loss="behavioural-mse", chains=2, draws=40, **options)
+        for options in ({"nbeta": 40.0}, {"nbeta": 1e-3}, {"nbeta": 40.0, "gamma": 1e6})
+    )
+    assert cold.settings["gamma"] > 10 * cold.settings["usual_gamma"]
+    assert "narrow" in {w.code for w in cold.warnings}
+    assert warm.settings["gamma"] < cold.settings["gamma"]
+    for other in (warm, given):
+        assert "narrow" not in {w.code for w in other.warnings}
+
+
 def test_differences_are_sharper_than_levels(followed: strati.Track) -> None:
     """Common random numbers: the error of a difference is below what independent levels would give."""
     level = next(s for s in followed.curves if s.what == "llc")

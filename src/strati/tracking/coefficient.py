@@ -13,7 +13,7 @@ value may be negative; :func:`measured` says where that is so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,7 @@ _SHORTER, _TRIALS = 4.0, 6  # a step that lets chains diverge is divided by this
 _MOST_OF_HALF = 1.05  # of half the parameters: a wall can lift a value a little above
 _CHOSEN = 0  # seed of all chance in the choice of settings
 _STEADY = 1.1  # R-hat above which no value is given
+_NARROW = 10.0  # times the usual localisation, above which a reader is told
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Shared:
         draws: Draws kept of every chain; half as many are left out before.
         batch: Rows of a minibatch.
         seed: Random seed of noise and batches.
+        usual_gamma: ``N / |theta|^2`` at the smallest weights, with which a weight moves about its own size; ``None``
+            where ``gamma`` was given.
     """
 
     loss: str
@@ -66,6 +69,7 @@ class Shared:
     draws: int
     batch: int
     seed: int
+    usual_gamma: float | None = None
 
 
 class Level(NamedTuple):
@@ -136,9 +140,10 @@ def calibrated(
             draws = int(np.clip(seconds / (each * chains * 1.5), _FEWEST, _MOST))
     hot = nbeta or (count / math.log(count) if count > 2 else float(count))
     step = 1.0 / (hot * curvature) if curvature > 0 else 1e-3 / max(rule, 1.0)
+    usual = None if gamma else max(1.0, rule)
     for _ in range(_TRIALS):
         held = gamma or max(1.0, rule, 2 * _TURNS / (step * draws))
-        shared = Shared(loss, hot, held, min(step, 1 / held), chains, draws, batch, seed)
+        shared = Shared(loss, hot, held, min(step, 1 / held), chains, draws, batch, seed, usual)
         traces = _sampled(objective, replace(shared, seed=_CHOSEN))
         if np.isfinite(traces.excess).all() and _bounded(traces, shared):
             return shared, name
@@ -213,6 +218,18 @@ def difference_error(
     if a.shape != b.shape or a.ndim != 2 or a.size == 0:
         return None
     return standard_error(b - a)
+
+
+def narrow(settings: Mapping[str, Any]) -> str | None:
+    """What to say where chains had to be held much closer than usual in order to mix."""
+    usual, held = settings.get("usual_gamma"), settings.get("gamma")
+    if usual is None or held is None or held <= _NARROW * usual:
+        return None
+    return (
+        f"the chains mix only when they are held {held / usual:.0f} times as tightly as usual (gamma {held:.3g}): the "
+        "coefficients are of the nearest surroundings of each checkpoint and may be close to 0; a smaller nbeta or "
+        "more draws let them see farther"
+    )
 
 
 def objective_of(model: nn.Module, loss: str, data: Any, layers: Sequence[str] | None = None) -> Objective:

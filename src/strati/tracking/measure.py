@@ -199,7 +199,7 @@ def coefficients(
     """Learning coefficients at the settings shared by all checkpoints: the network's, or those of parts."""
     from strati.tracking.coefficient import Shared, measured, objective_of
 
-    shared = Shared(**{field: settings[field] for field in Shared.__dataclass_fields__})
+    shared = Shared(**{field: settings[field] for field in Shared.__dataclass_fields__ if field in settings})
     cut = whole_data(data, model, config)
     if quantity == "llc":
         whole = measured(objective_of(model, shared.loss, cut), shared)

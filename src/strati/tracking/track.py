@@ -22,7 +22,7 @@ from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
 from strati.run.engine import Outcome, Unit
 from strati.run.store import Finished, Store, unit_key
 from strati.tracking.changes import LEAST, find_changes
-from strati.tracking.coefficient import difference_error
+from strati.tracking.coefficient import difference_error, narrow
 from strati.tracking.config import TrackConfig
 from strati.tracking.groups import digest, grouped
 from strati.tracking.measure import (
@@ -388,6 +388,8 @@ def _result(
             "in the middle of training the values are lower than a minimum's would be, and may be negative"
         )
         warnings.append(Flag("off-minimum", text))
+    if text := narrow(settings):
+        warnings.append(Flag("narrow", text))
     if failed:
         names = sorted({f["checkpoint"] for f in failed})
         text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
