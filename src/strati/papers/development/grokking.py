@@ -12,6 +12,7 @@ layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,9 @@ class Setup:
         coefficients: Checkpoints of each run whose learning coefficient and spectra are taken.
         chains: Chains of each estimate.
         draws: Draws of each chain.
+        batch: Rows of a minibatch of the sampler. ``nbeta`` is that of so many rows, ``batch / ln batch``: at the one of
+            all rows the stiffest checkpoint needs steps so short that no affordable chain mixes unless it is held where
+            the loss hardly rises, and every coefficient is near 0.
     """
 
     modulus: int
@@ -68,6 +72,7 @@ class Setup:
     coefficients: int
     chains: int
     draws: int
+    batch: int
 
     def network(self, seed: int) -> nn.Module:
         """Untrained."""
@@ -75,8 +80,8 @@ class Setup:
         return Adder(self.modulus) if self.attention else SmallAdder(self.modulus)
 
 
-FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 150)
-QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 100)
+FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 400, 128)
+QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 200, 128)
 DECAY, BETAS = 1.0, (0.9, 0.98)
 
 SPECTRA = "half of the matrices leave the random-like phase"
@@ -185,11 +190,13 @@ def _followed(
         some,
         data=(x, y),
         model=model,
-        out=paths[0].parent / f"followed-{setup.chains}-{setup.draws}",
+        out=paths[0].parent / f"followed-{setup.chains}-{setup.draws}-{setup.batch}",
         what="spectra,llc",
         loss="cross_entropy",
         chains=setup.chains,
         draws=setup.draws,
+        batch=setup.batch,
+        nbeta=setup.batch / math.log(setup.batch),
         seed=seed,
         tick=tick,
     )
