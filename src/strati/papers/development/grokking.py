@@ -57,7 +57,7 @@ class Setup:
         coefficients: Checkpoints of each run whose learning coefficient and spectra are taken.
         chains: Chains of each estimate.
         draws: Draws of each chain.
-        batch: Rows of a minibatch of the sampler. ``nbeta`` is that of so many rows, ``batch / ln batch``: at the one of
+        batch: Rows of a minibatch of the sampler. ``nbeta`` is that of so many rows, ``batch / ln batch``: at that of
             all rows the stiffest checkpoint needs steps so short that no affordable chain mixes unless it is held where
             the loss hardly rises, and every coefficient is near 0.
     """

@@ -44,7 +44,7 @@ class Size:
     """A size of the experiment.
 
     ``coefficients`` are checkpoints whose learning coefficient is estimated, from ``draws`` of 4 chains on minibatches
-    of ``windows``.
+    of ``windows``, at the temperature ``n / ln n`` of as many tokens (at that of all no affordable chain mixes).
     """
 
     vocabulary: int
@@ -245,6 +245,7 @@ def _tracked(
         paths[i] for i in np.unique(np.linspace(0, len(paths) - 1, size.coefficients).round().astype(int))
     ]
     rows = torch.from_numpy(held)
+    seen = size.windows * size.context
     return track(
         some,
         data=(rows[:, :-1], rows[:, 1:]),
@@ -255,6 +256,7 @@ def _tracked(
         chains=4,
         draws=size.draws,
         batch=size.windows,
+        nbeta=seen / math.log(seen),
         seed=seed,
         tick=tick,
     )
