@@ -137,7 +137,49 @@ def test_claims_name_entries_that_there_are() -> None:
         "top-down-eigenspectra",
         "degeneracy-in-the-loss-landscape",
         "dropped-neural-net",
+        "Nanda et al. 2023",
+        "Hoogland et al. 2024",
     }
+
+
+def _row(what: str, ours: object, **more: object) -> dict[str, Any]:
+    return {"what": what, "ours": ours, "paper": None, "error": None, "agrees": None, "note": ""} | more
+
+
+def test_claims_of_followed_runs() -> None:
+    verdicts = {c.says.split()[0]: c for c in CLAIMS if c.entry in ("grokking", "in-context")}
+    runs = [_row("runs with weight decay that generalise", "all")]
+    alone = "test accuracy without weight decay, after as many steps as the longest"
+    for accuracy, found in (("3.1%", "held"), ("99.0%", "not held")):
+        assert verdicts["Modular"].verdict([*runs, _row(alone, accuracy)]) == found
+    level = "seed 0: learning coefficient at its peak and at the end"
+    for end, found in (("57.0 +- 0.4", "held"), ("278.0 +- 0.8", "not held")):
+        shown = f"279.2 +- 0.9 at step 2000, {end} at step 6100"
+        assert verdicts["The"].verdict([_row(level, shown)]) == found
+    assert verdicts["The"].verdict([_row(level, "none")]) == "not run"
+    event = (
+        "half of the matrices leave the random-like phase, before the test loss is halfway down from its peak"
+    )
+    for seeds, found in (
+        ("5 of 5 seeds", "held"),
+        ("4 of 5 seeds", "not held"),
+        ("0 of 0 seeds", "not held"),
+    ):
+        assert verdicts["Spectra"].verdict([_row(event, seeds)]) == found
+    for steps, found in (((5, 9, 9), "held"), ((9, 5, 9), "not held"), ((5, None, 9), "not held")):
+        stages = [_row(f"stage {k}", f"step {s}" if s else "does not appear") for k, s in enumerate(steps)]
+        assert verdicts["Bigrams,"].verdict(stages) == found
+
+
+def test_the_claim_about_scales_is_read_at_its_ends() -> None:
+    claim = next(c for c in CLAIMS if "depends on the loss scale" in c.says)
+    ends = [
+        _row(f"2.2.2 lambda({e})", v, paper=v, error=0.01, agrees="yes") for e, v in ((1e-8, 0.5), (1, 0.25))
+    ]
+    between = _row("2.2.2 lambda(1e-4)", 0.37, error=0.004, agrees="no")
+    assert claim.verdict([ends[0], between, ends[1]]) == "held"
+    assert claim.verdict([ends[0] | {"agrees": "no"}, ends[1]]) == "not held"
+    assert claim.verdict([ends[0], ends[1] | {"ours": 0.49}]) == "not held"
 
 
 def test_the_checksum_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ A claim names the reproduction that tests it and a rule that reads its rows. The
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ ROBUST = "robust-and-critical-layers"
 SPECTRA = "top-down-eigenspectra"
 DEGENERACY = "degeneracy-in-the-loss-landscape"
 DROPPED = "dropped-neural-net"
+GROKKING, STAGES = "Nanda et al. 2023", "Hoogland et al. 2024"
+"""Not among the four papers: what people follow runs for."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +139,54 @@ def _all_agree(rows: Rows, start: str) -> bool | None:
     return all(value == "yes" for value in found) if found else None
 
 
+def _changes_with_the_scale(rows: Rows) -> bool | None:
+    """Whether the coefficients at the smallest and the largest scale are the paper's, and surely differ."""
+    ends = [row for row in rows if row["what"].startswith("2.2.2 lambda(") and row["paper"] is not None]
+    if len(ends) != 2:
+        return None
+    apart = abs(ends[0]["ours"] - ends[1]["ours"])
+    return apart > 5 * math.hypot(*(row["error"] for row in ends)) and all(r["agrees"] == "yes" for r in ends)
+
+
+def _only_decay_generalises(rows: Rows) -> bool | None:
+    """Whether every run with weight decay generalises and the one without is wrong more often than right."""
+    with_decay = [row["ours"] for row in rows if row["what"] == "runs with weight decay that generalise"]
+    without = [row["ours"] for row in rows if row["what"].startswith("test accuracy without weight decay")]
+    return with_decay[0] == "all" and float(without[0].rstrip("%")) < 50 if with_decay and without else None
+
+
+def _in_every_seed(rows: Rows, start: str) -> bool | None:
+    """Whether a row such as "5 of 5 seeds" says all of them."""
+    found = [
+        row["ours"].removesuffix(" seeds").split(" of ") for row in rows if row["what"].startswith(start)
+    ]
+    return all(a == b != "0" for a, b in found) if found else None
+
+
+_LEVEL = re.compile(r"(\S+) \+- (\S+) at step")
+
+
+def _coefficient_falls(rows: Rows) -> bool | None:
+    """Whether the learning coefficient ends below its peak by more than five errors, in every run with weight decay."""
+    found = [
+        [(float(value), float(error)) for value, error in _LEVEL.findall(row["ours"])]
+        for row in rows
+        if row["what"].startswith("seed ") and row["what"].endswith("at its peak and at the end")
+    ]
+    if not found or not all(len(levels) == 2 for levels in found):
+        return None
+    return all(peak[0] - end[0] > 5 * math.hypot(peak[1], end[1]) for peak, end in found)
+
+
+def _stages_in_order(rows: Rows) -> bool | None:
+    """Whether all stages appear, none before the one that it is said to follow."""
+    found = [row["ours"] for row in rows if row["what"].startswith("stage ")]
+    if not found:
+        return None
+    steps = [float(text.removeprefix("step ")) for text in found if text.startswith("step ")]
+    return len(steps) == len(found) and steps == sorted(steps)
+
+
 def _larger_is(rows: Rows, part: str) -> bool | None:
     """Whether the larger network's value is smaller in attention and in MLP layers, beyond chance."""
     found = [row["note"] for row in rows if part in row["what"]]
@@ -209,7 +261,7 @@ CLAIMS: tuple[Claim, ...] = (
           "Yes, in the case tested.", "degeneracy-landscape", _behavioural_is_no_lower),
     Claim(DEGENERACY, "The learning coefficient depends on the loss scale (2.2.2)",
           "Yes: say at which scale a number of effective parameters was measured.", "degeneracy-toys",
-          lambda r: _all_agree(r, "2.2.2 ")),
+          _changes_with_the_scale),
     Claim(DEGENERACY, "Free directions that interact are worth less: the cross of figure 1 has one degree of freedom",
           "Yes: counting flat directions of the Hessian overstates freedom.", "degeneracy-toys",
           lambda r: _all_agree(r, "figure 1:")),
@@ -253,5 +305,16 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(DROPPED, "Training by itself grows a negative diagonal (appendix A)",
           "Of every block's trace the sign, with small batches and long training.", "dropped-net-study",
           lambda r: _all(r, "appendix A, 200 epochs on pred, no weight decay: trace", "mean", lambda v: v < -1)),
+    Claim(GROKKING, "Modular addition generalises long after it is learned by heart, with weight decay and not without",
+          "Yes, within the steps tried.", "grokking", _only_decay_generalises),
+    Claim(GROKKING, "The learning coefficient falls as the network generalises",
+          "Yes: a fall of the coefficient at constant training loss is a sign of it.", "grokking", _coefficient_falls,
+          "Not in every run."),
+    Claim(GROKKING, "Spectra change before the test loss falls",
+          "They do, but as early as the training loss: they say that something was learned, not that it generalises.",
+          "grokking", lambda r: _in_every_seed(r, "half of the matrices leave the random-like phase, before the test")),
+    Claim(STAGES, "Bigrams, in-context learning, previous-token heads and induction heads appear one after the other",
+          "Yes, in the run tested.", "in-context", _stages_in_order,
+          "Look at which stages appeared: small models on little text need not go through all of them."),
 )  # fmt: skip
 """In the order of the page."""
