@@ -222,7 +222,7 @@ VERBS |= {verb: (f"{verb.capitalize()}Config",) for verb in ("apply", "track", "
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_the_commands_defaults_are_the_configs(verb: str) -> None:
-    """Those that an option states; the others are left to the function. New processes are the command's own choice."""
+    """Those that an option states; the others are left to the function."""
     import click
 
     from strati.cli.main import strati as group
@@ -237,5 +237,4 @@ def test_the_commands_defaults_are_the_configs(verb: str) -> None:
         value = option.default() if callable(option.default) else option.default
         if option.name not in fields or isinstance(value, type(None)) or "UNSET" in repr(value):
             continue
-        if (verb, option.name) != ("study", "workers"):
-            assert value == fields[option.name] or not (value or fields[option.name]), option.name
+        assert value == fields[option.name] or not (value or fields[option.name]), option.name

@@ -137,6 +137,39 @@ def test_stopping_early_leaves_no_worker() -> None:
     assert left == []
 
 
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    """Workers do not import the running script again; what of it they need travels by value."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        textwrap.dedent("""
+        from dataclasses import dataclass
+        from strati.run.engine import Unit
+        from strati.run.engine_processes import run_processes
+
+        print("begun", flush=True)
+        FACTOR = 3
+
+        @dataclass
+        class Body:
+            shift: int
+
+            def __call__(self, unit, load):
+                return times(unit.config["value"]) + self.shift
+
+        def times(value):
+            return FACTOR * value
+
+        units = [Unit(str(i), str(i), "", {"value": i}) for i in range(4)]
+        print(sorted(outcome.value for outcome in run_processes(Body(1), units, workers=2)), flush=True)
+        print(__file__.endswith("unguarded.py"))
+    """)
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.splitlines() == ["begun", "[1, 4, 7, 10]", "True"], done.stderr
+
+
 def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

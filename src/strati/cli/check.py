@@ -6,6 +6,7 @@ import click
 
 from strati.cli.common import Output, emit, layers_option, output_options, seed_option, workers_option
 from strati.run.progress import progress
+from strati.spectra.comparing.check import CheckConfig
 
 FOUND = 3
 """The exit code of a check that found what it looked for."""
@@ -23,7 +24,7 @@ FOUND = 3
 )
 @click.option("--list", "listed", is_flag=True, help="List the codes and exit.")
 @layers_option
-@workers_option
+@workers_option(CheckConfig)
 @seed_option
 @output_options
 @click.pass_context
@@ -53,7 +54,7 @@ def command(
     from strati.options import default
     from strati.report.page import build_page
     from strati.run.files import write_atomic
-    from strati.spectra.comparing.check import CODES, CheckConfig, check
+    from strati.spectra.comparing.check import CODES, check
     from strati.spectra.scan import scan
 
     if listed:

@@ -12,6 +12,7 @@ import click
 
 from strati.cli.guard import guard_outputs
 from strati.errors import BadInputError
+from strati.options import default
 from strati.run.files import check_writable
 from strati.text import visible
 from strati.types import Result
@@ -80,18 +81,18 @@ def layers_option(function: F) -> F:
     )(function)
 
 
-def workers_option(function: F) -> F:
-    """Add ``--workers`` (and its aliases ``--jobs``, ``-j``); the verb receives ``workers``."""
+def workers_option(config: type) -> Callable[[F], F]:
+    """Add ``--workers`` (and its aliases ``--jobs``, ``-j``) with a config's default; the verb receives ``workers``."""
     return click.option(
         "--workers",
         "--jobs",
         "-j",
         "workers",
         type=click.IntRange(0),
-        default=0,
+        default=default(config, "workers"),
         metavar="N",
         help="Units of work done at once; 0 (default): one per processor.",
-    )(function)
+    )
 
 
 def resume_options(function: F) -> F:

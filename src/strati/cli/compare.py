@@ -16,6 +16,7 @@ from strati.cli.common import (
     workers_option,
 )
 from strati.run.progress import progress
+from strati.spectra.comparing.compare import CompareConfig
 
 
 @click.command("compare")
@@ -27,7 +28,7 @@ from strati.run.progress import progress
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @layers_option
 @resume_options
-@workers_option
+@workers_option(CompareConfig)
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
 @estimate_option
 @seed_option
@@ -58,7 +59,7 @@ def command(
     """
     from strati.network.open import open as open_network
     from strati.run.files import check_table, export_table
-    from strati.spectra.comparing.compare import CompareConfig, compare
+    from strati.spectra.comparing.compare import compare
 
     if len(models) < 2 + merge:
         raise click.UsageError(

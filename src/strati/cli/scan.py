@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 )
 @layers_option
 @resume_options
-@workers_option
+@workers_option(ScanConfig)
 @device_option
 @estimate_option
 @click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")

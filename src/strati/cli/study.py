@@ -11,6 +11,7 @@ from strati.cli import interrupts
 from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
 from strati.cli.guard import guard_outputs
 from strati.errors import BadInputError, StoppedError
+from strati.intervene.planning.config import StudyConfig
 from strati.run.files import check_table, export_table
 from strati.run.progress import progress
 
@@ -38,7 +39,7 @@ from strati.run.progress import progress
     show_default=True,
     help="Run on this machine or on a Ray cluster.",
 )
-@workers_option
+@workers_option(StudyConfig)
 @click.option(
     "--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here."
 )
@@ -52,7 +53,7 @@ def command(
     seed: int | None,
     scheme: str | None,
     engine: str,
-    workers: int,
+    workers: int | None,
     address: str | None,
     retry: bool,
     estimate: bool,
@@ -90,7 +91,7 @@ def command(
     if estimate:
         from strati.intervene.cost import estimate_study
 
-        emit(estimate_study(wanted, workers=workers), output)
+        emit(estimate_study(wanted, workers=workers or 0), output)
         return
     resume = interrupts.resume_command()
     try:

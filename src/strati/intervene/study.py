@@ -163,14 +163,14 @@ def study(
 
     config = resolve(StudyConfig, config, options, of=study)
     config.check()
-    run = config.run(tick)
     given = evaluate is not None or data is not None
     if is_spec(source, given=given):
         if given:
             raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
         spec = source if isinstance(source, Spec) else read_spec(source)  # type: ignore[arg-type]
-        return _run(spec_job(override(spec, config, set(options)), config, find_data), out, run)
-    return _run(model_job(as_modules(source), evaluate, data, config), out, run)
+        job = spec_job(override(spec, config, set(options)), config, find_data)
+        return _run(job, out, config.run(tick, workers=0))
+    return _run(model_job(as_modules(source), evaluate, data, config), out, config.run(tick))
 
 
 def load_study(folder: str | Path) -> Study:

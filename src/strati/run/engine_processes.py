@@ -2,7 +2,8 @@
 
 Each worker is a process of its own with a pipe of its own, so a worker that is killed costs its one unit a try
 and nothing else: pools of the standard library lose all pending units, or hang. No worker outlives the process
-that started it, however that one ends.
+that started it, however that one ends. The script that is running is not imported again by workers, so it needs no
+guard: what of it the work uses travels by value.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -79,7 +81,7 @@ class _Worker:
         self.pipe: Connection
         self.pipe, theirs = context.Pipe()
         self.process: SpawnProcess = context.Process(target=_work, args=(theirs, payload), daemon=True)
-        with _interrupts_held():
+        with _interrupts_held(), _script_hidden():
             self.process.start()
         theirs.close()
         self.ready = False
@@ -146,7 +148,7 @@ class _Crew:
         how = worker.end()
         self._stillborn = 0 if worker.ready else self._stillborn + 1
         if self._stillborn >= _START_FAILURES:
-            why = f"they die when started ({how}); run with --workers 1, or guard your script with __main__"
+            why = f"they die when started ({how}); run with --workers 1"
             raise UnsupportedError("worker processes", why)
 
     def dismiss(self) -> None:
@@ -159,17 +161,34 @@ class _Crew:
 
 
 def _packed(body: Body) -> bytes:
-    """The body as bytes; functions defined in a call or a notebook need cloudpickle."""
+    """The body as bytes; functions defined in a call, a notebook or the running script need cloudpickle."""
+    first: Exception | None = None
     try:
-        return pickle.dumps(body)
+        packed = pickle.dumps(body)
+        if b"__main__" not in packed:
+            return packed
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         first = error
     try:
-        packed: bytes = importlib.import_module("cloudpickle").dumps(body)
-    except (ImportError, TypeError, AttributeError, pickle.PicklingError):
-        why = f"cannot be sent to other processes ({first}); run it with one worker, in this process"
+        packed = bytes(importlib.import_module("cloudpickle").dumps(body))
+    except (ImportError, TypeError, AttributeError, pickle.PicklingError) as error:
+        why = f"cannot be sent to other processes ({first or error}); run it with one worker, in this process"
         raise UnsupportedError("this work", why) from None
     return packed
+
+
+@contextmanager
+def _script_hidden() -> Iterator[None]:
+    """Start a child that does not import the running script again: without a guard it would start its work anew."""
+    main = sys.modules["__main__"].__dict__
+    names = ("__file__", "__spec__")
+    kept = {name: main.pop(name) for name in names if name in main}
+    main["__spec__"] = None  # is asked for
+    try:
+        yield
+    finally:
+        del main["__spec__"]
+        main.update(kept)
 
 
 @contextmanager

@@ -388,8 +388,8 @@ def _result(
             "in the middle of training the values are lower than a minimum's would be, and may be negative"
         )
         warnings.append(Flag("off-minimum", text))
-    if text := narrow(settings):
-        warnings.append(Flag("narrow", text))
+    if held := narrow(settings):
+        warnings.append(Flag("narrow", held))
     if failed:
         names = sorted({f["checkpoint"] for f in failed})
         text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"

@@ -54,8 +54,8 @@ class StudyConfig:
         context: Token ids in one dimension are cut into windows of this length.
         initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
         engine: ``"local"`` or ``"ray"``.
-        workers: Processes; with one, ``local`` works in this process; 0 for one per processor. The command's default
-            is 0; from Python it is 1, because new processes import the caller's script again.
+        workers: Processes; with one, ``local`` works in this process; 0 for one per processor. ``None`` is 0 for a
+            spec, whose networks are files, and 1 for networks in memory, of which every process would hold a copy.
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again what failed in an earlier run.
         resume: What to do to resume after a stop, as the user would type it.
@@ -79,7 +79,7 @@ class StudyConfig:
     context: int = 128
     initial: Any = None
     engine: str = "local"
-    workers: int = 1
+    workers: int | None = None
     address: str | None = None
     retry: bool = False
     resume: str = "the same call and folder"
@@ -100,6 +100,8 @@ class StudyConfig:
         """
         for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 0)):
             value = getattr(self, name)
+            if name == "workers" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")
         if self.init not in SCHEMES:
@@ -141,10 +143,11 @@ class StudyConfig:
             found["learning_coefficient"] = True
         return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
-    def run(self, tick: Tick = silent) -> Run:
-        """Where and how the units run, as the driver wants it."""
+    def run(self, tick: Tick = silent, *, workers: int = 1) -> Run:
+        """Where and how the units run, as the driver wants it; ``workers`` where the config leaves it open."""
         extra = {"expect": tick.expect} if hasattr(tick, "expect") else {}
-        return Run(self.engine, self.workers, self.address, self.retry, self.resume, tick=tick, **extra)
+        count = workers if self.workers is None else self.workers
+        return Run(self.engine, count, self.address, self.retry, self.resume, tick=tick, **extra)
 
     def direction(self, evaluate: Callable[..., float]) -> tuple[str, bool]:
         """The name of what ``evaluate`` returns, and whether more of it is better.
