@@ -138,23 +138,27 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
 
     from strati.tracking.track import track
 
-    x, y = _few_components(6)
+    x, y = _few_components(3)  # a larger network has valleys too narrow to be sampled at most scales
     torch.manual_seed(derive(seed, "scales"))
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
 
     def loss(network: nn.Module, step: int) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(network(x), y)
 
     steps, count = (300, 3) if quick else (3000, 10)
     paths = trained(
-        folder / f"steps-{steps}", model, loss, Training(steps, spaced(steps, count), rate=1e-2), tick=tick
+        folder / f"3-4-3-steps-{steps}",
+        model,
+        loss,
+        Training(steps, spaced(steps, count), rate=1e-2),
+        tick=tick,
     )
     scales = (1e-4, 1e-2, 1.0) if quick else (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     found = track(
         paths,
         data=x[:60],
         model=model,
-        out=folder / f"followed-{steps}",
+        out=folder / f"followed-3-4-3-{steps}",
         what="scales",
         scales=scales,
         seed=seed,
