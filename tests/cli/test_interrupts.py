@@ -16,7 +16,8 @@ import os, signal, sys, time
 from strati.cli import interrupts
 interrupts.leave_at_once()
 interrupts.raise_once()
-interrupts.resumable("strati study again")
+sys.argv = ["strati", "study", "again"]
+interrupts.resume_command()
 try:
     import slow
     time.sleep(30)

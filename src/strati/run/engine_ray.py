@@ -7,6 +7,7 @@ again; when its tries are used up, that unit is failed and the rest goes on.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import warnings
 from collections import deque
@@ -92,6 +93,8 @@ class _Shared:
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
+        # Ray's own default gives way to everything else that runs, and on a busy machine waits for minutes.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         options |= {"address": "local", "num_cpus": workers or cores(), "include_dashboard": False}
     else:
         options |= {"address": address}
