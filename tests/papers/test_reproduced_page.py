@@ -139,6 +139,7 @@ def test_claims_name_entries_that_there_are() -> None:
         "dropped-neural-net",
         "Nanda et al. 2023",
         "Hoogland et al. 2024",
+        "asked here",
     }
 
 

@@ -18,8 +18,8 @@ ROBUST = "robust-and-critical-layers"
 SPECTRA = "top-down-eigenspectra"
 DEGENERACY = "degeneracy-in-the-loss-landscape"
 DROPPED = "dropped-neural-net"
-GROKKING, STAGES = "Nanda et al. 2023", "Hoogland et al. 2024"
-"""Not among the four papers: what people follow runs for."""
+GROKKING, STAGES, ASKED = "Nanda et al. 2023", "Hoogland et al. 2024", "asked here"
+"""Not of the four papers: what people follow runs for."""
 
 
 @dataclass(frozen=True)
@@ -307,10 +307,10 @@ CLAIMS: tuple[Claim, ...] = (
           lambda r: _all(r, "appendix A, 200 epochs on pred, no weight decay: trace", "mean", lambda v: v < -1)),
     Claim(GROKKING, "Modular addition generalises long after it is learned by heart, with weight decay and not without",
           "Yes, within the steps tried.", "grokking", _only_decay_generalises),
-    Claim(GROKKING, "The learning coefficient falls as the network generalises",
+    Claim(ASKED, "The learning coefficient of modular addition falls as the network generalises",
           "Yes: a fall of the coefficient at constant training loss is a sign of it.", "grokking", _coefficient_falls,
           "Not in every run."),
-    Claim(GROKKING, "Spectra change before the test loss falls",
+    Claim(ASKED, "Spectra change before the test loss of modular addition falls",
           "They do, but as early as the training loss: they say that something was learned, not that it generalises.",
           "grokking", lambda r: _in_every_seed(r, "half of the matrices leave the random-like phase, before the test")),
     Claim(STAGES, "Bigrams, in-context learning, previous-token heads and induction heads appear one after the other",

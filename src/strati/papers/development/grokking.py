@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 SEE = (
     "The training loss falls first and the test loss long after it, with weight decay alone; below, the learning "
-    "coefficient with two errors and the stable rank of every layer over the same steps."
+    "coefficient with two errors and the stable rank of every layer over the same steps. Each run has a localisation "
+    "of its own, which the table names: follow a curve, but do not compare the levels of two."
 )
 SEE_ORDER = "One row per event, one mark with its interval per seed: what lies further left happens earlier."
 
@@ -301,7 +302,8 @@ def _coefficients(runs: list[Followed], without: Followed, setup: Setup) -> list
             if c["what"] == "llc" and c["layer"] is None
         ]
         failed = [f for f in run.track.failed if f["quantity"] == "llc"]
-        note = f"changes its course at {'; '.join(breaks) or 'no step that stands out'}"
+        note = f"gamma {run.track.settings['gamma']:.0f}; "
+        note += f"changes its course at {'; '.join(breaks) or 'no step that stands out'}"
         note += f"; {len(failed)} of {setup.coefficients} checkpoints refused"
         note += f" ({failed[0]['reason']})" if failed else ""
         rows.append(Row(f"{name}: learning coefficient at its peak and at the end", None, shown, note))
