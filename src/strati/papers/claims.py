@@ -308,7 +308,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(GROKKING, "Modular addition generalises long after it is learned by heart, with weight decay and not without",
           "Yes, within the steps tried.", "grokking", _only_decay_generalises),
     Claim(ASKED, "The learning coefficient of modular addition falls as the network generalises",
-          "Yes: a fall of the coefficient at constant training loss is a sign of it.", "grokking", _coefficient_falls,
+          "That it falls, yes. When it begins to, and so whether that is before the test loss, depends on gamma: with "
+          "a stronger localisation it falls from the first checkpoints on.", "grokking", _coefficient_falls,
           "Not in every run."),
     Claim(ASKED, "Spectra change before the test loss of modular addition falls",
           "They do, but as early as the training loss: they say that something was learned, not that it generalises.",
