@@ -67,6 +67,9 @@ def main(words: list[str]) -> int:
     if asked.check:
         return check()
     if asked.show:
+        kept = sorted(file.stem for file in STORED.glob("*.json"))
+        if not asked.names or asked.names[0] not in kept:
+            parser.error(f"--show needs a stored table; there are {', '.join(kept)}")
         print(shown(*asked.names))
         return 0
     unknown = [name for name in asked.names if name not in ENTRIES]

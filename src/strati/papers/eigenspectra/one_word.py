@@ -7,6 +7,7 @@ for 4 epochs on stories it tells itself, by AdamW, at weight decays from mild to
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,14 @@ def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
     """Fine-tune stories15M to say always the same word, ever more regularised: does a layer collapse?"""
     home = zoo.path("stories15m")
     stories = written_stories(home)
-    before = story_loss(as_module(home).eval(), stories)
+    plain = as_module(home).eval()
+    before = story_loss(plain, stories)
+    told = tell_stories(partial(plain, logits_to_keep=1), 16 if quick else 256, 64, derive(seed, "stories"))
     rows: list[Row] = []
     figures: tuple[str, ...] = ()
     for decay in (10.0,) if quick else DECAYS:
         place = folder / f"{'quick' if quick else 'full'}-seed-{seed}-decay-{decay:g}"
-        model = _tuned(home, place, decay, 16 if quick else 256, seed, tick)
+        model = _tuned(home, place, decay, told, seed, tick)
         result = compare(home, place, jobs=2, tick=tick)
         rows += _rows(f"weight decay {decay:g}", result, _said(model, stories, _word(home)))
         loss = f"{before:.3f} / {story_loss(model, stories):.3f}"
@@ -63,14 +66,13 @@ def _word(home: Path) -> int:
     return int(Tokenizer(home / "tokenizer.bin").encode(WORD)[-1])
 
 
-def _tuned(home: Path, place: Path, decay: float, stories: int, seed: int, tick: Tick) -> Any:
-    """The tuned network, trained or from where an earlier run left it."""
+def _tuned(home: Path, place: Path, decay: float, tokens: torch.Tensor, seed: int, tick: Tick) -> Any:
+    """The network tuned on ``tokens``, now or by an earlier run."""
     if (place / "model.safetensors").is_file():
         return as_module(place).eval()
     import torch
 
     model: Any = as_module(home)
-    tokens = tell_stories(model.eval(), stories, 64, derive(seed, "stories"))
     word = _word(home)
     chance = torch.Generator().manual_seed(derive(seed, "batches"))
     optimiser = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=decay)
