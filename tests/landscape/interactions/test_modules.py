@@ -116,6 +116,23 @@ def test_cost_moves_and_joins_agree_with_the_definition(seed, count):
         )
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), count=st.integers(1, 5))
+def test_in_the_end_no_single_move_and_no_join_lowers_the_cost(seed, count):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng)
+    labels = np.unique(rng.integers(0, count, graph.nodes), return_inverse=True)[1]
+    settled = graph.improve(labels)
+    for node, module in itertools.product(range(graph.nodes), range(int(settled.max()) + 2)):
+        moved = settled.copy()
+        moved[node] = module
+        assert brute_cost(graph, moved) >= brute_cost(graph, settled) - 1e-8
+    merged = graph.merge(labels)
+    for one, two in itertools.combinations(range(int(merged.max()) + 1), 2):
+        joined = np.where(merged == two, one, merged)
+        assert brute_cost(graph, joined) >= brute_cost(graph, merged) - 1e-8
+
+
 def test_partition_is_the_best_of_all_on_small_graphs():
     """Exhaustive check: every partition of 7 nodes into at most 3 modules."""
     hits = 0

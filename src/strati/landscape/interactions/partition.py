@@ -113,10 +113,11 @@ class LayeredGraph:
         for _ in range(_SWEEPS):
             out, into = self._sums(labels)
             moved = False
-            for node in range(self.nodes):
-                moved |= self._move(node, labels, out, into, fixed)
-                if int(labels.max()) >= len(out):  # a module of its own was opened
-                    out, into = self._sums(labels)
+            for layer in range(len(self.sizes)):
+                for node in self._restless(layer, labels, out, into):
+                    moved |= self._move(node, labels, out, into, fixed)
+                    if int(labels.max()) >= len(out):  # a module of its own was opened
+                        out, into = self._sums(labels)
             if not moved:
                 break
         return _renumber(labels)
@@ -124,15 +125,34 @@ class LayeredGraph:
     def merge(self, labels: IntArray, down_to: int | None = None) -> IntArray:
         """Join modules while that lowers the cost, or until ``down_to`` are left."""
         labels = _renumber(labels)
-        while (count := int(labels.max()) + 1) > 1:
-            gain = self.links(labels)
-            first, second = divmod(int(gain.argmax()), count)
-            if gain[first, second] <= 1e-12 * self.totals.sum() and (down_to is None or count <= down_to):
-                break
-            if down_to is not None and count <= down_to:
+        gain = self.links(labels)
+        while len(gain) > 1 and (down_to is None or len(gain) > down_to):
+            first, second = divmod(int(gain.argmax()), len(gain))
+            if down_to is None and gain[first, second] <= 1e-12 * self.totals.sum():
                 break
             labels = _renumber(np.where(labels == second, first, labels))
+            both = gain[first] + gain[second]  # gains add up over the parts of a module
+            gain[first], gain[:, first] = both, both
+            gain = np.delete(np.delete(gain, second, axis=0), second, axis=1)
         return labels
+
+    def _restless(self, layer: int, labels: IntArray, out: FloatArray, into: FloatArray) -> list[int]:
+        """Nodes of a layer that may gain by a move: those of one layer do not change each other's gains."""
+        count, here = len(out), self._layer(labels, layer)
+        gain = np.zeros((count, here.size))
+        if layer < len(self.weights):
+            gain += _one_hot(self._layer(labels, layer + 1), count).T @ self.weights[layer]
+            gain -= np.outer(into[:, layer] * self._scale[layer], self.out[self._span(layer), layer])
+        if layer > 0:
+            gain += (self.weights[layer - 1] @ _one_hot(self._layer(labels, layer - 1), count)).T
+            gain -= np.outer(
+                out[:, layer - 1] * self._scale[layer - 1], self.into[self._span(layer), layer - 1]
+            )
+        restless = (gain.argmax(axis=0) != here) | (gain.max(axis=0) < 0)
+        return [int(node) + int(self.starts[layer]) for node in np.flatnonzero(restless)]
+
+    def _span(self, layer: int) -> slice:
+        return slice(self.starts[layer], self.starts[layer + 1])
 
     def _of(self, keep: BoolArray) -> LayeredGraph:
         parts = [keep[self.starts[k] : self.starts[k + 1]] for k in range(len(self.sizes))]
@@ -140,7 +160,7 @@ class LayeredGraph:
         return LayeredGraph(weights, self.balance)
 
     def _layer(self, labels: IntArray, k: int) -> IntArray:
-        return labels[self.starts[k] : self.starts[k + 1]]
+        return labels[self._span(k)]
 
     def _sums(self, labels: IntArray) -> tuple[FloatArray, FloatArray]:
         hot = _one_hot(labels, int(labels.max()) + 1)
