@@ -151,3 +151,19 @@ def used_once(weights: Matrix, shared: bool, rounds: int) -> Matrix:
             weights = weights / weights.sum(axis=1, keepdims=True)
             weights = weights / weights.sum(axis=0, keepdims=True)
     return weights
+
+
+def balanced(weights: Matrix, rounds: int) -> Matrix:
+    """:func:`used_once` of two pools by a scale for each row and column: faster, for weights above 1e-100.
+
+    Examples:
+        >>> weights = np.array([[2.0, 1.0], [0.5, 2.0]])
+        >>> bool(np.allclose(balanced(weights, 9), used_once(weights, False, 9), rtol=1e-14))
+        True
+    """
+    columns = np.ones(weights.shape[1])
+    turned = np.ascontiguousarray(weights.T)
+    for _ in range(rounds):
+        rows = 1 / (weights @ columns)
+        columns = 1 / (turned @ rows)
+    return np.asarray(rows[:, None] * weights * columns)

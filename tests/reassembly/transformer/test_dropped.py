@@ -304,6 +304,53 @@ def test_permuted_and_rescaled_stories_are_put_back():
     assert right.all_matrices and right.forward
 
 
+@pytest.mark.parametrize(("blocks", "seed", "exact"), [(2, 0, True), (3, 1, False)])
+def test_roles_that_are_not_told(blocks, seed, exact):
+    """Untrained weights tell no roles: every piece gets one place, nearly all are unsure, outputs decide what they can.
+
+    On three such blocks the search ends elsewhere, and says so.
+    """
+    from dataclasses import replace
+
+    from strati.reassembly.transformer.verify import answers
+
+    pytest.importorskip("transformers")
+    state, config = llama(blocks=blocks, width=16, seed=seed)
+    dropped = drop(state, network=config, seed=seed, hide_roles=True)
+    alone = strati.reassemble(dropped)
+    used = [n for part in (*alone.blocks, *alone.vectors) for n in part.values()]
+    used += [alone.embedding, alone.head, *alone.others.values()]
+    assert sorted(set(used)) == sorted(dropped.pieces.arrays)
+    assert len(alone.uncertain) > 0.8 * 9 * blocks
+    truth = replace(
+        alone, blocks=tuple(dropped.answer["blocks"]), vectors=tuple(dropped.answer["vectors"]),
+        embedding=dropped.answer["embedding"], head=dropped.answer["head"], others=dropped.answer["others"],
+    )  # fmt: skip
+    tokens = np.random.default_rng(0).integers(0, 50, (8, 16))
+    outputs = answers(truth, tokens, strati.ReassembleConfig())
+    found = strati.reassemble(dropped, tokens, outputs, seconds=60)
+    right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
+    assert found.exact is exact and right.all_matrices is exact
+    assert bool(found.uncertain) is not exact
+
+
+def test_the_first_tokens_are_tried_before_all_of_them():
+    """What a decoder answers to its first tokens does not depend on the rest; other networks are cut by rows."""
+    from strati.reassembly.transformer.verify import _fewer
+
+    torch = pytest.importorskip("torch")
+    ids = {"input_ids": torch.zeros(8, 64, dtype=torch.long), "use_cache": False}
+    wanted = np.arange(8 * 64 * 1000, dtype=np.float32).reshape(8, 64, 1000)
+    inputs, few = _fewer(ids, wanted, True)
+    assert tuple(inputs["input_ids"].shape) == (2, 12) and inputs["use_cache"] is False
+    assert few.shape == (2, 12, 1000) and np.array_equal(few, wanted[:2, :12])
+    inputs, few = _fewer(ids, wanted, False)
+    assert tuple(inputs["input_ids"].shape) == (1, 64) and few.shape == (1, 64, 1000)
+    assert _fewer(ids, wanted[..., :40], True) is None  # numbers are few enough
+    images = {"pixel_values": torch.zeros(256, 1, 28, 28)}
+    assert _fewer(images, np.zeros((256, 10), np.float32), False) is None
+
+
 def test_recorded_outputs_make_a_post_norm_network_exact():
     """A small BERT whose vectors are all in other blocks' places: its outputs bring every one of them home."""
     from dataclasses import replace

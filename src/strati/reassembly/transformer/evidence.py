@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from strati.reassembly.assignment import assign, used_once
+from strati.reassembly.assignment import assign, balanced
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -148,7 +148,7 @@ def _estimate(z: Matrix, count: int, weights: Matrix, middle: Matrix, spread: Ma
     objective = -np.inf
     for _ in range(_ROUNDS):
         scaled = np.exp(np.clip(found - found.max(axis=1, keepdims=True), -60, 0)) + 1e-12
-        belief = used_once(scaled, False, 40)
+        belief = balanced(scaled, 40)
         pair = belief.reshape(-1)
         raw = z @ pair / count
         near, apart = z - raw[:, None], z - (z @ (1 - pair) / (1 - pair).sum())[:, None]

@@ -70,6 +70,12 @@ class Judge:
                 self.numbers[slot.role, ONCE] = places[slot.name]
                 self.parameters[slot.role, ONCE] = by_name[slot.name]
 
+    def look_at(self, inputs: Mapping[str, Any], wanted: NDArray[Any] | None) -> None:
+        """Judge by these data from now on."""
+        self.runner.inputs = dict(inputs)
+        self.wanted = wanted
+        self.losses = self._losses(self.runner.keep())
+
     @property
     def loss(self) -> float:
         """The mean loss."""

@@ -2,8 +2,9 @@
 
 The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for
 any network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.mend`), then
-single moves are tried (:mod:`~strati.reassembly.transformer.judge`). Where the outputs are not reached in the end,
-matrices are left where the weights put them unless the data explain the change nearly in full.
+single moves are tried (:mod:`~strati.reassembly.transformer.judge`): on as few rows and tokens as fix the moves, where
+a run takes a fraction of the time, then on all of them. Where the outputs are not reached in the end, matrices are left
+where the weights put them unless the data explain the change nearly in full.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,11 @@ _NOT_CAUSAL = ("bert", "roberta", "distilbert")
 _EXPLAINED = 1e-3
 """Share of the error that moves of matrices may leave to be believed where the outputs are not reached."""
 
+_ENOUGH = 16384
+"""Numbers of the outputs that tell one arrangement from another: several times as many as are regressed at once."""
+_ROWS, _TOKENS = 2, 12
+"""Rows and tokens that a decoder is tried on first, where their outputs have so many numbers."""
+
 
 def verified(
     found: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig, *, tick: Tick = silent
@@ -52,7 +59,12 @@ def verified(
         # some hundred tokens do not outweigh what the weights place surely
         judge.held = {n for block in found.blocks for n in block.values()} - set(found.uncertain)
     began = time.monotonic()
-    ended = _repaired(judge, set(found.uncertain), lambda: time.monotonic() - began > config.seconds, tick)
+
+    def late(share: float = 1.0) -> bool:
+        return time.monotonic() - began > share * config.seconds
+
+    causal = pieces.config.get("model_type") not in _NOT_CAUSAL
+    ended = _repaired(judge, set(found.uncertain), late, causal, tick)
     warnings = tuple(flag for flag in found.warnings if flag.code != "direction-uncertain")
     if not ended:
         warnings += (
@@ -100,12 +112,21 @@ def answers(found: TransformerReassembly, data: Any, config: ReassembleConfig) -
     return np.asarray(Runner(model, pieces.blueprint, inputs).output().double().numpy())
 
 
-def _repaired(judge: Judge, doubtful: set[int], late: Callable[[], bool], tick: Tick) -> bool:
+def _repaired(judge: Judge, doubtful: set[int], late: Callable[..., bool], causal: bool, tick: Tick) -> bool:
     """Repair; ``False`` if the time was over first."""
     first = dict(judge.numbers)
     before = judge.loss
     if judge.wanted is None:
         return judge.repair(late, tick)
+    inputs, wanted = judge.runner.inputs, judge.wanted
+    few = _fewer(inputs, wanted, causal)
+    if few is not None:
+        judge.look_at(*few)
+        half = partial(late, 0.5)
+        mend(judge, doubtful, half)
+        judge.repair(half, tick)
+        judge.look_at(inputs, wanted)
+        tick(f"on {few[1].shape[0]} rows, loss {judge.loss:.4g}")
     mend(judge, doubtful, late)
     tick(f"regressed, loss {judge.loss:.4g}")
     ended = judge.repair(late, tick)
@@ -113,6 +134,28 @@ def _repaired(judge: Judge, doubtful: set[int], late: Callable[[], bool], tick: 
         judge.restore(first)
         ended = judge.repair(late, tick, matrices=False) and ended
     return ended
+
+
+def _fewer(
+    inputs: dict[str, Any], wanted: NDArray[Any], causal: bool
+) -> tuple[dict[str, Any], NDArray[Any]] | None:
+    """The first rows, and of a decoder their first tokens, that have numbers enough; ``None`` if that is most of them.
+
+    What a decoder answers to the first tokens does not depend on those that follow.
+    """
+    if wanted.size < 2 * _ENOUGH:
+        return None
+    rows, tokens = len(wanted), None
+    per_row = wanted.size // rows
+    ids = inputs.get("input_ids")
+    if causal and ids is not None and wanted.ndim == 3 and wanted.shape[:2] == tuple(ids.shape):
+        tokens = min(wanted.shape[1], max(_TOKENS, -(-_ENOUGH // (_ROWS * wanted.shape[2]))))
+        per_row = tokens * wanted.shape[2]
+    rows = min(rows, max(_ROWS if tokens else 1, -(-_ENOUGH // per_row)))
+    if 2 * rows * per_row > wanted.size:
+        return None
+    cut = (slice(rows), slice(tokens)) if tokens else (slice(rows),)
+    return {k: v if isinstance(v, bool) else v[cut] for k, v in inputs.items()}, wanted[cut]
 
 
 def _inputs(
