@@ -127,6 +127,8 @@ def _repaired(judge: Judge, doubtful: set[int], late: Callable[..., bool], causa
         judge.repair(half, tick)
         judge.look_at(inputs, wanted)
         tick(f"on {few[1].shape[0]} rows, loss {judge.loss:.4g}")
+        if judge.exact:
+            return True
     mend(judge, doubtful, late)
     tick(f"regressed, loss {judge.loss:.4g}")
     ended = judge.repair(late, tick)
