@@ -31,7 +31,7 @@ TOKENS = 256
 SECONDS = {"smollm2": 120.0}
 """Of the repair, by the loss and by outputs each, where it is not the usual time: one run of SmolLM2 takes a second and
 more, and the 1,800 runs that place its 60 norms would take half an hour."""
-USUAL = 600.0
+USUAL = 240.0
 
 
 def with_data(name: str, dropped: Dropped, found: TransformerReassembly, seed: int) -> list[str]:

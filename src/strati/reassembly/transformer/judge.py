@@ -6,7 +6,7 @@ kept only if the loss falls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,23 +161,32 @@ class Judge:
             gained = False
             self.least = {}
             for clear, moves in all_moves(self.blueprint, matrices=matrices, told=self.told):
-                best: tuple[float, Move] | None = None
-                for move in moves:
-                    if late():
-                        return False
-                    if self._cannot(move):
-                        continue
-                    self._apply(move)
-                    new = self._losses(self.runner.output(move.start))
-                    self._apply(move.inverse())
-                    self._note(move, new)
-                    if self._better(new, clear) and (best is None or float(new.mean()) < best[0]):
-                        best = (float(new.mean()), move)
-                if best is not None:
-                    self._apply(best[1])
-                    self.losses = self._losses(self.runner.keep())
+                taken = self.take_best(moves, clear, late)
+                if taken is None:
+                    return False
+                if taken:
                     gained = True
                     tick(f"loss {self.loss:.4f}")
+        return True
+
+    def take_best(self, moves: Iterable[Move], clear: bool, late: Callable[[], bool]) -> bool | None:
+        """The best of some moves, if it gains: whether one was made; ``None`` if the time was over first."""
+        best: tuple[float, Move] | None = None
+        for move in moves:
+            if late():
+                return None
+            if self._cannot(move):
+                continue
+            self._apply(move)
+            new = self._losses(self.runner.output(move.start))
+            self._apply(move.inverse())
+            self._note(move, new)
+            if self._better(new, clear) and (best is None or float(new.mean()) < best[0]):
+                best = (float(new.mean()), move)
+        if best is None:
+            return False
+        self._apply(best[1])
+        self.losses = self._losses(self.runner.keep())
         return True
 
     def _better(self, new: NDArray[np.float64], clear: bool) -> bool:

@@ -67,7 +67,7 @@ def swap(roles: Sequence[str], i: int, j: int) -> Move:
 
 
 def all_moves(blueprint: Blueprint, *, matrices: bool, told: bool) -> Iterator[tuple[bool, list[Move]]]:
-    """Kinds of moves, each with whether a move must gain clearly: vectors, roles, the whole, blocks, units.
+    """Kinds of moves, each with whether a move must gain clearly: chains, vectors, roles, the whole, blocks, units.
 
     Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains a little.
 
@@ -77,6 +77,9 @@ def all_moves(blueprint: Blueprint, *, matrices: bool, told: bool) -> Iterator[t
         told: Pieces tell their roles: none is exchanged with one of another role.
     """
     n = blueprint.blocks
+    if matrices:
+        for some in _groups(blueprint):
+            yield True, [permuted(dict.fromkeys(some, order)) for order in _turned(n)]
     for slot in blueprint.block:
         if not slot.matrix:
             yield (
@@ -99,11 +102,24 @@ def all_moves(blueprint: Blueprint, *, matrices: bool, told: bool) -> Iterator[t
             order.insert(j, order.pop(i))
             moves.append(permuted(dict.fromkeys(every, order)))
     yield True, moves
+    for some in _groups(blueprint):
+        yield True, [swap(some, i, j) for i in range(n) for j in range(i + 1, min(n, i + 5))]
+
+
+def _groups(blueprint: Blueprint) -> list[list[str]]:
+    """Roles that move as one: those of each kind of units, with and without the biases of their matrices."""
+    found = []
     for roles in unit_kinds(blueprint).values():
         group = list(slots_of(roles, blueprint))
         biases = [s.role for s in blueprint.block if not s.matrix and s.role.partition(".")[0] in group]
-        for some in (group, group + biases) if biases else (group,):
-            yield True, [swap(some, i, j) for i in range(n) for j in range(i + 1, min(n, i + 5))]
+        found += [group, group + biases] if biases else [group]
+    return found
+
+
+def _turned(n: int) -> list[list[int]]:
+    """A chain turned round, and a place on or back: a chain knows its own order, not where it lies beside others."""
+    order = list(range(n))
+    return [order[::-1], order[1:] + order[:1], order[-1:] + order[:-1]] if n > 1 else []
 
 
 def _roles(blueprint: Blueprint) -> list[Move]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from strati.reassembly.transformer.asymmetry import turned as turned_twins
 from strati.reassembly.transformer.calibration import Prior, default_prior
 from strati.reassembly.transformer.certainty import SURE_PLACE
 from strati.reassembly.transformer.fold import Folded, folded
+from strati.reassembly.transformer.layout import slots_of, unit_kinds
 from strati.reassembly.transformer.matrices import Placed, place_matrices
 from strati.reassembly.transformer.orientation import Oriented, oriented
 from strati.reassembly.transformer.result import TransformerReassembly
@@ -133,6 +135,10 @@ def _result(pieces: TransformerPieces, laid: Oriented, doubtful: Sequence[int]) 
     for k, margin in enumerate(placed.swap_margins):
         if margin < SURE:
             uncertain |= {*blocks[k].values(), *blocks[k + 1].values()}
+    if any(n not in pieces.told for n in pieces.arrays):  # what makes a unit is a guess too
+        for block, roles in product(blocks, unit_kinds(blueprint).values()):
+            unit = {block[slot] for slot in slots_of(roles, blueprint)}
+            uncertain |= unit if unit & uncertain else set()
     warnings = []
     if way.lead < SURE:
         uncertain |= {whole["embedding"], whole["head"]}
