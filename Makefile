@@ -7,7 +7,7 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
+.PHONY: demo test check docs chromium slow bench peers reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
 
 demo: $(VENV)/demo.stamp
 	rm -rf out/demo  # of an earlier version, whose study this one would not go on with
@@ -37,6 +37,13 @@ slow: $(VENV)/test.stamp
 
 bench: $(VENV)/test.stamp oracles
 	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+# Beside weightwatcher, devinterp and curvlinops alone, one after the other in one run.
+peers: $(VENV)/test.stamp oracles
+	$(BIN)/python benchmarks/bench_scan.py --only FCN
+	$(BIN)/python benchmarks/bench_llc.py --quick --only devinterp
+	$(BIN)/python benchmarks/bench_devinterp.py --quick
+	$(BIN)/python benchmarks/bench_curvlinops.py
 
 reproduce: $(VENV)/test.stamp
 	$(BIN)/python tools/reproduce_all.py

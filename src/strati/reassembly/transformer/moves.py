@@ -93,7 +93,7 @@ def all_moves(blueprint: Blueprint, *, matrices: bool, told: bool) -> Iterator[t
     if not matrices:
         return
     every = [slot.role for slot in blueprint.block]
-    yield True, [permuted(dict.fromkeys(every, range(n)[::-1]))] if n > 1 else []
+    yield True, reversal(blueprint)
     yield True, [swap(every, i, j) for i in range(n) for j in range(i + 1, min(n, i + 3))]
     moves = []
     for i in range(n):
@@ -104,6 +104,13 @@ def all_moves(blueprint: Blueprint, *, matrices: bool, told: bool) -> Iterator[t
     yield True, moves
     for some in _groups(blueprint):
         yield True, [swap(some, i, j) for i in range(n) for j in range(i + 1, min(n, i + 5))]
+
+
+def reversal(blueprint: Blueprint) -> list[Move]:
+    """All blocks in the reverse order, if there are several."""
+    every = [slot.role for slot in blueprint.block]
+    back = range(blueprint.blocks)[::-1]
+    return [permuted(dict.fromkeys(every, back))] if blueprint.blocks > 1 else []
 
 
 def _groups(blueprint: Blueprint) -> list[list[str]]:

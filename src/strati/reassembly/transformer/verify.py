@@ -21,6 +21,7 @@ import numpy as np
 from strati.errors import BadInputError
 from strati.reassembly.transformer.judge import Judge
 from strati.reassembly.transformer.mend import mend
+from strati.reassembly.transformer.moves import reversal
 from strati.reassembly.transformer.run import Runner, network
 from strati.types import Flag, Tick, silent
 
@@ -119,6 +120,7 @@ def _repaired(judge: Judge, doubtful: set[int], late: Callable[..., bool], causa
     if judge.wanted is None:
         return judge.repair(late, tick)
     inputs, wanted = judge.runner.inputs, judge.wanted
+    judge.take_best(reversal(judge.blueprint), False, late)
     few = _fewer(inputs, wanted, causal)
     if few is not None:
         judge.look_at(*few)
