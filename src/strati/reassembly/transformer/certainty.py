@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     Ints = NDArray[np.intp]
 
 SURE_PLACE = 5.0
-"""Nats by which a unit's place must be better than every other: on the networks that ``strati reproduce
-dropped-transformer`` has, before, during and after training, each solved with a prior of the others, no wrong matrix
-had more than two."""
+"""Nats by which a unit's place must be better than every other: of the 29 networks that ``strati reproduce
+dropped-transformer`` has, each solved with a prior of the others, 24 have no wrong piece above it; the surest wrong
+matrix, of a vision transformer, has 9."""
 
 _ALL = 16
 _NEAR = 3
