@@ -106,7 +106,7 @@ class Spectrum:
         told = [f"{name} {known[name]:.4g}" for name in names if known.get(name) is not None]
         phase = [] if self.phase is None else [str(self.phase)]
         codes = [f"warnings: {', '.join(flag.code for flag in self.warnings)}"] if self.warnings else []
-        shape = f"{known['rows']} x {known['cols']}"
+        shape = f"{self.found.rows} x {self.found.columns}"
         return f"Spectrum({'; '.join([shape, *phase, *told, *codes])})"
 
     def _repr_html_(self) -> str:
