@@ -88,7 +88,7 @@ def test_a_results_repr_is_its_summary(monkeypatch):
 def test_a_spectrum_says_its_shape_phase_and_first_numbers():
     W = np.random.default_rng(0).normal(size=(20, 30))
     told = repr(strati.spectrum(W))
-    assert told.startswith("Spectrum(30 x 20; random-like; alpha ")
+    assert told.startswith("Spectrum(30 x 20; bleeding-out; alpha 2.")
     assert "stable_rank" in told and "\n" not in told
     assert repr(strati.spectrum(np.full((5, 4), np.nan))) == "Spectrum(5 x 4; warnings: not-finite)"
     html = strati.spectrum(W)._repr_html_()
