@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from strati.errors import BadInputError
 from strati.reassembly.transformer.asymmetry import turned as turned_twins
@@ -66,14 +67,16 @@ def solve_transformer(
     began = time.perf_counter()
     known = prior or default_prior()
     rng = stream(config.seed, "reassembly", "transformer")
-    bare = folded(pieces)
-    roles = find_roles(bare, known)
-    tick("roles")
-    block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
-    placed = place_matrices(bare, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
-    placed, doubtful = _twins_told(bare, placed, roles.twins, known, rng, tick)
-    laid = oriented(bare, placed, roles, known)
-    tick("vectors")
+    # thousands of small products: threads that wait for each other cost five times the work on a busy machine
+    with threadpool_limits(limits=1, user_api="blas"):
+        bare = folded(pieces)
+        roles = find_roles(bare, known)
+        tick("roles")
+        block_slots = [slot for slot in pieces.blueprint.block if slot.matrix]
+        placed = place_matrices(bare, {s.role: roles.block[s.role] for s in block_slots}, known, rng, tick)
+        placed, doubtful = _twins_told(bare, placed, roles.twins, known, rng, tick)
+        laid = oriented(bare, placed, roles, known)
+        tick("vectors")
     found = _result(pieces, laid, (*roles.uncertain, *doubtful))
     solved = time.perf_counter() - began
     seconds = {"load": load_seconds, "solve": solved}
