@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,24 @@ def test_tables_and_figures_are_in_the_papers_form(performance: str, table: str,
     assert all(caption(Path(path).name, case_captions(one)) for path in drawn)
     changed = (found.frame()["intervention"] == "rerandomise").sum()
     assert Path(drawn[0]).with_suffix(".csv").read_text().count("re-randomised") == changed
+
+
+@pytest.mark.parametrize("performance", ["accuracy", "perplexity"])
+def test_the_line_of_the_table_is_of_all_the_data_though_the_draws_are_of_a_part(
+    performance: str, tmp_path: Path
+) -> None:
+    one = case(performance)
+    data = one.data
+    labels = None if data.y_test is None else data.y_test[:2]
+    part = replace(one, data=replace(data, x_test=data.x_test[:2], y_test=labels), whole=data)
+    tables = []
+    for name, which in (("all", one), ("part", part)):
+        found = study(dict(which.models), data=which.data, config=which.config, out=tmp_path / name)
+        rows = {row.what: row.ours for row in case_rows(which, found)}
+        tables.append([rows[f"{one.table}, {one.label}: {m}"] for m in ("loss", performance)])
+        tables.append([float(found.frame()["intact_performance"].mean())])
+    assert tables[0] == pytest.approx(tables[2], abs=2e-3)
+    assert tables[1] != tables[3]
 
 
 def test_only_a_finished_study_stands_for_the_quick_one(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ class PretrainedCase:
     """A network, what it is measured on, and where the paper has one like it.
 
     ``beside`` names the network of the paper that this one is; without it, the one that it stands in for, if any.
+    ``whole`` are the data for the network's line of the table where its changed layers are measured on a part.
     """
 
     name: str
@@ -79,6 +81,7 @@ class PretrainedCase:
     table: str
     figures: tuple[str, str]
     data: Any = None
+    whole: Any = None
     evaluate: Callable[[nn.Module], float] | None = None
     beside: str | None = None
 
@@ -167,20 +170,25 @@ def _both_ways(where: str, case: PretrainedCase) -> list[Row]:
 def _performances(case: PretrainedCase, intact: float) -> dict[str, float]:
     """Every measure the paper's table has of such a network, from the one that was recorded or by one pass."""
     measure = str(case.config.performance)
+    data = case.data if case.whole is None else case.whole
+    passed = partial(_passed, next(iter(case.models.values())), data, case.config.batch)
+    if case.whole is not None:
+        intact = passed(measure)
     if measure == "accuracy":
-        from strati.intervene.measuring.functional import whole_performance
-        from strati.intervene.planning.tasks import make_task
-
-        task = make_task(case.data, "loss", case.config.batch)
-        return {
-            "loss": whole_performance(next(iter(case.models.values())), task),
-            "accuracy": 100 * intact,
-        }
+        return {"loss": passed("loss"), "accuracy": 100 * intact}
     if measure == "loss":
         return {"loss": intact, "perplexity": math.exp(intact)}
     if measure == "perplexity":
         return {"loss": math.log(intact), "perplexity": intact}
     return {measure: intact}
+
+
+def _passed(model: nn.Module, data: Any, batch: int, measure: str) -> float:
+    """A measure of the intact network, by one pass over the data."""
+    from strati.intervene.measuring.functional import whole_performance
+    from strati.intervene.planning.tasks import make_task
+
+    return whole_performance(model, make_task(data, measure, batch))
 
 
 def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
