@@ -1,22 +1,22 @@
 """Appendix A of dropped-neural-net: does a network trained on the puzzle's own data grow the negative diagonal?
 
 48 blocks like the public ones, Adam at 1e-4, batches of 32, at 150 epochs (where the training error is the paper's)
-and 200; without weight decay as the paper has it, and with decay of two kinds. A part of ``dropped-net-study``; every
-training is kept every ten epochs and goes on from there. Needs torch.
+and 200; without weight decay as the paper has it, and with decay of two kinds. A part of ``dropped-net-study``; the
+trainings run together, are kept every ten epochs and go on from there. Needs torch.
 """
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strati.papers.dropped_net.puzzle import puzzle
+from strati.papers.dropped_net.together import train_together
 from strati.papers.pictures import drawn, save
 from strati.papers.registry import Row
-from strati.reassembly.make import Recipe, Trained, train
+from strati.reassembly.make import Recipe, Trained
 from strati.reassembly.pairing import Score, pair
 from strati.reassembly.passes import Parts, stack
 from strati.reassembly.pieces import as_pieces, sort_out
@@ -42,26 +42,23 @@ def appendix_a(
 ) -> tuple[list[Row], list[str], dict[str, str]]:
     """The traces of networks trained as the paper trained its own, figure 7 of each, and what to see there."""
     found = puzzle()
-    folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     figures: list[str] = []
     captions = {}
     count, lengths = (1000, (2, 4)) if quick else (len(found.x), (150, 200))
-    for target, optimiser, decay in TRAININGS[:2] if quick else TRAININGS:
-        y = found.y if target == "pred" else found.true
-        stem = f"appendix-a-{target}-{optimiser}-{decay:g}-batch-{_BATCH}"
+    trainings = TRAININGS[:2] if quick else TRAININGS
+    recipes = [
+        Recipe(blocks=48, width=48, hidden=96, lr=1e-4, weight_decay=decay, rows=count, seed=seed, optimiser=optimiser,
+               batch=_BATCH)
+        for _, optimiser, decay in trainings
+    ]  # fmt: skip
+    targets = [(found.y if target == "pred" else found.true)[:count] for target, _, _ in trainings]
+    keep = None if quick else folder / f"appendix-a-batch-{_BATCH}.pt"
+    trained = train_together(recipes, found.x[:count], targets, lengths, keep=keep, tick=tick)
+    for k, (target, optimiser, decay) in enumerate(trainings):
         how = "no weight decay" if decay == 0 else f"{optimiser}, weight decay {decay:g}"
-        kept: Path | None = None
         for epochs in lengths:
-            recipe = Recipe(
-                blocks=48, width=48, hidden=96, epochs=epochs, lr=1e-4, weight_decay=decay, rows=count, seed=seed,
-                optimiser=optimiser, batch=_BATCH,
-            )  # fmt: skip
-            file = folder / f"{stem}-{count}-rows-{epochs}-epochs.pt"
-            if kept is not None and not file.is_file():
-                shutil.copyfile(kept, file)  # the longer training goes on from the shorter one
-            network = train(recipe, x=found.x[:count], y=y[:count], keep=file, tick=tick)
-            kept = file
+            network = trained[epochs][k]
             rows += _traces(f"appendix A, {epochs} epochs on {target}, {how}", network, epochs == lengths[0])
         name = f"figure-7-{target}-{optimiser}-{decay:g}"
         figures += drawn(_figure_seven, network, folder, name)
