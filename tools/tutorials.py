@@ -131,6 +131,9 @@ def main(words: list[str]) -> int:
         target = path.with_suffix(".md")
         if not check:
             target.write_text(made)
+            for old in path.parent.glob(f"{path.stem}-*.png"):
+                if old.name not in made:
+                    old.unlink()
         elif not alike(made, target.read_text()):
             print(f"{target.name}: is not what its script gives; run tools/tutorials.py", file=sys.stderr)
             failed += 1

@@ -34,6 +34,12 @@ figure = strati.scan(model)["0"].plot()
 figure = strati.scan(model).plot()
 
 # %% [markdown]
+# A result without a picture of its own draws its table: here the parameters of every layer.
+
+# %%
+figure = strati.inspect(embedded.path("digits-mlp.safetensors")).plot()
+
+# %% [markdown]
 # ## Two networks, and a series of them
 #
 # Before and after training, layer by layer.
