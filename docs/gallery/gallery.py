@@ -34,7 +34,7 @@ figure = strati.scan(model)["0"].plot()
 figure = strati.scan(model).plot()
 
 # %% [markdown]
-# A result without a picture of its own draws its table: here the parameters of every layer.
+# A result without a picture of its own draws its table: here the shapes of the layers.
 
 # %%
 figure = strati.inspect(embedded.path("digits-mlp.safetensors")).plot()

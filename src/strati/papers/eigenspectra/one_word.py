@@ -138,11 +138,11 @@ def _draw(layers: tuple[ComparedLayer, ...], folder: Path) -> tuple[str, ...]:
     paths: list[str] = []
     for number, kind in ((5, "attention"), (6, "mlp")):
         own = [layer for layer in layers if (layer.role or "").startswith(kind)]
-        some = own[:: max(1, len(own) // 5)][:5]
+        some = [own[round(k)] for k in np.linspace(0, len(own) - 1, 5)]  # of several depths and kinds
         grid = [
             [
                 as_shown(
-                    ".".join(layer.name.split(".")[-3:-1]),
+                    ".".join(layer.name.split(".")[-4:-1]),
                     layer.eigenvalues[k],
                     {name: values[k] for name, values in layer.metrics.items()},
                 )
