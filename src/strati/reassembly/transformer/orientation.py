@@ -98,6 +98,16 @@ def _norms_told(bare: Folded, placed: Placed) -> dict[str, list[int]]:
     return found
 
 
+def said_by_vectors(difference: float) -> float:
+    """Nats for the direction from how much better vectors fit one way than the other: a weight of it, and limited.
+
+    Examples:
+        >>> said_by_vectors(2.0), said_by_vectors(-248.0)
+        (0.5, -4.0)
+    """
+    return min(_MOST, max(-_MOST, _VECTORS * difference))
+
+
 def _directed(
     bare: Folded, placed: Placed, roles: Roles, prior: Prior, by_vectors: float
 ) -> tuple[Mapping[str, int], Direction]:
@@ -114,7 +124,7 @@ def _directed(
     more = {
         "what reads the stream after what writes it": _FIT
         * (line.log_likelihood(ahead) - line.log_likelihood(behind)),
-        "sizes of norms and biases": min(_MOST, max(-_MOST, _VECTORS * by_vectors)),
+        "sizes of norms and biases": said_by_vectors(by_vectors),
     }
     best: tuple[float, Mapping[str, int], Direction] | None = None
     for whole in ways:
