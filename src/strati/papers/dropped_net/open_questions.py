@@ -54,7 +54,7 @@ def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
         rows += pairing_rows(members)
         rows += moves_rows([m for m in members if m.recipe.blocks < 20], seed, 1 if quick else 2)
         tick("moves")
-        seconds = 10 if quick else 40
+        seconds = 10 if quick else 20
         rows += solving_rows("networks of the battery", members, seconds, tick)
         pool = squares(quick=quick, seed=1 + seed, folder=folder, tick=tick)
         rows += solving_rows("16 blocks of 24/24, roles not told by shape, 5 epochs," if not quick else "square", pool,
