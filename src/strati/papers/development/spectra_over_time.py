@@ -89,7 +89,8 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             ends = f"from {known[0]:.3g} to {known[-1]:.3g}" if known else "undefined"
             rows.append(Row(f"{layer}: changes of {what}", None, shown or "none", ends))
     rows += _phase_rows(paths, every=1 if quick else 4)
-    rows.append(Row("checkpoints followed", 100.0, float(len(paths)), f"{len(found.failed)} failed"))
+    note = f"{count} wanted, evenly in the logarithm of the step: the first fall together; {len(found.failed)} failed"
+    rows.append(Row("checkpoints followed", None, float(len(paths)), note))
     kept = [s for s in found.curves if s.what in ("stable_rank", "spikes")]
     picture = over_steps(
         folder,
