@@ -209,8 +209,8 @@ CLAIMS: tuple[Claim, ...] = (
           "Yes: read alpha beside the warning `noise-like`.", "alpha-of-random-layers",
           lambda r: _all(r, "share with alpha in [2, 6]", "", lambda v: v > 0.01)),
     Claim(ROBUST, "Re-initialised, only the first layer is critical (figure 2)",
-          "For such networks (between robust and critical by strati's bounds); the training decides which layers are: Adam "
-          "makes the second one matter.", "fcn-mnist", _only_the_first_loses_much),
+          "For such networks (between robust and critical by strati's bounds); the training decides which layers are: "
+          "Adam makes the second one matter.", "fcn-mnist", _only_the_first_loses_much),
     Claim(ROBUST, "Activation disagreement goes with accuracy (figure 4)",
           "Where you have data: a better guide than any metric of the weights alone.", "fcn-mnist",
           lambda r: _all(r, "figure 4: activation_disagreement, mean Spearman", "", lambda v: v < -0.5)),
