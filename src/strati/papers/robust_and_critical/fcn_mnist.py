@@ -2,7 +2,7 @@
 
 Table 1, figures 2 (right), 3, 4 and 7: 100 networks 784-5x512-10, each layer re-initialised and re-randomised, the
 paper's numbers beside ours. The paper names no optimiser, epochs or batch: the built-in spec ``fcn-mnist`` (plain SGD,
-batch 32, 5 epochs) gives its accuracy and correlations, two epochs more its alphas, ``fcn-mnist-adam`` its accuracy alone.
+batch 32, 5 epochs) gives its accuracy and correlations, two epochs more its alphas; ``fcn-mnist-adam`` only the first.
 """
 
 from __future__ import annotations
