@@ -26,7 +26,10 @@ def data() -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.mark.parametrize("epochs", [1, 12])
 def test_each_is_the_network_that_training_it_alone_gives(epochs: int) -> None:
     x, targets = data()
-    together = train_together(RECIPES, x, targets, (epochs,))[epochs]
+    reached = train_together(RECIPES, x, targets, (epochs,))[epochs]
+    together = reached.networks
+    assert [len(some) for some in reached.errors] == [min(epochs, 10)] * 3
+    assert [some[-1] for some in reached.errors] == pytest.approx([n.loss for n in together], rel=1e-5)
     for recipe, y, found in zip(RECIPES, targets, together, strict=True):
         alone = train(replace(recipe, epochs=epochs), x=x, y=y)
         assert found.loss == pytest.approx(alone.loss, rel=1e-3)
@@ -53,10 +56,13 @@ def test_a_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
     again = train_together(RECIPES, x, targets, (5, 30), keep=tmp_path / "a.pt", tick=ticks.append)
     assert len(ticks) == 14 + 20  # from the tenth epoch
     for length in (5, 30):
-        for one, other in zip(whole[length], again[length], strict=True):
+        assert whole[length].errors == again[length].errors
+        for one, other in zip(whole[length].networks, again[length].networks, strict=True):
             assert one.loss == other.loss and (one.inner[2][0] == other.inner[2][0]).all()
     other = train_together(RECIPES[:2], x, targets[:2], (5,), keep=tmp_path / "a.pt", tick=ticks.append)
-    assert len(ticks) == 34 + 5 and len(other[5]) == 2  # the file of another training is not gone on from
+    assert (
+        len(ticks) == 34 + 5 and len(other[5].networks) == 2
+    )  # the file of another training is not gone on from
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 _FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8
 """Adam's two rates of forgetting and what keeps its denominator from zero."""
+LATE = 10
+"""Ends of epochs at which the error is measured before each length: at a constant rate it jumps from epoch to epoch."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """All networks after some epochs, and the mean squared errors of each at the ends of the last :data:`LATE`."""
+
+    networks: list[Trained]
+    errors: list[list[float]]
 
 
 @dataclass
@@ -114,7 +124,7 @@ def train_together(
     *,
     keep: Path | None = None,
     tick: Tick = silent,
-) -> dict[int, list[Trained]]:
+) -> dict[int, Reached]:
     """Train networks on the same inputs, each by its own recipe and towards its own targets; all, at every length.
 
     Args:
@@ -148,12 +158,23 @@ def train_together(
                 number += 1
                 batch = rows[part].expand(len(recipes), -1, -1)
                 networks.step(batch, wanted[:, part], number, recipe.lr, inside, beside)
+            if any(0 <= length - (epoch + 1) < LATE for length in lengths):
+                state.errors[epoch + 1] = _errors(networks, rows, wanted)
             if epoch + 1 in lengths:
                 state.reached[epoch + 1] = [v.clone() for v in networks.parameters]
             if (epoch + 1) % 10 == 0 or epoch + 1 == max(lengths):
                 state.save(epoch + 1, number, networks)
             tick(f"epoch {epoch + 1} of {max(lengths)}, {len(recipes)} networks together")
-        return {length: _taken_apart(state.reached[length], rows, wanted) for length in lengths}
+        return {
+            length: Reached(
+                _taken_apart(state.reached[length], rows, wanted),
+                [
+                    [state.errors[at][k] for at in sorted(state.errors) if 0 <= length - at < LATE]
+                    for k in range(len(recipes))
+                ],
+            )
+            for length in lengths
+        }
 
 
 @dataclass
@@ -164,6 +185,7 @@ class _State:
     about: str
     epoch: int = 0
     reached: dict[int, list[Tensor]] = field(default_factory=dict)
+    errors: dict[int, list[float]] = field(default_factory=dict)
 
     def resume(self, networks: _Networks) -> int:
         """Put the kept state back, if there is one of this training; the number of steps it has behind it."""
@@ -178,7 +200,7 @@ class _State:
             for value, old in zip(getattr(networks, name), kept[name], strict=True):
                 value.copy_(old)
         torch.set_rng_state(kept["chance"])
-        self.epoch, self.reached = kept["epoch"], kept["reached"]
+        self.epoch, self.reached, self.errors = kept["epoch"], kept["reached"], kept["errors"]
         return int(kept["steps"])
 
     def save(self, epoch: int, steps: int, networks: _Networks) -> None:
@@ -189,15 +211,8 @@ class _State:
             return
         buffer = io.BytesIO()
         held = {name: getattr(networks, name) for name in ("parameters", "means", "squares")}
-        chance = torch.get_rng_state()
-        about = {
-            "about": self.about,
-            "epoch": epoch,
-            "steps": steps,
-            "chance": chance,
-            "reached": self.reached,
-        }
-        torch.save(held | about, buffer)
+        behind = {"reached": self.reached, "errors": self.errors, "chance": torch.get_rng_state()}
+        torch.save({"about": self.about, "epoch": epoch, "steps": steps} | held | behind, buffer)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path, buffer.getvalue())
 
@@ -212,6 +227,12 @@ def _common(recipes: Sequence[Recipe]) -> Recipe:
             "differ in more than weight decay and adam or adamw, or are not of plain relu blocks with biases",
         )
     return alike.pop()
+
+
+def _errors(networks: _Networks, x: Tensor, wanted: Tensor) -> list[float]:
+    answers = networks.output(networks.forward(x.expand(len(wanted), -1, -1))[0][-1])
+    found: list[float] = (answers - wanted).square().mean(dim=(1, 2)).tolist()
+    return found
 
 
 def _taken_apart(parameters: list[Tensor], x: Tensor, wanted: Tensor) -> list[Trained]:
