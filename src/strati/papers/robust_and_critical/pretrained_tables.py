@@ -214,7 +214,7 @@ def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
                 note = (
                     over
                     if case.beside or paper is None or theirs is None
-                    else f"{over}; the paper's: {_whose(case)}"
+                    else f"{over}; the paper's is of {_whose(case)}: another network and other data"
                 )
                 rows.append(Row(what, theirs, _three(ours), note, error=_three(own), seeds=draws))
         else:
