@@ -183,6 +183,41 @@ def test_the_claim_about_scales_is_read_at_its_ends() -> None:
     assert claim.verdict([ends[0], ends[1] | {"ours": 0.49}]) == "not held"
 
 
+def test_every_claim_of_a_stored_table_has_its_verdict() -> None:
+    """A rule that finds none of its rows would say "not run" of a table that stands below it."""
+    tables = {
+        file.stem: json.loads(file.read_text()) for file in (HOME / "docs" / "reproduced").glob("*.json")
+    }
+    blind = [c.says for c in CLAIMS if c.entry in tables and c.verdict(tables[c.entry]["rows"]) == "not run"]
+    assert not blind
+
+
+def test_claims_about_single_networks_and_bases_look_at_their_own_rows() -> None:
+    vit, others = (next(c for c in CLAIMS if words in c.says) for words in ("in a ViT", "in pretrained"))
+    rows = [
+        _row(f"figure 5, {name}: alpha, mean Spearman over layers", rho)
+        for name, rho in (("vit-cifar10 (for ViT)", 0.1), ("stories15m-initial (for GPT-2)", 0.3))
+    ]
+    assert (vit.verdict(rows), others.verdict(rows)) == ("held", "not held")
+    neurons, components = (
+        next(c for c in CLAIMS if words in c.says) for words in ("than neurons", "than principal")
+    )
+    edges = [
+        _row(f"{network}, {kind}: edges for 99 % of the interaction", value)
+        for network, values in (("digits", (10, 20, 30)), ("stories15M", (10, 9, 30)))
+        for kind, value in zip(("interaction", "pca", "neuron"), values, strict=True)
+    ]
+    assert (neurons.verdict(edges), components.verdict(edges)) == ("held", "not held")
+    word = next(c for c in CLAIMS if c.says.startswith("Such a fine-tuning"))
+    ends = ("median change of alpha", "median distance of spectra (log-eigenvalue)")
+    tuned = [
+        _row(f"weight decay {d}: {e}", v) for d, v in (("0.1", 0.1), ("1", 0.1), ("10", 0.2)) for e in ends
+    ]
+    strong = [_row(f"weight decay 100: {e}", 2.6) for e in ends]
+    assert word.verdict([*tuned, *strong]) == "held"
+    assert word.verdict([*tuned[:-1], tuned[-1] | {"ours": 0.7}]) == "not held"
+
+
 def test_the_checksum_sees_code_and_not_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "made.py"
 

@@ -97,13 +97,13 @@ def _removal_changes_nothing(rows: Rows) -> bool | None:
     return abs(changed[0] - intact[0]) < 0.01 if intact and changed else None
 
 
-def _no_pretrained_alpha(rows: Rows, of: str = "", but: str = "-") -> bool | None:
+def _no_pretrained_alpha(rows: Rows, of: str = "", but: str | None = None) -> bool | None:
     """Whether the mean correlation of alpha over layers is below 0.2, in the networks named so and not so."""
     end = ": alpha, mean Spearman over layers"
     found = [
         row["ours"]
         for row in rows
-        if row["what"].endswith(end) and of in row["what"] and but not in row["what"]
+        if row["what"].endswith(end) and of in row["what"] and (but is None or but not in row["what"])
     ]
     return all(abs(float(rho)) < 0.2 for rho in found) if found else None
 
