@@ -181,11 +181,12 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
     heads = sum(layer.free_from_synchrony for layer in count.layers)
     yield Row(
-        "stories15M, free between values and outputs of heads",
+        "stories15M, free between the matrices of heads",
         None,
         float(heads),
-        "d_head^2 a head: 6 x 6 x 48^2",
-        theory=82_944,
+        "d_head^2 a head between values and outputs, d_head between queries and keys, where only what commutes with "
+        "the rotary positions is free: 6 x 6 x (48^2 + 48)",
+        theory=84_672,
     )
     together = sum(layer.synchronised_blocks for layer in count.layers)
     near = sum(c.at_epsilon.synchronised_blocks or 0 for c in count.layers if c.at_epsilon is not None)

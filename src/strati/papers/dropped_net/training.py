@@ -1,8 +1,8 @@
 """Appendix A of dropped-neural-net: does a network trained on the puzzle's own data grow the negative diagonal?
 
 48 blocks like the public ones, Adam at 1e-4, batches of 32, at 150 epochs and 200; without weight decay as the paper
-has it, and with decay of two kinds. A part of ``dropped-net-study``; the trainings run together, are kept every ten epochs
-and go on from there. Needs torch.
+has it, and with decay of two kinds. A part of ``dropped-net-study``; the trainings run together, are kept every ten
+epochs and go on from there. Needs torch.
 """
 
 from __future__ import annotations
