@@ -135,8 +135,8 @@ def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: 
         ones = np.ones((1, len(x)))
         rho, tau, rmse = (float(f(x, y, ones)[0]) for f in (spearman, kendall, linear_rmse))
         slope, height = np.polyfit(x, y, 1)
-        ends = np.array([x.min(), x.max()])
-        axes.plot(ends, height + slope * ends, color="#808080", linestyle="--", linewidth=1, label="_line")
+        at = np.linspace(x.min(), x.max(), 100)  # on a logarithmic axis it is a curve
+        axes.plot(at, height + slope * at, color="#808080", linestyle="--", linewidth=1, label="_line")
         text = f"{title}\nrho {rho:.3f}  RMSE {rmse:.3g}  K-tau {tau:.3f}"
     axes.set_title(text.replace("$", r"\$"), fontsize=9)
     axes.set_xlabel(metric.replace("$", r"\$"))
