@@ -58,3 +58,31 @@ def test_an_import_is_not_torn_apart(tmp_path: Path, rest: str, said: str, error
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, said, error)
+
+
+HALF = """
+class Half:
+    def __init__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+        self.open = True
+
+    def __del__(self):
+        print(self.open)
+"""
+
+
+def test_an_object_torn_apart_in_its_making_says_nothing() -> None:
+    """As a zip file does whose constructor was interrupted: it has nothing to close, and raises where none catches."""
+    program = PROGRAM.replace("    import slow\n    time.sleep(30)", "    Half()")
+    program = program.replace("import os, signal, sys, time\n", f"import os, signal, sys, time\n{HALF}")
+    program = program.replace("    interrupts.leave()", "interrupts.leave()")  # the traceback is gone by then
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "heeded\n", "")

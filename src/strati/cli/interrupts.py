@@ -104,8 +104,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(CODE)
 
 
+def _unsaid(thing: object) -> None:
+    """Nothing of objects whose making was torn apart: they cannot close what they never opened (a zip file is one)."""
+
+
 def _raise(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, _leave)
+    sys.unraisablehook = _unsaid
     end = time.monotonic() + PATIENCE
     if not hasattr(signal, "SIGALRM"):
         raise KeyboardInterrupt
