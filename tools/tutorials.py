@@ -20,6 +20,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "docs" / "tutorials"
@@ -55,7 +56,11 @@ def run(path: Path, pictures: Path) -> list[Cell]:
 
     names: dict[str, Any] = {"__name__": "__tutorial__"}
     done = []
-    with pd.option_context("display.width", 110, "display.max_columns", 20, "display.precision", 3):
+    wide = {"COLUMNS": "100", "LINES": "50"}  # tables are as wide as the terminal, wherever this runs
+    with (
+        pd.option_context("display.width", 110, "display.max_columns", 20, "display.precision", 3),
+        mock.patch.dict("os.environ", wide),
+    ):
         for number, cell in enumerate(cells(path.read_text())):
             if not cell.code:
                 done.append(cell)
