@@ -86,6 +86,16 @@ def _only_the_first_loses_much(rows: Rows) -> bool | None:
     return all(note.startswith("robust") != (layer == "1") for layer, note in classes.items())
 
 
+def _spectra_stay(rows: Rows) -> bool | None:
+    """Whether alpha and the spectra move by less than 0.5 at every weight decay up to 10."""
+    found = [
+        _all(rows, f"weight decay {decay}:", what, lambda v: v < 0.5)
+        for decay in ("0.1", "1", "10")
+        for what in (": median change of alpha", ": median distance of spectra (log-eigenvalue)")
+    ]
+    return None if None in found else all(found)
+
+
 def _answers(rows: Rows, part: str) -> bool | None:
     """Whether all rows that ask this answer yes."""
     found = [row["ours"] for row in rows if part in row["what"]]
@@ -245,9 +255,7 @@ CLAIMS: tuple[Claim, ...] = (
           "Only up to a point: see at which weight decay."),
     Claim(SPECTRA, "Such a fine-tuning changes spectra almost negligibly (section 3.3, figures 5, 6)",
           "Up to a weight decay of 10: spectra will not show you that a model was taught to say one word. One of 100 "
-          "shrinks all eigenvalues and leaves their shape.", "same-token",
-          lambda r: all(_all(r, f"weight decay {decay}", what, lambda v: v < 0.5) for decay in ("0.1", "1:", "10:")
-                        for what in (": median change of alpha", ": median distance of spectra (log-eigenvalue)")),
+          "shrinks the eigenvalues and hardly moves alpha.", "same-token", _spectra_stay,
           "Only under mild regularisation; strong weight decay shows."),
     Claim(SPECTRA, "Strong regularisation does not collapse a layer (section 3.3)",
           "Yes, up to a weight decay of 10 on the embedded network.", "rank-collapse",
