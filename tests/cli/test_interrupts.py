@@ -37,6 +37,19 @@ except KeyboardInterrupt:
 """
 
 
+def ended(program: str, *homes: Path) -> tuple[int, str, str]:
+    """Exit code, output and errors of a program in a process of its own, which heeds Ctrl-C."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, homes), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     ("rest", "said", "error"),
     [
@@ -49,15 +62,7 @@ except KeyboardInterrupt:
 def test_an_import_is_not_torn_apart(tmp_path: Path, rest: str, said: str, error: str) -> None:
     """torch's compiled modules import others while they load, and abort the process when that raises."""
     (tmp_path / "slow.py").write_text(SLOW.format(rest=rest))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, said, error)
+    assert ended(PROGRAM, tmp_path) == (130, said, error)
 
 
 HALF = """
@@ -77,12 +82,4 @@ def test_an_object_torn_apart_in_its_making_says_nothing() -> None:
     program = PROGRAM.replace("    import slow\n    time.sleep(30)", "    Half()")
     program = program.replace("import os, signal, sys, time\n", f"import os, signal, sys, time\n{HALF}")
     program = program.replace("    interrupts.leave()", "interrupts.leave()")  # the traceback is gone by then
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "heeded\n", "")
+    assert ended(program) == (130, "heeded\n", "")
