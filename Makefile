@@ -1,4 +1,4 @@
-# Everything a fresh machine needs: `make demo` and `make test`. No other step.
+# `make demo` and `make test` install what they need into .venv; `make help` lists every command.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -7,22 +7,45 @@ PINNED := -c constraints.txt
 # A plain `torch` would fetch gigabytes of CUDA: the pinned release is installed first, everything else finds it there.
 TORCH  := torch==2.13.0
 
-.PHONY: demo test check docs chromium slow bench peers reproduce fuzz oracles oldest matrix coverage screenshots pages axe clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-demo: $(VENV)/demo.stamp
-	rm -rf out/demo  # of an earlier version, whose study this one would not go on with
+.PHONY: help demo quick test test-all test-long oracles-test check lint types docs docs-outputs suite chromium axe bench peers reproduce fuzz oracles oldest matrix screenshots pages clean
+
+help:  ## List the commands
+	@grep -E '^[a-z-]+:.*  ## ' Makefile | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 16
+
+demo: $(VENV)/demo.stamp  ## Run the tour on an embedded network; the report is out/demo/report.html
+	rm -rf out/demo
 	$(BIN)/strati demo --out out/demo
 
-test: $(VENV)/test.stamp chromium axe check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+quick: $(VENV)/test.stamp lint  ## Lint and the fastest tests, under 2 minutes
+	$(PYTEST) -m 'not (slow or browser or ray or long or oracle or thorough)' tests
 
-check: $(VENV)/test.stamp docs
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+test: $(VENV)/test.stamp  ## Lint, types, docs and all tests that are not slow, in parallel: about 8 minutes
+	@$(MAKE) --no-print-directory -j 2 check suite
+
+test-all: $(VENV)/test.stamp chromium axe  ## Every test (Ray, browser, tutorials, calibrations) and the coverage gate
+	$(PYTEST) -m 'not (long or oracle)' --timeout 900 --cov=strati --cov-report=term:skip-covered --cov-fail-under=90
+
+test-long: $(VENV)/test.stamp  ## Tests of many minutes each (paper tables, large calibrations), outside CI
+	$(BIN)/python -m pytest -m long --timeout 7200
+
+suite: $(VENV)/test.stamp
+	$(PYTEST)
+
+check: lint docs docs-outputs types  ## Lint, types and documentation without the tests
+
+docs-outputs: $(VENV)/test.stamp
 	$(BIN)/python tools/fill_docs.py --check
 
-docs: $(VENV)/test.stamp
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test.stamp
+	$(BIN)/mypy
+
+docs: $(VENV)/test.stamp  ## Build the documentation into site/
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 # The pages that are made from code and stored results.
@@ -31,9 +54,6 @@ pages: $(VENV)/test.stamp
 	$(BIN)/python tools/cli_page.py
 	$(BIN)/python tools/schema_page.py
 	$(BIN)/python tools/reproduce_all.py --docs
-
-slow: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -m slow --timeout 3600
 
 bench: $(VENV)/test.stamp oracles
 	for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -64,28 +84,27 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q install $(TORCH) weightwatcher==0.7.7 devinterp==2.0.1 curvlinops-for-pytorch==3.0.1
 # curvlinops pulls a torchvision that does not load beside the CPU torch, and transformers then fails to import.
 	.venv-oracles/bin/python -m pip -q uninstall -y torchvision
+	.venv-oracles/bin/python -m pip -q install -e . hypothesis jsonschema pytest pytest-timeout
 	touch $@
+
+oracles-test: oracles  ## Compare with weightwatcher and curvlinops themselves (outside CI)
+	.venv-oracles/bin/python -m pytest -m oracle -W default tests/oracles
 
 # The built wheel in clean environments: every Python that is there; oldest, newest and pinned versions; every extra alone.
 # Some of it: make matrix CELLS='--python 3.12 --cell plain-oldest'
 matrix:
 	$(PYTHON) tools/matrix.py $(CELLS)
 
-# Which lines the quick tests reach.
-coverage: $(VENV)/test.stamp
-	$(PIP) install $(PINNED) pytest-cov
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' --cov=strati --cov-report=term-missing:skip-covered tests
-
 # The oldest versions that pyproject.toml allows (torch apart, which is pinned everywhere): the tests that need no browser.
 oldest: .venv-oldest/ready.stamp
-	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -m 'not slow and not browser and not ray' -W default \
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile -W default \
 	  tests/network tests/spectra tests/run tests/cli tests/test_foundation.py tests/test_tables.py
 
 .venv-oldest/ready.stamp: pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip -q install $(TORCH)
 	.venv-oldest/bin/python tools/oldest.py > .venv-oldest/oldest.txt
-	.venv-oldest/bin/python -m pip -q install -c .venv-oldest/oldest.txt -e '.[dev]'
+	.venv-oldest/bin/python -m pip -q install -c .venv-oldest/oldest.txt -e '.[dev]' -e ./reproductions
 	touch $@
 
 $(VENV)/bin/python:
@@ -93,12 +112,12 @@ $(VENV)/bin/python:
 
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install $(PINNED) $(TORCH)
-	$(PIP) install $(PINNED) -e '.[torch,plot]'
+	$(PIP) install $(PINNED) -e '.[torch,plot,transformers]'
 	touch $@
 
-$(VENV)/test.stamp: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/test.stamp: pyproject.toml reproductions/pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install $(PINNED) $(TORCH)
-	$(PIP) install $(PINNED) -e '.[dev]'
+	$(PIP) install $(PINNED) -e '.[dev]' -e ./reproductions
 	touch $@ $(VENV)/demo.stamp
 
 # The page is tested in a real browser where one can be had; without one those tests skip and say so.

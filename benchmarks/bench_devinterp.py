@@ -28,7 +28,7 @@ import torch
 import transformers
 
 import strati
-from strati.landscape.sampling.sgld import Steps
+from strati.landscape.llc.sgld import Steps
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
 

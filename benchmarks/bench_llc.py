@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from strati.landscape.behaviour import objective
-from strati.landscape.models import output_tensor
-from strati.landscape.sampling.known import deep_linear, regular
-from strati.landscape.sampling.llc import LLCConfig, llc
-from strati.landscape.sampling.noise import Noise
-from strati.landscape.sampling.sgld import Steps
-from strati.papers.degeneracy.learning_coefficients import truth_table
+from strati.evaluate.models import output_tensor
+from strati.landscape.llc.llc import LLCConfig, llc
+from strati.landscape.llc.noise import Noise
+from strati.landscape.llc.sgld import Steps
+from strati.landscape.objective import objective
+from strati_reproductions.degeneracy.learning_coefficients import truth_table
+from strati_reproductions.llc_cases.known import deep_linear, regular
 
 ORACLE = Path(__file__).resolve().parents[1] / ".venv-oracles" / "bin" / "python"
 
@@ -208,10 +208,10 @@ MEMORY = """
 import resource, sys, torch
 torch.set_num_threads(1)
 from torch import nn
-from strati.landscape.behaviour import behavioural_loss
-from strati.landscape.sampling.noise import Noise
-from strati.landscape.sampling.config import LLCConfig
-from strati.landscape.sampling.sgld import Steps
+from strati.landscape.objective import behavioural_loss
+from strati.landscape.llc.noise import Noise
+from strati.landscape.llc.config import LLCConfig
+from strati.landscape.llc.sgld import Steps
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 7000), nn.ReLU(), nn.Linear(7000, 7000), nn.ReLU(), nn.Linear(7000, 10))
 x = torch.randn(16, 64)

@@ -48,7 +48,7 @@ def halves(seeds: range, *, product: bool) -> None:
                 truth = true_halves(graph, start, widths[0])
                 networks += 1
                 for cutoff in CUTOFFS:
-                    found = strati.modules(graph, cutoff)
+                    found = strati.modules(graph, epsilon=cutoff)
                     counts[cutoff][len(found.modules)] += 1
                     wrong += mixed(found, truth) > 0 and len(found.modules) > 1
         two = ", ".join(f"{counts[c][2]}" for c in CUTOFFS)
@@ -66,7 +66,7 @@ def whole(seeds: range) -> None:
         for widths in ((12, 12, 12, 12), (8, 16, 4), (20, 40, 10), (10, 30, 30, 10)):
             graph = dense(seed, widths, ACTIVATIONS[seed % 4])
             for cutoff in CUTOFFS:
-                left += len(strati.modules(graph, cutoff).modules) == 1
+                left += len(strati.modules(graph, epsilon=cutoff).modules) == 1
                 total += 1
     print(f"random networks of one piece: left whole in {left} of {total}")
 

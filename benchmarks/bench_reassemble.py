@@ -19,14 +19,17 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from strati.network.data import read_data  # noqa: E402
-from strati.papers.dropped_net.open_questions import planted_network  # noqa: E402
-from strati.reassembly.pairing import pair  # noqa: E402
-from strati.reassembly.passes import stack  # noqa: E402
-from strati.reassembly.pieces import read_pieces, sort_out  # noqa: E402
+from strati.io.data_files import read_data  # noqa: E402
 from strati.reassembly.reassemble import reassemble  # noqa: E402
-from strati.reassembly.repair import bubble  # noqa: E402
-from strati.reassembly.seeds import Seed, seed_order  # noqa: E402
+from strati.reassembly.residual.forward import stack  # noqa: E402
+from strati.reassembly.residual.order import (  # noqa: E402
+    Seed,
+    bubble,
+    seed_order,
+)
+from strati.reassembly.residual.pairing import pair  # noqa: E402
+from strati.reassembly.residual.pieces import read_pieces, sort_out  # noqa: E402
+from strati_reproductions.dropped_net.open_questions import planted_network  # noqa: E402
 
 PUZZLE = Path(__file__).resolve().parents[2] / "shared" / "data" / "dropped-net"
 

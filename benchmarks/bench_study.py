@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from strati.intervene.apply import apply
-from strati.intervene.measuring.changes import LayerEdits, make_change
-from strati.intervene.measuring.functional import ChainProbe, Tapes, measure_module
-from strati.intervene.measuring.interventions import Change, Target, changed, find_targets, values_of
-from strati.intervene.planning.config import StudyConfig
-from strati.intervene.planning.networks import MLP, Transformer, initialise
-from strati.intervene.planning.settings import prune, quantise, truncate
-from strati.intervene.planning.spec import read_spec
-from strati.intervene.planning.tasks import StudyData, make_task
-from strati.intervene.planning.training import train
-from strati.landscape.chain import as_chain
-from strati.rng import stream
+from strati.core.rng import stream
+from strati.interventions.cached_forward import ChainProbe, Tapes, measure_module
+from strati.interventions.changes import LayerEdits, make_change
+from strati.interventions.compress.apply import apply
+from strati.interventions.kinds import prune, quantise, truncate
+from strati.interventions.study_config import StudyConfig
+from strati.interventions.study_spec import read_spec
+from strati.interventions.targets import Change, Target, changed, find_targets, values_of
+from strati.interventions.tasks import StudyData, make_task
+from strati.landscape.mlp.sequential import as_chain
+from strati_reproductions.trained.networks import MLP, Transformer, initialise
+from strati_reproductions.trained.training import train
 
 KINDS = ("reinitialise", *(f"rerandomise {draw}" for draw in range(4)))
 WIDTHS = [784, 512, 512, 512, 512, 512, 10]

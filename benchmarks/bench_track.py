@@ -134,7 +134,7 @@ def page() -> None:
 def seconds() -> None:
     import transformers
 
-    from strati.landscape.sampling.llc import llc
+    from strati.landscape.llc.llc import llc
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4)
@@ -142,7 +142,7 @@ def seconds() -> None:
     ids = torch.randint(256, (4, 64))
     size = sum(p.numel() for p in model.parameters())
     print(f"GPT-2 of {size} parameters, 4 sequences of 64 tokens, behavioural-kl")
-    from strati.landscape.behaviour import objective
+    from strati.landscape.objective import objective
 
     function = objective(model, "behavioural-kl", ids)
     theta = function.flat.theta.clone().requires_grad_(True)

@@ -1,42 +1,43 @@
-"""Fixtures shared by all tests: real data beside the project, threads kept in check."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-from pathlib import Path  # noqa: E402
-
-import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
-
-# A slow moment of the machine is no failure; what takes too long is cut off by the suite's own limit.
-# The same examples in every run; STRATI_EXPLORE=1 looks for new ones.
-settings.register_profile("strati", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("explore" if os.environ.get("STRATI_EXPLORE") else "strati")
+import pytest
+from common_fixtures import browser as browser
+from common_fixtures import dropped_net as dropped_net
+from common_fixtures import one_process as one_process
+from common_fixtures import shared_data as shared_data
 
 # Scripts that are run by hand, in environments of their own.
-collect_ignore_glob = ["spectra/oracle/*.py", "network/oracle/*.py", "fuzz/*.py"]
+collect_ignore_glob = ["spectra/oracle/*.py", "io/oracle/*.py", "fuzz/*.py"]
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+HERE = Path(__file__).parent
+# Files that `make quick` leaves out: sampling, processes that are stopped, whole commands.
+THOROUGH = (
+    "cli/test_audit.py",
+    "cli/test_study.py",
+    "interventions/audit/test_audits.py",
+    "interventions/compress/test_apply.py",
+    "interventions/test_studies.py",
+    "landscape/counts/test_degeneracy.py",
+    "landscape/basis/test_modules.py",
+    "landscape/llc/",
+    "reassembly/transformer/",
+    "report/test_schemas.py",
+    "jobs/test_engines.py",
+    "comparison/test_resume_compare.py",
+    "spectra/test_noise_edges.py",
+    "spectra/test_resume.py",
+    "tracking/",
+)
 
 
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of real data that lies beside the project; the test skips where it is absent."""
-    if not SHARED.is_dir():
-        pytest.skip("the real data beside the project (../shared/data) are absent")
-    return SHARED
-
-
-@pytest.fixture(scope="session")
-def dropped_net(shared_data: Path) -> Path:
-    """The public puzzle of dropped-neural-net."""
-    folder = shared_data / "dropped-net"
-    if not folder.is_dir():
-        pytest.skip("the puzzle data (../shared/data/dropped-net) are absent")
-    return folder
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes longer, before items are chosen by their marks."""
+    places = [HERE / name for name in THOROUGH]
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in places):
+            item.add_marker(pytest.mark.thorough)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import strati
-from strati.landscape.behaviour import objective
+from strati.landscape.objective import objective
 
 torch.manual_seed(0)
 MLP = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
@@ -40,7 +40,6 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "as_module": strati.as_module,
     "check": lambda m: strati.check(m, m),
     "compare": lambda m: strati.compare(m, m),
-    "constrained_loss": lambda m: strati.constrained_loss(m, X),
     "degeneracy": lambda m: strati.degeneracy(m, X),
     "effective_parameters": lambda m: strati.effective_parameters(m, X, scales=[0.1], **SAMPLED),
     "inspect": strati.inspect,
@@ -70,6 +69,7 @@ def networks(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:no learning coefficient")  # the chains are short
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_takes_every_kind_of_network(name: str, tmp_path: Path) -> None:
     """And what comes out does not depend on the kind."""
@@ -131,9 +131,6 @@ class Batches:
 
 WITH_DATA: dict[str, Callable[[Any], Any]] = {
     "apply": lambda d: None,
-    "constrained_loss": lambda d: float(
-        strati.constrained_loss(MLP, d)(torch.zeros(43, dtype=torch.float64))
-    ),
     "degeneracy": lambda d: strati.degeneracy(MLP, d).free,
     "interaction_basis": lambda d: len(strati.interaction_basis(MLP, d).layers),
     "llc": lambda d: objective(MLP, "cross_entropy", d)(torch.zeros(43, dtype=torch.float64)).item(),
@@ -214,7 +211,7 @@ def test_labels_mean_what_they_mean_to_transformers(language: nn.Module) -> None
 
 
 @pytest.mark.filterwarnings("ignore:Could not find a config file")
-def test_an_adapter_runs_on_its_base(language: nn.Module, tmp_path: Path) -> None:
+def test_an_adapter_runs_merge_with_base(language: nn.Module, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     language.save_pretrained(tmp_path / "base")  # type: ignore[operator]
     settings = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)

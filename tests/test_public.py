@@ -4,52 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import subprocess
+import sys
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tooling import tool
 
 import strati
-from strati.errors import BadInputError
-from strati.types import silent
+from strati.core.errors import BadInputError
+from strati.core.results import silent
 
 POSITIONAL = {
     "apply": ["plan", "model"],
-    "as_module": ["source"],
-    "audit": ["source"],
+    "as_module": ["model"],
+    "audit": ["study"],
     "check": ["model", "base"],
-    "compare": ["networks"],
-    "constrained_loss": ["model", "x"],
-    "degeneracy": ["model", "x"],
-    "effective_parameters": ["model", "x"],
-    "inspect": ["net"],
-    "interaction_basis": ["model", "x", "kind"],
-    "interaction_graph": ["basis"],
-    "interaction_surface": ["modules", "first", "second"],
+    "compare": ["models"],
+    "curvature": ["model", "loss", "data"],
+    "degeneracy": ["model", "data"],
+    "effective_parameters": ["model", "data"],
+    "inspect": ["model"],
+    "interaction_basis": ["model", "data", "kind"],
     "learning_coefficient": ["potential", "theta"],
+    "lineage": ["models"],
     "llc": ["model", "loss", "data"],
-    "module_parameters": ["modules", "module"],
-    "modules": ["graph", "epsilon"],
+    "modules": ["graph"],
     "plan": ["study"],
     "reassemble": ["pieces", "x", "y"],
-    "reproduce": ["name"],
-    "scan": ["network"],
-    "sparsify": ["model", "x"],
-    "spectrum": ["W", "dtype"],
-    "study": ["source"],
+    "scan": ["model"],
+    "sparsify": ["model", "data"],
+    "spectrum": ["W"],
+    "study": ["model"],
     "track": ["checkpoints"],
 }
-"""Every function that computes, and what it takes by position."""
+"""Every function that computes, and its positional parameters."""
 
-PLAIN = {"load_factored", "load_study", "open", "write_report"}
-"""Functions that only read or write what they are given: they have no options."""
+PLAIN = {"interaction_graph", "load_factored", "load_study", "open", "write_report"}
+"""Functions that only read or write what they are given, and one whose options are all in its signature."""
 
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Public functions; interventions as settings and networks changed in memory describe, they do not compute."""
     found = {name: getattr(strati, name) for name in dir(strati) if not name.startswith("_")}
-    homes = ("strati.intervene.planning.settings", "strati.intervene.measuring.in_memory")
+    homes = ("strati.interventions.kinds", "strati.interventions.context")
     return {n: f for n, f in found.items() if inspect.isfunction(f) and f.__module__ not in homes}
 
 
@@ -58,7 +60,7 @@ def config_of(function: Callable[..., Any]) -> type:
     text = str(inspect.signature(function).parameters["config"].annotation)
     name, _, rest = text.partition(" | ")
     assert rest == "None", text
-    kind = getattr(strati, name)
+    kind = getattr(strati.configs, name)
     assert isinstance(kind, type)
     return kind
 
@@ -89,7 +91,7 @@ def test_config_and_tick(name: str) -> None:
         for field in dataclasses.fields(kind)
     ), "every option has a default, and it stands in the config"
     fields = {field.name for field in dataclasses.fields(kind)}
-    assert not fields & set(parameters) - {"epsilon"}, "a default would stand in two places"
+    assert not fields & set(parameters), "a default would stand in two places"
 
 
 @pytest.mark.parametrize("name", sorted(POSITIONAL))
@@ -140,11 +142,8 @@ def usable(name: str) -> list[Any]:
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
     x = torch.randn(30, 3, dtype=torch.float64)
     weights = {"fc.weight": np.eye(4, 3)}
-    if name in ("interaction_graph", "modules", "interaction_surface", "module_parameters"):
-        basis = strati.interaction_basis(net, x)
-        if name in ("interaction_surface", "module_parameters"):
-            return [strati.modules(strati.interaction_graph(basis)), 0]
-        return [basis if name == "interaction_graph" else strati.interaction_graph(basis)]
+    if name == "modules":
+        return [strati.interaction_graph(strati.interaction_basis(net, x))]
     if name in ("audit", "plan"):
         return [strati.study(net.float(), data=(x.float(), net.float()(x.float()).argmax(1)))]
     chosen: dict[str, list[Any]] = {
@@ -152,15 +151,15 @@ def usable(name: str) -> list[Any]:
         "as_module": [net],
         "check": [weights],
         "compare": [weights, weights],
-        "constrained_loss": [net, x],
+        "curvature": [net, "behavioural-mse", x],
         "degeneracy": [net, x],
         "effective_parameters": [net, x],
         "inspect": [weights],
         "interaction_basis": [net, x],
         "learning_coefficient": [lambda t: (t**2).sum(), torch.zeros(2)],
+        "lineage": [net, net],
         "llc": [net, "behavioural-mse", x],
         "reassemble": ["pieces"],
-        "reproduce": ["phases"],
         "scan": [weights],
         "sparsify": [net, x.numpy()],
         "spectrum": [np.eye(4, 3)],
@@ -210,14 +209,14 @@ def test_jobs_is_another_name_of_workers(name: str) -> None:
 
 
 VERBS = {
-    "basis": ("BasisConfig", "GraphConfig", "ModulesConfig", "SparsifyConfig", "ModuleConfig"),
+    "basis": ("BasisConfig", "ModulesConfig", "SparsifyConfig", "ModuleConfig"),
     "degeneracy": ("DegeneracyConfig", "LLCConfig", "ModuleConfig"),
     "scan": ("ScanConfig", "SpectrumConfig"),
 } | {
     verb: (f"{verb.capitalize()}Config",)
     for verb in ("inspect", "compare", "check", "study", "audit", "plan")
 }
-VERBS |= {verb: (f"{verb.capitalize()}Config",) for verb in ("apply", "track", "reassemble", "reproduce")}
+VERBS |= {verb: (f"{verb.capitalize()}Config",) for verb in ("apply", "lineage", "track", "reassemble")}
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
@@ -229,7 +228,7 @@ def test_the_commands_defaults_are_the_configs(verb: str) -> None:
 
     fields: dict[str, Any] = {}
     for name in VERBS[verb]:
-        for field in dataclasses.fields(getattr(strati, name)):
+        for field in dataclasses.fields(getattr(strati.configs, name)):
             fields.setdefault(field.name, field.default)
     found = group.get_command(click.Context(group), verb)
     assert found is not None
@@ -238,3 +237,59 @@ def test_the_commands_defaults_are_the_configs(verb: str) -> None:
         if option.name not in fields or isinstance(value, type(None)) or "UNSET" in repr(value):
             continue
         assert value == fields[option.name] or not (value or fields[option.name]), option.name
+
+
+def test_option_types_are_generated_from_the_configs() -> None:
+    tree = tool("option_types")
+    formatted = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--stdin-filename", "option_types.py", "-"],
+        input=tree.text(), capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert tree.TARGET.read_text() == formatted, "run tools/option_types.py"
+
+
+USER_SCRIPT = """
+import strati
+
+strati.scan("model.safetensors", level=0.01, workers=2)
+strati.scan("model.safetensors", levle=0.01)
+strati.llc("model.safetensors", "mse", "data.npz", chains=4)
+strati.llc("model.safetensors", "mse", "data.npz", chanis=4)
+strati.compare("a", "b", workers="two")
+"""
+
+
+def test_type_checkers_find_misspelt_and_mistyped_options(tmp_path: Path) -> None:
+    """The user's view: mypy on a script, against the installed package's own annotations."""
+    script = tmp_path / "script.py"
+    script.write_text(USER_SCRIPT)
+    source = str(Path(strati.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent", "--ignore-missing-imports",
+         "--cache-dir", str(Path(source).parent / ".mypy_cache"), str(script)],
+        capture_output=True, text=True, check=False, env={**os.environ, "MYPYPATH": source},
+    )  # fmt: skip
+    lines = [int(line.split(":")[1]) for line in done.stdout.splitlines() if "error" in line]
+    assert sorted(set(lines)) == [5, 7, 8], done.stdout
+    assert "levle" in done.stdout and "chanis" in done.stdout
+
+
+def test_few_names_and_those_of_the_interface() -> None:
+    assert len(strati.__all__) - 1 <= 60
+    assert "open" not in strati.__all__ and strati.open is not None
+    for name in ("truncate", "quantise", "prune", "drop", "swap", "truncated"):
+        assert getattr(strati, name) is getattr(strati.interventions, name)
+    assert strati.configs.LLCConfig is strati.LLCConfig
+
+
+def test_every_result_has_a_table_of_key_columns() -> None:
+    """``.table`` is a part of ``.frame()``, and is not empty where the frame is not."""
+    study = usable("plan")[0]
+    net, x = usable("degeneracy")
+    results = [study, strati.audit(study), strati.degeneracy(net, x), strati.inspect(net), strati.scan(net)]
+    results += [strati.compare(net, net), strati.interaction_basis(net, x), strati.check(net)]
+    for result in results:
+        frame, table = result.frame(), result.table
+        assert set(table.columns) <= set(frame.columns), result.verb
+        assert len(table) == len(frame) and 0 < len(table.columns) <= 12, result.verb
+        assert all(column in frame for column in result.key_columns), result.verb

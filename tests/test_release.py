@@ -40,14 +40,34 @@ def test_the_usual_files_are_there(name: str) -> None:
 
 def test_hosted_checks_run_what_the_makefile_has() -> None:
     jobs = parsed(".github/workflows/ci.yml")["jobs"]
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for job in jobs.values():
-        for step in job["steps"]:
-            for target in re.findall(r"^make (\w+)", step.get("run", "")):
-                assert target in targets
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+    hooks = [hook["entry"] for hook in parsed(".pre-commit-config.yaml")["repos"][0]["hooks"]]
+    called = re.findall(r"^make ([\w-]+)", "\n".join(commands + hooks), re.MULTILINE)
+    assert {"test", "test-all", "types"} <= set(called) <= targets
     assert set(jobs["publish"]["needs"]) == set(jobs) - {"publish"}
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
     assert parsed(".pre-commit-config.yaml")["repos"][0]["repo"] == "local"
+
+
+def test_the_wheel_has_no_reproduction_code() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert build == {"packages": ["src/strati"]}
+    modules = {path.relative_to(ROOT / "src" / "strati").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert not {name for name in modules if name.startswith(("papers/", "zoo/"))}
+    companion = tomllib.loads((ROOT / "reproductions" / "pyproject.toml").read_text())
+    assert companion["project"]["name"] == "strati-reproductions"
+    assert companion["tool"]["hatch"]["build"]["targets"]["wheel"] == {
+        "packages": ["src/strati_reproductions"]
+    }
+    assert not list((ROOT / "src" / "strati").rglob("*.toml"))
+
+
+def test_the_makefile_installs_the_companion_for_tests_and_not_for_the_demo() -> None:
+    text = (ROOT / "Makefile").read_text()
+    demo, test = (text[text.index(f"$(VENV)/{name}.stamp: ") :].split("\n\n")[0] for name in ("demo", "test"))
+    assert "-e '.[torch,plot,transformers]'" in demo and "reproductions" not in demo
+    assert "-e ./reproductions" in test
 
 
 def test_the_matrix_tries_every_extra() -> None:

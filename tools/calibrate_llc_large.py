@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from strati import embedded
-from strati.landscape.sampling.config import LLCConfig
-from strati.landscape.sampling.llc import llc
-from strati.rng import derive
+from strati.core.rng import derive
+from strati.landscape.llc.config import LLCConfig
+from strati.landscape.llc.llc import llc
 
 ROWS = 400
 LONG = LLCConfig(draws=1500, warmup=720, seed=1000)

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strati.landscape.sampling.battery import battery
-from strati.landscape.sampling.config import LLCConfig
-from strati.landscape.sampling.held_out import held_out
-from strati.landscape.sampling.known_cases import KnownCase
+from strati.landscape.llc.config import LLCConfig
+from strati_reproductions.llc_cases.battery import battery
+from strati_reproductions.llc_cases.held_out import held_out
+from strati_reproductions.llc_cases.known_cases import KnownCase
 
 GOAL = 0.90
 

@@ -2,11 +2,13 @@
 
     python tools/calibrate_rounding.py           # stories15M's matrices, its own inputs: a minute or two
     python tools/calibrate_rounding.py --made    # made weights and inputs only: seconds, no file needed
+    python tools/calibrate_rounding.py --kinds   # which kinds of update ``compare`` names, by dtype and size
+    python tools/calibrate_rounding.py --merges  # z-scores of the weights of merges, by dtype and way of rounding
 
 The ratio is that of ``RoundingError``: root mean square error over ``step / sqrt(12)``. Rounding to the nearest code
 gives 1. GPTQ moves what a rounding lost into the weights not rounded yet, so its entries lie further off although the
 outputs lie closer: its ratio grows with the correlation of the inputs. Rounding down instead, the mildest mistake there
-is, doubles the error. ``WORSE`` and ``WORSE_COMPENSATED`` in ``strati.spectra.comparing.pairs`` lie between what right
+is, doubles the error. ``WORSE`` and ``WORSE_COMPENSATED`` in ``strati.comparison.pairs`` lie between what right
 layers reach and where wrong ones begin, which the last line prints.
 """
 
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strati.rng import stream
+from strati.core.rng import stream
 
 Array = NDArray[np.float64]
 Coded = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
@@ -33,8 +35,17 @@ def main() -> None:
     """Print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--made", action="store_true", help="Made weights and inputs only.")
+    parser.add_argument("--kinds", action="store_true", help="Rates of the kinds of update.")
+    parser.add_argument("--merges", action="store_true", help="Errors of the weights of merges.")
+    parser.add_argument("--draws", type=int, default=16, help="Updates for each shape and way of adding.")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if asked.kinds or asked.merges:
+        if asked.kinds:
+            print_kinds(asked.seed, asked.draws)
+        if asked.merges:
+            print_merges(asked.seed, asked.draws)
+        return
     print("| weights and inputs | bits | group | matrices | to the nearest | as GPTQ | rounded down |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     most = {"nearest": 0.0, "gptq": 0.0}
@@ -50,6 +61,93 @@ def main() -> None:
             least = min(least, ranges["down"][0])
     print(f"\nright layers reach {most['nearest']:.2f} (nearest) and {most['gptq']:.2f} (GPTQ); "
           f"wrong ones begin at {least:.2f}")  # fmt: skip
+
+
+UPDATES = ("LoRA of rank 8", "LoRA of rank 1", "full, 1/k", "full, flat", "1 % pruned")
+SIZES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+SHAPES = ((112, 96), (64, 144))
+
+
+def print_kinds(seed: int, draws: int) -> None:
+    """The share of updates that are called low-rank, dense and undecided; ``rounding`` is counted as an error."""
+    from collections import Counter
+
+    from strati.comparison.update import update_between
+
+    print("| update | dtype | " + " | ".join(f"{size:g}" for size in SIZES) + " |")
+    print("| --- | --- |" + " --- |" * len(SIZES))
+    for update in UPDATES:
+        for name, dtype in dtypes().items():
+            cells = []
+            for size in SIZES if "pruned" not in update else SIZES[:1]:
+                kinds: Counter[str] = Counter()
+                for draw in range(draws):
+                    for shape in SHAPES:
+                        rng = stream(seed, "kinds", update, name, str(size), str(draw), str(shape))
+                        for before, after in versions(rng, update, shape, size, dtype):
+                            kinds[str(update_between(before, after, rng=rng).rank.kind)] += 1
+                total = sum(kinds.values())
+                cells.append(", ".join(f"{kind} {n / total:.0%}" for kind, n in kinds.most_common()))
+            print(f"| {update} | {name} | {' | '.join(cells)} |", flush=True)
+
+
+def dtypes() -> dict[str, Any]:
+    """The dtypes that weights are stored in."""
+    import ml_dtypes
+
+    return {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+def versions(
+    rng: np.random.Generator, update: str, shape: tuple[int, int], size: float, dtype: Any
+) -> Iterator[tuple[Any, Any]]:
+    """A matrix and its later self: the update added to the stored weights, and to their master copy."""
+    master = 0.02 * rng.normal(size=shape)
+    stored = master.astype(dtype)
+    if "pruned" in update:
+        sizes = np.abs(stored.astype(np.float64))
+        yield stored, np.where(sizes < np.quantile(sizes, 0.01), 0, stored.astype(np.float64)).astype(dtype)
+        return
+    if "LoRA" in update:
+        rank = int(update.split()[-1])
+        change = rng.normal(size=(shape[0], rank)) @ rng.normal(size=(rank, shape[1]))
+    else:
+        left, values, right = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+        change = (left * (values if "flat" in update else 1 / np.arange(1, len(values) + 1))) @ right
+    change *= size * np.linalg.norm(master) / np.linalg.norm(change)
+    for start in (stored.astype(np.float64), master):
+        yield stored, (start + change).astype(dtype)
+
+
+def print_merges(seed: int, draws: int) -> None:
+    """Root mean square and largest z-score of the weights, and the largest residual."""
+    from strati.comparison.merge_weights import mixture
+
+    print("| dtype | rounded | parents differ by | z, rms | z, most | residual, most |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    for name, dtype in dtypes().items():
+        for way in ("the sum", "each product", "the parents, later"):
+            for apart in (0.06, 0.01):
+                scores, residuals = [], []
+                for draw in range(draws):
+                    rng = stream(seed, "merges", name, way, str(apart), str(draw))
+                    shares = ((0.9, 0.1), (0.7, 0.3), (0.5, 0.5), (0.6, 0.3, 0.1))[draw % 4]
+                    base = 0.02 * rng.normal(size=(128, 96))
+                    parents = [base + apart * 0.02 * rng.normal(size=base.shape) for _ in shares]
+                    stored = [p.astype(dtype) for p in parents]
+                    used = parents if "parents" in way else [p.astype(np.float64) for p in stored]
+                    terms = [w * p for w, p in zip(shares, used, strict=True)]
+                    if "product" in way:
+                        terms = [t.astype(dtype).astype(np.float64) for t in terms]
+                    estimate: Any = mixture(stored, np.sum(terms, axis=0).astype(dtype))
+                    residuals.append(estimate.residual)
+                    triples = zip(estimate.weights, shares, estimate.stderr, strict=True)
+                    scores += [(w - true) / error for w, true, error in triples]
+                rms, most = np.sqrt(np.mean(np.square(scores))), np.max(np.abs(scores))
+                print(
+                    f"| {name} | {way} | {apart:.0%} | {rms:.2f} | {most:.1f} | {max(residuals):.3f} |",
+                    flush=True,
+                )
 
 
 def sources(seed: int, made: bool) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:
@@ -73,9 +171,9 @@ def stories15m(seed: int) -> Iterator[tuple[Array, Array]]:
     """Every linear layer of its blocks, on 16 sequences of 128 tokens sampled from it."""
     import torch
 
-    from strati import zoo
-    from strati.landscape.recorder import Site, recording
-    from strati.network.module import as_module
+    from strati.evaluate.hooks import Site, recording
+    from strati.io.to_module import as_module
+    from strati_reproductions import zoo
 
     torch.manual_seed(seed)
     model: Any = as_module(zoo.path("stories15m"))

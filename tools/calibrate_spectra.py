@@ -2,6 +2,7 @@
 
     python tools/calibrate_spectra.py coverage [--draws 100]    # of alpha +- 1.96 alpha_stderr
     python tools/calibrate_spectra.py noise [--draws 200]       # spikes, tails and warnings in noise of many kinds
+    python tools/calibrate_spectra.py kernels [--draws 100]     # spikes in convolutions with taps of unequal size
 
 Each row has random streams of its own, so the numbers do not depend on what else is run.
 """
@@ -15,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from scipy import stats
 
-from strati.rng import stream
+import strati
+from strati.core.rng import stream
 from strati.spectra.spectrum import spectrum
 from strati.spectra.tail import fit_tail
 
@@ -65,8 +67,43 @@ NOISE: dict[str, Callable[[Rng, tuple[int, int]], np.ndarray]] = {
     "AR(0.2) along both": lambda r, s: autoregressive(autoregressive(r.normal(size=s), 0.2).T, 0.2).T,
 }
 SHAPES = ((128, 128), (400, 100), (150, 300))
+TAPS: dict[str, Callable[[Rng, int], np.ndarray]] = {
+    "equal": lambda r, taps: np.ones(taps),
+    "centre x 1.1": lambda r, taps: centre(taps, 1.1),
+    "centre x 1.5": lambda r, taps: centre(taps, 1.5),
+    "centre x 3": lambda r, taps: centre(taps, 3.0),
+    "lognormal": lambda r, taps: r.lognormal(0, 0.5, taps),
+}
+"""Sizes of a kernel's taps."""
+KERNELS = ((64, 64, 3, 3), (16, 16, 3, 3), (32, 16, 5, 5), (64, 3, 7, 7), (96, 40, 5))
 TOLD = {"structured-noise", "heavy-entries"}
 """Warnings that say that the level of the spikes is that of other noise, or does not hold."""
+
+
+def centre(taps: int, factor: float) -> np.ndarray:
+    """Taps of which the middle one is larger."""
+    sizes = np.ones(taps)
+    sizes[taps // 2] = factor
+    return sizes
+
+
+def kernel(rng: Rng, shape: tuple[int, ...], name: str) -> np.ndarray:
+    """The weights of a convolution: noise with taps of unequal size."""
+    sizes = TAPS[name](rng, int(np.prod(shape[2:]))).reshape(shape[2:])
+    weights: np.ndarray = (rng.normal(size=shape) * sizes).astype(np.float32)
+    return weights
+
+
+def kernel_rates(name: str, shape: tuple[int, ...], draws: int) -> dict[str, float]:
+    """Shares of draws of one kind of kernel with spikes, with quasi-null directions, and with the warning."""
+    counts = {"spikes": 0, "quasi-null": 0, "structured-noise": 0}
+    for number in range(draws):
+        weights = kernel(stream(19, "kernel", name, *shape, number), shape, name)
+        sp = strati.scan({"conv.weight": weights})["conv"]
+        counts["spikes"] += (sp.metrics()["spikes"] or 0) > 0
+        counts["quasi-null"] += (sp.quasi_null or 0) > 0
+        counts["structured-noise"] += any(flag.code == "structured-noise" for flag in sp.warnings)
+    return {what: count / draws for what, count in counts.items()}
 
 
 def lattice(W: np.ndarray, levels: int) -> np.ndarray:
@@ -115,16 +152,20 @@ def coverage(
 ) -> dict[str, tuple[float, float]]:
     """Least and largest share over sizes and exponents: intervals that cover (ours, the formula's), warnings.
 
-    ``told``: covered, or warned of as a gradual tail.
+    ``told``: covered, or warned of as a gradual tail. ``ratio``: the median stated error over the spread of alpha.
     """
     shares: dict[str, list[float]] = {"stderr": [], "told": [], "gradual": [], "formal_stderr": []}
+    ratios = []
     for size in SIZES:
         for alpha in STABLE_EXPONENTS if name.startswith("stable") else EXPONENTS:
             count = dict.fromkeys(shares, 0)
+            alphas, errors = [], []
             for number in range(draws):
                 values = np.sort(make(stream(7, "coverage", name, size, alpha, number), size, alpha))
                 tail = fit_tail(values[values > 0])
                 assert tail is not None
+                alphas.append(tail.alpha)
+                errors.append(tail.stderr)
                 inside = abs(tail.alpha - alpha) <= 1.96 * tail.stderr
                 count["stderr"] += inside
                 count["told"] += inside or tail.gradual
@@ -132,7 +173,8 @@ def coverage(
                 count["formal_stderr"] += abs(tail.alpha - alpha) <= 1.96 * tail.formal_stderr
             for which, found in shares.items():
                 found.append(count[which] / draws)
-    return {which: (min(found), max(found)) for which, found in shares.items()}
+            ratios.append(float(np.median(errors) / np.sqrt(np.mean((np.array(alphas) - alpha) ** 2))))
+    return {which: (min(found), max(found)) for which, found in (shares | {"ratio": ratios}).items()}
 
 
 def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, float]:
@@ -157,7 +199,7 @@ def noise_rates(name: str, shape: tuple[int, int], draws: int) -> dict[str, floa
 def main() -> None:
     """Print the rates that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["coverage", "noise"])
+    parser.add_argument("what", choices=["coverage", "noise", "kernels"])
     parser.add_argument("--draws", type=int)
     parser.add_argument("--kinds", nargs="+", default=list(NOISE), choices=NOISE, metavar="KIND")
     parser.add_argument(
@@ -177,6 +219,7 @@ def main() -> None:
             "told": "or gradual-tail",
             "gradual": "gradual-tail",
             "formal_stderr": "(alpha-1)/sqrt(n)",
+            "ratio": "stated/real error",
         }
         print(f"{'':42s}" + "".join(f"{title:>18s}" for title in names.values()))
         for title, laws in (("sharp", SHARP), ("gradual", GRADUAL)):
@@ -186,6 +229,15 @@ def main() -> None:
                 found = coverage(make, name, draws)
                 cells = [f"{low:.2f} to {high:.2f}" for low, high in (found[which] for which in names)]
                 print(f"{title + ': ' + name:42s}" + "".join(f"{cell:>18s}" for cell in cells), flush=True)
+        return
+    if options.what == "kernels":
+        draws = options.draws or 100
+        print(f"share of {draws} draws of noise kernels with spikes, quasi-null directions, structured-noise")
+        for name in TAPS:
+            for shape in KERNELS:
+                rates = kernel_rates(name, shape, draws)
+                cells = "".join(f"{rate:>10.3f}" for rate in rates.values())
+                print(f"{name:14s}{'x'.join(map(str, shape)):14s}{cells}", flush=True)
         return
     draws = options.draws or 200
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]

@@ -32,6 +32,7 @@ CELLS = {
     "plot": ("plot", "pinned", ("python -c \"import strati; strati.scan('{model}')['0'].plot()\"",)),
     "gguf": ("gguf", "pinned", ("python -c 'import gguf'", SCAN)),
     "keras": ("keras", "pinned", ("python -c 'import h5py'", SCAN)),
+    "flax": ("flax", "pinned", ("python -c 'import msgpack'", SCAN)),
     "images": ("images", "pinned", ("python -c 'import PIL'", SCAN)),
     "parquet": ("parquet", "pinned", ("python -c 'import pyarrow'", SCAN)),
     "arviz": ("arviz", "pinned", ("python -c 'import arviz'", SCAN)),

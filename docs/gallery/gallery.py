@@ -141,7 +141,7 @@ figure = strati.modules(graph).plot()
 # only the strongest directions are kept.
 
 # %%
-from strati.landscape.interactions.ablation import compare_bases
+from strati.landscape.basis.ablation import compare_bases
 from strati.report.plots.basis import plot_ablation, plot_strengths
 
 beside = compare_bases(model, x[:200], labels=y[:200])
@@ -156,8 +156,8 @@ figure = plot_ablation(beside.ablation)
 # A residual network in pieces, put back: scores of all pairs, and the order as it emerges.
 
 # %%
-from strati.reassembly.make import Recipe, make
-from strati.reassembly.pieces import read_pieces
+from strati.reassembly.residual.make import Recipe, make
+from strati.reassembly.residual.pieces import read_pieces
 from strati.report.plots import reassembly as drawn
 
 folder = Path(tempfile.mkdtemp())

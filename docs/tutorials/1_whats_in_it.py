@@ -13,11 +13,11 @@ net = strati.open(embedded.path("digits-mlp.safetensors"))
 print(strati.inspect(net))
 
 # %% [markdown]
-# Nothing has been read yet but the names and shapes. `scan` reads one matrix at a time and surveys its spectrum.
+# Only names and shapes have been read so far. `scan` reads one matrix at a time and surveys its spectrum.
 
 # %%
 survey = strati.scan(net)
-survey.table[["name", "rows", "cols", "hard_rank", "stable_rank", "alpha", "alpha_stderr", "spikes", "phase"]]
+survey.table[["name", "rows", "cols", "state", "spikes", "stable_rank", "phase"]]
 
 # %% [markdown]
 # Two layers have spikes above the random bulk: directions that training put there. The last one has ten eigenvalues,
@@ -34,4 +34,4 @@ figure = survey["0"].plot()
 
 # %% [markdown]
 # **What to take home.** "Layers 0 and 2 carry about ten directions each above what random weights would show; layer 4
-# is too small for its spectrum to mean anything." That sentence is safe to use: each part has a test behind it.
+# is too small for its spectrum to mean anything." You can state this safely: every part of it was statistically tested.

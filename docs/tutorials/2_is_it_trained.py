@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2. Is this layer trained?
 #
-# The embedded network comes with its initial weights. Lay both beside each other: what does an untrained layer look
+# The embedded network comes with its initial weights. Compare the two: what does an untrained layer look
 # like, and would its numbers have fooled you?
 
 # %%

@@ -28,7 +28,7 @@ plan = strati.plan(found, budget="parameters=0.8", action="truncate")
 print(plan)
 
 # %% [markdown]
-# The plan stands beside the even spread at the same budget, and says so when it is no better. `strati.apply` (or
+# The plan stands beside uniform allocation at the same budget, and says so when it is no better. `strati.apply` (or
 # `strati apply PLAN MODEL --out DIR`) writes the network that it makes.
 
 # %%

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import run_strati
 
-from strati.errors import BadInputError
-from strati.intervene.study import load_study, study
+from strati.core.errors import BadInputError
+from strati.interventions.study import load_study, study
 
 
 def run(*words: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "strati.cli.main", "audit", *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=240)
-    assert done.returncode == expect, done.stderr
-    return done
+    return run_strati("audit", *words, expect=expect)
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +94,12 @@ def test_the_same_seed_gives_the_same_and_thresholds_are_options(folder: Path) -
 
 
 def test_a_table(folder: Path) -> None:
-    done = run(folder, "--resamples", "20")
-    assert (
-        "rho within layers" in done.stdout
-        and "\\[" not in done.stdout
-        and "points failed and are left out" in done.stdout
-    )
+    lines = run(folder, "--resamples", "20").stdout.splitlines()
+    assert len(lines[0]) <= 100 and "\\[" not in "".join(lines)
+    assert any("within layers" in line for line in lines)
+    assert lines[-1].startswith("next: strati report ")
+    verbose = run(folder, "--resamples", "20", "--verbose").stdout
+    assert "alpha" in verbose and len(verbose.splitlines()) > len(lines)
 
 
 def test_a_figure_of_each_layer_and_of_all(folder: Path) -> None:
@@ -119,7 +116,7 @@ def test_a_figure_of_each_layer_and_of_all(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_all_figures(folder: Path, tmp_path: Path) -> None:
-    done = run(folder, "--resamples", "20", "--plot", tmp_path / "figures")
+    done = run(folder, "--resamples", "20", "--figures", tmp_path / "figures")
     assert done.stdout
     assert (tmp_path / "figures" / "alpha.png").read_bytes().startswith(b"\x89PNG")
 

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run_strati
 from safetensors.numpy import load_file, save_file
 
 import strati
 from strati import embedded
-from strati.errors import BadInputError
-from strati.spectra.comparing.check import CODES
+from strati.comparison.check import CODES
+from strati.core.errors import BadInputError
 
 INITIAL, TRAINED = embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors")
 SOURCE = Path(strati.__file__).parent
 
 
 def run(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "strati.cli.main", "check", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_strati("check", *words)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finding_is_a_line_and_exit_code_3(broken: Path, tmp_path: Path) -> None:
     done = run(broken, "--json", tmp_path / "c.json")
     assert done.returncode == 3, done.stderr
-    assert done.stdout.startswith("2.weight: not-finite: ")
+    answer, _, finding, *_, following = done.stdout.splitlines()
+    assert answer.startswith("FAIL: not-finite in 2.weight. 5 of 6 tensors finite")
+    assert finding.startswith("2.weight: not-finite: ")
+    assert following.startswith("next: strati scan ")
     result = json.loads((tmp_path / "c.json").read_text())
     assert result["schema"] == "strati.check/1"
     assert result["passed"] is False
@@ -75,6 +78,17 @@ def test_kinds_of_update_against_a_base(tmp_path: Path) -> None:
     assert "<!doctype html>" in page.read_text()[:100].lower()
 
 
+def test_a_bias_that_changed_is_found_beside_layers_that_did_not(tmp_path: Path) -> None:
+    changed = load_file(TRAINED)
+    changed["2.bias"] = changed["2.bias"] * np.float32(3)
+    save_file(changed, tmp_path / "changed.safetensors")
+    codes = "dense,low-rank,moved-vectors"
+    found = strati.check(tmp_path / "changed.safetensors", TRAINED, fail_on=codes).found
+    assert [(x.layer, x.code) for x in found] == [("2.bias", "moved-vectors")]
+    half = {k: w.astype(np.float16) for k, w in load_file(TRAINED).items()}
+    assert strati.check(half, TRAINED, fail_on=codes).passed
+
+
 def test_a_base_of_other_shape_and_layers(tmp_path: Path) -> None:
     tensors = load_file(TRAINED)
     tensors["4.weight"] = tensors["4.weight"][:7].copy()
@@ -109,9 +123,31 @@ def test_what_cannot_be_asked() -> None:
 
 
 def test_the_codes_are_listed() -> None:
-    done = run(TRAINED, "--list")
+    done = run("--list")
     assert done.returncode == 0
     assert all(f"{code}: " in done.stdout for code in CODES)
+
+
+def test_a_check_without_a_model_says_what_to_give() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert "--list" in done.stderr
+
+
+def recipes() -> list[str]:
+    """The commands that the docs recommend for a network of one's own, without a base."""
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    text = "".join((docs / page).read_text() for page in ("check.md", "how-to/ci.md"))
+    return sorted(
+        set(re.findall(r"strati check (?:model\.safetensors|out/|\"\$f\")((?: --fail-on [a-z,-]+)?)", text))
+    )
+
+
+def test_the_recommended_recipes_pass_the_embedded_network() -> None:
+    assert "" in recipes()
+    for recipe in recipes():
+        done = run(TRAINED, *recipe.split())
+        assert done.returncode == 0, (recipe, done.stdout)
 
 
 def test_every_code_of_networks_and_spectra_can_be_asked_for() -> None:

@@ -13,9 +13,10 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 from strati.cli.main import strati
-from strati.landscape.sampling import estimation, extrapolate
-from strati.landscape.sampling.config import LLCConfig
-from strati.options import default
+from strati.core.options import default
+from strati.landscape.llc import estimate as estimation
+from strati.landscape.llc import extrapolate
+from strati.landscape.llc.config import LLCConfig
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_a_training_loss_is_sampled_where_there_are_targets(files, tmp_path):
 def test_help_shows_the_defaults_of_the_config():
     _, text = run("--help")
     text = re.sub(r"\s+", " ", text)
-    for name in ("warmup", "batch", "sampler", "max_rhat"):
+    for name in ("sampler", "max_rhat"):
         flag = "--" + name.replace("_", "-")
         shown = text[text.index(flag) :].split("[default: ", 1)[1]
         assert shown.startswith(str(default(LLCConfig, name))), name

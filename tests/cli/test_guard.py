@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command import strati
+from command import run_strati
 
 from strati import embedded
 
@@ -58,14 +58,14 @@ def place(tmp_path: Path) -> Path:
         ["study", "spec.toml", "--out", "new", "--export", "data.csv"],
         ["audit", "study", "--json", "study/study.sqlite"],
         ["audit", "study", "--html", "study/data.npz"],
-        ["audit", "study", "--plot", "study"],
+        ["audit", "study", "--figures", "study"],
         ["plan", "study", "--action", "drop", "--budget", "loss=+2%", "--json", "study/study.sqlite"],
     ],
 )
 def test_an_input_is_never_overwritten(words: list[str], place: Path) -> None:
     before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
     for force in ([], ["--force"]):
-        done = strati(*words, *force, cwd=place)
+        done = run_strati(*words, *force, cwd=place)
         assert done.returncode == 2
         assert re.fullmatch(r"strati: error: .*is one of the inputs.*\n", done.stderr)
     assert before == {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
@@ -77,7 +77,7 @@ def test_files_that_out_keeps_are_no_place_for_a_result(place: Path) -> None:
         ["study", "fcn-digits", "--out", "folder", "--json", "folder/study.sqlite"],
         ["scan", "a.safetensors", "--out", "study", "--json", "study/data.npz"],
     ):
-        done = strati(*words, "--force", cwd=place)
+        done = run_strati(*words, "--force", cwd=place)
         assert done.returncode == 2
         assert "lies among the files that --out keeps" in done.stderr
     assert (place / "study" / "study.sqlite").read_bytes() == b"kept"
@@ -85,7 +85,7 @@ def test_files_that_out_keeps_are_no_place_for_a_result(place: Path) -> None:
 
 
 def test_what_a_spec_or_a_study_names_is_an_input(place: Path) -> None:
-    done = strati("study", "spec.toml", "--out", "new", "--json", "a.safetensors", "--force", cwd=place)
+    done = run_strati("study", "spec.toml", "--out", "new", "--json", "a.safetensors", "--force", cwd=place)
     assert done.returncode == 2
     assert "is one of the inputs" in done.stderr
 
@@ -112,19 +112,19 @@ def test_every_option_that_writes_is_known() -> None:
 
 def test_a_network_is_overwritten_only_by_force(place: Path) -> None:
     original = (place / "b.safetensors").read_bytes()
-    done = strati("inspect", "a.safetensors", "--json", "b.safetensors", cwd=place)
+    done = run_strati("inspect", "a.safetensors", "--json", "b.safetensors", cwd=place)
     assert done.returncode == 2
     assert "--force" in done.stderr
     assert (place / "b.safetensors").read_bytes() == original
-    done = strati("inspect", "a.safetensors", "--json", "b.safetensors", "--force", cwd=place)
+    done = run_strati("inspect", "a.safetensors", "--json", "b.safetensors", "--force", cwd=place)
     assert done.returncode == 0
     assert (place / "b.safetensors").read_text().startswith('{"schema"')
 
 
 def test_anything_else_is_overwritten_as_before(place: Path) -> None:
     for _ in range(2):
-        assert strati("inspect", "a.safetensors", "--json", "old.txt", cwd=place).returncode == 0
-        assert strati("inspect", "folder", "--json", "folder/inspect.json", cwd=place).returncode == 0
-        assert strati("inspect", "folder", "--html", "folder/page.html", cwd=place).returncode == 0
-    done = strati("inspect", "folder", "--json", "x", "--html", "./x", cwd=place)
+        assert run_strati("inspect", "a.safetensors", "--json", "old.txt", cwd=place).returncode == 0
+        assert run_strati("inspect", "folder", "--json", "folder/inspect.json", cwd=place).returncode == 0
+        assert run_strati("inspect", "folder", "--html", "folder/page.html", cwd=place).returncode == 0
+    done = run_strati("inspect", "folder", "--json", "x", "--html", "./x", cwd=place)
     assert "two outputs" in done.stderr

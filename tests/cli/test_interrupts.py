@@ -14,26 +14,19 @@ LEFT = "strati: stopped; resume with strati study again\n"
 PROGRAM = """
 import os, signal, sys, time
 from strati.cli import interrupts
+interrupts.PATIENCE = 1.0
 interrupts.leave_at_once()
 interrupts.raise_once()
 sys.argv = ["strati", "study", "again"]
 interrupts.resume_command()
-try:
-    import slow
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
     time.sleep(30)
-except KeyboardInterrupt:
-    print("heeded")
-    interrupts.leave()
-"""
-SLOW = """
-import os, signal, time
-os.kill(os.getpid(), signal.SIGINT)
 try:
-    time.sleep(0.2)
-    print("undisturbed", flush=True)
+    {work}
 except KeyboardInterrupt:
-    print("disturbed", flush=True)
-{rest}
+    print("stopped")
+interrupts.leave(130)
 """
 
 
@@ -51,18 +44,32 @@ def ended(program: str, *homes: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("rest", "said", "error"),
+    ("work", "printed", "error"),
     [
-        ("", "undisturbed\nheeded\n", ""),
-        ("time.sleep(30)", "undisturbed\n", LEFT),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", "undisturbed\n", LEFT),
+        ("press()", "stopped\n", ""),
+        ("import slow", "", LEFT),
+        ("exec('try: press()\\nexcept KeyboardInterrupt: press()')", "", LEFT),
+        ("exec('try: press()\\nexcept KeyboardInterrupt: time.sleep(30)')", "", LEFT),
     ],
-    ids=["heeded when the import is done", "an import that never ends", "pressed twice"],
+    ids=["during work", "during an import", "twice", "swallowed"],
 )
-def test_an_import_is_not_torn_apart(tmp_path: Path, rest: str, said: str, error: str) -> None:
-    """torch's compiled modules import others while they load, and abort the process when that raises."""
-    (tmp_path / "slow.py").write_text(SLOW.format(rest=rest))
-    assert ended(PROGRAM, tmp_path) == (130, said, error)
+def test_ctrl_c_ends_the_process_with_its_line(tmp_path: Path, work: str, printed: str, error: str) -> None:
+    """By an exception during work; at once during an import (torch would abort), the second time, or if swallowed."""
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(30)\n"
+        "finally:\n    print('an exception was raised')\n"
+    )
+    assert ended(PROGRAM.format(work=work), tmp_path) == (130, printed, error)
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """As in a background job of a shell: the handler is not installed, and the program goes on."""
+    program = PROGRAM.format(work="os.kill(os.getpid(), signal.SIGINT); print('on')").replace(
+        "interrupts.leave_at_once()",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.leave_at_once()",
+    )
+    assert ended(program + "print('end')") == (0, "on\nend\n", "")
 
 
 HALF = """
@@ -77,9 +84,7 @@ class Half:
 """
 
 
-def test_an_object_torn_apart_in_its_making_says_nothing() -> None:
+def test_ctrl_c_while_an_object_is_constructed_prints_no_second_error() -> None:
     """As a zip file does whose constructor was interrupted: it has nothing to close, and raises where none catches."""
-    program = PROGRAM.replace("    import slow\n    time.sleep(30)", "    Half()")
-    program = program.replace("import os, signal, sys, time\n", f"import os, signal, sys, time\n{HALF}")
-    program = program.replace("    interrupts.leave()", "interrupts.leave()")  # the traceback is gone by then
-    assert ended(program) == (130, "heeded\n", "")
+    program = PROGRAM.format(work="Half()").replace("def press", f"{HALF}\ndef press")
+    assert ended(program) == (130, "stopped\n", "")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import strati
+from command import run_strati, run_strati_process
 
 from strati import embedded
 from strati.cli.main import VERBS, Verbs, main
@@ -20,15 +20,15 @@ MODEL = str(embedded.path("digits-mlp.safetensors"))
 
 
 def test_version() -> None:
-    done = strati("--version")
+    done = run_strati("--version")
     assert done.returncode == 0
     assert re.fullmatch(r"strati \d+\.\d+\.\d+\n", done.stdout)
 
 
 def test_help_names_every_verb_and_takes_under_half_a_second_of_processor_time() -> None:
-    strati("--help")  # bytecode is compiled once
+    run_strati_process("--help")  # bytecode is compiled once
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = strati("--help")
+    done = run_strati_process("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0
     assert all(verb in done.stdout for verb in VERBS)
@@ -38,7 +38,7 @@ def test_help_names_every_verb_and_takes_under_half_a_second_of_processor_time()
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
-    done = strati(verb, "--help")
+    done = run_strati(verb, "--help")
     assert done.returncode == 0, done.stderr
     assert "Example:" in done.stdout
     assert f"strati {verb}" in done.stdout
@@ -64,11 +64,10 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
         ["basis", MODEL, "--data", "no-such-file"],
         ["reassemble", "no-such-folder", "no-such-file"],
         ["report", "no-such.json", "-o", "x.html"],
-        ["reproduce", "no-such-thing"],
     ],
 )
 def test_bad_usage_and_bad_input_give_one_line_and_exit_2(words: list[str], tmp_path: Path) -> None:
-    done = strati(*words, cwd=tmp_path)
+    done = run_strati(*words, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("strati: error: ")
@@ -81,13 +80,13 @@ def test_bad_usage_and_bad_input_give_one_line_and_exit_2(words: list[str], tmp_
 def test_json_on_stdout_is_alone_there() -> None:
     import json
 
-    done = strati("inspect", MODEL, "--json", "-")
+    done = run_strati("inspect", MODEL, "--json", "-")
     assert done.returncode == 0
     assert json.loads(done.stdout)["schema"] == "strati.inspect/1"
 
 
 def test_quiet_says_nothing() -> None:
-    done = strati("inspect", MODEL, "--quiet")
+    done = run_strati("inspect", MODEL, "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -127,7 +126,7 @@ def test_import_is_light() -> None:
 
 
 def test_a_fault_of_strati_is_exit_1_and_says_how_to_see_more(monkeypatch, capsys) -> None:
-    import strati.network.inspect as home
+    import strati.io.inspection as home
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
@@ -158,7 +157,7 @@ def test_ctrl_c_while_the_words_are_read_is_the_same_one_line(where: str, monkey
 
 def test_the_shell_can_ask_for_completion() -> None:
     asked = {"_STRATI_COMPLETE": "bash_complete", "COMP_WORDS": "strati rea", "COMP_CWORD": "1"}
-    done = strati(env=os.environ | asked)
+    done = run_strati_process(env=os.environ | asked)
     assert done.returncode == 0 and done.stdout == "plain,reassemble\n", done
 
 
@@ -167,7 +166,7 @@ def test_the_shell_can_ask_for_completion() -> None:
 )
 def test_completion_of_three_shells(shell: str, says: str) -> None:
     """The script of each shell, and what it asks strati for: verbs by their beginning, with fish and zsh their help."""
-    done = strati(env=os.environ | {"_STRATI_COMPLETE": f"{shell}_source"})
+    done = run_strati(env=os.environ | {"_STRATI_COMPLETE": f"{shell}_source"})
     assert (
         done.returncode == 0 and says in done.stdout and "_STRATI_COMPLETE" in done.stdout and not done.stderr
     )
@@ -177,7 +176,7 @@ def test_completion_of_three_shells(shell: str, says: str) -> None:
         )
         assert checked.returncode == 0, checked.stderr
     words = {"COMP_WORDS": "strati reas", "COMP_CWORD": "reas" if shell == "fish" else "1"}
-    done = strati(env=os.environ | words | {"_STRATI_COMPLETE": f"{shell}_complete"})
+    done = run_strati(env=os.environ | words | {"_STRATI_COMPLETE": f"{shell}_complete"})
     assert done.returncode == 0 and "reassemble" in done.stdout and not done.stderr
 
 
@@ -253,57 +252,17 @@ def test_without_torch_everything_is_there_and_says_which_extra() -> None:
     assert (done.returncode, done.stdout) == (0, "fc.weight\n"), done.stderr
 
 
-def test_type_checkers_see_the_names_that_are_there() -> None:
-    import ast
-
-    import strati as package
-
-    tree = ast.parse(Path(package.__file__).read_text())
-    seen = {
-        alias.name: node.module
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    assert seen == package._HOME
-
-
-def test_the_reference_lists_every_public_name() -> None:
-    import strati as package
-
-    text = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
-    listed = set(re.findall(r"^::: (strati[\w.]+)$", text, re.MULTILINE))
-    assert {f"{home}.{name}" for name, home in package._HOME.items()} <= listed
-
-
 def test_alone_it_prints_help() -> None:
-    done = strati()
+    done = run_strati()
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == strati("--help").stdout
-    assert "\\x0a" not in done.stdout + strati("scan").stderr
+    assert done.stdout == run_strati("--help").stdout
+    assert "\\x0a" not in done.stdout + run_strati("scan").stderr
 
 
 def test_environment_is_not_needed(tmp_path: Path) -> None:
-    done = strati("inspect", MODEL, cwd=tmp_path, env={"PATH": os.environ["PATH"]})
+    done = run_strati_process("inspect", MODEL, cwd=tmp_path, env={"PATH": os.environ["PATH"]})
     assert done.returncode == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_list_of_reproductions_is_a_result_like_any_other(tmp_path: Path) -> None:
-    import json
-
-    done = strati("reproduce", "--json", "-")
-    assert done.returncode == 0
-    found = json.loads(done.stdout)
-    assert found["schema"] == "strati.reproduce/1"
-    assert "fcn-mnist" in [row["what"] for row in found["rows"]]
-    assert all(set(row) >= {"what", "paper", "ours", "note"} for row in found["rows"])
-    assert strati("reproduce", "--quiet").stdout == ""
-    page = tmp_path / "list.html"
-    assert strati("reproduce", "--quiet", "--html", str(page)).returncode == 0
-    assert page.read_text().startswith("<!doctype html>")
 
 
 @pytest.mark.parametrize(
@@ -317,7 +276,7 @@ def test_the_list_of_reproductions_is_a_result_like_any_other(tmp_path: Path) ->
     ],
 )
 def test_outputs_that_cannot_be_are_refused_before_any_work(words: list[str], tmp_path: Path) -> None:
-    done = strati(*words, cwd=tmp_path)
+    done = run_strati(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("strati: error: ")
     assert done.stderr.count("\n") == 1
@@ -336,7 +295,7 @@ def test_outputs_that_cannot_be_are_refused_before_any_work(words: list[str], tm
     ],
 )
 def test_what_the_system_refuses_is_one_line_and_exit_2(words: list[str], tmp_path: Path) -> None:
-    done = strati(*words, cwd=tmp_path)
+    done = run_strati(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith("strati: error: ")
     assert done.stderr.count("\n") == 1
@@ -373,7 +332,7 @@ def test_names_from_files_are_text_and_nothing_else(tmp_path: Path) -> None:
         ["compare", "[/b]x.safetensors", "[/y.safetensors", "--series"],
         ["basis", "[/b]x.safetensors", *data],
     ):
-        done = strati(*words, cwd=tmp_path)
+        done = run_strati(*words, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), words
         assert "\x1b" not in done.stdout
         assert "[/red]2" in done.stdout
@@ -385,7 +344,7 @@ def test_output_that_nobody_wants_or_can_spell(words: list[str]) -> None:
     command = f'"{sys.executable}" -m strati.cli.main ' + " ".join(f'"{word}"' for word in words)
     closed = subprocess.run(f"{command} >&-", shell=True, capture_output=True, timeout=120, check=False)
     assert (closed.returncode, closed.stderr) == (0, b"")
-    plain = strati(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    plain = run_strati_process(*words, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (plain.returncode, plain.stderr) == (0, "")
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from command import run_strati
+from command import strati_command as command
 
 from strati import embedded
 from strati.cli.main import strati
@@ -35,14 +37,8 @@ draws = 2
 """
 
 
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "strati.cli.main", *map(str, words)]
-
-
 def run(*words: str | Path, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*words), capture_output=True, text=True, timeout=240)
-    assert done.returncode == expect, done.stderr
-    return done
+    return run_strati(*words, expect=expect)
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +90,14 @@ def killed(spec: Path, folder: Path, workers: int, moment: float) -> bool:
     return hit
 
 
+@pytest.mark.slow
 def test_killed_twice_it_ends_with_the_same_rows(spec: Path, calm: bytes, tmp_path: Path) -> None:
     for moment in (3.0, 5.0):
         killed(spec, tmp_path, 2, moment)
     assert exported(spec, tmp_path, "--workers", "1") == calm
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_twenty_moments_it_ends_with_the_same_rows(
@@ -117,6 +114,7 @@ def test_killed_at_twenty_moments_it_ends_with_the_same_rows(
     assert exported(spec, folder) == calm
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_on_one_store(spec: Path, calm: bytes, tmp_path: Path) -> None:
     words = command("study", spec, "--out", tmp_path, "--workers", "1", "--quiet")
     both = [subprocess.Popen(words) for _ in range(2)]
@@ -124,7 +122,7 @@ def test_two_runs_at_once_on_one_store(spec: Path, calm: bytes, tmp_path: Path) 
     assert exported(spec, tmp_path, "--workers", "1") == calm
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_ctrl_c_is_quick_says_how_to_resume_and_leaves_nobody(
     spec: Path, tmp_path: Path, workers: int
 ) -> None:
@@ -166,7 +164,7 @@ def test_ctrl_c_inside_code_from_a_string_is_130_too(tmp_path: Path) -> None:
         "except KeyboardInterrupt:\n"
         "    print('caught')\n"
         "if sys.argv[1] == 'explained':\n"
-        "    interrupts.leave()\n"
+        "    interrupts.leave(130)\n"
         "sys.exit(130)\n"
     )
     for how, code in (("explained", 130), ("as Python does", -signal.SIGINT)):
@@ -183,7 +181,15 @@ def test_ctrl_c_inside_code_from_a_string_is_130_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "moment"), [("study", 0.12), ("study", 0.4), ("study", 0.7), ("scan", 0.2), ("scan", 1.0)]
+    ("verb", "moment"),
+    [
+        ("study", 0.12),
+        ("scan", 0.2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("study", 0.4), ("study", 0.7), ("scan", 1.0))
+        ),
+    ],
 )
 def test_ctrl_c_at_any_moment_is_130_and_one_line(
     spec: Path, tmp_path: Path, verb: str, moment: float

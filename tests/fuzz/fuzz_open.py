@@ -59,16 +59,16 @@ def main() -> None:
     import atheris
 
     with atheris.instrument_imports(include=["strati"]):
-        import strati.network.adapters.recognise
-        import strati.network.formats.directory
-        import strati.network.formats.gguf
-        import strati.network.formats.msgpack
-        import strati.network.formats.npz
-        import strati.network.formats.onnx
-        import strati.network.formats.safetensors
-        import strati.network.formats.torch
-        import strati.network.open
-        import strati.network.quantised.recognise  # noqa: F401
+        import strati.io.adapters.recognise
+        import strati.io.formats.flax_msgpack
+        import strati.io.formats.gguf_file
+        import strati.io.formats.hf_directory
+        import strati.io.formats.numpy_file
+        import strati.io.formats.onnx_file
+        import strati.io.formats.safetensors_file
+        import strati.io.formats.torch_file
+        import strati.io.load
+        import strati.io.quantised.recognise  # noqa: F401
 
     def target(data: bytes) -> None:
         # HDF5 (in a .keras archive too) is opened in a process of its own: too slow here, and not our code.

@@ -115,8 +115,8 @@ def planted(
 
 def as_graph(edges: list[np.ndarray]) -> Any:
     """Edges as the interaction graph of a network that nobody has."""
-    from strati.landscape.interactions.basis_result import BasisLayer, InteractionBasis
-    from strati.landscape.interactions.graph import InteractionGraph
+    from strati.landscape.basis.graph import InteractionGraph
+    from strati.landscape.basis.result import BasisLayer, InteractionBasis
 
     widths = [edges[0].shape[1], *(len(e) for e in edges)]
     layers = tuple(

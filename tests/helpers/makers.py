@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import mmap
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-ORACLE = Path(__file__).resolve().parents[1] / "network" / "oracle"
+ORACLE = Path(__file__).resolve().parents[1] / "io" / "oracle"
 
 
 def arrays(seed: int = 0) -> dict[str, np.ndarray]:
@@ -237,3 +238,11 @@ def seeds(folder: Path) -> dict[str, bytes]:
     }
     files = {name: make() for name, make in makers.items()}
     return files | {name: json.dumps(table).encode() for name, (table, _) in FOLDERS.items()}
+
+
+def is_mapped(array: np.ndarray) -> bool:
+    """Whether an array's values are pages of a file, not memory of the process."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return isinstance(base, mmap.mmap)

@@ -204,6 +204,34 @@ def hostile(text: str) -> list[dict[str, Any]]:
         head("sparsify") | {"weights": 9, "zeros_after": 3, "layers": [{"name": text, "weights": 9}]},
         head("reassemble-make")
         | {"folder": text, "recipe": {text: text}, "loss": 0.1, "permutation": [0, 1]},
+        head("lineage")
+        | {
+            "pairs": [{"a": text, "b": text, "kind": text, "pvalue": 0.5, "blocks": []}],
+            "tree": [{"parent": text}],
+        },
+        head("curvature")
+        | {
+            "matrix": text,
+            "parameters": 9,
+            "trace": 1.0,
+            "trace_stderr": 0.1,
+            "top": [1.0],
+            "density": [{"eigenvalue": 1.0, "weight": 1.0}],
+            "effective": [{"epsilon": 0.1, "value": 2.0, "stderr": 0.1}],
+        },
+        head("shuffle-transformer") | {"blocks": [{text: 1}], "vectors": [{text: 2}]},
+        head("reassemble-transformer")
+        | {"blocks": [{text: 1}], "pairs": [{"a": 1, "b": 2, "right_by": text}]},
+        head("correspond") | {"correspond": [{"block": 0, "partner": 1, "likeness": 0.5}]},
+        head("shuffle") | {"folder": text, "blocks": [{text: 1}], "permutation": [0]},
+        head("identify")
+        | {
+            "piece": text,
+            "name": text,
+            "sure": False,
+            "candidates": [{"name": text, "role": text, "block": None, "likeness": 0.5}],
+            "correspond": [{"block": 0, "partner": 1, "likeness": 0.5}],
+        },
         head("track")
         | {
             "steps": [0, 1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -109,8 +110,8 @@ def checkpoints(home: Path) -> list[Path]:
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     torch.manual_seed(0)
     files = []
-    for step in range(401):
-        if step % 50 == 0:
+    for step in range(201):
+        if step % 25 == 0:
             files.append(home / f"step-{step:03d}.safetensors")
             save_file(
                 {name: value.detach().numpy().copy() for name, value in model.state_dict().items()}, files[-1]
@@ -126,9 +127,9 @@ def degeneracy(found: dict[str, Path]) -> None:
     """Counts, chains and scales of a network of six hidden neurons: sampling the embedded one takes minutes."""
     import torch
 
-    from strati.landscape.counts.count import degeneracy as count
-    from strati.landscape.sampling.llc import llc
-    from strati.landscape.sampling.scales import effective_parameters
+    from strati.landscape.counts.degeneracy import degeneracy as count
+    from strati.landscape.llc.llc import llc
+    from strati.landscape.llc.scales import effective_parameters
 
     torch.manual_seed(0)
     with np.load(embedded.path("digits.npz")) as arrays:
@@ -144,7 +145,8 @@ def degeneracy(found: dict[str, Path]) -> None:
     scales = effective_parameters(model, x, scales=[1e-2, 1e-1, 1.0], **few)
     replace(count(model, x.numpy()), llc=chains, scales=scales).to_json(found["degeneracy"])
     chains.to_json(found["llc"])
-    llc(model, "behavioural-mse", x, sampler="sgld", ladder=False, per_layer=True, **few).to_json(
+    more = {"chains": 4, "draws": 200, "warmup": 50}
+    llc(model, "behavioural-mse", x, sampler="sgld", ladder=False, per_layer=True, **more).to_json(
         found["parts"]
     )
     scales.to_json(found["scales"])
@@ -164,7 +166,9 @@ def acting(found: dict[str, Path]) -> None:
 
 
 def reproduce(target: Path) -> None:
-    """A reproduction as the command runs it."""
-    from strati.papers.registry import reproduce as run
+    """A reproduction as the command runs it, on layers of 48 x 48 instead of 512 x 512 for speed."""
+    from strati_reproductions.registry import reproduce as run
+    from strati_reproductions.robust_and_critical.alpha_random import alphas
 
-    run("alpha-of-random-layers", quick=True, folder=target.parent).to_json(target)
+    with mock.patch.object(alphas, "__defaults__", (48,)):
+        run("alpha-of-random-layers", quick=True, folder=target.parent).to_json(target)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from strati.landscape.chain import Chain, ChainStage, as_chain
+from strati.evaluate.hooks import Site, recording
 from strati.landscape.counts.gram import fold
-from strati.landscape.counts.jacobians import backward, output_directions
 from strati.landscape.counts.ranks import Factor, nudged
-from strati.landscape.counts.survey import gated_forward, twin_of
-from strati.landscape.probes import Probes
-from strati.landscape.recorder import Site, recording
+from strati.landscape.jacobians import Probes
+from strati.landscape.mlp.jacobians import backward, output_directions
+from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
+from strati.landscape.mlp.statistics_pass import gated_forward, twin_of
 
 
 def cuda(mode: FakeTensorMode, *shape: int) -> Tensor:
@@ -115,8 +115,8 @@ def item(tensor: Tensor, key: object) -> Tensor:
 
 def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pull, noise and push; the gradient is given, for autograd's own engine needs a real device to run on."""
-    from strati.landscape.sampling.noise import Noise
-    from strati.landscape.sampling.sgld import Steps
+    from strati.landscape.llc.noise import Noise
+    from strati.landscape.llc.sgld import Steps
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
     for scaled in (False, True):
@@ -134,9 +134,9 @@ def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPa
 def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from strati.landscape.sampling.config import LLCConfig
-    from strati.landscape.sampling.preconditioner import Dense
-    from strati.landscape.sampling.walk import State, Tuning, Walk
+    from strati.landscape.llc.config import LLCConfig
+    from strati.landscape.llc.hmc_kernel import Replicas, Tuning, Walk
+    from strati.landscape.llc.preconditioner import Dense
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -156,7 +156,7 @@ def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.Mo
         # How many steps a trajectory takes is a number that a fake tensor does not have.
         walk.uniform = lambda *shape: 0.4 if shape == (1,) else drawn(*shape)  # type: ignore[method-assign,return-value]
         start = cuda(mode, 2, 4, 5)
-        state = State(start, *target.evaluate(start))
+        state = Replicas(start, *target.evaluate(start))
         tuning = Tuning(cuda(mode, 2), cuda(mode, 2, 5))
         for wide in (False, True):
             state, chance = walk.trajectory(state, cuda(mode, 2), tuning, wide=wide)

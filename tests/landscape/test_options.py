@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 import strati
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
+from strati.landscape.basis.basis import BasisConfig
+from strati.landscape.basis.modules import ModulesConfig
+from strati.landscape.basis.sparsify import SparsifyConfig, sparsify
 from strati.landscape.counts.result import DegeneracyConfig
-from strati.landscape.interactions.basis import BasisConfig
-from strati.landscape.interactions.graph import GraphConfig
-from strati.landscape.interactions.modules import ModulesConfig
-from strati.landscape.interactions.sparsify import SparsifyConfig, sparsify
 
 X = np.random.default_rng(0).normal(size=(60, 4))
 
@@ -30,10 +29,10 @@ def test_keywords_win_over_the_config() -> None:
     assert (both.epsilon, both.method) == (1e-3, "exact")
     basis = strati.interaction_basis(network(), X, config=BasisConfig(centre=False), seed=3)
     assert (basis.centred, basis.seed) == (False, 3)
-    graph = strati.interaction_graph(basis, config=GraphConfig())
+    graph = strati.interaction_graph(basis)
     found = strati.modules(graph, config=ModulesConfig(number=3), number=2)
     assert len(found.modules) == 2
-    assert strati.modules(graph, 0.5, config=ModulesConfig(epsilon=0.1, number=1)).epsilon == 0.5
+    assert strati.modules(graph, epsilon=0.5, config=ModulesConfig(epsilon=0.1, number=1)).epsilon == 0.5
     assert sparsify(network(), X, config=SparsifyConfig(1e-10)).change < 1e-6
 
 
@@ -42,10 +41,6 @@ def test_keywords_win_over_the_config() -> None:
     [
         (lambda: strati.degeneracy(network(), X, epsilom=1.0), "did you mean 'epsilon'"),
         (lambda: strati.interaction_basis(network(), X, center=False), "did you mean 'centre'"),
-        (
-            lambda: strati.interaction_graph(strati.interaction_basis(network(), X), seed=1),
-            "no option 'seed'",
-        ),
         (lambda: sparsify(network(), X, tolerence=1e-9), "did you mean 'tolerance'"),
         (lambda: strati.degeneracy(network(), X, config=BasisConfig()), "config must be a DegeneracyConfig"),
         (lambda: strati.degeneracy(network(), X, layers="fc1"), "matches no layer"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import strati
-from strati.reassembly.exhaustive import how_many, try_every
-from strati.reassembly.pairing import Score, pair, scores
-from strati.reassembly.passes import stack
-from strati.reassembly.pieces import as_pieces, sort_out
+from strati.reassembly.residual.forward import stack
+from strati.reassembly.residual.pairing import Score, pair, scores
+from strati.reassembly.residual.pieces import as_pieces, sort_out
+from strati.reassembly.residual.search import how_many, try_every
 
 
 def strong(seed, blocks, width, hidden):
@@ -84,7 +84,7 @@ def test_scores_and_pairs_are_those_of_the_definition():
 
 def test_the_seed_is_taken_over_all_rows(dropped_net):
     """Measured on the public puzzle: ascending mean residual norm on all its inputs has an error of 0.052399."""
-    from strati.network.data import read_data
+    from strati.io.data_files import read_data
 
     data = read_data(dropped_net / "historical_data.csv", target="pred")
     found = strati.reassemble(dropped_net / "pieces", data.x, data.y, seed_order="delta-norm")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,31 +14,6 @@ from strati.report.page import build_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
-
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """Debian's Chromium, headless, talking to nobody; the test skips where it is absent."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium on the path; install it to test the page (apt-get install chromium)")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is absent: pip install 'strati[dev]'"
-    )
-    with playwright.sync_playwright() as driver:
-        chrome = driver.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
-        yield chrome
-        chrome.close()
 
 
 @pytest.fixture(scope="session")

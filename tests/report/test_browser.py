@@ -302,7 +302,7 @@ def test_flags_and_audits_say_how_far_to_trust(opened: Callable[..., Any]) -> No
     assert "the tail means nothing here" in table.inner_text()
     assert "No study is part of this page" in table.inner_text()
     audit = next(r for r in hostile("x") if r["schema"] == "strati.audit/1")
-    audit["verdicts"][0]["text"] = "Does not follow performance."
+    audit["verdicts"][0] |= {"recommendation": "do-not-use", "text": "Does not follow performance."}
     page = opened([audit, result]).page
     page.locator(".rows .row").nth(2).click()
     shown = " ".join(page.locator(".numbers").inner_text().split())

@@ -11,15 +11,26 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tooling import tool
 
 import strati
+from strati.core.results import Result
 from strati.report.runs import read_run
 from strati.schemas import names, schema
-from strati.types import Result
+
+
+def strict(node: Any) -> Any:
+    """A schema that allows no field it does not list."""
+    if isinstance(node, list):
+        return [strict(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    closed = {"additionalProperties": False} if "properties" in node and "required" in node else {}
+    return {key: strict(entry) for key, entry in node.items()} | closed
 
 
 def problems(result: Any) -> list[str]:
-    validator = jsonschema.Draft202012Validator(schema(result["schema"]))
+    validator = jsonschema.Draft202012Validator(strict(schema(result["schema"])))
     return [
         f"{'/'.join(map(str, e.absolute_path))}: {e.message[:200]}" for e in validator.iter_errors(result)
     ]
@@ -34,6 +45,11 @@ def kinds(of: type = Result) -> set[type]:
         new = {kind for parent in new for kind in parent.__subclasses__()}
         found |= new
     return {kind for kind in found if kind.__module__.startswith("strati.")}
+
+
+def test_schemas_are_generated_from_the_types_of_the_results() -> None:
+    for path, text in tool("write_schemas").texts().items():
+        assert path.read_text() == text, f"{path.name}: run tools/write_schemas.py"
 
 
 @pytest.mark.parametrize("name", names())
@@ -52,12 +68,36 @@ def test_real_results_keep_to_theirs(real: dict[str, Path]) -> None:
         result = json.loads(path.read_text()) if path.is_file() else read_run(path)
         assert problems(result) == []
         seen.add(result["schema"])
-    rest = {
-        "strati.demo/1",
-        "strati.track/1",
-        "strati.check/1",
-    }  # tested with their verbs
-    assert seen >= set(names()) - rest
+    elsewhere = {"demo", "explain", "track", "check", "interaction-basis", "interaction-graph"}
+    elsewhere |= {
+        "shuffle",
+        "lineage",
+        "shuffle-transformer",
+        "reassemble-transformer",
+        "identify",
+        "correspond",
+        "curvature",
+    }
+    assert seen >= set(names()) - {f"strati.{verb}/1" for verb in elsewhere}
+
+
+def test_results_in_memory_keep_to_theirs() -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+    x = torch.randn(30, 3, dtype=torch.float64)
+    basis = strati.interaction_basis(net, x)
+    tracked = strati.track([net, net], steps=[0, 1], data=(x, net(x).argmax(1)), what="spectra,loss")
+    curved = strati.curvature(net, "behavioural-mse", x)
+    for result in (
+        basis,
+        strati.interaction_graph(basis),
+        strati.check(net),
+        tracked,
+        curved,
+        strati.lineage(net, net),
+    ):
+        assert problems(result.to_dict()) == []
 
 
 def test_a_schema_notices(real: dict[str, Path]) -> None:

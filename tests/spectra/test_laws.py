@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 from strati.spectra import marchenko_pastur, tracy_widom
 
 

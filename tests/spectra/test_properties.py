@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 from strati.spectra.spectrum import spectrum
 
 SQUARED = {"xmin", "mp_lambda_minus", "mp_lambda_plus"}
 LINEAR = {"frobenius_norm", "spectral_norm", "mp_sigma"}
 ADDED = {"alpha_weighted", "log_alpha_norm"}
-INTEGERS = {"hard_rank", "tail_size", "spikes", "quasi_null", "phase"}
+INTEGERS = {"hard_rank", "tail_size", "spikes", "quasi_null", "state", "phase"}
 
 
 def matrices() -> st.SearchStrategy[np.ndarray]:
@@ -108,7 +108,7 @@ def test_matrices_without_a_fit_get_a_warning_and_no_number(W: np.ndarray, codes
     assert m["alpha"] is None and m["mp_sigma"] is None and m["mu"] is None
     assert all(v is None or isinstance(v, str | dict) or np.isfinite(v) for v in m.values())
     if codes & {"not-finite", "out-of-range", "empty"}:
-        assert all(v is None for v in m.values())
+        assert m.pop("state") == "broken" and all(v is None for v in m.values())
 
 
 def test_ranks_of_degenerate_matrices() -> None:

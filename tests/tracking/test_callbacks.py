@@ -18,6 +18,7 @@ import strati
 from strati.tracking.tracker import _copied
 
 
+@pytest.mark.slow
 def test_the_callback_in_lightnings_trainer(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     from strati.integrations.lightning import StratiCallback

@@ -41,6 +41,7 @@ def test_counts_are_those_of_degeneracy(data: tuple[torch.Tensor, torch.Tensor])
     assert curves["free", None][1] > curves["free", None][0]
 
 
+@pytest.mark.slow
 def test_scales_are_those_of_effective_parameters(data: tuple[torch.Tensor, torch.Tensor]) -> None:
     model = network()
     x = data[0][:20]

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import strati
-from strati.errors import BadInputError
-from strati.tracking.steps import in_order
+from strati.core.errors import BadInputError
+from strati.core.tables import as_text
+from strati.tracking.checkpoints import in_order
 
 
 def network() -> nn.Sequential:
@@ -265,3 +266,54 @@ def test_the_callback_in_transformers_trainer(tmp_path):
     assert lines[0] == 0
     assert set(lines) <= {0, 2, 4}
     assert len(lines) + callback.tracker.skipped == 3
+
+
+def _smooth_run(count: int) -> dict[int, dict[str, np.ndarray]]:
+    """Random weights that grow a direction over training."""
+    rng = np.random.default_rng(0)
+    noise, direction = rng.normal(size=(60, 64)), rng.normal(size=60)[:, None] * rng.normal(size=64)
+    return {
+        100 * k: {"fc.weight": noise + 0.3 * k * direction, "out.weight": noise[:5]} for k in range(count)
+    }
+
+
+def test_a_short_run_is_described_by_its_trajectory_and_not_tested_for_change_points():
+    followed = strati.track(_smooth_run(9), what="spectra")
+    lines = as_text(followed.summary(), width=80).splitlines()
+    assert len(lines[0]) <= 100
+    assert any("too few checkpoints (9) to test for change points" in line for line in lines)
+    assert any(line.split()[:3] == ["stable", "rank", "fc"] for line in lines)
+    assert not followed.breaks
+    assert max(map(len, lines)) <= 80
+    assert followed.states["fc.weight"][0] == "random-like"
+    assert followed.states["fc.weight"][-1] == "learned"
+    assert followed.to_dict()["states"] == {k: list(v) for k, v in followed.states.items()}
+
+
+def test_a_trend_of_the_loss_is_called_a_trend(run):
+    folder, data = run
+    first = as_text(strati.track(folder, data=data, what="loss").summary(), width=80).splitlines()
+    assert "falls from" in first[0]
+    assert any(line.startswith("next: strati compare ") for line in first[-3:])
+
+
+def test_the_learning_coefficient_is_shown_with_its_settings(run):
+    folder, data = run
+    followed = strati.track(folder, data=data, what="llc", draws=100, chains=2)
+    text = as_text(followed.summary(), width=100)
+    assert "nbeta" in text and "gamma" in text
+
+
+def test_arrays_of_the_data_are_chosen_by_name(run, tmp_path):
+    from strati.cli.main import strati as group
+
+    folder, data = run
+    arrays = np.load(data)
+    np.savez(tmp_path / "named.npz", images=arrays["x"], labels=arrays["y"])
+    words = ["track", str(folder), "--data", str(tmp_path / "named.npz"), "--what", "loss"]
+    names = ["--inputs", "images", "--targets", "labels", "--json", "-"]
+    done = CliRunner().invoke(group, [*words, *names, "--out", str(tmp_path / "o")])
+    assert done.exit_code == 0, done.output
+    (series,) = json.loads(done.output)["series"]
+    expected = strati.track(folder, data=data, what="loss").curves[0].values
+    assert series["values"] == pytest.approx(list(expected))

@@ -1,19 +1,21 @@
-"""``strati apply``: the network that a plan makes, written and measured."""
+"""``strati apply``: write the network that a plan makes, and measure it."""
 
 from __future__ import annotations
 
 import click
 
-from strati.cli.common import Output, emit, output_options
+from strati.cli.common import Command, Output, emit, output_options, show
 
 
-@click.command("apply")
+@click.command("apply", cls=Command)
 @click.argument("plan", metavar="PLAN")
 @click.argument("model", metavar="MODEL")
 @click.option("--out", "folder", required=True, metavar="DIR", help="A new folder for the network.")
 @click.option("--data", metavar="DATA", help="Data to measure on; default: the study's own.")
 @click.option(
-    "--factored", is_flag=True, help="Truncated layers as two matrices (load with strati.load_factored)."
+    "--factored",
+    is_flag=True,
+    help="Store truncated layers as two smaller matrices (load with strati.load_factored).",
 )
 @output_options
 def command(plan: str, model: str, folder: str, data: str | None, factored: bool, output: Output) -> None:
@@ -26,6 +28,8 @@ def command(plan: str, model: str, folder: str, data: str | None, factored: bool
       strati plan measured --action truncate --budget parameters=0.8 --json plan.json
       strati apply plan.json model/ --out small
     """
-    from strati.intervene.apply import apply
+    from strati.interventions.compress.apply import apply
 
     emit(apply(plan, model, out=folder, data=data, factored=factored), output)
+    if not output.quiet and output.json != "-":
+        show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option
-from strati.intervene.judging.audit import AuditConfig, audit
-from strati.options import default
+from strati.cli.common import Command, Output, emit, output_options, seed_option, show
+from strati.core.options import default
+from strati.interventions.audit.audit import AuditConfig, audit
 
 
-@click.command("audit")
+@click.command("audit", cls=Command)
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--robust",
@@ -30,11 +30,10 @@ from strati.options import default
     type=click.IntRange(1),
     default=default(AuditConfig, "resamples"),
     show_default=True,
-    help="Number of shuffled studies that calibrate intervals and recommendations.",
+    help="Number of permutations used for intervals and recommendations.",
 )
-@click.option(
-    "--plot", "figures", metavar="DIR", help="Draw performance against each metric into this folder."
-)
+@click.option("--figures", metavar="DIR", help="Draw performance against each metric into this folder.")
+@click.option("--verbose", is_flag=True, help="Also print one sentence per metric.")
 @seed_option
 @output_options
 def command(
@@ -43,6 +42,7 @@ def command(
     critical: float,
     resamples: int,
     figures: str | None,
+    verbose: bool,
     seed: int,
     output: Output,
 ) -> None:
@@ -59,3 +59,9 @@ def command(
 
         draw_all(result.study, Path(figures))
     emit(result, output)
+    if not output.quiet and output.json != "-":
+        from strati.interventions.summary import audit_sentences
+
+        for sentence in audit_sentences(result) if verbose else ():
+            show(sentence)
+        show(f"next: strati report {folder} -o report.html")

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option, show
-from strati.network.module import ActivationName, ModuleConfig
-from strati.options import default
-from strati.run.files import check_writable
-from strati.run.progress import progress
+from strati.cli.common import (
+    Command,
+    Output,
+    device_option,
+    emit,
+    layers_option,
+    output_options,
+    seed_option,
+    show,
+)
+from strati.cli.landscape import data_options, read_inputs
+from strati.jobs.outputs import check_writable
+from strati.jobs.progress import progress
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.network.data import Data
+    from strati.io.data_files import Data
 
-_ACTIVATIONS = get_args(ActivationName)
 _POSITIVE = click.FloatRange(0, min_open=True)
 
 
-@click.command("basis")
+@click.command("basis", cls=Command)
 @click.argument("model", type=click.Path())
-@click.option("--data", required=True, type=click.Path(), help="Inputs: .npz (x, optional y), .npy or CSV.")
+@data_options
 @click.option(
     "--kind",
     type=click.Choice(["interaction", "local", "pca", "neuron"]),
     default="interaction",
     show_default=True,
     help="Basis: interaction, local, pca or neuron.",
-)
-@click.option(
-    "--activation",
-    type=click.Choice(_ACTIVATIONS),
-    default=default(ModuleConfig, "activation"),
-    show_default=True,
-    help="Nonlinearity of an MLP; files do not hold it.",
 )
 @click.option("--epsilon", type=_POSITIVE, help="Cutoff on squared edges.  [default: 1e-3 of the strongest]")
 @click.option("--modules", "number", type=click.IntRange(1), help="Force exactly N modules.", metavar="N")
@@ -52,8 +52,12 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--rows", type=click.IntRange(2), metavar="N", help="Use only the first N rows of DATA.")
 @layers_option
 @device_option
-@click.option("--compare", is_flag=True, help="Also the other bases: sparsity of edges, ablation curves.")
-@click.option("--sparsify", metavar="FILE", help="Write a reparametrised checkpoint with more zeros instead.")
+@click.option("--compare", is_flag=True, help="Compare with PCA and neuron bases.")
+@click.option(
+    "--sparsify",
+    metavar="FILE",
+    help="Write an equivalent checkpoint with more zero weights (same outputs on DATA).",
+)
 @seed_option
 @output_options
 def command(model: str, data: str, output: Output, sparsify: str | None, **options: Any) -> None:
@@ -70,23 +74,27 @@ def command(model: str, data: str, output: Output, sparsify: str | None, **optio
     """
     if sparsify is not None:
         check_writable(sparsify)
-    from strati.network.data import read_data
-    from strati.network.module import as_module
+    from strati.io.to_module import as_module
 
-    inputs = _first(read_data(data), options["rows"])
     network = as_module(model, activation=options["activation"])
+    arrays = read_inputs(data, options["inputs"], options["targets"], network)
+    inputs = _first(arrays, options["rows"])
     if sparsify is not None:
         _sparsify(network, inputs, sparsify, options, output)
     else:
         _survey(network, inputs, options, output)
+        if not output.quiet and output.json != "-":
+            following = "degeneracy" if options["compare"] else "basis"
+            more = "" if options["compare"] else " --compare"
+            show(f"next: strati {following} {model} --data {data}{more}")
 
 
 def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: Output) -> None:
-    from strati.landscape.interactions.ablation import compare_bases
-    from strati.landscape.interactions.basis import interaction_basis
-    from strati.landscape.interactions.graph import interaction_graph
-    from strati.landscape.interactions.modules import modules
-    from strati.landscape.interactions.sites import Reading
+    from strati.landscape.basis.ablation import compare_bases
+    from strati.landscape.basis.basis import interaction_basis
+    from strati.landscape.basis.graph import interaction_graph
+    from strati.landscape.basis.modules import modules
+    from strati.landscape.basis.sites import Reading
 
     sites, seed = _sites(options["sites"]), options["seed"]
     with progress("basis", None, quiet=output.quiet) as tick:
@@ -95,7 +103,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
             layers=options["layers"] or None, device=options["device"], tick=tick,
         )  # fmt: skip
         graph = interaction_graph(basis, tick=tick)
-        found = modules(graph, options["epsilon"], number=options["number"], seed=seed, tick=tick)
+        found = modules(graph, epsilon=options["epsilon"], number=options["number"], seed=seed, tick=tick)
     if options["compare"]:
         found = replace(
             found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites))
@@ -104,7 +112,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
 
 
 def _sparsify(network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output) -> None:
-    from strati.landscape.interactions.sparsify import sparsify
+    from strati.landscape.basis.sparsify import sparsify
 
     with progress("sparsify", None, quiet=output.quiet) as tick:
         result = sparsify(
@@ -125,7 +133,7 @@ def _sites(text: str | None) -> str | list[str] | None:
 def _first(data: Data, rows: int | None) -> Data:
     if rows is None:
         return data
-    from strati.landscape.batches import CONTEXT
+    from strati.evaluate.batches import CONTEXT
 
     if data.x.ndim == 1:  # token numbers in one line: rows are windows of them
         return replace(data, x=data.x[: rows * CONTEXT])

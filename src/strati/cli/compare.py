@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import click
 
 from strati.cli import interrupts
 from strati.cli.common import (
+    Command,
     Output,
     emit,
     estimate_option,
@@ -15,15 +19,36 @@ from strati.cli.common import (
     seed_option,
     workers_option,
 )
-from strati.run.progress import progress
-from strati.spectra.comparing.compare import CompareConfig
+from strati.comparison.compare import CompareConfig
+from strati.core.errors import BadInputError
+from strati.jobs.progress import progress
 
 
-@click.command("compare")
+@click.command("compare", cls=Command)
 @click.argument("models", nargs=-1, required=True, metavar="A B [C...]")
 @click.option("--series", is_flag=True, help="The networks are checkpoints of one training run, in order.")
 @click.option(
     "--merge", is_flag=True, help="The last network is a merge of the others: estimate the mixture."
+)
+@click.option(
+    "--align",
+    metavar="OUT",
+    help="Write the last network with its units numbered as in the first (new path).",
+)
+@click.option(
+    "--path",
+    "along",
+    is_flag=True,
+    help="Also the loss along the straight line between A and B; needs --data.",
+)
+@click.option(
+    "--data", metavar="DATA", help="Inputs and targets for --path: .npz (x, y), CSV; token ids for LMs."
+)
+@click.option(
+    "--activation",
+    metavar="NAME",
+    help="Between plain linear layers: relu (units may differ in scale) or tanh (in sign). "
+    "Default: the network's settings, else relu.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @layers_option
@@ -37,6 +62,10 @@ def command(
     models: tuple[str, ...],
     series: bool,
     merge: bool,
+    align: str | None,
+    along: bool,
+    data: str | None,
+    activation: str | None,
     eigenvalues: bool,
     layers: tuple[str, ...],
     out: str | None,
@@ -55,11 +84,14 @@ def command(
       strati compare base.safetensors tuned.safetensors
       strati compare --merge parent-a/ parent-b/ merged/
       strati compare base-7b/ tuned-7b/ --out compare-7b
+      strati compare a.safetensors b.safetensors --align b-as-a.safetensors
+      strati compare a.safetensors b.safetensors --path --data data.npz
       strati compare --series step-*.safetensors --html run.html
     """
-    from strati.network.open import open as open_network
-    from strati.run.files import check_table, export_table
-    from strati.spectra.comparing.compare import compare
+    from strati.comparison.compare import compare
+    from strati.interventions.compress.reorder_units import write_renumbered
+    from strati.io.load import open as open_network
+    from strati.jobs.outputs import check_table, export_table
 
     if len(models) < 2 + merge:
         raise click.UsageError(
@@ -67,17 +99,28 @@ def command(
         )
     if export is not None:
         check_table(export)
+    if align is not None and (series or merge):
+        raise click.UsageError("--align compares two networks; leave out --series and --merge")
+    if align is not None and Path(align).exists():
+        raise BadInputError(align, "exists already; give a new path")
+    if along != (data is not None):
+        raise click.UsageError(
+            "--path and --data go together: the loss along the path is measured on the data"
+        )
+    if along and (len(models) > 2 or series or merge):
+        raise click.UsageError("--path leads from one network to one other; give two")
     config = CompareConfig(
         series=series,
         merge=merge,
         eigenvalues=eigenvalues or output.html is not None,
+        activation=activation,
         seed=seed,
         layers=layers,
         workers=workers,
     )
     networks = [open_network(m) for m in models]
     if estimate:
-        from strati.network.select import select
+        from strati.io.layer_patterns import select
         from strati.spectra.estimate import estimate_scan
 
         chosen = [select(n.layers(), layers) for n in networks]
@@ -89,6 +132,12 @@ def command(
     resume = interrupts.resume_command(kept=out is not None)
     with progress("compare", total, quiet=output.quiet, resume=resume) as tick:
         result = compare(*networks, config=config, out=out, engine=engine, address=address, tick=tick)
+    if along:
+        from strati.tracking.loss_path import loss_path
+
+        result = replace(result, path=loss_path(networks[0], networks[1], data, activation=activation))
+    if align is not None:
+        write_renumbered(networks[-1], result.unit_order, align)
     if export is not None:
         export_table(result.frame(), export)
     emit(result, output)

@@ -2,80 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from strati.cli.common import Output, device_option, emit, layers_option, output_options, seed_option
-from strati.landscape.sampling.config import LLCConfig, Sampler
-from strati.network.module import ActivationName, ModuleConfig
-from strati.options import default
-from strati.run.progress import progress
+from strati.cli.common import (
+    Command,
+    Output,
+    device_option,
+    emit,
+    layers_option,
+    output_options,
+    seed_option,
+    show,
+)
+from strati.cli.landscape import LOSSES, data_options, read_inputs, sampling_options
+from strati.jobs.progress import progress
+from strati.landscape.llc.config import LLCConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
-_LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
-_NAMES = get_args(ActivationName)
 
-
-def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of ``--llc`` and ``--scales``; names and defaults are those of ``LLCConfig``."""
-
-    def option(name: str, kind: Any, text: str, without: str | None = None) -> Any:
-        value = default(LLCConfig, name)
-        shown = {"show_default": True, "default": value} if without is None else {}
-        note = "" if without is None else f"  [default: {without}]"
-        flag = "--" + name.replace("_", "-")
-        metavar = None if isinstance(kind, click.Choice) else "N" if isinstance(kind, click.IntRange) else "X"
-        return click.option(flag, type=kind, metavar=metavar, help=text + note, **shown)
-
-    positive = click.FloatRange(min=0, min_open=True)
-    options = (
-        option("sampler", click.Choice([str(s) for s in Sampler]), "How --llc and --scales sample."),
-        option("chains", click.IntRange(min=2), "Independent chains.", "4 to 64, as affordable"),
-        option("draws", click.IntRange(min=10), "Draws kept per chain.", "from 100 on, as affordable"),
-        option("warmup", click.IntRange(min=10), "Iterations before the first kept draw."),
-        option("nbeta", positive, "Inverse temperature of --llc.", "n / ln n"),
-        option(
-            "gamma",
-            positive,
-            "Localisation; set it to compare networks.",
-            "1; above 2,500 parameters N / |theta*|^2",
-        ),
-        option("seconds", positive, "Sampling time to aim at; more seconds, smaller error.", "8 to 32"),
-        option("batch", click.IntRange(min=1), "Rows per minibatch of SGLD."),
-        option("step", positive, "Step size of SGLD.", "calibrated"),
-        option("max_rhat", positive, "Give no value above this R-hat."),
-    )
-    for add in reversed(options):
-        function = add(function)
-    return function
-
-
-@click.command("degeneracy")
+@click.command("degeneracy", cls=Command)
 @click.argument("model", type=click.Path())
+@data_options
 @click.option(
-    "--data", required=True, type=click.Path(), help="Inputs: .npz (x), .npy or CSV; token ids for LMs."
-)
-@click.option(
-    "--activation",
-    type=click.Choice(_NAMES),
-    default=default(ModuleConfig, "activation"),
-    show_default=True,
-    help="Nonlinearity of an MLP; files do not hold it.",
-)
-@click.option(
-    "--epsilon", type=float, metavar="EPS", help="Also count at this scale of the behavioural loss."
+    "--epsilon",
+    type=float,
+    metavar="EPS",
+    help="Also count directions that change the outputs by less than EPS.",
 )
 @click.option(
     "--exact/--structural",
     "exact",
     default=None,
-    help="Exact count (slow), or the cheaper lower bound.  [default: exact where it takes seconds]",
+    help="Count exactly (slow) or use a fast lower bound.  [default: exact where it takes seconds]",
 )
 @click.option("--llc", "want_llc", is_flag=True, help="Sample the local learning coefficient.")
 @click.option(
@@ -83,7 +47,7 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--loss",
-    type=click.Choice(_LOSSES),
+    type=click.Choice(LOSSES),
     help="Loss of --llc and --scales; mse and cross_entropy need targets y in the data.  "
     "[default: behavioural-kl for language models, else behavioural-mse]",
 )
@@ -101,6 +65,8 @@ def sampling_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def command(
     model: str,
     data: str,
+    inputs: str | None,
+    targets: str | None,
     activation: Any,
     epsilon: float | None,
     exact: bool | None,
@@ -125,14 +91,13 @@ def command(
       strati degeneracy model.safetensors --data data.npz --epsilon 1e-3 --llc --json counts.json
       strati degeneracy model.safetensors --data data.npz --llc --loss cross_entropy --gamma 50 --draws 400
     """
-    from strati.network.data import read_data
-    from strati.network.module import as_module
+    from strati.io.to_module import as_module
 
     config = LLCConfig(seed=seed, device=device, **sampling)
-    read = read_data(data)
-    x, y = read.x, read.y
     network = as_module(model, activation=activation)
-    from strati.landscape.counts.count import DegeneracyConfig, degeneracy
+    arrays = read_inputs(data, inputs, targets, network)
+    x, y = arrays.x, arrays.y
+    from strati.landscape.counts.degeneracy import DegeneracyConfig, degeneracy
 
     with progress("counting", None, quiet=output.quiet) as tick:
         options = DegeneracyConfig(epsilon, exact, layers or None, seed, device)
@@ -146,17 +111,22 @@ def command(
     if want_scales:
         result = replace(result, scales=_scales(network, loss, rows, config, output))
     emit(result, output)
+    if not output.quiet and output.json != "-":
+        asked = f"{model} --data {data}"
+        show(f"next: strati {'basis' if want_llc else 'llc'} {asked}")
 
 
 def _llc(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:
-    from strati.landscape.sampling.llc import llc
+    from strati.landscape.llc.estimate import NoEstimateWarning
+    from strati.landscape.llc.llc import llc
 
-    with progress("sampling", None, quiet=output.quiet) as tick:
+    with progress("sampling", None, quiet=output.quiet) as tick, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEstimateWarning)  # the summary says it
         return llc(network, loss, data, config=config, tick=tick)
 
 
 def _scales(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:
-    from strati.landscape.sampling.scales import effective_parameters
+    from strati.landscape.llc.scales import effective_parameters
 
     with progress("loss scales", None, quiet=output.quiet) as tick:
         return effective_parameters(network, data, loss=loss, config=config, tick=tick)

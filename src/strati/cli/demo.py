@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Output, emit, output_options, seed_option, show
-from strati.errors import BadInputError
-from strati.types import Result
+from strati.cli.common import Command, Output, emit, output_options, seed_option, show
+from strati.core.errors import BadInputError
+from strati.core.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,7 @@ class Tour(Result):
         return f"\n{len(self.steps)} steps in {total:.0f} s. Open the page: {self.report}"
 
 
-@click.command("demo")
+@click.command("demo", cls=Command)
 @click.option(
     "--out", "folder", default="strati-demo", show_default=True, metavar="DIR", help="Results and page."
 )
@@ -83,7 +83,7 @@ def command(folder: str, seed: int, output: Output) -> None:
         steps.append(Step(title, shlex.join(["strati", *words]), time.perf_counter() - start))
     result = Tour(str(home), str(home / "report.html"), tuple(steps))
     if output.html is not None:
-        from strati.run.files import write_atomic
+        from strati.jobs.outputs import write_atomic
 
         write_atomic(output.html, (home / "report.html").read_text())
     emit(result, Output(output.json, None, output.quiet))
@@ -107,7 +107,13 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
         ("What is in the file", ["inspect", model]),
         ("What each layer is", ["scan", model, "--eigenvalues", "--json", found["scan"]]),
         ("What training changed", ["compare", initial, model, "--eigenvalues", "--json", found["compare"]]),
-        ("Which layers three networks need", ["study", "fcn-digits", "--out", study]),
+        (
+            "Which layers the network needs",
+            [
+                *("study", model, "--data", data, "--out", study),
+                *("--reinitialise", "--initial", initial, "--rerandomise", "--draws", "10", *chance),
+            ],
+        ),
         ("Which metrics to trust", ["audit", study, "--json", found["audit"]]),
         (
             "How many parameters are used",

@@ -9,11 +9,23 @@ from typing import Any
 
 import click
 
-from strati.errors import BadInputError, StratiError
+from strati.core.errors import BadInputError, StratiError
 
 FORCE = "strati.force"
 OUTPUTS = frozenset(
-    {"--json", "--html", "--export", "--out", "--output", "--sparsify", "--make", "--answer", "--plot"}
+    {
+        "--json",
+        "--html",
+        "--export",
+        "--out",
+        "--output",
+        "--sparsify",
+        "--make",
+        "--answer",
+        "--plot",
+        "--figures",
+        "--align",
+    }
 )
 """Options of any verb that name what is written; arguments and every other option that is a path are inputs."""
 
@@ -98,7 +110,7 @@ def _is_result(path: Path) -> bool:
 
 
 def _is_network(path: Path) -> bool:
-    from strati.network.open import open as open_network
+    from strati.io.load import open as open_network
 
     try:
         open_network(path)

@@ -14,34 +14,44 @@ from strati.cli import interrupts
 if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") in ("strati", "strati.exe"):  # noqa: PTH119
     interrupts.leave_at_once()  # before anything else: importing takes a moment
 
+import difflib
 import importlib
 import io
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from strati._version import __version__
 from strati.cli.guard import FORCE
-from strati.errors import StoppedError, StratiError
-from strati.text import printable
+from strati.core import plugins
+from strati.core.errors import MissingExtraError, StoppedError, StratiError
+from strati.core.text import printable
 
 VERBS = {
-    "inspect": "List the layers of a network: roles, shapes, dtypes. No maths.",
-    "scan": "Survey the spectrum of every weight matrix.",
+    "inspect": "List the layers of a network: roles, shapes, sizes.",
+    "scan": "Find out which layers look learned, random or broken.",
     "compare": "Compare the layers of two or more networks.",
-    "check": "For CI: exit with code 3 when a layer shows one of the given codes.",
-    "study": "Change every layer and measure what the network loses.",
-    "audit": "Find out which metrics of a study to trust.",
-    "plan": "Choose what to cut, round, drop or adapt, layer by layer, from a study.",
-    "apply": "Write the network that a plan makes, and measure it.",
+    "lineage": "Find out whether networks are related, how, and as a tree.",
+    "check": "Fail (exit 3) if any layer triggers the given warnings. For CI.",
+    "study": "Measure how much each layer matters by changing it (truncate, quantise, prune, drop).",
+    "audit": "Test which weight metrics predicted the damage measured by a study.",
+    "plan": "Pick ranks, bits or pruning per layer that fit a budget at the lowest measured loss.",
+    "apply": "Apply a plan: write the compressed model and measure it.",
+    "llc": "Estimate the local learning coefficient, with its error.",
+    "curvature": "Find the top eigenvalues, trace and spectrum of the loss's curvature.",
     "degeneracy": "Count the parameters that a network really uses on given data.",
-    "basis": "Find the interaction basis, the interaction graph and modules.",
-    "track": "Follow a training run over its checkpoints, and find where it changes.",
-    "reassemble": "Put the unlabelled layers of a network back in order.",
-    "report": "Draw JSON results as one self-contained interactive page.",
-    "reproduce": "Redo a paper's table or figure, the paper's number beside ours.",
-    "demo": "Take the whole tour on an embedded network, ending in a report.",
+    "basis": "Find the directions in each layer that affect the output, and whether they form modules.",
+    "track": "Measure every checkpoint of a training run and detect change points.",
+    "shuffle": "Take a network apart into unlabelled pieces.",
+    "reassemble": "Recover the order of shuffled, unlabelled layers.",
+    "identify": "Find which layer of a network a stray tensor is.",
+    "explain": "Say what a code, state, phase, metric or column means, and what to do.",
+    "report": "Combine results into one self-contained HTML report.",
+    "demo": "Run a demo on a bundled network and write a report.",
 }
+REPRODUCE = "reproduce", "Re-run an experiment from a paper and compare (package strati-reproductions)."
+"""A command of the companion package; without the package it says what to install."""
 
 
 _FORCE = click.Option(
@@ -50,8 +60,11 @@ _FORCE = click.Option(
     expose_value=False,
     is_eager=True,
     callback=lambda context, _, value: context.meta.__setitem__(FORCE, value),
-    help="Overwrite an output file even if it is a network.",
+    help="Allow an output to overwrite an existing model file.",
 )
+
+
+_MODULES = {"inspect": "inspect_network"}  # a module must not have the name of one of the standard library
 
 
 class Verbs(click.Group):
@@ -63,33 +76,55 @@ class Verbs(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs in the order of a first visit."""
-        return list(VERBS)
+        """The verbs in the order of a first visit, then those of other packages."""
+        return list(dict.fromkeys([*VERBS, REPRODUCE[0], *plugins.names(plugins.COMMANDS)]))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, or name the nearest one."""
+        name = args[0] if args else ""
+        names = self.list_commands(ctx)
+        if name not in names and not name.startswith("-"):
+            close = difflib.get_close_matches(name.lower(), names, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else "'strati --help' lists them"
+            ctx.fail(f"no command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import the verb's module."""
-        if name not in VERBS:
-            return None
-        command: click.Command = importlib.import_module(f"strati.cli.{name}").command
+        """Import the verb's module, or the command of another package."""
+        command: click.Command | None
+        if name in VERBS:
+            command = importlib.import_module(f"strati.cli.{_MODULES.get(name, name)}").command
+        else:
+            command = plugins.load(plugins.COMMANDS, name)
+        if command is None:
+            return _reproduce if name == REPRODUCE[0] else None
         if not any("--force" in parameter.opts for parameter in command.params):
             command.params.append(_FORCE)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs without importing them."""
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        others = dict.fromkeys(plugins.names(plugins.COMMANDS), "Of another package.")
+        with formatter.section("Commands"):
+            formatter.write_dl(list({**VERBS, **others, **dict([REPRODUCE])}.items()))
+
+
+@click.command(REPRODUCE[0], context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def _reproduce(words: tuple[str, ...]) -> NoReturn:
+    """Compare a paper's table or figure with ours. Needs the package strati-reproductions."""
+    raise MissingExtraError(REPRODUCE[0], plugins.REPRODUCTIONS)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, _, v: _version(c, v),
-              help="Show the version; with --verbose, all that a bug report needs.")  # fmt: skip
+              help="Show the version. Add --verbose for details to paste into a bug report.")  # fmt: skip
 @click.option("--verbose", is_flag=True, is_eager=True, expose_value=False, hidden=True)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
 def strati() -> None:
-    """Stratigraphy for neural networks.
-
-    What each layer is (spectra), whether the network needs it (interventions), how much of it is
-    degenerate (loss landscape), where it belongs (reassembly), and how far you can trust each number.
+    """Analyse a trained network layer by layer: spectra, layer importance, compression, learning coefficients.
 
     \b
     Example:
@@ -135,9 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _run(words, debug)
     except KeyboardInterrupt:  # while its words were read, or after it, while its last words were written
         code = _stopped()
-    if code == interrupts.CODE:
-        interrupts.leave()
-    interrupts.ignore()
+    interrupts.leave(code)
     sys.exit(code)
 
 
@@ -155,8 +188,6 @@ def _run(words: list[str], debug: bool) -> int:
         _say(f"strati: {error.what}; {error.why}")
         return 130
     except StratiError as error:
-        if interrupts.pressed():
-            return _stopped()
         if debug:
             raise
         _say(f"strati: error: {error.what}: {error.why}")
@@ -172,8 +203,6 @@ def _run(words: list[str], debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if interrupts.pressed():
-            return _stopped()
         if debug:
             raise
         if (
@@ -191,7 +220,7 @@ def _run(words: list[str], debug: bool) -> int:
 
 
 def _stopped() -> int:
-    _say(interrupts.last_words())
+    _say(interrupts.line)
     return interrupts.CODE
 
 

@@ -1,4 +1,4 @@
-"""``strati plan``: what to cut, round, drop or adapt, layer by layer, from measured interventions."""
+"""``strati plan``: choose what to truncate, quantise, prune or drop, layer by layer, from measured costs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,42 @@ from typing import Any
 
 import click
 
-from strati.cli.common import Output, emit, output_options
+from strati.cli import interrupts
+from strati.cli.common import Command, Output, emit, layers_option, output_options, show
 from strati.cli.guard import guard_outputs
-from strati.run.progress import progress
+from strati.cli.study import data_options
+from strati.core.errors import BadInputError
+from strati.jobs.progress import progress
 
 _ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")
 _FORMATS = ("peft", "llama.cpp", "csv", "json")
 
 
-@click.command("plan")
-@click.argument("study", metavar="STUDY")
-@click.option("--action", type=click.Choice(_ACTIONS), help="What is done to the layers. [default: truncate]")
+@click.command("plan", cls=Command)
+@click.argument("source", metavar="MODEL|STUDY")
 @click.option(
     "--budget",
     required=True,
     metavar="NAME=VALUE",
-    help="parameters=0.8, bits=4.0, rank=16, or loss=+2% (then the smallest network within that loss).",
+    help="What to keep: parameters=0.8, bits=4.0 or rank=16; or loss=+2%: the smallest within that loss.",
 )
-@click.option("--layers", multiple=True, metavar="PATTERN", help="Layers that may be changed; default: all.")
+@click.option(
+    "--action",
+    type=click.Choice(_ACTIONS),
+    help="What is done to the layers. [default: quantise for bits, else truncate]",
+)
+@data_options
+@layers_option
 @click.option("--model", metavar="MODEL", help="The network, if the study does not record where it is.")
-@click.option("--data", metavar="DATA", help="Data to measure combinations on; default: the study's own.")
-@click.option("--combinations", type=click.IntRange(0), help="Random combinations to measure. [default: 8]")
+@click.option(
+    "--out", "folder", metavar="DIR", help="Directory for the study of MODEL. [default: in strati's cache]"
+)
+@click.option(
+    "--combinations",
+    type=click.IntRange(0),
+    help="Random layer combinations to measure, to check that single-layer losses add up. [default: 8]",
+)
+@click.option("--confidence", type=float, help="Coverage of the intervals. [default: 0.95]")
 @click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]")
 @click.option("--export", metavar="FILE", help="Write the plan for another tool; see --format.")
 @click.option(
@@ -39,42 +54,65 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
 )
 @output_options
 def command(
-    study: str,
-    action: str | None,
+    source: str,
     budget: str,
-    layers: tuple[str, ...],
     model: str | None,
     data: str | None,
-    combinations: int | None,
-    seed: int | None,
+    folder: str | None,
     export: str | None,
     form: str,
     output: Output,
+    **options: Any,
 ) -> None:
-    """Plan an ACTION within a BUDGET from the study in STUDY (the --out folder of strati study).
+    """Choose a setting for every layer of MODEL within a BUDGET, at the least measured loss.
 
-    Chooses one measured setting per layer at the least measured loss, measures the result and the same budget spread
-    evenly, and says whether the plan is better.
+    Every setting is measured on DATA first (stored, so that the next plan is quick), or was measured by strati study:
+    then give its --out folder. The plan is measured as well, beside uniform allocation of the same budget.
 
     \b
     Example:
-      strati study compress.toml --out measured
+      strati plan model.safetensors --data test.npz --budget loss=+2% --json plan.json
       strati plan measured --action truncate --budget parameters=0.8 --json plan.json
-      strati plan measured --action quantise --budget bits=4.0 --export types.sh --format llama.cpp
+      strati plan measured --budget bits=4.0 --export types.sh --format llama.cpp
     """
-    from strati.intervene.plan import plan
-    from strati.intervene.study import load_study
-    from strati.run.files import check_writable
+    from strati.interventions.compress.model_study import is_study_folder
+    from strati.interventions.compress.plan import plan
+    from strati.interventions.study import load_study
+    from strati.jobs.outputs import check_writable
 
     if export is not None:
         check_writable(export)
-    measured = load_study(study)
-    network = (measured.origin.get("spec") or {}).get("network", {}).get("path")
-    guard_outputs(click.get_current_context(), also=[network])
-    given = {"action": action, "combinations": combinations, "seed": seed, "layers": layers or None}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    stored = is_study_folder(source)
+    if stored:
+        measured: Any = load_study(source)
+        network = _network_of(measured)
+        guard_outputs(click.get_current_context(), also=[network])
+        for name in ("inputs", "targets", "activation", "performance"):
+            if name in given:
+                raise BadInputError(f"--{name}", "is for a model; the study has its own")
+    else:
+        measured, network = source, source
+        guard_outputs(click.get_current_context(), also=[source, data])
     with progress("plan", None, quiet=output.quiet) as tick:
-        result = plan(measured, budget=budget, model=model, data=data, tick=tick, **options)
+        result = plan(measured, budget=budget, model=model, data=data, out=folder, tick=tick, **given)
     if export is not None:
         result.export(export, format=form)  # type: ignore[arg-type]
     emit(result, output)
+    if not output.quiet and output.json != "-":
+        show(_next(result, output, model or network))
+
+
+def _network_of(measured: Any) -> str | None:
+    """Where the network of a stored study is, if that is recorded."""
+    spec = measured.origin.get("spec") or {}
+    networks = measured.origin.get("networks", {}).values()
+    path = next((about["path"] for about in networks if "path" in about), None)
+    return spec.get("network", {}).get("path") or path
+
+
+def _next(result: Any, output: Output, network: str | None) -> str:
+    if output.json is None:
+        return f"next: {interrupts.resume_command()} --json plan.json"
+    factored = " --factored" if result.action == "truncate" else ""
+    return f"next: strati apply {output.json} {network or 'MODEL'} --out small{factored}"

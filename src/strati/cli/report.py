@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Output, check_page, emit
+from strati.cli.common import Command, Output, check_page, emit
 from strati.cli.guard import guard_outputs
-from strati.types import Result
+from strati.core.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,20 @@ class Page(Result):
 
         return pd.DataFrame({"schema": self.results})
 
-    def summary(self) -> str:
-        """Where it is and how large."""
-        return f"wrote {self.file} ({len(self.results)} results, {self.size / 1e6:.2f} MB)"
+    def summary(self) -> RenderableType:
+        """Where it is and how large, and how to open it."""
+        from rich.console import Group
+
+        from strati.core.tables import NextCommand, Paragraph, command_path
+
+        count = f"{len(self.results)} result{'s' if len(self.results) != 1 else ''}"
+        return Group(
+            Paragraph(f"Wrote {self.file} ({count}, {self.size / 1e6:.2f} MB)."),
+            NextCommand((f"python -m webbrowser {command_path(self.file)}", "strati report --help")),
+        )
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--output", "-o", "--html", "target", required=True, metavar="FILE.html", help="The page to write."

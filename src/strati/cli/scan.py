@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from strati.cli import interrupts
 from strati.cli.common import (
+    Command,
     Output,
     device_option,
     emit,
@@ -16,34 +18,36 @@ from strati.cli.common import (
     output_options,
     resume_options,
     seed_option,
+    table_options,
     workers_option,
 )
-from strati.errors import StoppedError
-from strati.options import default
-from strati.run.progress import Sizes, progress
+from strati.core.errors import StoppedError
+from strati.core.options import default
+from strati.jobs.progress import Sizes, progress
 from strati.spectra.scan import ScanConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strati.network.layers import Layer
+    from strati.core.tables import TableOptions
+    from strati.io.layers import Layer
 
 
-@click.command("scan")
+@click.command("scan", cls=Command)
 @click.argument("model")
 @click.option(
     "--level",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=default(ScanConfig, "level"),
     show_default=True,
-    help="Chance that the largest eigenvalue of pure noise counts as a spike (Tracy-Widom).",
+    help="False-positive rate of the spike test.",
 )
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
     default=default(ScanConfig, "bootstrap"),
     metavar="N",
-    help="Goodness-of-fit p-value of each tail from N samples, and rival laws.",
+    help="Test the power-law fit with N bootstrap samples and compare it with other distributions.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Put all eigenvalues into the JSON.")
 @click.option("--split-qkv", is_flag=True, help="Treat fused query-key-value matrices as three layers.")
@@ -59,7 +63,8 @@ if TYPE_CHECKING:
 @workers_option(ScanConfig)
 @device_option
 @estimate_option
-@click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
+@click.option("--export", metavar="FILE", help="Write all columns as .csv or .parquet.")
+@table_options
 @seed_option
 @output_options
 def command(
@@ -77,25 +82,28 @@ def command(
     device: str | None,
     estimate: bool,
     export: str | None,
+    table: TableOptions,
     seed: int,
     output: Output,
 ) -> None:
-    """Survey every weight matrix of MODEL: norms, ranks, tail, bulk, spikes, quasi-null directions, phase.
+    """Say which weight matrices of MODEL have learned, look random or are broken, and measure each one.
 
-    MODEL is a .safetensors file, a Hugging Face directory, a torch file (.pt, .pth, .bin), .npz, .onnx,
-    .gguf or Keras .h5, told apart by content. No code from it is ever run.
+    MODEL is a .safetensors file, a Hugging Face directory, a torch file (.pt, .pth, .bin), .npz, .onnx, .gguf or Keras
+    .h5 (the format is detected automatically; the file is never executed), or [ORG/]NAME[@REVISION] in the local
+    Hugging Face cache.
 
     \b
     Example:
       strati scan model.safetensors
       strati scan model.safetensors --json scan.json --html scan.html
+      strati scan model.safetensors --columns all --sort -stable_rank
       strati scan gpt2/ --split-qkv --bootstrap 100 --export layers.csv
       strati scan llama-7b/ --estimate
       strati scan llama-7b/ --out scan-7b --workers 8
     """
-    from strati.network.open import open as open_network
-    from strati.network.select import select
-    from strati.run.files import check_table, export_table
+    from strati.io.layer_patterns import select
+    from strati.io.load import open as open_network
+    from strati.jobs.outputs import check_table, export_table
     from strati.spectra.scan import scan
 
     if export is not None:
@@ -128,8 +136,8 @@ def command(
             raise
         raise StoppedError("stopped before the first layer was done", f"resume with {resume}") from None
     if export is not None:
-        export_table(result.table, export)
-    emit(result, output)
+        export_table(result.frame(), export)
+    emit(replace(result, view=table), output)
 
 
 def _sizes(layers: Sequence[Layer]) -> Sizes:

@@ -1,32 +1,127 @@
-"""``strati study``: every layer re-initialised and re-randomised, and what that does."""
+"""``strati study``: change every layer of a network and measure what that does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from strati.cli import interrupts
-from strati.cli.common import Output, emit, estimate_option, output_options, workers_option
+from strati.cli.common import (
+    Command,
+    Output,
+    emit,
+    estimate_option,
+    layers_option,
+    output_options,
+    workers_option,
+)
 from strati.cli.guard import guard_outputs
-from strati.errors import BadInputError, StoppedError
-from strati.intervene.planning.config import StudyConfig
-from strati.run.files import check_table, export_table
-from strati.run.progress import progress
+from strati.core.errors import BadInputError, StoppedError
+from strati.interventions.study_config import StudyConfig
+from strati.jobs.outputs import check_table, export_table
+from strati.jobs.progress import progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WITH_SETTINGS = {"truncate": "rank=2,4,8", "quantise": "bits=4,3,2", "prune": "share=0.5,0.9"}
+_WITHOUT = {
+    "drop": "Replace each residual block by the identity.",
+    "reinitialise": "Put each layer's initial values back (needs --initial).",
+    "rerandomise": "Draw each layer anew from its initial distribution.",
+}
+
+TEMPLATE = """\
+# A study: every layer is changed in turn, and the network is measured on the data.
+#   strati study study.toml --out measured
+name = "study"
+seed = 0
+
+[network]
+path = "model.safetensors"    # a checkpoint, or a Hugging Face directory (then also: source = "transformers")
+# initial = "init.safetensors"  # the weights before training, for reinitialise
+# activation = "relu"           # of a bare MLP, which a checkpoint does not store
+
+[data]
+path = "data.npz"             # arrays x and y; CSV, .npy tokens or .txt also work
+
+[measure]
+performance = "accuracy"      # or "loss", "perplexity"
+
+[interventions]
+# kinds = ["reinitialise", "rerandomise"]
+# draws = 2                     # of interventions with chance in them
+layers = ["*"]
+
+[interventions.truncate]      # keep the leading singular directions
+rank = [2, 4, 8, 16]
+
+[interventions.quantise]      # round to 2^bits levels
+bits = [8, 4, 3, 2]
+
+[interventions.prune]         # set the smallest entries to zero
+share = [0.5, 0.7, 0.9]
+
+[metrics]
+spectral = true               # the layer's spectrum, for strati audit
+"""
 
 
-@click.command("study")
-@click.argument("spec")
+def data_options(function: F) -> F:
+    """Add ``--data``, ``--inputs``, ``--targets``, ``--activation`` and ``--performance`` of a study of a model."""
+    options = (
+        click.option(
+            "--data", metavar="DATA", help="Data to measure on: .npz, .npy, CSV, .txt or a folder of images."
+        ),
+        click.option(
+            "--inputs", metavar="NAME", help="Array of the .npz (columns of the CSV) with the inputs."
+        ),
+        click.option(
+            "--targets", metavar="NAME", help="Array of the .npz (column of the CSV) with the labels."
+        ),
+        click.option(
+            "--activation", metavar="NAME", help="Activation function of a bare MLP. [default: relu]"
+        ),
+        click.option(
+            "--performance", metavar="NAME", help="accuracy, loss or perplexity. [default: by the data]"
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _intervention_options(function: F) -> F:
+    for name, text in reversed(_WITHOUT.items()):
+        function = click.option(f"--{name}", is_flag=True, help=text)(function)
+    for name, example in reversed(_WITH_SETTINGS.items()):
+        what = f"Settings of {name}, such as {example}; 'standard' for the usual ones."
+        function = click.option(f"--{name}", metavar="SETTINGS", help=what)(function)
+    return function
+
+
+def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        click.echo(TEMPLATE, nl=False)
+        context.exit()
+
+
+@click.command("study", cls=Command)
+@click.argument("source", metavar="MODEL|SPEC")
+@data_options
+@_intervention_options
+@click.option("--initial", metavar="INIT", help="The network's initial weights, for --reinitialise.")
+@layers_option
 @click.option(
-    "--out",
-    "folder",
-    required=True,
-    metavar="DIR",
-    help="Folder of the store; a stopped study resumes there. Not touched with --estimate.",
+    "--out", "folder", metavar="DIR", help="Directory for results; run the same command again to resume."
 )
 @click.option("--export", metavar="FILE", help="Write the rows, sorted by key, as .csv or .parquet.")
-@click.option("--seed", type=click.IntRange(0), help="Random seed; default: the spec's.")
+@click.option(
+    "--draws", type=click.IntRange(1), help="Draws of interventions with chance in them. [default: 1]"
+)
+@click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0, or the spec's]")
 @click.option(
     "--init",
     "scheme",
@@ -44,64 +139,137 @@ from strati.run.progress import progress
     "--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here."
 )
 @click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@click.option(
+    "--template",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_template,
+    help="Print a commented TOML spec, then exit.",
+)
 @estimate_option
 @output_options
 def command(
-    spec: str,
-    folder: str,
+    source: str,
+    folder: str | None,
     export: str | None,
-    seed: int | None,
-    scheme: str | None,
     engine: str,
     workers: int | None,
     address: str | None,
     retry: bool,
     estimate: bool,
     output: Output,
+    **options: Any,
 ) -> None:
-    """Run the intervention study SPEC: a TOML file, or the name of a built-in one (fcn-digits).
+    """Change every layer of MODEL in turn and measure the network on DATA.
 
-    Each layer is re-initialised and re-randomised, one at a time; performance and every metric are recorded.
-    Interrupted? Run the same command again to resume.
+    Without interventions: truncate, quantise, prune, and drop where there are residual blocks. Instead of a model, SPEC
+    is a TOML file (see --template) or the name of a built-in study. Interrupted? Run the same command again to resume.
 
     \b
     Example:
-      strati study fcn-digits --out digits
+      strati study model.safetensors --data test.npz --out measured
+      strati study model/ --data text.txt --truncate rank=2,4,8 --drop --out measured
       strati study fcn-digits --out digits --estimate
-      strati study fcn-digits --out digits --export rows.csv --workers 2
     """
-    from strati.errors import require
-    from strati.intervene.planning.spec import SCHEMES, read_spec
+    from strati.core.errors import require
 
     if export is not None:
         check_table(export)
-    if scheme is not None and scheme not in SCHEMES:
-        raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
-    wanted = read_spec(spec)
-    others = (one.source for one in wanted.interventions.settings if isinstance(one.source, str))
-    read = (wanted.network.path, wanted.network.initial, wanted.data.path, *others)
-    guard_outputs(click.get_current_context(), also=read)
-    if seed is not None:
-        wanted = replace(wanted, seed=seed)
-    if scheme is not None:
-        wanted = replace(wanted, interventions=replace(wanted.interventions, init=scheme))
-    require("torch", "torch", "an intervention study")
+    if folder is None:
+        raise BadInputError("--out", "is missing: the directory for results")
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
+    where: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "retry": retry}
+    study_of, spec, call = _asked(source, options)
+    require("torch", "torch", "an intervention study")
     if estimate:
-        from strati.intervene.cost import estimate_study
+        from strati.interventions.study_cost import estimate_study
 
-        emit(estimate_study(wanted, workers=workers or 0), output)
+        emit(estimate_study(spec, workers=workers or 0), output)
         return
     resume = interrupts.resume_command()
     try:
-        from strati.intervene.study import study
+        from strati.interventions.study import study
 
-        with progress(f"study {wanted.name}", None, quiet=output.quiet) as tick:
-            where: dict[str, Any] = {"engine": engine, "workers": workers, "address": address}
-            result = study(wanted, out=folder, tick=tick, retry=retry, resume=resume, **where)
+        with progress("study", None, quiet=output.quiet) as tick:
+            result = study(study_of, out=folder, tick=tick, resume=resume, **where, **call)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
     if export is not None:
         export_table(result.frame(), export)
     emit(result, output)
+
+
+def _asked(source: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """What is studied (a spec or a model), the same as a spec, and the other arguments of the study."""
+    from pathlib import Path
+
+    from strati.interventions.study_spec import SCHEMES, builtin_names, read_spec
+
+    scheme = options.pop("scheme")
+    if scheme is not None and scheme not in SCHEMES:
+        raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
+    given = {name: value for name, value in options.items() if value not in (None, False, ())}
+    data = given.pop("data", None)
+    if data is None and Path(source).exists() and Path(source).suffix.lower() != ".toml":
+        raise BadInputError(source, "a model needs data to be measured on: add --data DATA")
+    if data is None:
+        spec = read_spec(source)
+        others = (one.source for one in spec.interventions.settings if isinstance(one.source, str))
+        read = (spec.network.path, spec.network.initial, spec.data.path, *others)
+        guard_outputs(click.get_current_context(), also=read)
+        only = sorted(set(given) - {"seed", "draws", "layers"})
+        if only:
+            raise BadInputError(f"--{only[0]}", "is for a model; a spec has its own settings")
+        if "seed" in given:
+            spec = replace(spec, seed=given["seed"])
+        part: dict[str, Any] = {name: given[name] for name in ("draws", "layers") if name in given}
+        part |= {} if scheme is None else {"init": scheme}
+        spec = replace(spec, interventions=replace(spec.interventions, **part))
+        return spec, spec, {}
+    if source in builtin_names() or Path(source).suffix.lower() == ".toml":
+        raise BadInputError("--data", "is for a model; a spec names its own data")
+    guard_outputs(click.get_current_context(), also=[source, data, given.get("initial")])
+    chosen = _interventions(given)
+    call = (
+        given | ({"interventions": chosen} if chosen else {}) | ({} if scheme is None else {"init": scheme})
+    )
+    return source, _as_spec(source, data, call), {"data": data} | call
+
+
+def _interventions(given: dict[str, Any]) -> list[Any]:
+    """The interventions that were asked for, taken out of the options."""
+    from strati.interventions.default_kinds import STANDARD_SETTINGS, parse_intervention
+    from strati.interventions.kinds import make
+
+    chosen = []
+    for name in (*_WITH_SETTINGS, *_WITHOUT):
+        text = given.pop(name, None)
+        if text is None:
+            continue
+        if text == "standard":
+            chosen.append(make(name, STANDARD_SETTINGS[name]))
+        else:
+            chosen.append(parse_intervention(name, "" if text is True else text))
+    if any(one.name == "reinitialise" for one in chosen) and "initial" not in given:
+        raise BadInputError("--reinitialise", "needs the network's initial weights: add --initial INIT")
+    return chosen
+
+
+def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
+    """A study of a model as a spec, which the estimate of its cost is made from."""
+    from pathlib import Path
+
+    from strati.interventions.default_kinds import STANDARD
+    from strati.interventions.study_spec import DataSpec, InterventionSpec, NetworkSpec, Spec
+
+    language = Path(model).is_dir()
+    performance = call.get("performance") or ("perplexity" if language else "accuracy")
+    chosen = tuple(one for one in call.get("interventions", STANDARD) if language or one.name != "drop")
+    spec = Spec(
+        network=NetworkSpec(source="transformers" if language else "mlp", path=model),
+        data=DataSpec(path=data),
+        interventions=InterventionSpec(kinds=(), settings=chosen),
+    )
+    return replace(spec, measure=replace(spec.measure, performance=performance))

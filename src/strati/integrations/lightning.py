@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strati.errors import MissingExtraError
+from strati.core.errors import MissingExtraError
 from strati.tracking.tracker import Tracker
 
 try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strati.rng import derive
+from strati.core.rng import derive
 
 TALL, TOGETHER = 4, 32
 """Rows that are factorised at once: so many times the columns, at least as many as are mixed."""

@@ -1,25 +1,26 @@
 """``strati.reassemble``: unlabelled pieces back into a network.
 
 Two kinds of pieces: the linear layers of a residual network, put back with the help of recorded data
-(:mod:`strati.reassembly.solve`), and the matrices and vectors of a transformer, put back from the weights alone
-(:mod:`strati.reassembly.transformer`). Reading files and telling the two apart happens here.
+(:mod:`strati.reassembly.residual.solve`), and the matrices and vectors of a transformer, put back from the weights
+alone (:mod:`strati.reassembly.transformer`). Reading files and telling the two apart happens here.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from strati.errors import BadInputError
-from strati.options import resolve
-from strati.reassembly.config import ReassembleConfig
-from strati.types import Tick, silent
+from strati.core.errors import BadInputError
+from strati.core.options import resolve
+from strati.core.results import Tick, silent
+from strati.reassembly.residual.config import ReassembleConfig
 
 if TYPE_CHECKING:
-    from strati.reassembly.result import Reassembly
+    from strati.core.option_types import ReassembleOptions
+    from strati.reassembly.residual.result import Reassembly
     from strati.reassembly.transformer.result import TransformerReassembly
 
 _TARGETS = ("pred", "y", "target", "output")
@@ -32,19 +33,19 @@ def reassemble(
     *,
     config: ReassembleConfig | None = None,
     tick: Tick = silent,
-    **options: Any,
+    **options: Unpack[ReassembleOptions],
 ) -> Reassembly | TransformerReassembly:
     """Put the pieces of a residual network, or of a transformer, back in order.
 
     Args:
         pieces: A folder; of a residual network also a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled;
-            of a transformer also what :func:`strati.reassembly.transformer.drop.drop` keeps in memory.
+            of a transformer also what :func:`strati.reassembly.transformer.shuffle.drop` keeps in memory.
         x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none: token ids, a
             text file or images let it verify and repair what the weights say.
         y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
         config: How; single options may be given as keywords instead, which win (``activation="gelu"``).
         tick: Called as the work goes on.
-        options: Fields of :class:`~strati.reassembly.config.ReassembleConfig`.
+        options: Fields of :class:`~strati.reassembly.residual.config.ReassembleConfig`.
 
     Returns:
         The permutation of the pieces, whether it is exact and the only one, and how it was found.
@@ -53,7 +54,7 @@ def reassemble(
         BadInputError: The pieces make no network, or the data do not fit them.
 
     Reference:
-        H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
+        H. Park, "I ShuffledCheckpoint a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
         regressions are strati's own (docs/reassemble.md).
 
     Examples:
@@ -68,45 +69,45 @@ def reassemble(
         >>> found.exact, found.permutation
         (True, (4, 5, 1, 0, 6, 3, 2))
     """
-    chosen = resolve(ReassembleConfig, config, options, of=reassemble)
+    settings = resolve(ReassembleConfig, config, options, of=reassemble)
     if _of_transformer(pieces):
-        return _transformer(pieces, x, y, chosen, tick)
-    return _residual(pieces, x, y, chosen, tick)
+        return _transformer(pieces, x, y, settings, tick)
+    return _residual(pieces, x, y, settings, tick)
 
 
 def _of_transformer(pieces: object) -> bool:
-    from strati.reassembly.transformer.drop import Dropped
     from strati.reassembly.transformer.pieces import TransformerPieces, is_transformer
+    from strati.reassembly.transformer.shuffle import ShuffledCheckpoint
 
     if isinstance(pieces, str | Path):
         return is_transformer(Path(pieces))
-    return isinstance(pieces, Dropped | TransformerPieces)
+    return isinstance(pieces, ShuffledCheckpoint | TransformerPieces)
 
 
 def _transformer(pieces: Any, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> TransformerReassembly:
-    from strati.reassembly.transformer.drop import Dropped
     from strati.reassembly.transformer.pieces import TransformerPieces, check, read_transformer
+    from strati.reassembly.transformer.shuffle import ShuffledCheckpoint
     from strati.reassembly.transformer.solve import check_data, solve_transformer
 
     check_data(x)
     began = time.perf_counter()
-    if isinstance(pieces, Dropped):
+    if isinstance(pieces, ShuffledCheckpoint):
         pieces = pieces.folder if pieces.pieces is None else pieces.pieces
     if isinstance(pieces, TransformerPieces):
         check(pieces)
-        found = pieces
+        checked_pieces = pieces
     else:
-        found = read_transformer(pieces)
+        checked_pieces = read_transformer(pieces)
     loaded = time.perf_counter() - began
-    return solve_transformer(found, x, y, config, load_seconds=loaded, tick=tick)
+    return solve_transformer(checked_pieces, x, y, config, load_seconds=loaded, tick=tick)
 
 
 def _residual(pieces: object, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> Reassembly:
-    from strati.reassembly.pieces import as_pieces
-    from strati.reassembly.solve import solve
+    from strati.reassembly.residual.pieces import as_pieces
+    from strati.reassembly.residual.solve import solve
 
     began = time.perf_counter()
-    found = as_pieces(pieces)
+    piece_list = as_pieces(pieces)
     if isinstance(x, str | Path):
         x, y = _from_file(x, y, config)
     if x is None or y is None:
@@ -115,11 +116,11 @@ def _residual(pieces: object, x: Any, y: Any, config: ReassembleConfig, tick: Ti
         )
     where = pieces if isinstance(pieces, str | Path) else "pieces"
     loaded = time.perf_counter() - began
-    return solve(found, _array(x), _array(y), config, where=where, load_seconds=loaded, tick=tick)
+    return solve(piece_list, _array(x), _array(y), config, where=where, load_seconds=loaded, tick=tick)
 
 
 def _from_file(path: str | Path, y: Any, config: ReassembleConfig) -> tuple[Any, Any]:
-    from strati.network.data import read_data
+    from strati.io.data_files import read_data
 
     data = read_data(path, inputs=config.inputs, target=config.target or (_TARGETS if y is None else None))
     return data.x, data.y if y is None else y

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray, IntArray
+    from strati.core.results import FloatArray, IntArray
 
 MOST_KEPT = 1024
 """Eigenvalues stored of one spectrum at most."""

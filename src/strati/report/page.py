@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from strati._version import __version__
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
+from strati.core.results import Result
+from strati.jobs.outputs import write_atomic
 from strati.report import assets
 from strati.report.pack import pack
 from strati.report.runs import read_run
 from strati.report.schemas import check_result
-from strati.run.files import write_atomic
-from strati.types import Result
 
 
 def write_report(

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
+from strati.core.results import Result
 from strati.report.schemas import check_result
-from strati.types import Result
 
 _LARGEST = 512 * 2**20
 _UNCHECKED = 32 * 2**20
@@ -37,7 +37,7 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
         return dict(run)
     path = Path(run)
     if path.is_dir():
-        from strati.intervene.judging.audit import audit
+        from strati.interventions.audit.audit import audit
 
         return audit(path).to_dict()
     result = _read_json(path)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 
 HOME = Path(__file__).resolve().parent
 

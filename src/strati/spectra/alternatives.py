@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.rng import stream
+from strati.core.rng import stream
 from strati.spectra.tail import Tail, fit_tail
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
 
 @dataclass(frozen=True)

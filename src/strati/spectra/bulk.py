@@ -19,8 +19,8 @@ from strati.spectra import tracy_widom
 from strati.spectra.ranks import widest_gap
 
 if TYPE_CHECKING:
+    from strati.core.results import FloatArray
     from strati.spectra.eigenvalues import Eigenvalues
-    from strati.types import FloatArray
 
 _LOW, _HIGH = 0.10, 0.80  # ranks between which the law is matched
 _ROUNDS = 30

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 from strati.spectra import on_device
 from strati.spectra.two_stage import symmetric_eigenvalues
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
     Look = Callable[[NDArray[Any]], None]
 

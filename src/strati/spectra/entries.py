@@ -27,8 +27,12 @@ from strati.spectra.generalised_pareto import fit as fit_generalised_pareto
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
+WILD_GAP = 100.0
+"""A few weights that are this many times larger than the next one are wild: bits that flipped, or an overflow."""
+
+_MOST_WILD = 8
 _RANKS = 1 << 16  # quantiles kept; more would not change a verdict
 _FEWEST = 400
 _BODY, _TOP = 0.5, 0.05  # shares of the entries that the estimators use
@@ -68,14 +72,16 @@ class EntrySizes:
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []
+        self._largest: list[FloatArray] = []
 
     def add(self, matrix: NDArray[Any]) -> None:
         """Look at one matrix of finite weights."""
         if matrix.size == 0:
             return
         plain = matrix if matrix.dtype in (np.float32, np.float64) else matrix.astype(np.float32)
+        largest = max(float(plain.max()), -float(plain.min()))
+        self._keep_largest(plain, largest)
         if plain.size > _RANKS:
-            largest = max(float(plain.max()), -float(plain.min()))
             flat = plain.ravel(order="K")
             with np.errstate(over="ignore", under="ignore"):
                 scale = float(np.sqrt(np.dot(flat, flat) / flat.size))
@@ -84,6 +90,33 @@ class EntrySizes:
             if not largest > scale * np.sqrt(2 * np.log(flat.size / 1e-3)):
                 return
         self._kept.append(_thinned(np.abs(plain).ravel(order="K")))
+
+    def _keep_largest(self, plain: NDArray[Any], largest: float) -> None:
+        # A gap below the largest entries needs a median that far below them; only then are entries sorted.
+        sample = plain[:: max(plain.shape[0] // 64, 1)]
+        if plain.size <= 4 * _MOST_WILD or float(np.median(np.abs(sample))) * WILD_GAP < largest:
+            count = min(plain.size, _MOST_WILD + 1)
+            flat = np.abs(plain).ravel()
+            self._largest.append(
+                np.partition(flat, flat.size - count)[flat.size - count :].astype(np.float64)
+            )
+
+    def wild(self) -> int:
+        """Number of entries beyond a gap of :data:`WILD_GAP` below them; 0 if there is no such gap near the top.
+
+        Examples:
+            >>> sizes = EntrySizes()
+            >>> W = np.random.default_rng(0).normal(size=(40, 40))
+            >>> W[3, 4] = 1e20
+            >>> sizes.add(W)
+            >>> sizes.wild()
+            1
+        """
+        if not self._largest:
+            return 0
+        top = np.sort(np.concatenate(self._largest))[::-1][: _MOST_WILD + 1]
+        gaps = np.flatnonzero((top[:-1] > WILD_GAP * top[1:]) & (top[1:] > 0))
+        return int(gaps[0]) + 1 if gaps.size else 0
 
     def tail(self) -> EntryTail:
         """The verdict over all matrices seen."""

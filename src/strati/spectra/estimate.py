@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from strati.core.results import Result
 from strati.spectra.layerwise import at_once, memory
-from strati.types import Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.network.layers import Layer
+    from strati.io.layers import Layer
 
 _COLUMNS = 1024
 
@@ -70,7 +70,7 @@ class ScanEstimate(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.text import printable
+        from strati.core.text import printable
 
         lines = [
             f"{printable(self.path)}: {self.matrices:,} matrices, {self.bytes / 1e9:.2f} GB of weights to read",

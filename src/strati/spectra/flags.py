@@ -6,22 +6,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strati.core.results import Flag
 from strati.spectra.bulk import Bulk, noise_limit
+from strati.spectra.entries import WILD_GAP
 from strati.spectra.phases import Phase, PhaseVerdict
+from strati.spectra.state import ENOUGH
 from strati.spectra.tail import FEWEST, Tail
-from strati.types import Flag
+from strati.spectra.violations import Violation, describe
 
 if TYPE_CHECKING:
+    from strati.core.results import FloatArray
     from strati.spectra.eigenvalues import Eigenvalues
     from strati.spectra.entries import EntryTail
-    from strati.spectra.structure import Structure
-    from strati.types import FloatArray
+    from strati.spectra.noise_model import NoiseModel
 
-_FEW, _SHORT = 50, 20  # eigenvalues, and eigenvalues in the tail, below which a fit is shaky
+_SHORT = 20  # eigenvalues in the tail below which its fit is shaky
 
 
 def of_eigenvalues(
-    found: Eigenvalues,
+    eigenvalues: Eigenvalues,
     live: FloatArray | None = None,
     *,
     equal: bool = False,
@@ -31,16 +34,16 @@ def of_eigenvalues(
     noise: bool = False,
 ) -> tuple[Flag, ...]:
     """The warnings about the eigenvalues and their fits, most serious first; ``noise``: noise explains the spectrum."""
-    if found.problem == "not-finite":
+    if eigenvalues.problem == "not-finite":
         return (Flag("not-finite", "some weights are NaN or infinite; nothing is computed"),)
-    if found.problem == "out-of-range":
+    if eigenvalues.problem == "out-of-range":
         return (
             Flag("out-of-range", "the squares of the weights leave float64's range; rescale the weights"),
         )
-    if found.values.size == 0:
+    if eigenvalues.values.size == 0:
         return (Flag("empty", "the matrix has no entries"),)
     flags = []
-    if found.problem == "constant":
+    if eigenvalues.problem == "constant":
         flags.append(Flag("constant", "all weights are equal; there is no spectrum to fit"))
     if equal and live is not None:
         value = float(np.sqrt(live[-1]))
@@ -51,17 +54,13 @@ def of_eigenvalues(
                 "there is no tail and no bulk to fit",
             )
         )
-    elif found.problem == "" and live is not None and live.size < _FEW:
+    elif eigenvalues.problem == "" and live is not None and live.size < ENOUGH:
         what = "no tail is fitted" if live.size < FEWEST else "fits are rough"
         flags.append(Flag("few-eigenvalues", f"only {live.size} eigenvalues are not null: {what}"))
-    if any(found.empty) and found.values[-1] > 0:
-        sides = [f"{count} zero" for count in found.empty if count]
-        flags.append(
-            Flag(
-                "zero-rows",
-                f"{' and '.join(sides)} rows or columns (dead or pruned neurons): each costs a direction or a sample",
-            )
-        )
+    if any(eigenvalues.empty) and eigenvalues.values[-1] > 0:
+        count = sum(eigenvalues.empty)
+        which = "one row or column is" if count == 1 else f"{count} rows or columns are"
+        flags.append(Flag("zero-rows", f"{which} zero throughout: dead, pruned or padded"))
     if steep:
         flags.append(
             Flag("no-tail", "the largest eigenvalues are nearly equal: they have no tail, so no exponent")
@@ -84,11 +83,12 @@ def of_eigenvalues(
                 "bulk is fitted to the rest",
             )
         )
-    if found.rows * found.epsilon > 0.01:
+    resolved = eigenvalues.rows * eigenvalues.epsilon
+    if resolved > 0.01:
         flags.append(
             Flag(
                 "coarse-dtype",
-                f"the weights' dtype resolves singular values down to {found.rows * found.epsilon:.2g} of the "
+                f"the weights' dtype resolves singular values down to {resolved:.2g} of the "
                 "largest at worst: hard_rank counts only those above",
             )
         )
@@ -96,23 +96,18 @@ def of_eigenvalues(
 
 
 def of_noise(
-    found: Eigenvalues,
-    bulk: Bulk | None,
-    verdict: PhaseVerdict | None,
-    structure: Structure | None,
-    entries: EntryTail,
-    nulls: int | None,
+    eigenvalues: Eigenvalues, model: NoiseModel | None, verdict: PhaseVerdict | None, entries: EntryTail
 ) -> tuple[Flag, ...]:
     """The warnings about the random part."""
+    if model is None:
+        return ()
+    bulk, nulls = model.bulk, model.quasi_null
     flags = []
     if verdict is not None and verdict.noise:
-        flags.append(
-            Flag(
-                "noise-like",
-                "the Marchenko-Pastur law of random entries explains the spectrum: alpha means nothing",
-            )
-        )
-    elif verdict is not None and verdict.phase == Phase.RANDOM_LIKE and nulls and bulk is not None:
+        if eigenvalues.values.size >= ENOUGH:
+            text = "random weights explain the whole spectrum; alpha means nothing here"
+            flags.append(Flag("noise-like", text))
+    elif verdict is not None and verdict.phase == Phase.RANDOM_LIKE and nulls:
         flags.append(
             Flag(
                 "null-in-noise",
@@ -120,7 +115,7 @@ def of_noise(
                 "directions do",
             )
         )
-    if entries.heavy and bulk is not None and bulk.spikes:
+    if entries.heavy and bulk.spikes:
         flags.append(
             Flag(
                 "heavy-entries",
@@ -128,16 +123,9 @@ def of_noise(
                 "few large entries may be among them",
             )
         )
-    if structure is not None and structure.broken:
-        flags.append(
-            Flag(
-                "structured-noise",
-                f"{'; '.join(structure.broken)}: the noise law assumes independent entries of one variance. Spikes are "
-                f"counted beyond the edge of noise with this structure, {structure.widening:.2f} times further out; "
-                "alpha may come from it too",
-            )
-        )
-    if bulk is not None and bulk.ks_distance > 3 * noise_limit(bulk.size, found.matrices):
+    if model.violations:
+        flags.append(Flag("structured-noise", _structure_text(model)))
+    if bulk.ks_distance > 3 * noise_limit(bulk.size, eigenvalues.matrices):
         flags.append(
             Flag(
                 "no-bulk",
@@ -145,6 +133,29 @@ def of_noise(
             )
         )
     return tuple(flags)
+
+
+def _structure_text(model: NoiseModel) -> str:
+    counted = []
+    if model.shows(Violation.SLICE_SIZES):
+        counted.append("Spikes are counted slice by slice, each with its own variance")
+    if model.structure:
+        counted.append(
+            "Spikes are counted beyond the edge of noise with this structure, "
+            f"{model.widening:.2f} times further out"
+        )
+    return (
+        f"{describe(model.violations)}: the noise law assumes independent entries of one variance. "
+        f"{'. '.join(counted)}; alpha may come from it too"
+    )
+
+
+def of_entries(wild: int) -> tuple[Flag, ...]:
+    """The warning about single weights far beyond all others."""
+    if not wild:
+        return ()
+    which = "one weight is" if wild == 1 else f"{wild} weights are"
+    return (Flag("wild-entry", f"{which} more than {WILD_GAP:.0f} times larger than all others"),)
 
 
 def of_sparse(spikes: int) -> tuple[Flag, ...]:

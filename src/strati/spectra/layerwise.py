@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.network.quantised.rounding import Rounding
-from strati.rng import derive
-from strati.run.driver import Run, kept_values
-from strati.run.engine import Load, Outcome, Unit, cores
-from strati.run.store import Finished, unit_key
-from strati.run.threads import in_threads, interruptible
+from strati.core.results import Tick, silent
+from strati.core.rng import derive
+from strati.io.quantised.rounding_error import Rounding
+from strati.jobs.driver import Run, kept_values
+from strati.jobs.engine import Load, Outcome, Unit, cores
+from strati.jobs.store import Finished, unit_key
+from strati.jobs.work_threads import in_threads, interruptible
 from strati.spectra.record import LAYOUT, from_record, to_record
 from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
 from strati.spectra.stored import matrices_of
-from strati.types import Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.layers import Layer
-    from strati.network.open import Network
+    from strati.io.layers import Layer
+    from strati.io.load import Network
 
 _PROCESS = 100 << 20  # what a worker needs before it has any matrix
 _SETTINGS = ("quantization_config", "compression_config", "adapter_config")
@@ -192,7 +192,7 @@ def _keep(outcome: Outcome) -> Finished:
 
 def _spectrum(source: Any, name: str, dtype: str | None, options: SpectrumConfig) -> Spectrum:
     seed = derive(options.seed, "scan", name) if options.bootstrap else 0
-    return spectrum(source, dtype, config=options, seed=seed)
+    return spectrum(source, dtype=dtype, config=options, seed=seed)
 
 
 def _dtype(layer: Layer) -> str | None:

@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
 _GRID = 2049
 _CELL = np.pi / (_GRID - 1)

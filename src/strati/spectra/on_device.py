@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError, require
+from strati.core.errors import BadInputError, require
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
 
 def check(device: str) -> None:

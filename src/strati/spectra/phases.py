@@ -22,13 +22,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from strati.spectra.bulk import noise_limit
+from strati.spectra.violations import describe
 
 if TYPE_CHECKING:
-    from strati.spectra.bulk import Bulk
     from strati.spectra.eigenvalues import Eigenvalues
     from strati.spectra.entries import EntryTail
+    from strati.spectra.noise_model import NoiseModel
     from strati.spectra.ranks import Gap
-    from strati.spectra.structure import Structure
     from strati.spectra.tail import Tail
 
 SET_APART = 1.4
@@ -79,33 +79,26 @@ def collapsed(gap: Gap) -> PhaseVerdict:
 
 
 def decide(
-    bulk: Bulk,
-    found: Eigenvalues,
-    *,
-    entries: EntryTail,
-    tail: Tail | None = None,
-    structure: Structure | None = None,
-    nulls: int = 0,
+    model: NoiseModel, eigenvalues: Eigenvalues, *, entries: EntryTail, tail: Tail | None = None
 ) -> PhaseVerdict:
     """Decide the phase of a spectrum whose rank has not collapsed.
 
     Args:
-        bulk: The fitted bulk.
-        found: The eigenvalues.
+        model: The random part.
+        eigenvalues: The eigenvalues.
         entries: The tail of the entries.
         tail: The tail of the spectrum, if one was fitted.
-        structure: What the matrix shows beyond independent entries of one variance.
-        nulls: Number of quasi-null directions.
     """
     if entries.heavy and entries.mu < 4:
         return PhaseVerdict(
             Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
         )
-    limit = noise_limit(bulk.size, found.matrices)
-    broken = ", ".join(structure.broken) if structure is not None else ""
-    fits = bulk.ks_distance <= max(limit, GOOD_FIT) or bool(broken)  # a bulk that the structure explains
-    widening = structure.widening if structure is not None else 1.0
-    reach = float(found.values[-1]) / (bulk.lambda_plus * widening)
+    bulk, nulls = model.bulk, model.quasi_null
+    limit = noise_limit(bulk.size, eigenvalues.matrices)
+    broken = describe(model.structure, separator=", ")
+    # A bulk that the structure explains fits, too.
+    fits = bulk.ks_distance <= max(limit, GOOD_FIT) or bool(model.structure)
+    reach = model.largest / (bulk.lambda_plus * model.widening)
     why = f"the bulk is not Marchenko-Pastur (KS {bulk.ks_distance:.3f}, noise stays below {limit:.3f})"
     share = bulk.spikes / (bulk.size + bulk.spikes)
     steep = tail is not None and tail.alpha < _TAIL_ALPHA

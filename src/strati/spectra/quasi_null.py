@@ -24,7 +24,7 @@ from strati.spectra import marchenko_pastur as law
 from strati.spectra import tracy_widom
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
 _HARD = 30
 _LEVEL = 0.001
@@ -95,12 +95,12 @@ def _hard_edge(scaled: FloatArray, rows: int, columns: int) -> int:
         return 0
     far = _RATIO * rows * law.ppf((ranks[near:] - 0.5) / columns, rows / columns)
     limits = np.concatenate([limits, far])
-    found = 0  # the fewest that must go for the rest to pass as noise
-    while found < lowest.size and np.any(lowest[found:] < limits[: lowest.size - found]):
-        found += 1
-    if found in (0, lowest.size):
-        return found
+    count = 0  # the fewest that must go for the rest to pass as noise
+    while count < lowest.size and np.any(lowest[count:] < limits[: lowest.size - count]):
+        count += 1
+    if count in (0, lowest.size):
+        return count
     # What is set aside ends at a wide gap: a last one that alone would pass as noise's smallest goes with it.
-    ahead = scaled[found - 1 : 2 * found + 1]
+    ahead = scaled[count - 1 : 2 * count + 1]
     wide = np.flatnonzero(ahead[1:] >= _WIDE * ahead[:-1])
-    return found + int(wide[0]) if wide.size else found
+    return count + int(wide[0]) if wide.size else count

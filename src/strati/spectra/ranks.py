@@ -10,8 +10,8 @@ import numpy as np
 from strati.spectra.eigenvalues import COARSE
 
 if TYPE_CHECKING:
+    from strati.core.results import FloatArray
     from strati.spectra.eigenvalues import Eigenvalues
-    from strati.types import FloatArray
 
 _COLLAPSED_SHARE = 0.07  # language models carry 1 to 6 % of quasi-null directions without being collapsed
 _COLLAPSED_DECADES = 4.0

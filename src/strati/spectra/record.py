@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.results import Flag, jsonable
 from strati.spectra.bulk import Bulk
 from strati.spectra.eigenvalues import Eigenvalues, pooled
 from strati.spectra.entries import EntryTail
+from strati.spectra.noise_model import NoiseModel
 from strati.spectra.phases import Phase, PhaseVerdict
 from strati.spectra.ranks import Gap
 from strati.spectra.spectrum import Spectrum
-from strati.spectra.structure import Structure
 from strati.spectra.tail import Tail
-from strati.types import Flag, jsonable
+from strati.spectra.violations import Departure, Violation
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of the record: what a store of another version holds is not mixed with this one's."""
 
 
@@ -42,7 +43,7 @@ def to_record(spectrum: Spectrum) -> dict[str, Any]:
         },
         "goodness": spectrum.goodness,
     }
-    for name in ("tail", "bulk", "verdict", "gap", "entries", "quasi_null", "warnings", "structure"):
+    for name in ("tail", "noise", "verdict", "gap", "entries", "quasi_null", "warnings"):
         record[name] = getattr(spectrum, name)
     plain: dict[str, Any] = jsonable(record)
     return plain
@@ -56,21 +57,18 @@ def from_record(record: dict[str, Any]) -> Spectrum:
     parts = tuple(_unpacked(text) for text in kept.pop("parts"))
     kept["empty"] = tuple(kept["empty"])
     found = Eigenvalues(values=pooled(parts, kept["problem"]), parts=parts, **kept)
-    verdict, structure = record["verdict"], record["structure"]
+    verdict = record["verdict"]
     entries = record["entries"] | {"mu": _number(record["entries"]["mu"])}
     return Spectrum(
         found=found,
         tail=_made(Tail, record["tail"]),
-        bulk=_made(Bulk, record["bulk"]),
+        noise=_noise(record["noise"]),
         verdict=None if verdict is None else PhaseVerdict(**(verdict | {"phase": Phase(verdict["phase"])})),
         gap=Gap(**record["gap"]),
         entries=EntryTail(**entries),
         quasi_null=record["quasi_null"],
         warnings=tuple(Flag(**flag) for flag in record["warnings"]),
         goodness=_made(Goodness, record["goodness"]),
-        structure=None
-        if structure is None
-        else Structure(**(structure | {"broken": tuple(structure["broken"])})),
     )
 
 
@@ -81,6 +79,18 @@ _KEPT = tuple(
 
 def _made(kind: Any, fields: dict[str, Any] | None) -> Any:
     return None if fields is None else kind(**fields)
+
+
+def _noise(fields: dict[str, Any] | None) -> NoiseModel | None:
+    if fields is None:
+        return None
+    violations = tuple(
+        Departure(**(item | {"violation": Violation(item["violation"])})) for item in fields["violations"]
+    )
+    variances = tuple(fields["slice_variances"])
+    return NoiseModel(
+        **(fields | {"bulk": Bulk(**fields["bulk"]), "violations": violations, "slice_variances": variances})
+    )
 
 
 def _number(value: float | None) -> float:

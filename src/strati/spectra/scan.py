@@ -10,23 +10,29 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
-from strati.errors import BadInputError
-from strati.options import nearest, resolve
-from strati.run.driver import Run
+from strati.core.errors import BadInputError
+from strati.core.options import nearest, resolve
+from strati.core.results import Flag, Result, Tick, silent
+from strati.core.tables import TableOptions
+from strati.io.roles import Role
+from strati.jobs.driver import Run
 from strati.spectra import on_device
 from strati.spectra.layerwise import at_once, spectra, stored_spectra
 from strati.spectra.spectrum import Spectrum, SpectrumConfig
+from strati.spectra.state import LayerState, decide_state
 from strati.spectra.stored import stored_fields, stored_flags
-from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.network.contents import Skipped
-    from strati.network.layers import Layer
+    from strati.core.json_types import NetworkFields, ScanFields
+    from strati.core.option_types import ScanOptions
+    from strati.io.layers import Layer
+    from strati.io.load import Openable
+    from strati.io.raw_checkpoint import Skipped
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,20 @@ class Scanned:
     layer: Layer
     spectrum: Spectrum
 
+    @property
+    def state(self) -> LayerState:
+        """The layer's state; empty rows and a low rank are usual in an embedding."""
+        sp = self.spectrum
+        codes = (flag.code for flag in sp.warnings)
+        return decide_state(
+            codes, sp.verdict, sp.eigenvalues.size, embedding=self.layer.role == Role.EMBEDDING
+        )
+
     def row(self) -> dict[str, Any]:
         """The layer's fields of the JSON form, in order, without eigenvalues."""
         layer, metrics = self.layer, self.spectrum.metrics()
         flags = (*self.spectrum.warnings, *stored_flags(layer, self.spectrum))
+        metrics["state"] = str(self.state)
         head = {
             "name": layer.name,
             "role": str(layer.role),
@@ -98,10 +114,14 @@ class Scan(Result):
     """The spectra of a network's layers, in the network's order.
 
     ``scan["layer.name"]`` is the :class:`~strati.spectra.spectrum.Spectrum` of a layer; ``scan.table`` a data
-    frame with one row per layer.
+    frame of the key columns with one row per layer, ``scan.frame()`` one of all columns.
     """
 
     verb: ClassVar[str] = "scan"
+    key_columns: ClassVar[tuple[str, ...]] = (
+        *("name", "role", "rows", "cols", "parameters", "state", "spikes", "stable_rank"),
+        *("alpha", "alpha_stderr", "phase", "warnings"),
+    )
 
     path: str
     format: str
@@ -111,6 +131,7 @@ class Scan(Result):
     skipped: tuple[Skipped, ...]
     warnings: tuple[Flag, ...] = ()
     config: ScanConfig = field(default_factory=ScanConfig)
+    view: TableOptions = field(default_factory=TableOptions)
 
     def __getitem__(self, name: str) -> Spectrum:
         """The spectrum of a layer by its name, or by that of its module: ``fc1`` is ``fc1.weight``.
@@ -118,10 +139,10 @@ class Scan(Result):
         Raises:
             BadInputError: No layer has that name; the nearest one is named.
         """
-        found = self._find(name)
-        if found is None:
+        scanned = self._find(name)
+        if scanned is None:
             raise BadInputError(name, f"no such layer in this scan; {nearest(str(name), self._by_name)}")
-        return found.spectrum
+        return scanned.spectrum
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
@@ -139,9 +160,8 @@ class Scan(Result):
     def _by_name(self) -> dict[str, Scanned]:
         return {item.layer.name: item for item in self.layers}
 
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """One row per layer; warnings as their codes, the phase's evidence as its reason."""
+    def frame(self) -> pd.DataFrame:
+        """Every field of the JSON, one row per layer; warnings as their codes, the phase's evidence as its reason."""
         import pandas as pd
 
         rows = []
@@ -150,24 +170,20 @@ class Scan(Result):
             evidence = row.pop("phase_evidence")
             row["phase_evidence"] = evidence["reason"] if evidence else None
             row["warnings"] = " ".join(flag.code for flag in row["warnings"])
-            for name, value in (row.pop("tail_alternatives", None) or {}).items():
-                row[f"tail_vs_{name}"] = value["ratio"]
+            for name, against in (row.pop("tail_alternatives", None) or {}).items():
+                row[f"tail_vs_{name}"] = against["ratio"]
             rows.append(row)
-        return pd.DataFrame(rows)
+        return pd.DataFrame(rows) if rows else pd.DataFrame(columns=list(self.key_columns))
 
-    def frame(self) -> pd.DataFrame:
-        """The main table."""
-        return self.table
-
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> ScanFields:
         """The fields of the JSON form."""
-        layers = []
+        layers: list[Any] = []
         for item in self.layers:
             row = item.row()
             if self.config.eigenvalues:
                 row["eigenvalues"] = item.spectrum.eigenvalues
             layers.append(row)
-        network = {
+        network: NetworkFields = {
             "path": self.path,
             "format": self.format,
             "parameters": self.parameters,
@@ -176,10 +192,10 @@ class Scan(Result):
         return {"network": network, "layers": layers, "skipped": self.skipped, "warnings": self.warnings}
 
     def summary(self) -> RenderableType:
-        """The table a terminal shows, worst layers marked."""
+        """What a terminal shows: the answer, a table with what is wrong marked, the next command."""
         from strati.spectra.summary import summarise
 
-        return summarise(self)
+        return summarise(self, self.view)
 
     def plot(self, **options: Any) -> Any:
         """Draw alpha, ranks and phases over depth, coloured by role."""
@@ -189,7 +205,7 @@ class Scan(Result):
 
 
 def scan(
-    network: Any,
+    model: Openable,
     *,
     config: ScanConfig | None = None,
     layers: str | Iterable[str] | None = None,
@@ -197,12 +213,12 @@ def scan(
     engine: str = "local",
     address: str | None = None,
     tick: Tick = silent,
-    **options: Any,
+    **options: Unpack[ScanOptions],
 ) -> Scan:
     """The spectral survey of every weight matrix of a network.
 
     Args:
-        network: Whatever names a network: a path, a cache id, a :class:`Network`, a state dict, a module.
+        model: Whatever names a network: a path, a cache id, a :class:`Network`, a state dict, a module.
         config: Options; keywords win over it.
         layers: Only these layers, as ``--layers``: ``"fc*"``, ``"role:mlp.*"``, ``"block:3-7"``, ``"!head"``.
         out: A folder that keeps every layer's spectrum as it is finished. Interrupted? The same call resumes; layers
@@ -226,34 +242,34 @@ def scan(
         >>> s.table["phase"].tolist(), str(s["fc"].phase)
         (['random-like'], 'random-like')
     """
-    from strati.network.open import open as open_network
-    from strati.network.select import select
+    from strati.io.layer_patterns import select
+    from strati.io.load import open as open_network
 
-    chosen = resolve(ScanConfig, config, options, of=scan)
+    settings = resolve(ScanConfig, config, options, of=scan)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
-    if chosen.device is not None:
-        on_device.check(chosen.device)
-    opened = open_network(network)
-    wanted = select(opened.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), layers)
+    if settings.device is not None:
+        on_device.check(settings.device)
+    opened = open_network(model)
+    selected = select(opened.layers(split_qkv=settings.split_qkv, conv=settings.conv), layers)
     if out is None:
-        found: Iterable[tuple[Layer, Spectrum]] = zip(
-            wanted, spectra(wanted, chosen.spectrum(), workers=chosen.workers, tick=tick), strict=True
+        pairs: Iterable[tuple[Layer, Spectrum]] = zip(
+            selected, spectra(selected, settings.spectrum(), workers=settings.workers, tick=tick), strict=True
         )
     else:
         expect = getattr(tick, "expect", None)
-        run = Run(engine, at_once(wanted, chosen.workers), address, tick=tick)
+        run = Run(engine, at_once(selected, settings.workers), address, tick=tick)
         run = (
             run if expect is None else replace(run, expect=expect, resume=getattr(tick, "resume", run.resume))
         )
-        found = stored_spectra(wanted, chosen.spectrum(), out=out, run=run)
+        pairs = stored_spectra(selected, settings.spectrum(), out=out, run=run)
     return Scan(
         path=str(opened.path),
         format=opened.format,
         parameters=opened.parameters,
         tensors=len(opened.tensors),
-        layers=tuple(Scanned(layer, item) for layer, item in found),
-        skipped=opened.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv),
+        layers=tuple(Scanned(layer, item) for layer, item in pairs),
+        skipped=opened.skipped(split_qkv=settings.split_qkv, conv=settings.conv),
         warnings=opened.warnings,
-        config=chosen,
+        config=settings,
     )

@@ -10,34 +10,40 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from strati.options import resolve
+from strati.core.options import resolve
+from strati.core.results import Flag, Tick, jsonable, silent
+from strati.core.text import as_html
 from strati.spectra import flags, ranks
-from strati.spectra.bulk import Bulk, fit_random_part, noise_limit, without_nulls
+from strati.spectra.bulk import Bulk, noise_limit
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
+from strati.spectra.noise_model import (
+    NoiseModel,
+    equal_slices,
+    noise_entries,
+    noise_model,
+    slice_variances,
+)
+from strati.spectra.noise_statistics import Neighbours, is_sparse
 from strati.spectra.phases import Phase, PhaseVerdict, collapsed, decide, universality_exponent
-from strati.spectra.quasi_null import quasi_null
-from strati.spectra.structure import Neighbours, evened, examine, is_sparse
+from strati.spectra.state import LayerState, decide_state
 from strati.spectra.tail import Tail, fit_tail
-from strati.text import as_html
-from strati.types import Flag, Tick, jsonable, silent
+from strati.spectra.violations import describe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.core.results import FloatArray
     from strati.spectra.alternatives import Goodness
-    from strati.spectra.structure import Structure
-    from strati.types import FloatArray
 
     Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Callable[[], Iterator[NDArray[Any]]]
+    from strati.core.option_types import SpectrumOptions
 
-_FAR = 0.05  # share of spikes up to which a matrix is mostly noise
-_MANY_NULLS = 0.1  # share of quasi-null directions from which the bulk is no longer fitted around them
 _EQUAL = 1e-3  # singular values within this share of each other are one value
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
@@ -49,26 +55,24 @@ class Spectrum:
     Attributes:
         found: The eigenvalues with shape and dtype.
         tail: The power-law tail, ``None`` if there was nothing to fit.
-        bulk: The Marchenko-Pastur bulk, ``None`` likewise.
+        noise: The random part with its Marchenko-Pastur bulk, ``None`` likewise.
         verdict: The phase with its reason.
         gap: The widest gap.
         entries: The tail of the entries' distribution.
         quasi_null: Number of quasi-null eigenvalues.
         warnings: What a reader must know.
         goodness: The bootstrap's verdict on the tail, if it was asked for.
-        structure: What the matrix shows beyond independent entries of one variance, if it shows it beyond chance.
     """
 
     found: Eigenvalues = field(repr=False)
     tail: Tail | None
-    bulk: Bulk | None
+    noise: NoiseModel | None
     verdict: PhaseVerdict | None
     gap: ranks.Gap
     entries: EntryTail
     quasi_null: int | None
     warnings: tuple[Flag, ...]
     goodness: Goodness | None = None
-    structure: Structure | None = None
 
     @property
     def eigenvalues(self) -> FloatArray:
@@ -76,9 +80,19 @@ class Spectrum:
         return self.found.values
 
     @property
+    def bulk(self) -> Bulk | None:
+        """The Marchenko-Pastur bulk; of slices of unequal variance that of their mean."""
+        return None if self.noise is None else self.noise.bulk
+
+    @property
     def phase(self) -> Phase | None:
         """The phase of training, ``None`` if there is too little to tell."""
         return self.verdict.phase if self.verdict is not None else None
+
+    @property
+    def state(self) -> LayerState:
+        """``learned``, ``random-like``, ``too-small`` or ``broken``."""
+        return decide_state((flag.code for flag in self.warnings), self.verdict, self.eigenvalues.size)
 
     @cached_property
     def _metrics(self) -> dict[str, Any]:
@@ -101,13 +115,13 @@ class Spectrum:
 
     def __repr__(self) -> str:
         """Its shape, its phase and the numbers that are looked at first; ``metrics()`` has all of them."""
-        known = self._metrics
+        metrics = self._metrics
         names = ("alpha", "stable_rank", "spectral_norm", "spikes", "quasi_null")
-        told = [f"{name} {known[name]:.4g}" for name in names if known.get(name) is not None]
+        numbers = [f"{name} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None]
         phase = [] if self.phase is None else [str(self.phase)]
         codes = [f"warnings: {', '.join(flag.code for flag in self.warnings)}"] if self.warnings else []
         shape = f"{self.found.rows} x {self.found.columns}"
-        return f"Spectrum({'; '.join([shape, *phase, *told, *codes])})"
+        return f"Spectrum({'; '.join([shape, str(self.state), *phase, *numbers, *codes])})"
 
     def _repr_html_(self) -> str:
         rows = [(name, value) for name, value in self._metrics.items() if not isinstance(value, dict)]
@@ -141,11 +155,11 @@ class SpectrumConfig:
 
 def spectrum(
     W: Matrices,
-    dtype: Any = None,
     *,
+    dtype: Any = None,
     config: SpectrumConfig | None = None,
     tick: Tick = silent,
-    **options: Any,
+    **options: Unpack[SpectrumOptions],
 ) -> Spectrum:
     """The spectrum of a matrix and what it says.
 
@@ -169,7 +183,7 @@ def spectrum(
         >>> str(sp.phase), sp.metrics()["hard_rank"], [w.code for w in sp.warnings]
         ('random-like', 200, ['noise-like'])
     """
-    chosen = resolve(SpectrumConfig, config, options, of=spectrum)
+    settings = resolve(SpectrumConfig, config, options, of=spectrum)
     source = _source(W)
     sizes, neighbours = EntrySizes(), Neighbours()
 
@@ -177,57 +191,107 @@ def spectrum(
         sizes.add(matrix)
         neighbours.add(matrix)
 
-    found = _eigenvalues(source(), dtype, look=look, device=chosen.device)
+    eigenvalues = _eigenvalues(source(), dtype, look=look, device=settings.device)
     tick("eigenvalues")
-    if found.problem in ("not-finite", "out-of-range") or found.values.size == 0 or found.values[-1] == 0:
-        return Spectrum(
-            found, None, None, None, ranks.Gap(0.0, 0, 0), sizes.tail(), None, flags.of_eigenvalues(found)
-        )
-    gap = ranks.widest_gap(found)
-    live = found.values[
-        max(int(np.searchsorted(found.values, _floor(found))), gap.below if gap.collapsed else 0) :
-    ]
-    equal = found.problem == "" and _all_equal(live, found)
-    fitted = found.problem == "" and not equal
-    tail = fit_tail(live) if fitted else None
-    steep = tail is not None and tail.alpha >= _NO_EXPONENT
-    if steep:
-        tail = None
-    bulk = fit_random_part(found, level=chosen.level) if fitted else None
     entries = sizes.tail()
-    verdict, nulls, structure = None, None, None
-    if bulk is not None:
-        nulls = _quasi_null(found, bulk.sigma)
-        if 0 < nulls < _MANY_NULLS * found.values.size and not gap.collapsed:
-            bulk = without_nulls(found, bulk, nulls)
-        doubt = bulk.spikes or nulls or neighbours.correlated(found)
-        doubt = doubt or bulk.ks_distance > noise_limit(bulk.size, found.matrices)
-        looked = examine(source, found, bulk, heavy=entries.heavy) if doubt and not gap.collapsed else None
-        if looked is not None:
-            bulk, structure = looked
-            # However uneven the rows: what is zero to rounding is no part of any noise.
-            narrow = bulk.sigma * float(np.sqrt(structure.narrowing))
-            nulls = max(_quasi_null(found, narrow), min(nulls, ranks.unresolved(found)))
-        if entries.heavy:
-            entries = _of_the_noise(source, bulk, entries, structure)
-    if gap.collapsed:
-        verdict, nulls = collapsed(gap), max(nulls or 0, gap.below)
-    elif bulk is not None:
-        verdict = decide(
-            bulk, found, entries=entries, tail=tail, structure=structure, nulls=nulls if nulls else 0
+    if eigenvalues.values.size == 0 or eigenvalues.values[-1] == 0:
+        gap, warnings = ranks.Gap(0.0, 0, 0), flags.of_eigenvalues(eigenvalues)
+        return Spectrum(eigenvalues, None, None, None, gap, entries, None, warnings)
+    variances = slice_variances(eigenvalues, level=settings.level)
+    fit = _fit_tail(eigenvalues, ranks.widest_gap(equal_slices(eigenvalues, variances)))
+    model = None
+    if fit.fitted:
+        correlated = neighbours.correlated(eigenvalues)
+        model = noise_model(
+            source,
+            eigenvalues,
+            variances=variances,
+            level=settings.level,
+            heavy=entries.heavy,
+            correlated=correlated,
         )
+    noise_tail = noise_entries(source, model, entries) if entries.heavy and model is not None else entries
+    verdict = _verdict(eigenvalues, fit, model, noise_tail)
     goodness = None
-    if chosen.bootstrap and tail is not None:
+    if settings.bootstrap and fit.tail is not None:
         from strati.spectra.alternatives import judge_tail
 
-        goodness = judge_tail(live, tail, samples=chosen.bootstrap, seed=chosen.seed)
-    noise = verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE)
-    warnings = flags.of_eigenvalues(found, live, equal=equal, steep=steep, tail=tail, bulk=bulk, noise=noise)
-    warnings += flags.of_noise(found, bulk, verdict, structure, entries, nulls)
-    if gap.collapsed and bulk is not None and bulk.spikes and is_sparse(source):
-        warnings += flags.of_sparse(bulk.spikes)
+        goodness = judge_tail(fit.live, fit.tail, samples=settings.bootstrap, seed=settings.seed)
+    warnings = _warnings(eigenvalues, fit, model, verdict, noise_tail)
+    warnings += flags.of_entries(sizes.wild())
+    if fit.gap.collapsed and model is not None and model.bulk.spikes and is_sparse(source):
+        warnings += flags.of_sparse(model.bulk.spikes)
+    nulls = None if model is None else model.quasi_null
     tick("fits")
-    return Spectrum(found, tail, bulk, verdict, gap, entries, nulls, warnings, goodness, structure)
+    return Spectrum(
+        eigenvalues,
+        fit.tail,
+        model,
+        verdict,
+        fit.gap,
+        noise_tail,
+        max(nulls or 0, fit.gap.below) if fit.gap.collapsed else nulls,
+        warnings,
+        goodness,
+    )
+
+
+@dataclass(frozen=True)
+class _TailFit:
+    """The eigenvalues that are not null, and their tail.
+
+    Attributes:
+        gap: The widest gap.
+        live: The eigenvalues that are not null.
+        equal: They are one value.
+        fitted: They can have a tail and a bulk.
+        steep: The tail's exponent is too large to be one.
+        tail: The tail.
+    """
+
+    gap: ranks.Gap
+    live: FloatArray
+    equal: bool
+    fitted: bool
+    steep: bool
+    tail: Tail | None
+
+
+def _fit_tail(eigenvalues: Eigenvalues, gap: ranks.Gap) -> _TailFit:
+    zeros = int(np.searchsorted(eigenvalues.values, _floor(eigenvalues)))
+    live = eigenvalues.values[max(zeros, gap.below if gap.collapsed else 0) :]
+    equal = eigenvalues.problem == "" and _all_equal(live, eigenvalues)
+    fitted = eigenvalues.problem == "" and not equal
+    tail = fit_tail(live) if fitted else None
+    steep = tail is not None and tail.alpha >= _NO_EXPONENT
+    return _TailFit(gap, live, equal, fitted, steep, None if steep else tail)
+
+
+def _verdict(
+    eigenvalues: Eigenvalues, fit: _TailFit, model: NoiseModel | None, entries: EntryTail
+) -> PhaseVerdict | None:
+    if fit.gap.collapsed:
+        return collapsed(fit.gap)
+    return None if model is None else decide(model, eigenvalues, entries=entries, tail=fit.tail)
+
+
+def _warnings(
+    eigenvalues: Eigenvalues,
+    fit: _TailFit,
+    model: NoiseModel | None,
+    verdict: PhaseVerdict | None,
+    entries: EntryTail,
+) -> tuple[Flag, ...]:
+    of_eigenvalues = flags.of_eigenvalues(
+        eigenvalues,
+        fit.live,
+        equal=fit.equal,
+        steep=fit.steep,
+        tail=fit.tail,
+        bulk=None if model is None else model.bulk,
+        noise=verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE),
+    )
+    return of_eigenvalues + flags.of_noise(eigenvalues, model, verdict, entries)
 
 
 def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
@@ -235,12 +299,12 @@ def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
         W = _from_torch(W.detach().cpu())
     if callable(W):
         return W
-    kept = [np.asarray(W)] if isinstance(W, np.ndarray) or not isinstance(W, Iterable) else None
-    if kept is None:
-        kept = [np.asarray(m) for m in W]
-        if kept and all(m.ndim < 2 for m in kept):  # a matrix given as a list of rows
-            kept = [np.asarray(kept)]
-    return lambda: iter(kept)
+    matrices = [np.asarray(W)] if isinstance(W, np.ndarray) or not isinstance(W, Iterable) else None
+    if matrices is None:
+        matrices = [np.asarray(m) for m in W]
+        if matrices and all(m.ndim < 2 for m in matrices):  # a matrix given as a list of rows
+            matrices = [np.asarray(matrices)]
+    return lambda: iter(matrices)
 
 
 def _from_torch(tensor: Any) -> NDArray[Any]:
@@ -251,62 +315,33 @@ def _from_torch(tensor: Any) -> NDArray[Any]:
     return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16))
 
 
-def _floor(found: Eigenvalues) -> float:
+def _floor(eigenvalues: Eigenvalues) -> float:
     """Eigenvalues up to this are zero: the rank's tolerance, and never less than what the Gram route resolves."""
-    working = found.rows * float(np.finfo(np.float64).eps) * float(found.values[-1])
-    return max(found.tolerance**2, working) if found.epsilon < 1e-5 else working
+    working = eigenvalues.rows * float(np.finfo(np.float64).eps) * float(eigenvalues.values[-1])
+    return max(eigenvalues.tolerance**2, working) if eigenvalues.epsilon < 1e-5 else working
 
 
-def _all_equal(live: FloatArray, found: Eigenvalues) -> bool:
+def _all_equal(live: FloatArray, eigenvalues: Eigenvalues) -> bool:
     """Whether the singular values that are not null are one value, to rounding or to one part in a thousand."""
     if live.size < 3:
         return False
     low, high = float(np.sqrt(live[0])), float(np.sqrt(live[-1]))
-    return high - low <= max(_EQUAL * high, 2 * found.resolution)
-
-
-def _quasi_null(found: Eigenvalues, sigma: float) -> int:
-    return sum(quasi_null(part, found.rows, found.columns, sigma) for part in found.parts)
-
-
-def _of_the_noise(
-    source: Callable[[], Iterator[NDArray[Any]]], bulk: Bulk, entries: EntryTail, structure: Structure | None
-) -> EntryTail:
-    """Whether the entries' tail is that of independent entries.
-
-    A strong spike, rows of unequal size or a strong diagonal put large entries where they are; without them, or
-    brought to one size, the entries must still have the tail.
-    """
-    light = EntryTail(False, float("nan"), entries.size)
-    if structure is not None and structure.regular:
-        return light
-    few = 0 < bulk.spikes <= _FAR * (bulk.spikes + bulk.size)
-    uneven = structure is not None and structure.sizes
-    if not few and not uneven:
-        return entries
-    from strati.spectra.signal import split
-
-    rest = EntrySizes()
-    for matrix in source():
-        part = split(matrix, edge=bulk.edge).noise if few else matrix
-        rest.add(evened(part) if uneven else part)
-    tail = rest.tail()
-    return entries if tail.heavy else tail
+    return high - low <= max(_EQUAL * high, 2 * eigenvalues.resolution)
 
 
 def _measure(sp: Spectrum) -> dict[str, Any]:
-    found, tail, bulk = sp.found, sp.tail, sp.bulk
-    values = found.values
+    eigenvalues, tail, bulk = sp.found, sp.tail, sp.bulk
+    values = eigenvalues.values
     largest = float(values[-1]) if values.size else 0.0
-    known, live = values.size > 0, values.size > 0 and largest > 0
+    computed, live = values.size > 0, values.size > 0 and largest > 0
     alpha = tail.alpha if tail is not None else None
-    coarse = found.rows * found.epsilon >= 1
+    coarse = eigenvalues.rows * eigenvalues.epsilon >= 1
     numbers: dict[str, Any] = {
-        "hard_rank": (ranks.hard_rank(found) if not (coarse and live) else None) if known else None,
+        "hard_rank": (ranks.hard_rank(eigenvalues) if not (coarse and live) else None) if computed else None,
         "stable_rank": ranks.stable_rank(values) if live else None,
-        "entropy": ranks.entropy(found) if live else None,
-        "frobenius_norm": float(np.sqrt(values.sum())) if known else None,
-        "spectral_norm": float(np.sqrt(largest)) if known else None,
+        "entropy": ranks.entropy(eigenvalues) if live else None,
+        "frobenius_norm": float(np.sqrt(values.sum())) if computed else None,
+        "spectral_norm": float(np.sqrt(largest)) if computed else None,
         "alpha": alpha,
         "alpha_stderr": tail.stderr if tail is not None else None,
         "xmin": tail.xmin if tail is not None else None,
@@ -327,8 +362,9 @@ def _measure(sp: Spectrum) -> dict[str, Any]:
         "mp_ks_distance": bulk.ks_distance if bulk is not None else None,
         "spikes": bulk.spikes if bulk is not None else None,
         "quasi_null": sp.quasi_null,
+        "state": str(sp.state),
         "phase": str(sp.phase) if sp.phase is not None else None,
-        "phase_evidence": _evidence(sp, largest),
+        "phase_evidence": _evidence(sp),
     }
     return numbers
 
@@ -348,19 +384,20 @@ def _mu(sp: Spectrum) -> float | None:
     return None
 
 
-def _evidence(sp: Spectrum, largest: float) -> dict[str, Any] | None:
-    bulk, verdict = sp.bulk, sp.verdict
+def _evidence(sp: Spectrum) -> dict[str, Any] | None:
+    model, verdict = sp.noise, sp.verdict
     if verdict is None:
         return None
+    bulk = sp.bulk
     return {
         "reason": verdict.reason,
-        "largest_over_edge": largest / bulk.lambda_plus if bulk is not None else None,
+        "largest_over_edge": model.largest / model.bulk.lambda_plus if model is not None else None,
         "tracy_widom_edge": bulk.edge if bulk is not None else None,
         "level": bulk.level if bulk is not None else None,
         "bulk_ks_noise_limit": noise_limit(bulk.size, sp.found.matrices) if bulk is not None else None,
         "gap_decades": sp.gap.decades,
         "share_below_gap": sp.gap.below / max(sp.found.values.size, 1),
         "entries_mu": sp.entries.mu if sp.entries.heavy else None,
-        "edge_widening": sp.structure.widening if sp.structure is not None else None,
-        "structure": list(sp.structure.broken) if sp.structure is not None else [],
+        "edge_widening": model.widening if model is not None and model.examined else None,
+        "structure": [describe([item]) for item in model.violations] if model is not None else [],
     }

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from strati.network.inspect import adapter_fields
-from strati.types import Flag
+from strati.core.results import Flag
+from strati.io.inspection import adapter_fields
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.network.layers import Layer
+    from strati.io.layers import Layer
     from strati.spectra.spectrum import Spectrum
 
 

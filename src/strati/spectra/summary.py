@@ -1,145 +1,271 @@
-"""The table that a terminal shows of a scan: network order, the layers to look at first marked and named."""
+"""What a terminal shows of a scan: the answer, the layers with their states, what is wrong, the next command."""
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.text import Text
 
-from strati.tables import MOST_ROWS, Column, Table, table
-from strati.text import printable
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
+from strati.core.tables import (
+    MOST_ROWS,
+    Column,
+    NextCommand,
+    Paragraph,
+    Table,
+    TableOptions,
+    command_path,
+    table,
+)
+from strati.core.text import printable
+from strati.spectra.state import LayerState, faults
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.spectra.scan import Scan
 
-_MARKS = {3: ("!!", "bold red"), 2: ("!", "yellow"), 1: ("", "dim"), 0: ("", "")}
-_PHASES = {
-    "random-like": "yellow",
-    "bleeding-out": "cyan",
-    "bulk+spikes": "cyan",
-    "bulk-decay": "green",
-    "heavy-tailed": "green",
-    "rank-collapse": "bold red",
+    Row = dict[str, Any]
+
+_STATES = {
+    LayerState.LEARNED: ("learned", ""),
+    LayerState.RANDOM_LIKE: ("random-like", "yellow"),
+    LayerState.TOO_SMALL: ("too small to tell", "dim"),
+    LayerState.BROKEN: ("broken", "bold red"),
 }
-_GIVE_WAY = ("phase", "alpha", "spikes", "shape", "null", "p", "rank", "role", "stable", "KS")
-_COLUMNS = tuple(
-    Column(
-        name,
-        right=name not in ("", "layer", "role", "phase", "warnings"),
-        keep=name not in _GIVE_WAY,
-        gives=_GIVE_WAY.index(name) if name in _GIVE_WAY else 0,
-        words=name == "warnings",
-        least=12 if name == "layer" else 0,
-    )
-    for name in (
-        *("", "layer", "role", "shape", "rank", "stable", "alpha", "KS", "p", "spikes", "null", "phase"),
-        "warnings",
-    )
-)
-"""The columns of the table; on a narrow terminal numbers give way, the last named above first."""
-
-_RANGE = (2.0, 6.0)
+_MARKED = (LayerState.BROKEN, LayerState.RANDOM_LIKE)
+_MOST_NAMED = 5
 
 
-def summarise(scan: Scan) -> RenderableType:
-    """The table, then what stands out and what was left out."""
-    rows = [item.row() for item in scan.layers]
-    return Group(_table(scan, rows), *_footer(scan, rows))
+@dataclass(frozen=True)
+class _Shown:
+    """A column of the table: its heading, what it shows, and when it gives way on a narrow terminal."""
+
+    title: str
+    cell: Callable[[Row], str]
+    gives: int = 0
+    right: bool = True
+    field: str = ""
 
 
-def _table(scan: Scan, rows: list[dict[str, Any]]) -> Table:
-    """One row per layer; of too many those that ask for attention, still in the network's order."""
-    shown = rows
+def _number(name: str, form: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row.get(name) is None else format(row[name], form)
+
+
+def _alpha(row: Row) -> str:
+    return "-" if row["alpha"] is None else f"{row['alpha']:.2f}±{row['alpha_stderr']:.2f}"
+
+
+def _learned_directions(row: Row) -> str:
+    if row["spikes"] is None or row["state"] == LayerState.TOO_SMALL:
+        return "-"
+    more = ">=" if any(flag.code == "spikes-capped" for flag in row["warnings"]) else ""
+    return f"{more}{row['spikes']} of {_directions(row)}"
+
+
+def _directions(row: Row) -> int:
+    return int(row["matrices"] * min(row["rows"], row["cols"]))
+
+
+def _shape(row: Row) -> str:
+    times = f"{row['matrices']} x " if row["matrices"] > 1 else ""
+    return f"{times}{row['rows']} x {row['cols']}"
+
+
+COLUMNS = {
+    "role": _Shown("role", lambda row: row["role"], 9, right=False),
+    "shape": _Shown("shape", _shape, 6, field="parameters"),
+    "state": _Shown("state", lambda row: _STATES[LayerState(row["state"])][0], right=False),
+    "directions": _Shown("learned\ndirections", _learned_directions, 1, field="spikes"),
+    "stable_rank": _Shown("stable\nrank", _number("stable_rank", ".1f"), 5),
+    "hard_rank": _Shown("rank", _number("hard_rank", "d"), 7),
+    "alpha": _Shown("alpha ±\nat most", _alpha, 2),
+    "ks_distance": _Shown("KS", _number("ks_distance", ".3f"), 10),
+    "tail_pvalue": _Shown("p", _number("tail_pvalue", ".2f"), 8),
+    "quasi_null": _Shown("quasi-\nnull", _number("quasi_null", "d"), 4),
+    "phase": _Shown("phase", lambda row: row["phase"] or "-", 3, right=False),
+    "warnings": _Shown(
+        "warnings", lambda row: " ".join(flag.code for flag in row["warnings"]), 11, right=False
+    ),
+}
+"""The columns of the table, by the name that ``--columns`` takes; the largest ``gives`` gives way first."""
+
+_FIRST = ("shape", "state", "directions", "stable_rank")
+
+
+def summarise(scan: Scan, options: TableOptions) -> RenderableType:
+    """The answer, the table, what stands out and what was left out, and the next command."""
+    rows = [item.row() | {"matrices": item.layer.count} for item in scan.layers]
+    shown = _table(scan, rows, options)
+    return Group(*_head(scan, rows), *([shown] if rows else []), *_foot(scan, rows, options))
+
+
+def is_embedding(row: Row) -> bool:
+    """Whether a row is that of an embedding, in which empty rows and a low rank are usual."""
+    return bool(row["role"] == "embedding")
+
+
+def _name(row: Row) -> str:
+    return printable(row["name"].removesuffix(".weight"), 60)
+
+
+def _head(scan: Scan, rows: list[Row]) -> list[Paragraph]:
+    title = printable(Path(scan.path).name or scan.path, 40)
+    states = Counter(LayerState(row["state"]) for row in rows)
+    marked = [row for row in rows if row["state"] in _MARKED]
+    if not rows:
+        first = f"{title}: there is no weight matrix to scan."
+    elif marked:
+        first = f"{title}: check {len(marked)} of {_count(len(rows))}. {_sentence(states)}"
+    else:
+        first = f"{title}: nothing wrong. {_sentence(states)}"
+    lines = [Paragraph(first, "bold")]
+    counted = [row for row in rows if row["spikes"] is not None and row["state"] != LayerState.TOO_SMALL]
+    size = f"{scan.parameters:,} parameters, {_count(len(rows))}"
+    if counted:
+        spikes, directions = sum(row["spikes"] for row in counted), sum(map(_directions, counted))
+        level = f"{scan.config.level:.2g}"
+        size += f"; {spikes:,} of {directions:,} directions lie beyond noise (false-positive rate {level} a matrix)"
+    return [*lines, Paragraph(size)]
+
+
+def _count(number: int) -> str:
+    return "1 matrix" if number == 1 else f"{number:,} matrices"
+
+
+def _sentence(states: Counter[LayerState]) -> str:
+    total = states.total()
+    if states[LayerState.LEARNED] == total:
+        return "Every matrix shows learned structure."
+    parts = []
+    if states[LayerState.LEARNED]:
+        parts.append(f"{states[LayerState.LEARNED]} of {total} show learned structure")
+    for state, text in (
+        (LayerState.BROKEN, "broken"),
+        (LayerState.RANDOM_LIKE, "like random weights"),
+        (LayerState.TOO_SMALL, "too small to tell"),
+    ):
+        if states[state]:
+            parts.append(f"{states[state]} {'is' if states[state] == 1 else 'are'} {text}")
+    return "; ".join(parts) + "."
+
+
+def _table(scan: Scan, rows: list[Row], options: TableOptions) -> Table:
+    """One row per layer; of too many those that are marked first, still in the network's order."""
+    names = _chosen(options.columns, rows, bootstrap=scan.config.bootstrap > 0)
+    ordered = _sorted(rows, options.sort)
+    shown = ordered
     if len(rows) > MOST_ROWS:
-        urgent = sorted(range(len(rows)), key=lambda i: -severity(rows[i])[0])[:MOST_ROWS]
-        shown = [rows[i] for i in sorted(urgent)]
-    columns = [column for column in _COLUMNS if column.name != "p" or scan.config.bootstrap]
-    cells = [_cells(row) for row in shown]
+        urgent = sorted(range(len(rows)), key=lambda i: ordered[i]["state"] not in _MARKED)[:MOST_ROWS]
+        shown = [ordered[i] for i in sorted(urgent)]
+    columns = [Column("", keep=True), Column("layer", keep=True, least=12)]
+    columns += [_column(name) for name in names]
     more = len(rows) - len(shown)
     return table(
         columns,
-        ([cell[column.name] for column in columns] for cell in cells),
-        title=f"{printable(scan.path)}: {scan.parameters:,} parameters, {len(rows)} matrices of "
-        f"{scan.tensors} tensors",
+        ([_mark(row), Text(_name(row)), *(_cell(name, row) for name in names)] for row in shown),
         notes=[f"{more} more layers in --json and --export"] if more else [],
     )
 
 
-def severity(row: dict[str, Any]) -> tuple[int, str]:
-    """How much a layer asks for attention, 0 to 3, and why."""
-    codes = {flag.code for flag in row["warnings"]}
-    for code in ("not-finite", "out-of-range", "constant", "empty"):
-        if code in codes:
-            return 3, code
-    if row["phase"] == "rank-collapse":
-        return 3, "rank-collapse"
-    if "noise-like" in codes:
-        return 2, "noise-like: indistinguishable from random weights"
-    alpha = row["alpha"]
-    if alpha is not None and "short-tail" not in codes and not _RANGE[0] <= alpha <= _RANGE[1]:
-        return 2, f"alpha {alpha:.1f}"
-    if row["quasi_null"] and row["quasi_null"] > 0.01 * min(row["rows"], row["cols"]):
-        return 1, f"{row['quasi_null']} quasi-null directions"
-    serious = sorted(codes - {"quantised", "coarse-dtype", "gradual-tail"})
-    return (1, serious[0]) if serious else (0, "")
+def _chosen(columns: tuple[str, ...], rows: list[Row], *, bootstrap: bool) -> list[str]:
+    if not columns:
+        return [*_FIRST, *(["tail_pvalue"] if bootstrap else [])]
+    if columns == ("all",):
+        return [name for name in COLUMNS if name != "tail_pvalue" or bootstrap]
+    known = _sortable(rows)
+    for name in columns:
+        if name not in known:
+            raise BadInputError(
+                f"column {name}", f"there is none of that name; {nearest(name, known)}, or all"
+            )
+    return [name for name in columns if name != "name"]
 
 
-def _cells(row: dict[str, Any]) -> dict[str, Text]:
-    alpha, error = row["alpha"], row["alpha_stderr"]
-    rank, full = row["hard_rank"], min(row["rows"], row["cols"])
-    lost = rank is not None and rank < full
-    noise = any(flag.code in ("noise-like", "null-in-noise") for flag in row["warnings"])
-    inside = alpha is not None and _RANGE[0] <= alpha <= _RANGE[1]
-    phase = row["phase"] or "-"
-    nulls = row["quasi_null"]
-    return {
-        "": Text(*_MARKS[severity(row)[0]]),
-        "layer": Text(printable(row["name"].removesuffix(".weight"), 60)),
-        "role": Text(row["role"]),
-        "shape": Text(f"{row['rows']}x{row['cols']}"),
-        "rank": Text(_number(rank, "d"), "red" if lost else ""),
-        "stable": Text(_number(row["stable_rank"], ".1f")),
-        "alpha": Text(
-            "-" if alpha is None else f"{alpha:.2f}±{error:.2f}",
-            "dim" if noise else "" if inside else "yellow",
-        ),
-        "KS": Text(_number(row["ks_distance"], ".3f")),
-        "p": Text(_number(row.get("tail_pvalue"), ".2f")),
-        "spikes": Text(_number(row["spikes"], "d")),
-        "null": Text(_number(nulls, "d"), "yellow" if nulls else ""),
-        "phase": Text(phase, _PHASES.get(phase, "dim")),
-        "warnings": Text(" ".join(flag.code for flag in row["warnings"]), "dim"),
-    }
+def _sortable(rows: list[Row]) -> list[str]:
+    fields = [
+        name for row in rows[:1] for name, entry in row.items() if not isinstance(entry, dict | tuple | list)
+    ]
+    return list(dict.fromkeys([*COLUMNS, *fields, "tail_pvalue"]))
 
 
-def _footer(scan: Scan, rows: list[dict[str, Any]]) -> list[Text]:
-    lines = []
-    phases = Counter(row["phase"] or "undecided" for row in rows)
-    if rows:
-        lines.append(Text("phases: " + ", ".join(f"{count} {name}" for name, count in phases.most_common())))
-    worst = sorted((row for row in rows if severity(row)[0] >= 2), key=lambda row: -severity(row)[0])
-    if worst:
-        named = "; ".join(f"{printable(row['name'], 60)} ({severity(row)[1]})" for row in worst[:5])
-        more = f"; and {len(worst) - 5} more" if len(worst) > 5 else ""
-        lines.append(Text(f"check first: {named}{more}", "yellow"))
-    if scan.skipped:
-        reasons = Counter(item.reason for item in scan.skipped)
-        told = "; ".join(f"{count} {printable(reason, 60)}" for reason, count in reasons.most_common(4))
-        lines.append(Text(f"skipped {len(scan.skipped)} tensors ({told}); --json lists them", "dim"))
-    lines.extend(Text(f"note: {printable(flag.text, 200)}", "yellow") for flag in scan.warnings)
-    lines.append(
-        Text(
-            "alpha from 2 to 6 is called well trained in the literature; that is a claim, and it fails when a layer "
-            "is replaced (strati audit)",
-            "dim",
-        )
+def _sorted(rows: list[Row], sort: str | None) -> list[Row]:
+    if sort is None:
+        return rows
+    name = sort.removeprefix("-")
+    known = _sortable(rows)
+    if name not in known:
+        raise BadInputError(f"sort {name}", f"there is no column of that name; {nearest(name, known)}")
+    field = (COLUMNS[name].field or name) if name in COLUMNS else name
+    defined = [row for row in rows if row.get(field) is not None]
+    key = (lambda row: len(row["warnings"])) if field == "warnings" else (lambda row: row[field])
+    return sorted(defined, key=key, reverse=sort.startswith("-")) + [
+        row for row in rows if row.get(field) is None
+    ]
+
+
+def _column(name: str) -> Column:
+    if name not in COLUMNS:
+        return Column(name, right=True)
+    shown = COLUMNS[name]
+    return Column(
+        shown.title, right=shown.right, keep=name == "state", gives=shown.gives, words=name == "warnings"
     )
-    return lines
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _cell(name: str, row: Row) -> Any:
+    if name not in COLUMNS:
+        return row.get(name)
+    style = _STATES[LayerState(row["state"])][1] if name == "state" else "dim" if name == "warnings" else ""
+    return Text(COLUMNS[name].cell(row), style)
+
+
+def _mark(row: Row) -> Text:
+    return Text("!", _STATES[LayerState(row["state"])][1]) if row["state"] in _MARKED else Text("")
+
+
+def why_marked(row: Row) -> tuple[str, str]:
+    """The code that marks a row, and what it says."""
+    texts = {flag.code: flag.text for flag in row["warnings"]}
+    if row["state"] == LayerState.BROKEN:
+        code = faults(texts, row["phase"], embedding=is_embedding(row))[0]
+        return code, texts.get(code) or row["phase_evidence"]["reason"]
+    code = "noise-like" if "noise-like" in texts else "orthogonal"
+    return code, texts[code]
+
+
+def _foot(scan: Scan, rows: list[Row], options: TableOptions) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    marked = sorted(
+        (row for row in rows if row["state"] in _MARKED), key=lambda row: row["state"] != LayerState.BROKEN
+    )
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in marked:
+        reasons.setdefault(why_marked(row), []).append(_name(row))
+    for (code, text), names in list(reasons.items())[:_MOST_NAMED]:
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        lines.append(Paragraph(f"check {', '.join(names[:_MOST_NAMED])}{more}: {text} ({code})", "yellow"))
+    if len(reasons) > _MOST_NAMED:
+        lines.append(Paragraph("the other marked layers: --columns state,warnings", "yellow"))
+    lines.extend(Paragraph(f"note: {printable(flag.text, 200)}", "yellow") for flag in scan.warnings)
+    if scan.skipped:
+        lines.append(
+            Paragraph(f"{len(scan.skipped)} other tensors are not analysed; --json lists them", "dim")
+        )
+    meaning = why_marked(marked[0])[0] if marked else "learned"
+    if rows and not options.columns:
+        lines.append(Paragraph("alpha, ranks, phases and warnings: --columns all", "dim"))
+        lines.append(Paragraph(f"what {meaning} means: strati explain {meaning}", "dim"))
+    path = Path(scan.path)
+    commands = [f"strati explain {meaning}"]
+    if path.exists():
+        page = shlex.quote(f"{path.name if path.is_dir() else path.stem}.html")
+        commands.insert(0, f"strati scan {command_path(scan.path)} --html {page}")
+    return [*lines, NextCommand(tuple(commands))]

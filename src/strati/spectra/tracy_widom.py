@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 
 if TYPE_CHECKING:
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
 MEAN, VARIANCE = -1.2065335745820, 1.6077810345810
 _NODES, _END = 24, 12.0

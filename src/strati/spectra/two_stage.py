@@ -2,9 +2,10 @@
 
 The usual reduction to tridiagonal form spends half of its work in matrix-vector products, which wait for memory. The
 two-stage one goes through a band first and does nearly all of it in matrix-matrix products: the same eigenvalues to
-rounding, in two thirds of the time from about 1,500 columns on. It is in the OpenBLAS that numpy and scipy ship, but no
-wrapper calls it; so it is looked up there once, tried against ``numpy.linalg.eigvalsh`` on a small matrix, and used
-only if it is found and agrees.
+rounding. How much that saves depends on the cache. Time over that of ``numpy.linalg.eigvalsh``, one thread, on two
+machines: 0.82 and 1.25 at 1,024 columns, 0.65 and 1.4 at 1,536, 0.9 or less on both at 3,072, 0.8 or less at 4,096.
+It is in the OpenBLAS that numpy and scipy ship, but no wrapper calls it; so it is looked up there once, tried against
+``numpy.linalg.eigvalsh`` on a small matrix, and used only if it is there and agrees.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from strati.types import FloatArray
+    from strati.core.results import FloatArray
 
     Solve = Callable[[FloatArray], FloatArray]
 
-PAYS_FROM = 1024
-"""Columns from which the two-stage reduction is the faster one on one thread (0.82 of the time; 0.65 at 1,536)."""
+PAYS_FROM = 3072
+"""Columns from which the two-stage reduction is used: fixed, so that the solver does not depend on the machine."""
 
 _NAMES = ("scipy_dsyevd_2stage_64_", "dsyevd_2stage_64_", "scipy_dsyevd_2stage_", "dsyevd_2stage_")
 

@@ -1,10 +1,11 @@
 r"""Learning coefficients of many checkpoints that can be compared: one sampler, one step, the same random numbers.
 
 Every checkpoint is sampled by stochastic-gradient Langevin dynamics with the same data, batches, temperature,
-localisation, step, chain length and noise (:mod:`strati.landscape.sampling.sgld`). The step is the one that the
-stiffest checkpoint needs. Since the noise is shared, the fluctuations of neighbouring checkpoints are alike and
-cancel in their difference: :func:`difference_error` states the error of a difference, which is smaller than those of
-the two levels would make it.
+localisation, step, chain length and noise (:mod:`strati.landscape.llc.sgld`). The localisation is the default of
+``strati.llc`` at the last checkpoint. Moves are preconditioned by each checkpoint's own curvature; the step, in those
+coordinates, is the smallest that any checkpoint needs. Since the noise is shared, the fluctuations of neighbouring
+checkpoints are alike and cancel in their difference: :func:`difference_error` states the error of a difference, which
+is smaller than those of the two levels would make it.
 
 The value is ``nbeta (<L> - L(checkpoint))`` in the middle of training too, where the checkpoint is no minimum and the
 value may be negative; :func:`measured` says where that is so.
@@ -13,19 +14,19 @@ value may be negative; :func:`measured` says where that is so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.landscape.behaviour import Objective
-    from strati.landscape.sampling.traces import Traces
+    from strati.landscape.llc.traces import Traces
+    from strati.landscape.objective import Objective
 
 BLOCKS = 20
 """Means of consecutive draws that are kept of every chain."""
@@ -34,14 +35,12 @@ CHAINS, DRAWS = 4, 400
 """Of every estimate, where nothing is said."""
 
 _FEWEST, _MOST = 100, 4000  # draws that a number of seconds may come to
-_TURNS = (
-    10.0  # times that the localisation turns a chain around during its draws, so that flat directions mix
-)
+_TURNS = 4.0  # times that flat directions relax during the draws of a chain
+_TRIAL = 200  # draws that show whether a step lets chains diverge
 _SHORTER, _TRIALS = 4.0, 6  # a step that lets chains diverge is divided by this, so many times
 _MOST_OF_HALF = 1.05  # of half the parameters: a wall can lift a value a little above
 _CHOSEN = 0  # seed of all chance in the choice of settings
 _STEADY = 1.1  # R-hat above which no value is given
-_NARROW = 10.0  # times the usual localisation, above which a reader is told
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class Shared:
         draws: Draws kept of every chain; half as many are left out before.
         batch: Rows of a minibatch.
         seed: Random seed of noise and batches.
-        usual_gamma: ``N / |theta|^2`` at the smallest weights, with which a weight moves about its own size; ``None``
-            where ``gamma`` was given.
     """
 
     loss: str
@@ -69,7 +66,6 @@ class Shared:
     draws: int
     batch: int
     seed: int
-    usual_gamma: float | None = None
 
 
 class Level(NamedTuple):
@@ -100,11 +96,10 @@ def calibrated(
         objectives: Checkpoints by name, one in memory at a time.
         loss: Name of the loss.
         nbeta: Inverse temperature; ``n / ln n`` by default.
-        gamma: Localisation; by default the larger of ``N / |theta|^2`` (at the smallest weights) and what turns a chain
-            around twenty times in its length, so that flat directions mix.
+        gamma: Localisation; by default that of ``strati.llc`` at the last checkpoint.
         chains: 4 by default.
-        draws: 400 by default, or what ``seconds`` allow.
-        batch: Rows of a minibatch; 256 by default.
+        draws: 400 by default, more (up to 4,000) where flat directions take longer, or what ``seconds`` allow.
+        batch: Rows of a minibatch; 256 by default, fewer of long sequences.
         seconds: Spend roughly this many seconds (of the cost model) on an estimate.
         seed: Random seed of the estimates. The settings do not depend on it, so that other seeds estimate the same.
 
@@ -113,38 +108,37 @@ def calibrated(
     """
     import torch
 
-    from strati.landscape.sampling.budget import gradient_cost
-    from strati.landscape.sampling.config import LLCConfig
+    from strati.landscape.llc.minibatches import default_batch
+    from strati.landscape.llc.posterior import default_gamma
+    from strati.landscape.llc.sampling_plan import gradient_cost
 
-    stiffest: tuple[float, str, Objective] | None = None
-    rule = count = 0.0
+    smallest: tuple[float, str, Objective] | None = None
+    slowest, last = 0.0, None
+    hot = nbeta
     for name, objective in objectives:
-        found = _curvature(objective, batch)
-        count = objective.count
-        theta = objective.flat.theta
-        rule = max(rule, theta.numel() / max(float(theta.double().square().sum()), 1e-300))
-        if stiffest is None or found > stiffest[0]:
-            stiffest = (found, name, objective)
-    if stiffest is None:
+        hot = hot or (objective.count / math.log(objective.count) if objective.count > 2 else objective.count)
+        last = objective.flat.theta
+        step, rate = _stable_step(objective, hot, gamma or 1.0, batch)
+        if smallest is None or step < smallest[0]:
+            smallest, slowest = (step, name, objective), rate
+    if smallest is None or last is None or hot is None:
         raise BadInputError(
             "checkpoints", "none can be rebuilt as a network; give model=, or follow spectra alone"
         )
-    curvature, name, objective = stiffest
-    batch = min(batch or LLCConfig().batch, objective.rows)
+    gamma = gamma or default_gamma(last)
+    step, name, objective = smallest
+    batch = min(batch or default_batch(objective, hot), objective.rows)
     chains = chains or CHAINS
-    if draws is None:
-        draws = DRAWS
-        if seconds is not None:
+    for _ in range(_TRIALS):
+        count = draws
+        if count is None and seconds is not None:
             cost = gradient_cost(objective.batch(torch.arange(batch)), objective.flat.theta, turning=0)
             each = cost.call / (chains if objective.flat.size <= _together() else 1) + cost.replica
-            draws = int(np.clip(seconds / (each * chains * 1.5), _FEWEST, _MOST))
-    hot = nbeta or (count / math.log(count) if count > 2 else float(count))
-    step = 1.0 / (hot * curvature) if curvature > 0 else 1e-3 / max(rule, 1.0)
-    usual = None if gamma else max(1.0, rule)
-    for _ in range(_TRIALS):
-        held = gamma or max(1.0, rule, 2 * _TURNS / (step * draws))
-        shared = Shared(loss, hot, held, min(step, 1 / held), chains, draws, batch, seed, usual)
-        traces = _sampled(objective, replace(shared, seed=_CHOSEN))
+            count = int(np.clip(seconds / (each * chains * 1.5), _FEWEST, _MOST))
+        elif count is None:
+            count = int(np.clip(2 * _TURNS / (step * slowest), DRAWS, _MOST))
+        shared = Shared(loss, float(hot), gamma, step, chains, count, batch, seed)
+        traces = _sampled(objective, replace(shared, seed=_CHOSEN, draws=min(count, _TRIAL)))
         if np.isfinite(traces.excess).all() and _bounded(traces, shared):
             return shared, name
         step /= _SHORTER
@@ -153,8 +147,8 @@ def calibrated(
 
 def measured(objective: Objective, shared: Shared) -> Level:
     """The coefficient of one checkpoint at the shared settings; no value where its chains do not mix."""
-    from strati.landscape.sampling.diagnostics import rhat, standard_error
-    from strati.landscape.sampling.estimation import drifting
+    from strati.landscape.llc.diagnostics import rhat, standard_error
+    from strati.landscape.llc.estimate import drifting
 
     traces = _sampled(objective, shared)
     trace = traces.lambda_trace()
@@ -210,7 +204,7 @@ def difference_error(
         >>> difference_error(noise, 1 + noise + 0.01 * rng.normal(size=(4, 20))) < 0.01
         True
     """
-    from strati.landscape.sampling.diagnostics import standard_error
+    from strati.landscape.llc.diagnostics import standard_error
 
     if one is None or other is None:
         return None
@@ -220,21 +214,9 @@ def difference_error(
     return standard_error(b - a)
 
 
-def narrow(settings: Mapping[str, Any]) -> str | None:
-    """What to say where chains had to be held much closer than usual in order to mix."""
-    usual, held = settings.get("usual_gamma"), settings.get("gamma")
-    if usual is None or held is None or held <= _NARROW * usual:
-        return None
-    return (
-        f"the chains mix only when they are held {held / usual:.0f} times as tightly as usual (gamma {held:.3g}): the "
-        "coefficients are of the nearest surroundings of each checkpoint and may be close to 0; a smaller nbeta or "
-        "more draws let them see farther"
-    )
-
-
 def objective_of(model: nn.Module, loss: str, data: Any, layers: Sequence[str] | None = None) -> Objective:
     """The loss as a function of the weights, or of some of them, in the network's own precision."""
-    from strati.landscape.behaviour import objective
+    from strati.landscape.objective import objective
 
     return objective(model, loss, data, layers=layers)
 
@@ -244,8 +226,8 @@ def _refused(reason: str) -> Level:
 
 
 def _sampled(objective: Objective, shared: Shared) -> Traces:
-    from strati.landscape.sampling.config import LLCConfig
-    from strati.landscape.sampling.sgld import sample_sgld
+    from strati.landscape.llc.config import LLCConfig
+    from strati.landscape.llc.sgld import sample_sgld
 
     config = LLCConfig(
         sampler="sgld",
@@ -256,22 +238,27 @@ def _sampled(objective: Objective, shared: Shared) -> Traces:
         batch=shared.batch,
         seed=shared.seed,
     )
-    return sample_sgld(objective, config, shared.nbeta)
+    return sample_sgld(objective, config, shared.nbeta, by_curvature=True)
 
 
-def _curvature(objective: Objective, batch: int | None = None) -> float:
-    """The stiffest curvature of one batch of the loss."""
+def _stable_step(
+    objective: Objective, nbeta: float, gamma: float, batch: int | None = None
+) -> tuple[float, float]:
+    """A stable step of one checkpoint, and the rate per unit of the step at which its flat directions relax."""
     import torch
 
-    from strati.landscape.sampling.config import LLCConfig
-    from strati.landscape.sampling.sgld import Steps, batches_of
-    from strati.rng import derive
+    from strati.core.rng import derive
+    from strati.landscape.llc.config import LLCConfig
+    from strati.landscape.llc.minibatches import batches_of, default_batch
+    from strati.landscape.llc.sgld import Steps
 
-    config = LLCConfig(sampler="sgld", gamma=1.0, step=1.0, seed=_CHOSEN, batch=batch or LLCConfig().batch)
-    steps = Steps(objective, config, 1.0)
+    config = LLCConfig(
+        sampler="sgld", gamma=gamma, seed=_CHOSEN, batch=batch or default_batch(objective, nbeta)
+    )
+    steps = Steps(objective, config, nbeta, by_curvature=True)
     generator = torch.Generator().manual_seed(derive(_CHOSEN, "track curvature"))
     zero = torch.zeros_like(objective.flat.theta)
-    return steps.stiffest(zero, batches_of(objective, config)[0], generator)
+    return steps.stable(zero, batches_of(objective, config)[0], generator), steps.slowest
 
 
 def _bounded(traces: Traces, shared: Shared) -> bool:
@@ -281,6 +268,6 @@ def _bounded(traces: Traces, shared: Shared) -> bool:
 
 
 def _together() -> int:
-    from strati.landscape.sampling.sgld import TOGETHER
+    from strati.landscape.llc.sgld import TOGETHER
 
     return TOGETHER

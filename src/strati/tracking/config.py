@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strati.errors import BadInputError
-from strati.options import nearest
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
+
+if TYPE_CHECKING:
+    from strati.io.to_module import ActivationName
 
 QUANTITIES = ("spectra", "loss", "llc", "scales", "counts", "interventions")
 METRICS = ("alpha", "stable_rank", "entropy", "spectral_norm", "frobenius_norm", "spikes", "quasi_null")
@@ -25,7 +28,7 @@ class TrackConfig:
             and ``behavioural-mse`` where there are none.
         rows: Use only the first so many rows of the data; 0 takes all.
         nbeta: Inverse temperature of the learning coefficient; 0 means ``n / ln n``.
-        gamma: Its localisation; 0 means strong enough for the chains to mix at every checkpoint.
+        gamma: Its localisation; 0 means that of ``strati.llc`` at the last checkpoint.
         chains: Chains of every estimate; 0 means 4.
         draws: Draws of every chain; 0 means 400, or what ``seconds`` allow.
         batch: Rows of a minibatch of its sampler; 0 means 256, or all rows where there are fewer. A row of tokens is a
@@ -59,7 +62,7 @@ class TrackConfig:
     per_layer: bool = False
     heads: tuple[str, ...] = ()
     data_groups: str | tuple[str, ...] = ""
-    activation: str = "relu"
+    activation: ActivationName = "relu"
     level: float = 0.05
     seed: int = 0
     engine: str = "local"

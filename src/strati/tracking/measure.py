@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError, require
+from strati.core.errors import BadInputError, require
 from strati.tracking.config import METRICS, TrackConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.run.engine import Load, Unit
+    from strati.jobs.engine import Load, Unit
+    from strati.tracking.checkpoints import Checkpoint
     from strati.tracking.coefficient import Level
-    from strati.tracking.steps import Checkpoint
 
 Point = tuple[Any, ...]
 """``(what, layer, value, stderr)``, and for learning coefficients a mapping with their blocks and what to know."""
@@ -89,7 +89,13 @@ def spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
             error = row.get("alpha_stderr") if name == "alpha" else None
             points.append((name, item.layer.name, None if value is None else float(value), error))
         points.append(
-            (SPECTRUM, item.layer.name, None, None, {"spectrum": quantiles(item.spectrum.eigenvalues)})
+            (
+                SPECTRUM,
+                item.layer.name,
+                None,
+                None,
+                {"spectrum": quantiles(item.spectrum.eigenvalues), "state": row["state"]},
+            )
         )
     return points
 
@@ -116,10 +122,10 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
     import torch
 
     if model is None:
-        from strati.network.module import as_module
+        from strati.io.to_module import as_module
 
         return as_module(checkpoint.source, activation=config.activation)
-    from strati.network.open import open as open_network
+    from strati.io.load import open as open_network
 
     network = open_network(checkpoint.source)
     holder = copy.deepcopy(model).eval()
@@ -141,7 +147,7 @@ def loss_name(data: Any, model: nn.Module, config: TrackConfig) -> str:
     """The loss that was asked for, or the one that fits the targets."""
     if config.loss:
         return config.loss
-    from strati.landscape.batches import as_batches
+    from strati.evaluate.batches import as_batches
 
     first = as_batches(data, model).first()
     if first.y is None:
@@ -153,7 +159,7 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     """The mean loss over the data with its standard error over rows; nothing for a behavioural loss, which is zero."""
     import torch
 
-    from strati.landscape.batches import as_batches
+    from strati.evaluate.batches import as_batches
 
     name = loss_name(data, model, config)
     if name.startswith("behavioural"):
@@ -162,17 +168,18 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     with torch.no_grad():
         for batch in as_batches(data, model):
             out = _tensor(model(**batch.x) if isinstance(batch.x, Mapping) else model(batch.x))
-            values.append(_per_row(out, batch.y, name))
+            values.append(per_row(out, batch.y, name))
     each = torch.cat(values).double()
     each = each[: config.rows] if config.rows else each
     error = float(each.std() / math.sqrt(each.numel())) if each.numel() > 1 else None
     return [("loss", None, float(each.mean()), error)]
 
 
-def _per_row(out: Any, y: Any, name: str) -> Any:
+def per_row(out: Any, y: Any, name: str) -> Any:
+    """The loss of every row: squared error, or cross-entropy, of sequences the mean over their tokens."""
     from torch.nn import functional
 
-    from strati.landscape.batches import NO_LABEL
+    from strati.evaluate.batches import NO_LABEL
 
     if name == "mse":
         return ((out - y.reshape(out.shape)) ** 2).flatten(1).sum(1)  # the squared norm, as everywhere
@@ -183,7 +190,7 @@ def _per_row(out: Any, y: Any, name: str) -> Any:
 
 
 def _tensor(out: Any) -> Any:
-    from strati.landscape.models import output_tensor
+    from strati.evaluate.models import output_tensor
 
     return output_tensor(out)
 
@@ -228,7 +235,7 @@ def _level(what: str, layer: str | None, found: Level) -> Point:
 
 
 def _heads(model: nn.Module, heads: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
-    from strati.landscape.sampling.refined import HeadModel
+    from strati.landscape.llc.parts import HeadModel
 
     for head in heads:
         block, number = (int(n) for n in head.split("."))
@@ -236,7 +243,7 @@ def _heads(model: nn.Module, heads: tuple[str, ...]) -> Iterator[tuple[str, nn.M
 
 
 def _groups(cut: Any, labels: tuple[str, ...], config: TrackConfig) -> Iterator[tuple[str, Any]]:
-    from strati.landscape.sampling.refined import data_groups, rows_of
+    from strati.landscape.llc.parts import data_groups, rows_of
 
     inputs = cut[0] if isinstance(cut, tuple) else cut
     count = len(next(iter(inputs.values()))) if isinstance(inputs, Mapping) else len(inputs)
@@ -246,7 +253,7 @@ def _groups(cut: Any, labels: tuple[str, ...], config: TrackConfig) -> Iterator[
 
 def matrix_names(model: nn.Module, layers: tuple[str, ...] = ()) -> list[str]:
     """The weights that spectra have, by the same names: those of two dimensions and more."""
-    from strati.landscape.behaviour import FlatModel
+    from strati.landscape.objective import FlatModel
 
     own = dict(model.named_parameters())
     return [name for name in FlatModel(model, layers=list(layers) or None).names if own[name].ndim >= 2]
@@ -254,7 +261,7 @@ def matrix_names(model: nn.Module, layers: tuple[str, ...] = ()) -> list[str]:
 
 def whole_data(data: Any, model: nn.Module, config: TrackConfig) -> Any:
     """All rows as ``x`` or ``(x, y)``, or as many as are used."""
-    from strati.landscape.batches import as_batches
+    from strati.evaluate.batches import as_batches
 
     batches = as_batches(data, model)
     head = batches.head(config.rows) if config.rows else batches.whole("a learning coefficient")
@@ -264,7 +271,7 @@ def whole_data(data: Any, model: nn.Module, config: TrackConfig) -> Any:
 def _cut(data: Any, model: nn.Module, config: TrackConfig) -> Any:
     if not config.rows:
         return data
-    from strati.landscape.batches import as_batches
+    from strati.evaluate.batches import as_batches
 
     head = as_batches(data, model).head(config.rows)
     return head.x if head.y is None else (head.x, head.y)
@@ -272,7 +279,7 @@ def _cut(data: Any, model: nn.Module, config: TrackConfig) -> Any:
 
 def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     """``N_eff`` at every loss scale."""
-    from strati.landscape.sampling.scales import effective_parameters
+    from strati.landscape.llc.scales import effective_parameters
 
     cut = _cut(data, model, config)
     x = cut[0] if isinstance(cut, tuple) else cut
@@ -288,7 +295,7 @@ def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
 
 def counts_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     """Free directions and effective parameters."""
-    from strati.landscape.counts.count import degeneracy
+    from strati.landscape.counts.degeneracy import degeneracy
 
     cut = _cut(data, model, config)
     found = degeneracy(model, cut[0] if isinstance(cut, tuple) else cut).to_dict()
@@ -299,8 +306,8 @@ def counts_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
 def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     """Performance with each layer set to zero in turn, and intact."""
     require("torch", "torch", "interventions")
-    from strati.intervene.planning.settings import zero
-    from strati.intervene.study import study
+    from strati.interventions.kinds import zero
+    from strati.interventions.study import study
 
     chosen: dict[str, Any] = {"layers": list(config.layers)} if config.layers else {}
     found = study(model, data=whole_data(data, model, config), interventions=[zero()], **chosen)

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from strati.errors import BadInputError
-from strati.network.module import as_module
-from strati.network.roles import places
-from strati.options import resolve
-from strati.run.driver import Run, drive, open_store, shared_folder, stoppable
-from strati.run.engine import Outcome, Unit
-from strati.run.store import Finished, Store, unit_key
-from strati.tracking.changes import LEAST, find_changes
-from strati.tracking.coefficient import difference_error, narrow
+from strati.core.errors import BadInputError, NotFiniteError
+from strati.core.options import resolve
+from strati.core.results import Flag, Result, Tick, silent
+from strati.io.roles import places
+from strati.io.to_module import as_module
+from strati.jobs.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.jobs.engine import Outcome, Unit
+from strati.jobs.store import Finished, Store, unit_key
+from strati.tracking.change_points import LEAST, find_changes
+from strati.tracking.checkpoints import Checkpoint, in_order, left_out
+from strati.tracking.coefficient import difference_error
 from strati.tracking.config import TrackConfig
-from strati.tracking.groups import digest, grouped
+from strati.tracking.data_groups import digest, grouped
 from strati.tracking.measure import (
     GROUPS,
     HEADS,
@@ -37,18 +39,18 @@ from strati.tracking.measure import (
     loss_name,
     whole_data,
 )
-from strati.tracking.steps import Checkpoint, in_order, left_out
-from strati.types import Flag, Result, Tick, silent
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
     from torch import nn
 
-    from strati.network.open import Openable
+    from strati.core.json_types import TrackFields
+    from strati.core.option_types import TrackOptions
+    from strati.io.load import Openable
 
 STORE = "track.sqlite"
-LAYOUT = 3
+LAYOUT = 4
 CHANGE = "llc_change"
 """The series of differences between neighbouring checkpoints, whose errors are smaller than those of ``llc``."""
 
@@ -72,7 +74,8 @@ class Track(Result):
         for the learning coefficient of every checkpoint. failed: What could not be measured, and why. store: The file
         that keeps it. warnings: What a reader must know. spectra: To draw them by: ``layers`` with ``values`` per
         checkpoint, decimal logarithms of eigenvalues in units of
-            ``1 / unit``, at the shares ``ranks`` of all eigenvalues; ``None`` where there is none.
+            ``1 / unit``, at the shares ``ranks`` of all eigenvalues; ``None`` where there is none. states: The state
+            of every layer at every checkpoint. ends: Paths of the first and the last checkpoint, if they are files.
     """
 
     verb: ClassVar[str] = "track"
@@ -85,6 +88,8 @@ class Track(Result):
     store: str | None = None
     warnings: tuple[Flag, ...] = ()
     spectra: Mapping[str, Any] = field(default_factory=dict)
+    states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    ends: tuple[str, str] | None = None
 
     @property
     def series(self) -> pd.DataFrame:
@@ -106,7 +111,7 @@ class Track(Result):
         columns = ["what", "layer", "step", "low", "high", "pvalue", "before", "after"]
         return pd.DataFrame(list(self.breaks), columns=columns)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> TrackFields:
         """Steps, series, changes, settings; what failed and why."""
         return {
             "steps": self.steps,
@@ -117,6 +122,7 @@ class Track(Result):
             "store": self.store,
             "warnings": self.warnings,
             "spectra": dict(self.spectra),
+            "states": dict(self.states),
             "layers": places(s.layer for s in self.curves if s.layer is not None),
         }
 
@@ -126,7 +132,7 @@ class Track(Result):
 
     def summary(self) -> RenderableType:
         """The whole network's series from first to last, and the changes in order of their steps."""
-        from strati.tracking.show import summarise
+        from strati.tracking.summary import summarise
 
         return summarise(self)
 
@@ -147,7 +153,7 @@ def track(
     config: TrackConfig | None = None,
     tick: Tick = silent,
     expect: Callable[[int], None] | None = None,
-    **options: Any,
+    **options: Unpack[TrackOptions],
 ) -> Track:
     """Follow a training run over its checkpoints.
 
@@ -290,7 +296,7 @@ def _calibrated(
     ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
 ) -> dict[str, Any]:
     """The step that the stiffest checkpoint needs, for all of them."""
-    from strati.landscape.behaviour import Objective
+    from strati.landscape.objective import Objective
     from strati.tracking.coefficient import calibrated, objective_of
 
     loss = config.loss
@@ -307,9 +313,8 @@ def _calibrated(
             loss = loss or loss_name(data, network, config)
             try:
                 yield checkpoint.name, objective_of(network, loss, whole_data(data, network, config))
-            except BadInputError as error:
-                if "not finite" not in str(error) and "infinite" not in str(error):
-                    raise
+            except NotFiniteError:
+                continue  # its own unit names it
         if len(refused) == len(ordered):
             raise refused[0]
 
@@ -340,6 +345,7 @@ def _result(
     table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
     blocks: dict[tuple[str, str | None], dict[int, Any]] = {}
     spectra: dict[str, dict[int, list[int]]] = {}
+    states: dict[str, dict[int, str]] = {}
     lower = set()
     failed = []
     for unit in units:
@@ -355,6 +361,7 @@ def _result(
             known, name = more[0] if more else {}, ordered[place].name
             if what == SPECTRUM:
                 spectra.setdefault(layer, {})[place] = known["spectrum"]
+                states.setdefault(layer, {})[place] = known["state"]
                 continue
             table.setdefault((what, layer), {})[place] = (value, error)
             if known.get("blocks"):
@@ -388,8 +395,6 @@ def _result(
             "in the middle of training the values are lower than a minimum's would be, and may be negative"
         )
         warnings.append(Flag("off-minimum", text))
-    if held := narrow(settings):
-        warnings.append(Flag("narrow", held))
     if failed:
         names = sorted({f["checkpoint"] for f in failed})
         text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
@@ -403,7 +408,16 @@ def _result(
         path,
         tuple(warnings),
         _drawn(spectra, len(ordered)),
+        {name: tuple(at.get(i) for i in range(len(ordered))) for name, at in states.items()},
+        _ends(ordered),
     )
+
+
+def _ends(ordered: tuple[Checkpoint, ...]) -> tuple[str, str] | None:
+    first, last = ordered[0].source, ordered[-1].source
+    if len(ordered) < 2 or not all(isinstance(source, str | Path) for source in (first, last)):
+        return None
+    return str(first), str(last)
 
 
 def _drawn(spectra: Mapping[str, Mapping[int, list[int]]], count: int) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError
-from strati.network.intake import is_module
+from strati.core.errors import BadInputError
+from strati.io.in_memory import is_module
 from strati.tracking.config import METRICS
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import torch
 from degenerate_nets import exact_free, mlp, random_network
 from torch import nn
 
-from strati.landscape.chain import as_chain
 from strati.landscape.counts.exact import affordable, chain_rows, exact_ranks, module_rows
+from strati.landscape.mlp.sequential import as_chain
 
 
 def parts_of(model: nn.Module) -> list[list[str]]:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 import strati
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
 from strati.landscape.counts.heads import HeadWeights, find_attention
 
 

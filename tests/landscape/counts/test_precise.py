@@ -10,9 +10,9 @@ from precise import FUNCTIONS, precise_free
 from torch import nn
 
 import strati
-from strati.landscape.chain import as_chain
-from strati.landscape.counts import digits
-from strati.landscape.counts.count import Degeneracy
+from strati.landscape.counts import multiprecision as digits
+from strati.landscape.counts.degeneracy import Degeneracy
+from strati.landscape.mlp.sequential import as_chain
 
 
 def check(result: Degeneracy, truth: int) -> bool:

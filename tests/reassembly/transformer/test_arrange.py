@@ -6,12 +6,12 @@ import pytest
 import strati
 from strati.reassembly.transformer import calibration
 from strati.reassembly.transformer.arrange import arrange, merged
-from strati.reassembly.transformer.drop import drop
 from strati.reassembly.transformer.evidence import Expected
 from strati.reassembly.transformer.scoring import score
+from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati.reassembly.transformer.timeline import Similarity, Timeline
-from strati.zoo.fetch import cache
+from strati_reproductions.zoo.fetch import cache
 
 
 def chained(places, *, told=40.0, noise=0.02, seed=0):
@@ -42,14 +42,14 @@ def test_units_surely_of_one_block_become_one_kind_and_come_apart_again():
     places = shuffled(7, 1)
     given = chained(places)
     one = merged(given)
-    assert list(one.given.units) == ["a", "c"] and one.given.units["a"] == ("a", "b")
-    assert list(one.given.together) == [("a", "c")]
+    assert list(one.similarity.units) == ["a", "c"] and one.similarity.units["a"] == ("a", "b")
+    assert list(one.similarity.together) == [("a", "c")]
     back = one.apart({"a": places["a"], "c": places["c"]})
     assert all(np.array_equal(back[kind], places[kind]) for kind in "abc")
 
 
 def test_kinds_that_nothing_ties_together_stay_apart():
-    assert list(merged(chained(shuffled(7, 2), told=3.0)).given.units) == ["a", "b", "c"]
+    assert list(merged(chained(shuffled(7, 2), told=3.0)).similarity.units) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("count", [5, 20])
@@ -58,7 +58,7 @@ def test_chains_of_known_places_are_found(count):
     given = chained(places)
     prior = {(x, y): (Expected(0.3, 0.2),) * 3 + (Expected(0.1, 0.2),) for x in "abc" for y in "abc"}
     one = merged(given)
-    found = one.apart(arrange(Timeline(one.given, prior), np.random.default_rng(0))[0].places)
+    found = one.apart(arrange(Timeline(one.similarity, prior), np.random.default_rng(0))[0].places)
     forward = all(np.array_equal(found[kind], places[kind]) for kind in "abc")
     backward = all(np.array_equal(count - 1 - found[kind], places[kind]) for kind in "abc")
     assert forward or backward
@@ -69,9 +69,9 @@ def test_all_210_matrices_of_smollm2_in_place_without_data():
     """With a prior of other networks only; every matrix that is called sure is in place."""
     files = sorted((cache() / "zoo").glob("smollm2*/*.gguf"))
     if not files:
-        pytest.skip("smollm2 is not cached; python -m strati.zoo smollm2 fetches it")
+        pytest.skip("smollm2 is not cached; python -m strati_reproductions.zoo smollm2 fetches it")
     prior = calibration.prior_of(m for k, m in calibration.measured().items() if k != "smollm2")
-    dropped = drop(files[0], seed=1)
-    found = solve_transformer(dropped.pieces, None, None, strati.ReassembleConfig(), prior=prior)
+    dropped = shuffle_transformer(files[0], seed=1)
+    found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
     assert right.matrices == right.of_matrices == 210 and right.tau == 1.0 and right.forward

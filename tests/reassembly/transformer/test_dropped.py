@@ -2,22 +2,21 @@
 hold of any."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from command import run_strati
 
 import strati
-from strati.errors import BadInputError, StratiError
+from strati.core.errors import BadInputError, StratiError
 from strati.reassembly.transformer import calibration
 from strati.reassembly.transformer.blueprint import blueprint_of
-from strati.reassembly.transformer.drop import drop
 from strati.reassembly.transformer.identify import correspond, identify
 from strati.reassembly.transformer.pieces import canonical, stored
 from strati.reassembly.transformer.scoring import score
+from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
-from strati.zoo.fetch import cache
+from strati_reproductions.zoo.fetch import cache
 
 ZOO = {"stories15m": "stories15m-0.1.0", "minilm": "minilm-0.1.0", "minilm-tuned": "minilm-tuned-1.0.0"}
 
@@ -25,16 +24,12 @@ ZOO = {"stories15m": "stories15m-0.1.0", "minilm": "minilm-0.1.0", "minilm-tuned
 def zoo(name):
     place = cache() / "zoo" / ZOO[name]
     if not place.is_dir():
-        pytest.skip(f"{name} is not cached; python -m strati.zoo {name} fetches it")
+        pytest.skip(f"{name} is not cached; python -m strati_reproductions.zoo {name} fetches it")
     return place
 
 
 def command(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "strati.cli.main", "reassemble", *map(str, words)],
-        capture_output=True,
-        text=True,
-    )
+    return run_strati("reassemble", *words)
 
 
 def llama(blocks=3, width=16, seed=0):
@@ -62,14 +57,15 @@ def llama(blocks=3, width=16, seed=0):
     return state, config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories15m", "minilm"])
 def test_every_matrix_in_place_without_data_and_with_a_prior_of_other_networks_only(name):
     """Leave-one-network-out: nothing that was measured on the network (or its fine-tune) is used."""
     family = {"minilm", "minilm-tuned"} if name.startswith("minilm") else {name}
     prior = calibration.prior_of(m for k, m in calibration.measured().items() if k not in family)
     for seed in (1, 2):
-        dropped = drop(zoo(name), seed=seed)
-        found = solve_transformer(dropped.pieces, None, None, strati.ReassembleConfig(), prior=prior)
+        dropped = shuffle_transformer(zoo(name), seed=seed)
+        found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
         result = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
         assert result.all_matrices and result.forward and result.tau == 1.0
         assert found.exact is None and found.loss is None
@@ -78,7 +74,7 @@ def test_every_matrix_in_place_without_data_and_with_a_prior_of_other_networks_o
 def test_shuffled_weights_are_not_put_in_order_with_confidence():
     """Fresh initialisations have no order to find: their margins must say so."""
     state, config = llama(blocks=6, width=32)
-    dropped = drop(state, network=config)
+    dropped = shuffle_transformer(state, network=config)
     found = strati.reassemble(dropped)
     assert len(found.uncertain) > len(dropped.pieces.arrays) // 3
 
@@ -105,10 +101,11 @@ def test_json_has_the_fields_and_the_answer_file_the_same(tmp_path):
             assert np.array_equal(original.read(tensor.name), rebuilt.read(tensor.name)), tensor.name
 
 
+@pytest.mark.slow
 def test_reassembled_stories_generate_text(tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    dropped = drop(zoo("stories15m"), seed=5)
+    dropped = shuffle_transformer(zoo("stories15m"), seed=5)
     model = transformers.AutoModelForCausalLM.from_pretrained(zoo("stories15m"))
     start = torch.tensor([[1, 9038, 2501, 263, 931]])
     tokens = model.generate(start, max_new_tokens=120, do_sample=False)[0].numpy()
@@ -125,15 +122,17 @@ def test_reassembled_stories_generate_text(tmp_path):
 
 def test_drop_is_seeded_and_names_are_gone(tmp_path):
     state, config = llama()
-    one, two = drop(state, network=config, seed=1), drop(state, network=config, seed=1)
-    other = drop(state, network=config, seed=2, hide_roles=True)
+    one, two = (
+        shuffle_transformer(state, network=config, seed=1),
+        shuffle_transformer(state, network=config, seed=1),
+    )
+    other = shuffle_transformer(state, network=config, seed=2)
     assert one.answer["blocks"] == two.answer["blocks"] != other.answer["blocks"]
-    assert not other.pieces.told and len(other.pieces.arrays) == len(state)
-    drop(state, tmp_path / "p", network=config, hide_roles=True)
+    shuffle_transformer(state, tmp_path / "p", network=config)
     names = [
         tensor.name for file in (tmp_path / "p").glob("*.safetensors") for tensor in strati.open(file).tensors
     ]
-    assert set(names) == {"piece"} and len(names) == len(state)
+    assert len(names) == len(state) and not any("layers" in name for name in names)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
@@ -162,7 +161,7 @@ def test_harder_settings_leave_the_network_as_it_is(kind):
             parameter.copy_(parameter + 0.2 * torch.randn_like(parameter))
     ids = torch.randint(0, 50, (2, 9))
     want = model.eval()(ids).logits
-    dropped = drop(model, seed=3, permute=True, rescale=True)
+    dropped = shuffle_transformer(model, seed=3, permute=True, rescale=True)
     moved = 0
     state = model.state_dict()
     for k, (matrices, vectors) in enumerate(
@@ -212,7 +211,7 @@ def test_fused_matrices_are_cut_and_joined():
 )
 def test_bad_pieces_are_one_line(tmp_path, damage, why):
     state, config = llama()
-    drop(state, tmp_path / "p", network=config)
+    shuffle_transformer(state, tmp_path / "p", network=config)
     damage(tmp_path / "p")
     done = command(tmp_path / "p", "--out", tmp_path / "net", "--json", tmp_path / "r.json")
     assert done.returncode == 2 and done.stdout == ""
@@ -231,9 +230,9 @@ def _spoil(file):
 
 def test_two_networks_mixed_are_refused(tmp_path):
     state, config = llama()
-    dropped = drop(state, network=config)
+    dropped = shuffle_transformer(state, network=config)
     arrays = dict(dropped.pieces.arrays)
-    other = drop(*llama(seed=9)[:1], network=config).pieces
+    other = shuffle_transformer(*llama(seed=9)[:1], network=config).pieces
     arrays[len(arrays)] = other.arrays[0]
     from dataclasses import replace
 
@@ -243,11 +242,11 @@ def test_two_networks_mixed_are_refused(tmp_path):
 
 def test_what_is_no_transformer_is_refused(tmp_path):
     with pytest.raises(StratiError):
-        drop({"fc.weight": np.ones((3, 2))}, network={"num_attention_heads": 2})
+        shuffle_transformer({"fc.weight": np.ones((3, 2))}, network={"num_attention_heads": 2})
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
     with pytest.raises(BadInputError, match="not an empty folder"):
-        drop(llama()[0], tmp_path / "full", network=llama()[1])
+        shuffle_transformer(llama()[0], tmp_path / "full", network=llama()[1])
 
 
 def test_a_stray_matrix_of_a_fine_tune_is_recognised(tmp_path):
@@ -267,16 +266,16 @@ def test_blocks_of_two_checkpoints_correspond():
 
 def test_scales_moved_between_norms_and_readers_are_undone():
     """Each reader, row by row, points as with its own block's norm taken in; other networks stay as they are."""
-    from strati.reassembly.transformer.fold import folded
+    from strati.reassembly.transformer.matrices import normalise_pieces
 
     state, config = llama(blocks=6, width=32, seed=3)
     for name, values in state.items():  # norms of training are near one, not around zero
         if "layernorm" in name:
             state[name] = 1 + 0.1 * values
     for rescale in (True, False):
-        dropped = drop(state, network=config, seed=1, rescale=rescale)
+        dropped = shuffle_transformer(state, network=config, seed=1, rescale=rescale)
         pieces = dropped.pieces
-        folding = folded(pieces)
+        folding = normalise_pieces(pieces)
         found = folding.pieces
         assert bool(folding.norm_of) is rescale
         for block, vectors in zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True):
@@ -298,44 +297,26 @@ def test_scales_moved_between_norms_and_readers_are_undone():
 def test_permuted_and_rescaled_stories_are_put_back():
     known = calibration.measured()
     prior = calibration.prior_of(one for name, one in known.items() if name != "stories15m")
-    dropped = drop(zoo("stories15m"), seed=2, permute=True, rescale=True)
-    found = solve_transformer(dropped.pieces, None, None, strati.ReassembleConfig(), prior=prior)
+    dropped = shuffle_transformer(zoo("stories15m"), seed=2, permute=True, rescale=True)
+    found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
     assert right.all_matrices and right.forward
 
 
-@pytest.mark.parametrize(("blocks", "seed"), [(2, 0), (3, 1)])
-def test_roles_that_are_not_told(blocks, seed):
-    """Untrained weights tell no roles: every piece gets one place, nearly all are unsure, outputs decide what they can.
+def test_pieces_without_roles_get_those_that_their_shapes_allow(tmp_path):
+    from safetensors.numpy import load_file, save_file
 
-    Two blocks are found; where the outputs are not reached, pieces stay unsure.
-    """
-    from dataclasses import replace
-
-    from strati.reassembly.transformer.verify import answers
-
-    pytest.importorskip("transformers")
-    state, config = llama(blocks=blocks, width=16, seed=seed)
-    dropped = drop(state, network=config, seed=seed, hide_roles=True)
-    alone = strati.reassemble(dropped)
-    used = [n for part in (*alone.blocks, *alone.vectors) for n in part.values()]
-    used += [alone.embedding, alone.head, *alone.others.values()]
-    assert sorted(set(used)) == sorted(dropped.pieces.arrays)
-    assert len(alone.uncertain) > 0.8 * 9 * blocks
-    for block in alone.blocks:  # a unit is only as sure as its least sure piece
-        for unit in (("q", "k"), ("v", "out"), ("gate", "up", "down")):
-            assert len({block[role] in alone.uncertain for role in unit}) == 1
-    truth = replace(
-        alone, blocks=tuple(dropped.answer["blocks"]), vectors=tuple(dropped.answer["vectors"]),
-        embedding=dropped.answer["embedding"], head=dropped.answer["head"], others=dropped.answer["others"],
-    )  # fmt: skip
-    tokens = np.random.default_rng(0).integers(0, 50, (8, 16))
-    outputs = answers(truth, tokens, strati.ReassembleConfig())
-    found = strati.reassemble(dropped, tokens, outputs, seconds=60)
-    right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)
-    assert right.all_matrices or not found.exact
-    assert bool(found.uncertain) is not found.exact
-    assert found.exact or blocks > 2
+    state, config = llama(blocks=2)
+    shuffle_transformer(state, tmp_path / "p", network=config)
+    for file in sorted((tmp_path / "p").glob("piece_*")):
+        ((role, values),) = load_file(file).items()
+        if role == "down":  # the only matrices of 16 x 40
+            save_file({"piece": values}, file)
+    assert len(strati.reassemble(tmp_path / "p").blocks) == 2
+    for file in sorted((tmp_path / "p").glob("piece_*")):
+        save_file({"piece": next(iter(load_file(file).values()))}, file)
+    with pytest.raises(BadInputError, match="does not give its role"):
+        strati.reassemble(tmp_path / "p")
 
 
 def test_recorded_outputs_turn_a_reversed_network_round():
@@ -345,14 +326,14 @@ def test_recorded_outputs_turn_a_reversed_network_round():
 
     pytest.importorskip("transformers")
     state, config = llama(blocks=4, width=16, seed=3)
-    dropped = drop(state, network=config, seed=3)
+    dropped = shuffle_transformer(state, network=config, seed=3)
     alone = strati.reassemble(dropped)
     blocks, vectors = (tuple(dropped.answer[part]) for part in ("blocks", "vectors"))
     truth = replace(alone, blocks=blocks, vectors=vectors)
     tokens = np.random.default_rng(0).integers(0, 50, (4, 16))
-    outputs = answers(truth, tokens, strati.ReassembleConfig())
+    outputs = answers(truth, tokens, strati.configs.ReassembleConfig())
     back = replace(truth, blocks=blocks[::-1], vectors=vectors[::-1])
-    found = verified(back, tokens, outputs, strati.ReassembleConfig(seconds=60))
+    found = verified(back, tokens, outputs, strati.configs.ReassembleConfig(seconds=60))
     assert found.exact is True and found.blocks == blocks and found.vectors == vectors
 
 
@@ -373,6 +354,7 @@ def test_the_first_tokens_are_tried_before_all_of_them():
     assert _fewer(images, np.zeros((256, 10), np.float32), False) is None
 
 
+@pytest.mark.slow
 def test_recorded_outputs_make_a_post_norm_network_exact():
     """A small BERT whose vectors are all in other blocks' places: its outputs bring every one of them home."""
     from dataclasses import replace
@@ -396,7 +378,7 @@ def test_recorded_outputs_make_a_post_norm_network_exact():
     tokens = np.random.default_rng(0).integers(0, 40, (8, 16))
     with torch.no_grad():
         outputs = model(input_ids=torch.tensor(tokens)).logits.numpy()
-    dropped = drop(model, seed=3)
+    dropped = shuffle_transformer(model, seed=3)
     alone = strati.reassemble(dropped)
     shuffled = tuple(
         {role: dropped.answer["vectors"][(k + 1) % 3][role] for role in dropped.answer["vectors"][0]}
@@ -405,7 +387,7 @@ def test_recorded_outputs_make_a_post_norm_network_exact():
     start = replace(
         alone, blocks=tuple(dropped.answer["blocks"]), vectors=shuffled, uncertain=tuple(range(60))
     )
-    found = verified(start, tokens, outputs, strati.ReassembleConfig(seconds=60))
+    found = verified(start, tokens, outputs, strati.configs.ReassembleConfig(seconds=60))
     # softmax does not see a key's bias: those of two blocks may be exchanged, and no other vectors
     unfixed = dropped.pieces.blueprint.unfixed
     assert unfixed == {"k.bias"}
@@ -418,5 +400,5 @@ def test_recorded_outputs_make_a_post_norm_network_exact():
         again = replace(start, vectors=tuple(swapped))
         told = score(start.blocks, swapped, dropped.answer, dropped.pieces.arrays, unfixed=unfixed)
         assert told.vectors == right
-        change = np.abs(answers(again, tokens, strati.ReassembleConfig()) - outputs).max()
+        change = np.abs(answers(again, tokens, strati.configs.ReassembleConfig()) - outputs).max()
         assert (change < 1e-4) == (role == "k.bias")

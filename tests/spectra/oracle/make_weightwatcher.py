@@ -16,20 +16,21 @@ from cases import CASES, make  # noqa: E402
 FIELDS = ("alpha", "xmin", "D", "num_pl_spikes", "stable_rank", "entropy", "norm", "spectral_norm")
 
 
+def analysed(name: str) -> dict[str, float]:
+    """What weightwatcher says of one case."""
+    W = make(name)
+    layer = torch.nn.Linear(W.shape[1], W.shape[0], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(W))
+    details = weightwatcher.WeightWatcher(model=torch.nn.Sequential(layer)).analyze()
+    return {
+        field: float(details[field if field in details else f"matrix_{field}"].iloc[0]) for field in FIELDS
+    }
+
+
 def main() -> None:
-    rows = {}
-    for name in CASES:
-        W = make(name)
-        layer = torch.nn.Linear(W.shape[1], W.shape[0], bias=False)
-        with torch.no_grad():
-            layer.weight.copy_(torch.from_numpy(W))
-        watcher = weightwatcher.WeightWatcher(model=torch.nn.Sequential(layer))
-        details = watcher.analyze()
-        rows[name] = {
-            field: float(details[field if field in details else f"matrix_{field}"].iloc[0])
-            for field in FIELDS
-        }
-        # Its own threshold on eigenvalues is absolute: at this scale alpha comes out as -1.
+    rows = {name: analysed(name) for name in CASES}
+    # Its own threshold on eigenvalues is absolute: at this scale alpha comes out as -1.
     W = make("gaussian-300x100") * 1e-4
     layer = torch.nn.Linear(W.shape[1], W.shape[0], bias=False)
     with torch.no_grad():

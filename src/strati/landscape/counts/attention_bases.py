@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strati.landscape.counts.carriers import (
+from strati.landscape.counts.layer_statistics import Watched
+from strati.landscape.counts.local_symmetries import Change, Family
+from strati.landscape.counts.ranks import rank_range
+from strati.landscape.counts.symmetry_generators import (
     STEP,
     Weights,
     as_stored,
@@ -28,9 +31,6 @@ from strati.landscape.counts.carriers import (
     weight_device,
     weight_of,
 )
-from strati.landscape.counts.families import Change, Family
-from strati.landscape.counts.ranks import rank_range
-from strati.landscape.counts.watched import Watched
 
 _KEYS = {
     "k_proj": "q_proj",

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from strati.landscape.behaviour import FlatModel, run
-from strati.landscape.chain import Chain
 from strati.landscape.counts.gram import fold
-from strati.landscape.counts.jacobians import backward
 from strati.landscape.counts.ranks import LEAST_NOISE, TWIN, Factor, RankRange, hides, nudged, rank_range
-from strati.landscape.counts.survey import batches, gated_forward, twin_of
+from strati.landscape.mlp.jacobians import backward
+from strati.landscape.mlp.sequential import Chain
+from strati.landscape.mlp.statistics_pass import batches, gated_forward, twin_of
+from strati.landscape.objective import FlatModel, run
 
 MOST_DIMENSIONS = 2000
 MOST_FLOPS = 1.5e11

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from strati.errors import BadInputError
+from strati.core.errors import BadInputError
+from strati.core.results import Flag, Result
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.structure import LayerCount
-from strati.types import Flag, Result
+from strati.landscape.mlp.structure import LayerCount
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
+
+    from strati.core.json_types import DegeneracyFields
 
 Method = Literal["exact", "structural"]
 MOST_EXACT = 20_000
@@ -68,6 +70,7 @@ class Degeneracy(Result):
         data: Number of data.
         epsilon: The loss scale asked for, if any.
         effective_at_epsilon: Parameters used at that loss scale.
+        values: Output values on the data: rows times outputs.
         skipped: Parameters that belong to no linear layer, with the reason they are not analysed.
         warnings: What a reader must know.
         llc: Local learning coefficient, if asked for.
@@ -75,6 +78,14 @@ class Degeneracy(Result):
     """
 
     verb: ClassVar[str] = "degeneracy"
+    key_columns: ClassVar[tuple[str, ...]] = (
+        "name",
+        "inputs",
+        "outputs",
+        "activation_rank",
+        "jacobian_rank",
+        "free",
+    )
 
     layers: tuple[LayerCount, ...]
     parameters: int
@@ -88,6 +99,7 @@ class Degeneracy(Result):
     weakly_used: int | None = None
     epsilon: float | None = None
     effective_at_epsilon: int | None = None
+    values: int | None = None
     skipped: tuple[tuple[str, str], ...] = ()
     warnings: tuple[Flag, ...] = ()
     llc: Any = None
@@ -100,16 +112,20 @@ class Degeneracy(Result):
 
     @property
     def sentence(self) -> str:
-        """The answer in plain words."""
-        words = f"of {self.parameters:,} parameters at most {self.effective:,} are used on these data"
-        if self.effective_at_epsilon is not None:
-            words += f"; at a loss scale of {self.epsilon:g} about {self.effective_at_epsilon:,}"
-        return words
+        """The answer in plain words, at most 100 characters."""
+        if self.free_from_few_data > 0 and self.values is not None:
+            outputs = self.values // max(1, self.data)
+            return (
+                f"Too few data to count: {self.data:,} rows x {outputs:,} outputs can use at most {self.values:,} of "
+                f"{self.parameters:,} parameters"
+            )
+        bound = "" if self.method == "exact" else "at most "
+        return f"The network uses {bound}{self.effective:,} of {self.parameters:,} parameters on these data"
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> DegeneracyFields:
         """The fields of INTERFACE, then method, structural count, epsilon, skipped and warnings."""
-        payload: dict[str, Any] = {
-            "layers": [asdict(layer) | {"parameters": layer.parameters} for layer in self.layers],
+        payload: DegeneracyFields = {
+            "layers": self.layers,
             "parameters": self.parameters,
             "free": self.free,
             "effective": self.effective,
@@ -121,6 +137,7 @@ class Degeneracy(Result):
             "free_at_most": self.free_at_most,
             "weakly_used": self.weakly_used,
             "data": self.data,
+            "values": self.values,
             "epsilon": self.epsilon,
             "effective_at_epsilon": self.effective_at_epsilon,
             "skipped": [{"name": name, "reason": reason} for name, reason in self.skipped],
@@ -146,7 +163,7 @@ class Degeneracy(Result):
 
     def summary(self) -> RenderableType:
         """The table per layer, totals, and the sentence."""
-        from strati.landscape.counts.show import degeneracy_summary
+        from strati.landscape.counts.summary import degeneracy_summary
 
         return degeneracy_summary(self)
 
@@ -241,6 +258,7 @@ def assemble(
         data=size.data,
         epsilon=epsilon,
         effective_at_epsilon=effective,
+        values=size.values,
         skipped=tuple(skipped),
         warnings=(*warnings, Flag("few-data", text)) if few else tuple(warnings),
     )

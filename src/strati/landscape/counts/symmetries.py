@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from strati.landscape.behaviour import FlatModel
+from strati.evaluate.hooks import Site, recording
+from strati.evaluate.models import output_tensor
 from strati.landscape.counts.attention_bases import attention_families
-from strati.landscape.counts.carriers import Weights
-from strati.landscape.counts.families import Family, is_norm, layer_families
-from strati.landscape.counts.watched import Watched
-from strati.landscape.models import output_tensor
-from strati.landscape.recorder import Site, recording
+from strati.landscape.counts.layer_statistics import Watched
+from strati.landscape.counts.local_symmetries import Family, is_norm, layer_families
+from strati.landscape.counts.symmetry_generators import Weights
+from strati.landscape.objective import FlatModel
 
 SAME, SLACK = 1e-2, 1e5
 """Outputs count as unchanged if they move by less than this share of what the carrier's change alone does to them, and

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from strati.errors import BadInputError, UnsupportedError, require
-from strati.network.roles import Role, blocks, modules, role_of
+from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.io.roles import Role, blocks, modules, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,9 +109,9 @@ class Blueprint:
         A key's bias adds the same to all scores of a query, and softmax takes it off; not so where positions rotate
         keys, or where more than rows and columns of matrices goes into a key (a norm of its own).
         """
-        known = {"k.bias"} if self.slot("k.bias") is not None and not self.rotary else set[str]()
-        own = any(s.role.startswith(("k_norm", "k.norm")) or ".k_norm" in s.name for s in self.block)
-        return frozenset() if own else frozenset(known)
+        roles = {"k.bias"} if self.slot("k.bias") is not None and not self.rotary else set[str]()
+        has_key_norm = any(s.role.startswith(("k_norm", "k.norm")) or ".k_norm" in s.name for s in self.block)
+        return frozenset() if has_key_norm else frozenset(roles)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
@@ -140,15 +140,15 @@ def blueprint_of(
     """
     numbers = blocks(shapes)
     templates: dict[int, dict[str, tuple[int, ...]]] = {}
-    whole: dict[str, tuple[int, ...]] = {}
+    global_shapes: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes.items():
         number = numbers[name]
         if number is None:
-            whole[name] = shape
+            global_shapes[name] = shape
         else:
             templates.setdefault(number, {})[_template(name, number)] = shape
     if sorted(templates) != list(range(len(templates))) or not templates:
-        raise UnsupportedError(where, "has no numbered blocks; only transformers can be dropped")
+        raise UnsupportedError(where, "has no numbered blocks; only transformers can be shuffled")
     first = templates[0]
     for number, slots in templates.items():
         if slots != first:
@@ -162,10 +162,10 @@ def blueprint_of(
     return Blueprint(
         blocks=len(templates),
         block=block,
-        whole=tuple(Slot(name, _whole_role(name, shape), shape) for name, shape in whole.items()),
+        whole=tuple(Slot(name, _whole_role(name, shape), shape) for name, shape in global_shapes.items()),
         heads=heads,
         groups=groups,
-        rotary=_rotary(config, whole),
+        rotary=_rotary(config, global_shapes),
         before=not _norms_after(block),
         by_head=config.get("model_type") in _BY_HEAD,
         activation=str(_first(config, "hidden_act", "activation_function", "hidden_activation") or "gelu"),
@@ -173,20 +173,20 @@ def blueprint_of(
     )
 
 
-def from_dict(found: Mapping[str, Any], where: object) -> Blueprint:
+def from_dict(fields: Mapping[str, Any], where: object) -> Blueprint:
     """A blueprint from its JSON form.
 
     Raises:
         BadInputError: It is none.
     """
     try:
-        kept = dict(found)
+        arguments = dict(fields)
         for part in ("block", "whole"):
-            kept[part] = tuple(
+            arguments[part] = tuple(
                 Slot(str(s["name"]), str(s["role"]), tuple(int(n) for n in s["shape"]), bool(s["transposed"]))
-                for s in kept[part]
+                for s in arguments[part]
             )
-        made = Blueprint(**kept)
+        made = Blueprint(**arguments)
     except (KeyError, TypeError, ValueError):
         raise BadInputError(where, "is not a blueprint that strati wrote; drop the network again") from None
     if not made.block or made.blocks < 1 or made.heads < 1 or made.groups < 1:
@@ -298,7 +298,7 @@ def _heads(config: Mapping[str, Any], block: Iterable[Slot], where: object) -> t
     return heads, groups if type(groups) is int and groups > 0 else heads
 
 
-def _rotary(config: Mapping[str, Any], whole: Mapping[str, Any]) -> bool:
+def _rotary(config: Mapping[str, Any], global_shapes: Mapping[str, Any]) -> bool:
     if any(
         key in config for key in ("rope_theta", "rope_scaling", "rope_parameters", "rotary_pct", "rotary_dim")
     ):

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.transformer import stream, units, vectors
-from strati.reassembly.transformer.asymmetry import differences, ends_of, signs_of
+from strati.reassembly.transformer import similarity, vectors
 from strati.reassembly.transformer.direction import signs
 from strati.reassembly.transformer.evidence import Expected, standard
-from strati.reassembly.transformer.layout import end_tables, stacks, unit_kinds
+from strati.reassembly.transformer.similarity import end_tables, stacks, unit_kinds
 from strati.reassembly.transformer.timeline import Similarity, coefficients
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ class MeasuredSignals:
         coefficients: Pair of roles, or of features of vectors, to its coefficients.
         signs: Signs of direction, the right way round.
         blocks: Number of blocks.
-        twins: Signs of which of two matrices of one shape is which, the right way round.
     """
 
     shifts: Mapping[str, Mapping[str, float]]
@@ -53,7 +51,6 @@ class MeasuredSignals:
     signs: Mapping[str, float]
     coefficients: Mapping[tuple[str, str], tuple[float, ...]]
     blocks: int
-    twins: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,6 @@ class Prior:
     same: Mapping[str, Expected]
     signs: Mapping[str, Expected]
     coefficients: Mapping[tuple[str, str], tuple[Expected, ...]]
-    twins: Mapping[str, Expected]
 
 
 @cache
@@ -77,31 +73,33 @@ def default_prior() -> Prior:
 def measured() -> dict[str, MeasuredSignals]:
     """What was measured, by name of the network; written by ``strati reproduce dropped-transformer``."""
     text = resources.files("strati.reassembly.transformer").joinpath("measured.json").read_text("utf-8")
-    return {name: from_json(found) for name, found in json.loads(text).items()}
+    return {name: from_json(signals) for name, signals in json.loads(text).items()}
 
 
-def to_json(found: MeasuredSignals) -> dict[str, Any]:
+def to_json(signals: MeasuredSignals) -> dict[str, Any]:
     """Plain values, rounded to four digits."""
-    plain = asdict(found) | {"coefficients": {"-".join(pair): c for pair, c in found.coefficients.items()}}
+    plain = asdict(signals) | {
+        "coefficients": {"-".join(pair): c for pair, c in signals.coefficients.items()}
+    }
 
     def rounded(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: rounded(one) for key, one in value.items()}
+            return {key: rounded(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
-            return [rounded(one) for one in value]
+            return [rounded(entry) for entry in value]
         return float(f"{value:.4g}") if isinstance(value, float) else value
 
     short: dict[str, Any] = rounded(plain)
     return short
 
 
-def from_json(found: Mapping[str, Any]) -> MeasuredSignals:
+def from_json(fields: Mapping[str, Any]) -> MeasuredSignals:
     """The reverse of :func:`to_json`."""
     pairs = {}
-    for name, values in found["coefficients"].items():
+    for name, values in fields["coefficients"].items():
         a, _, b = name.partition("-")
         pairs[a, b] = tuple(values)
-    return MeasuredSignals(**{**found, "coefficients": pairs})
+    return MeasuredSignals(**{**fields, "coefficients": pairs})
 
 
 def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSignals:
@@ -112,23 +110,22 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSig
     }
     stacked = stacks(pieces, numbers)
     shifts: dict[str, dict[str, float]] = {}
-    heads = units.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
-    for a, b in units.PAIRS:
+    heads = similarity.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
+    for a, b in similarity.PAIRS:
         if a in stacked and b in stacked and blueprint.blocks > 1:
-            found = unit_signals(stacked, a, b, blueprint, heads)
-            shifts[f"{a}-{b}"] = {name: _shift(table) for name, table in found.items()}
-    given, more = likeness(stacked, blueprint, heads)
-    same = {"-".join(pair): _shift(table) for pair, table in given.between.items() if pair[0] < pair[1]}
+            pair_signals = unit_signals(stacked, a, b, blueprint, heads)
+            shifts[f"{a}-{b}"] = {name: _shift(table) for name, table in pair_signals.items()}
+    similar, more = likeness(stacked, blueprint, heads)
+    same = {"-".join(pair): _shift(table) for pair, table in similar.between.items() if pair[0] < pair[1]}
     same |= {name: _shift(table) for signals in more.values() for name, table in signals.items()}
-    places = {kind: np.arange(blueprint.blocks) for kind in given.units}
-    whole = {**answer["others"], "embedding": answer["embedding"], "head": answer["head"]}
-    tables = end_tables(pieces, {name: number for name, number in whole.items() if number is not None})
-    ways = signs(stacked, given, tables, blueprint)
+    places = {kind: np.arange(blueprint.blocks) for kind in similar.units}
+    global_numbers = {**answer["others"], "embedding": answer["embedding"], "head": answer["head"]}
+    tables = end_tables(
+        pieces, {name: number for name, number in global_numbers.items() if number is not None}
+    )
+    ways = signs(stacked, similar, tables, blueprint)
     bodies = _alongside(pieces, answer, stacked) if blueprint.blocks > 1 else {}
-    twins = signs_of(differences(stacked, blueprint))
-    if not blueprint.tied and {"embedding", "head"} <= set(tables):
-        twins |= ends_of(tables["embedding"], tables["head"], stacked)
-    return MeasuredSignals(shifts, same, ways, coefficients(given, places) | bodies, blueprint.blocks, twins)
+    return MeasuredSignals(shifts, same, ways, coefficients(similar, places) | bodies, blueprint.blocks)
 
 
 def unit_signals(
@@ -139,12 +136,12 @@ def unit_signals(
     heads: Mapping[str, NDArray[np.float64]],
 ) -> dict[str, NDArray[np.float64]]:
     """All that speaks for two roles' pieces sharing units, in the orders of their stacks."""
-    found = units.signals(
+    signals = similarity.signals(
         stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary
     )
     if f"{a}-{b}" in heads:
-        found["heads"] = heads[f"{a}-{b}"]
-    return found
+        signals["heads"] = heads[f"{a}-{b}"]
+    return signals
 
 
 def likeness(
@@ -158,26 +155,28 @@ def likeness(
     Args:
         stacked: Role to pieces; units in one order in all roles of their kind.
         blueprint: The architecture.
-        heads: As :func:`~strati.reassembly.transformer.units.head_signals` gives them.
+        heads: As :func:`~strati.reassembly.transformer.similarity.head_signals` gives them.
         norms: Role to the weights of the norm before each piece, where known.
     """
-    flat = {role: stream.features(role, stack, (norms or {}).get(role)) for role, stack in stacked.items()}
+    flat = {
+        role: similarity.features(role, stack, (norms or {}).get(role)) for role, stack in stacked.items()
+    }
     kinds = unit_kinds(blueprint)
-    given = Similarity(kinds, stream.similarities(flat), blueprint.blocks)
-    sizes = {role: stream.sizes(role, stack) for role, stack in stacked.items()}
+    similar = Similarity(kinds, similarity.similarities(flat), blueprint.blocks)
+    sizes = {role: similarity.sizes(role, stack) for role, stack in stacked.items()}
     more: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
     names = list(kinds)
-    for i, one in enumerate(names):
-        for two in names[i + 1 :]:
-            found = {
-                f"norms {'-'.join(sorted((a, b)))}": units.correlation(sizes[a], sizes[b])
-                for a in kinds[one]
-                for b in kinds[two]
+    for i, kind_a in enumerate(names):
+        for kind_b in names[i + 1 :]:
+            signals = {
+                f"norms {'-'.join(sorted((a, b)))}": similarity.correlation(sizes[a], sizes[b])
+                for a in kinds[kind_a]
+                for b in kinds[kind_b]
             }
-            for a in kinds[one]:
-                found |= {f"heads {a}-{b}": heads[f"{a}-{b}"] for b in kinds[two] if f"{a}-{b}" in heads}
-            more[one, two] = found
-    return given, more
+            for a in kinds[kind_a]:
+                signals |= {f"heads {a}-{b}": heads[f"{a}-{b}"] for b in kinds[kind_b] if f"{a}-{b}" in heads}
+            more[kind_a, kind_b] = signals
+    return similar, more
 
 
 def _alongside(
@@ -188,34 +187,40 @@ def _alongside(
     if not slots:
         return {}
     rows = {s.role: vectors.read(pieces, s, [block[s.role] for block in answer["vectors"]]) for s in slots}
-    given = vectors.alongside(rows, stacked, pieces.blueprint)
-    return coefficients(given, {kind: np.arange(given.count) for kind in given.units})
+    similar = vectors.alongside(rows, stacked, pieces.blueprint)
+    return coefficients(similar, {kind: np.arange(similar.count) for kind in similar.units})
 
 
 def _shift(table: NDArray[np.float64]) -> float:
     return float(np.diagonal(standard(table)).mean()) / float(np.sqrt(max(len(table) - 1, 1)))
 
 
-def prior_of(found: Iterable[MeasuredSignals]) -> Prior:
+def prior_of(measurements: Iterable[MeasuredSignals]) -> Prior:
     """Mean and spread over several networks; networks of fewer than four blocks show too little to count."""
-    every = [one for one in found if one.blocks >= 4]
-    pairs = sorted({pair for one in every for pair in one.shifts})
-    shifts = {pair: _expected([one.shifts[pair] for one in every if pair in one.shifts]) for pair in pairs}
-    known: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    for one in every:
-        for roles, values in one.coefficients.items():
-            known.setdefault(roles, []).append(values)
-    means = {pair: _coefficients(rows) for pair, rows in known.items()}
-    same, ways = _expected([one.same for one in every]), _expected([one.signs for one in every])
-    return Prior(shifts, same, ways, means, _expected([one.twins for one in every]))
+    every = [network for network in measurements if network.blocks >= 4]
+    pairs = sorted({pair for network in every for pair in network.shifts})
+    shifts = {
+        pair: _expected([network.shifts[pair] for network in every if pair in network.shifts])
+        for pair in pairs
+    }
+    by_pair: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for network in every:
+        for roles, values in network.coefficients.items():
+            by_pair.setdefault(roles, []).append(values)
+    means = {pair: _coefficients(rows) for pair, rows in by_pair.items()}
+    same, ways = (
+        _expected([network.same for network in every]),
+        _expected([network.signs for network in every]),
+    )
+    return Prior(shifts, same, ways, means)
 
 
 def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:
-    found = {}
+    expected = {}
     for name in sorted({name for row in rows for name in row}):
         values = [row[name] for row in rows if name in row]
-        found[name] = Expected(float(np.mean(values)), max(0.1, float(np.std(values))))
-    return found
+        expected[name] = Expected(float(np.mean(values)), max(0.1, float(np.std(values))))
+    return expected
 
 
 def _coefficients(rows: Sequence[Sequence[float]]) -> tuple[Expected, ...]:

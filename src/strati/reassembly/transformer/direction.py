@@ -1,12 +1,7 @@
-r"""Which end of a chain of blocks comes first.
+"""Decide which end of the block order comes first, from several statistics weighted by their log-odds.
 
-Signs of direction are numbers that change sign when the chain is turned round: how similarity with the
-embedding (what is
-written first) and with the head (what is read last) grows along the chain; by how much readers are more alike
-to writers
-before them than after them; how the sizes of matrices grow. What each is worth on networks whose order is
-known, its mean and
-spread, is measured like the other signals; the log-odds of the two directions are their sum, weighed by reliability.
+Readers follow writers, likeness with embedding and head rises or falls, sizes change along the depth; how much each
+sign is worth is measured on networks whose answer is known.
 """
 
 from __future__ import annotations
@@ -17,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.transformer import stream
+from strati.reassembly.transformer import similarity
 from strati.reassembly.transformer.timeline import coefficients
 
 if TYPE_CHECKING:
@@ -36,19 +31,15 @@ _SHARE = 0.25
 
 @dataclass(frozen=True)
 class Direction:
-    """Log-odds that the chain lies as it should (negative: turn it), and the signs that say so most.
-
-    ``lead`` is by how many nats the embedding is not the head, where that is not told.
-    """
+    """Log-odds that the chain lies as it should (negative: turn it), and the signs that say so most."""
 
     log_odds: float
     by: tuple[str, ...]
-    lead: float = float("inf")
 
 
 def signs(
     stacked: Mapping[str, Floats],
-    given: Similarity,
+    similar: Similarity,
     ends: Mapping[str, NDArray[np.float32]],
     blueprint: Blueprint,
 ) -> dict[str, float]:
@@ -56,45 +47,49 @@ def signs(
 
     Args:
         stacked: Role to matrices in the order of the chain.
-        given: Similarities in the same order.
+        similar: Similarities in the same order.
         ends: ``embedding`` and ``head`` as rows by width, where there are any.
         blueprint: The architecture; signs of networks whose norms stand after the blocks are others.
     """
-    found: dict[str, float] = {}
-    count = given.count
+    sign_values: dict[str, float] = {}
+    count = similar.count
     if count < 2:
-        return found
+        return sign_values
     place = np.arange(count) - (count - 1) / 2
-    places = {kind: np.arange(count) for kind in given.units}
-    for (a, b), (_, later, earlier, _) in coefficients(given, places).items():
+    places = {kind: np.arange(count) for kind in similar.units}
+    for (a, b), (_, later, earlier, _) in coefficients(similar, places).items():
         if a != b and count > 2:
-            found[f"{a} before {b}"] = (later - earlier) / (abs(later) + abs(earlier) + 0.02)
-    flat = {role: stream.features(role, stack) for role, stack in stacked.items()}
+            sign_values[f"{a} before {b}"] = (later - earlier) / (abs(later) + abs(earlier) + 0.02)
+    flat = {role: similarity.features(role, stack) for role, stack in stacked.items()}
     for end, table in ends.items():
         if blueprint.tied and end == "embedding":
             continue
-        for role, values in stream.ends(flat, table).items():
-            found[f"{'tied' if blueprint.tied else end} {role}"] = _trend(place, values)
+        for role, values in similarity.ends(flat, table).items():
+            sign_values[f"{'tied' if blueprint.tied else end} {role}"] = _trend(place, values)
     for role, stack in stacked.items():
         size = np.log(np.linalg.norm(stack.reshape(count, -1), axis=1) + 1e-30)
-        found[f"size {role}"] = _trend(place, size)
-    return found if blueprint.before else {f"post-norm {name}": value for name, value in found.items()}
+        sign_values[f"size {role}"] = _trend(place, size)
+    return (
+        sign_values
+        if blueprint.before
+        else {f"post-norm {name}": value for name, value in sign_values.items()}
+    )
 
 
 def direction(
-    found: Mapping[str, float], known: Mapping[str, Expected], more: Mapping[str, float]
+    sign_values: Mapping[str, float], expected: Mapping[str, Expected], more: Mapping[str, float]
 ) -> Direction:
-    """Weigh the signs by what they are worth elsewhere.
+    """Combine the statistics, weighted by their log-odds on other networks.
 
     Args:
-        found: Signs.
-        known: What they are worth.
+        sign_values: Signs.
+        expected: Log-odds of each statistic, measured on other networks.
         more: Other evidence, in nats.
     """
     odds = {
-        name: 2 * value * known[name].mean / (known[name].spread ** 2 + _NOISE)
-        for name, value in found.items()
-        if name in known
+        name: 2 * value * expected[name].mean / (expected[name].spread ** 2 + _NOISE)
+        for name, value in sign_values.items()
+        if name in expected
     }
     odds = {name: _SHARE * value for name, value in odds.items()} | dict(more)
     total = sum(odds.values())

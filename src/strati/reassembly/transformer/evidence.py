@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from strati.reassembly.assignment import assign, balanced
+from strati.core.assignment import assign, balanced
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,9 +68,9 @@ def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.ra
     do not reach
     by four standard deviations scales the evidence.
     """
-    found, shown = _explained(signals, prior)
-    if len(found) == 1:
-        return found
+    nats, explained = _explained(signals, prior)
+    if len(nats) == 1:
+        return nats
     chance = []
     for _ in range(_SHUFFLES):
         mixed = {
@@ -78,8 +78,8 @@ def checked(signals: Mapping[K, Matrix], prior: Mapping[K, Expected], rng: np.ra
         }
         chance.append(_explained(mixed, prior)[1])
     middle, spread = float(np.mean(chance)), float(np.std(chance))
-    beyond = shown - middle - _CHANCE * spread
-    return found * max(0.0, beyond) / max(shown, 1e-9)
+    beyond = explained - middle - _CHANCE * spread
+    return nats * max(0.0, beyond) / max(explained, 1e-9)
 
 
 def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix:
@@ -144,10 +144,10 @@ def _explained(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> tupl
 
 def _estimate(z: Matrix, count: int, weights: Matrix, middle: Matrix, spread: Matrix) -> tuple[Matrix, float]:
     """Expectation-maximisation from given weights: the evidence, and how well it explains the scores."""
-    found = (weights @ z).reshape(count, count)
+    nats = (weights @ z).reshape(count, count)
     objective = -np.inf
     for _ in range(_ROUNDS):
-        scaled = np.exp(np.clip(found - found.max(axis=1, keepdims=True), -60, 0)) + 1e-12
+        scaled = np.exp(np.clip(nats - nats.max(axis=1, keepdims=True), -60, 0)) + 1e-12
         belief = balanced(scaled, 40)
         pair = belief.reshape(-1)
         raw = z @ pair / count
@@ -158,13 +158,13 @@ def _estimate(z: Matrix, count: int, weights: Matrix, middle: Matrix, spread: Ma
         pull = np.diagonal(around) / np.square(spread)
         shift = (count * raw + pull * middle) / (count + pull)
         weights = np.linalg.solve(around, shift)
-        found = (weights @ z - 0.5 * float(shift @ weights)).reshape(count, count)
+        nats = (weights @ z - 0.5 * float(shift @ weights)).reshape(count, count)
         sure = belief[belief > 1e-12]
-        before, objective = objective, float((belief * found).sum() - (sure * np.log(sure)).sum())
+        before, objective = objective, float((belief * nats).sum() - (sure * np.log(sure)).sum())
         objective -= 0.5 * float(np.square((shift - middle) / spread).sum())
         if abs(objective - before) < 1e-6:
             break
-    return found, objective
+    return nats, objective
 
 
 def chain(tables: Mapping[tuple[int, int], Matrix], count: int, parts: int) -> list[Ints]:

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from strati.errors import BadInputError
-from strati.network.open import open as open_network
-from strati.reassembly.assignment import assign
+from strati.core.assignment import assign
+from strati.core.errors import BadInputError
+from strati.core.results import Result
+from strati.io.load import Network
+from strati.io.load import open as open_network
 from strati.reassembly.transformer.blueprint import blueprint_of
-from strati.reassembly.transformer.sources import PieceSource, source_of
-from strati.types import Result
+from strati.reassembly.transformer.shuffle import PieceSource, source_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
     from rich.console import RenderableType
+
+    from strati.core.json_types import CorrespondFields, IdentifyFields
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,14 @@ class Candidate:
 class Identified(Result):
     """The likeliest places of a stray tensor, best first; ``margin`` is the lead of the first over the second."""
 
-    verb: ClassVar[str] = "reassemble"
+    verb: ClassVar[str] = "identify"
 
     piece: str
     candidates: tuple[Candidate, ...]
     margin: float
     sure: bool
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> IdentifyFields:
         """Block and role of the best, and the next ones."""
         best = self.candidates[0]
         return {
@@ -60,59 +63,77 @@ class Identified(Result):
         """One line per candidate."""
         import pandas as pd
 
-        return pd.DataFrame([vars(one) for one in self.candidates])
+        return pd.DataFrame([vars(candidate) for candidate in self.candidates])
 
     def summary(self) -> RenderableType:
-        """The best candidate in a line, the next ones below."""
+        """The place of the piece, its likeness, and the next best places."""
+        from rich.console import Group
         from rich.text import Text
 
-        verdict = "is" if self.sure else "is NOT surely from this network; nearest:"
-        lines = [f"{self.piece} {verdict} {_named(self.candidates[0])}, lead {self.margin:.3f}"]
-        return Text("\n".join(lines + [f"  next {_named(one)}" for one in self.candidates[1:5]]))
+        from strati.core.tables import Column, Table
+
+        best = self.candidates[0]
+        place = best.name if best.block is None else f"{best.role} of block {best.block}"
+        verdict = (
+            f"{self.piece} is {place}."
+            if self.sure
+            else f"{self.piece} is not clearly a layer of this network."
+        )
+        numbers = f"cosine {best.likeness:.3f}, {self.margin:.3f} above the next layer"
+        columns = (
+            Column("layer", keep=True),
+            Column("role"),
+            Column("block", right=True),
+            Column("cosine", right=True),
+        )
+        rows = tuple((c.name, c.role, c.block, f"{c.likeness:.3f}") for c in self.candidates[:5])
+        return Group(Text(verdict), Text(numbers), Table(columns, rows))
 
 
-def identify(piece: str | Path | NDArray[Any], model: object) -> Identified:
+def identify(piece: str | Path | Network | NDArray[Any], model: object) -> Identified:
     """The block and role of a stray matrix or vector of a network, or of another fine-tune of it.
 
     Args:
-        piece: A file with one tensor, or an array.
-        model: The network: whatever :func:`~strati.reassembly.transformer.drop.drop` takes.
+        piece: A file with one tensor, the network opened from it, or an array.
+        model: The network: whatever :func:`~strati.reassembly.transformer.shuffle.drop` takes.
 
     Raises:
         BadInputError: The file holds several tensors, or nothing in the network has its shape.
     """
-    name, values = _one(piece)
+    name, values = _named_tensor(piece)
     source = source_of(model)
     places = _places(source)
     flat = _unit(values)
-    found = []
+    candidates = []
     for tensor, shape in source.shapes.items():
         if tuple(shape) == values.shape:
             role, block = places.get(tensor, (tensor, None))
-            found.append(Candidate(tensor, role, block, float(flat @ _unit(source.read(tensor)))))
-    if not found:
+            candidates.append(Candidate(tensor, role, block, float(flat @ _unit(source.read(tensor)))))
+    if not candidates:
         sides = "x".join(map(str, values.shape))
         raise BadInputError(name, f"no tensor of {source.name} has its shape {sides}")
-    found.sort(key=lambda one: -one.likeness)
-    lead = found[0].likeness - (found[1].likeness if len(found) > 1 else 0.0)
-    # unrelated weights have a cosine of about 1 / sqrt(entries); vectors share their sign and need a clear lead
-    chance = 6 / float(np.sqrt(values.size))
-    return Identified(
-        name, tuple(found[:8]), lead, bool(found[0].likeness > 0.5 or (values.ndim > 1 and lead > chance))
-    )
+    candidates.sort(key=lambda candidate: -candidate.likeness)
+    lead = candidates[0].likeness - (candidates[1].likeness if len(candidates) > 1 else 0.0)
+    # unrelated matrices have a cosine of about 1 / sqrt(entries); norms are all alike: the best must be far nearer
+    likeness = candidates[0].likeness
+    if values.ndim > 1:
+        sure = likeness > 0.5 or lead > 6 / float(np.sqrt(values.size))
+    else:
+        sure = likeness > 0.5 and lead > 1 - likeness
+    return Identified(name, tuple(candidates[:8]), lead, bool(sure))
 
 
 @dataclass(frozen=True)
 class Correspondence(Result):
     """For each block of one checkpoint the block of the other that corresponds, and their likeness."""
 
-    verb: ClassVar[str] = "reassemble"
+    verb: ClassVar[str] = "correspond"
 
     partners: tuple[int, ...]
     likeness: tuple[float, ...]
     margins: tuple[float, ...]
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> CorrespondFields:
         """One entry per block of the first network."""
         rows = zip(self.partners, self.likeness, self.margins, strict=True)
         return {
@@ -128,16 +149,21 @@ class Correspondence(Result):
         return pd.DataFrame(self.payload()["correspond"])
 
     def summary(self) -> RenderableType:
-        """One line per block."""
+        """How many blocks correspond, and one line per block."""
+        from rich.console import Group
         from rich.text import Text
 
-        rows = self.payload()["correspond"]
-        return Text(
-            "\n".join(
-                f"block {r['block']} - block {r['partner']}: likeness {r['likeness']:.3f}, lead {r['margin']:.3f}"
-                for r in rows
-            )
+        from strati.core.tables import Column, Table
+
+        in_order = self.partners == tuple(range(len(self.partners)))
+        verdict = "All blocks correspond in order." if in_order else "The blocks correspond in another order."
+        numbers = (
+            f"least cosine of a pair of blocks {min(self.likeness):.3f}, least lead {min(self.margins):.3f}"
         )
+        columns = tuple(Column(name, right=True) for name in ("block", "partner", "cosine", "lead"))
+        table = zip(self.partners, self.likeness, self.margins, strict=True)
+        rows = tuple((k, p, f"{s:.3f}", f"{m:.3f}") for k, (p, s, m) in enumerate(table))
+        return Group(Text(verdict), Text(numbers), Table(columns, rows))
 
 
 def correspond(first: object, second: object) -> Correspondence:
@@ -163,39 +189,34 @@ def correspond(first: object, second: object) -> Correspondence:
     square = np.full((most, most), -1.0)
     square[: len(table), : table.shape[1]] = table
     partners = assign(square)[: len(table)]
-    rest = table.copy()
+    others = table.copy()
     inside = [k for k, p in enumerate(partners) if p < table.shape[1]]
     best = np.array([table[k, partners[k]] for k in inside])
     for k in inside:
-        rest[k, partners[k]] = -np.inf
-    leads = best - rest[inside].max(axis=1) if table.shape[1] > 1 else best
+        others[k, partners[k]] = -np.inf
+    leads = best - others[inside].max(axis=1) if table.shape[1] > 1 else best
     return Correspondence(
         tuple(int(partners[k]) for k in inside), tuple(best.tolist()), tuple(leads.tolist())
     )
 
 
-def _one(piece: str | Path | NDArray[Any]) -> tuple[str, NDArray[Any]]:
-    if isinstance(piece, str | Path):
-        network = open_network(piece)
-        if len(network.tensors) != 1:
-            raise BadInputError(piece, f"holds {len(network.tensors)} tensors; a piece is one")
-        return Path(piece).name, np.asarray(network.read(network.tensors[0].name))
-    return "piece", np.asarray(piece)
+def _named_tensor(piece: str | Path | Network | NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    network = open_network(piece) if isinstance(piece, str | Path) else piece
+    if not isinstance(network, Network):
+        return "piece", np.asarray(network)
+    if len(network.tensors) != 1:
+        raise BadInputError(network.path, f"holds {len(network.tensors)} tensors; a piece is one")
+    return network.path.name, np.asarray(network.read(network.tensors[0].name))
 
 
 def _places(source: PieceSource) -> dict[str, tuple[str, int | None]]:
     plan = blueprint_of(source.shapes, source.config, where=source.name)
-    found: dict[str, tuple[str, int | None]] = {
+    places: dict[str, tuple[str, int | None]] = {
         slot.name.format(k): (slot.role, k) for slot in plan.block for k in range(plan.blocks)
     }
-    return found | {slot.name: (slot.role, None) for slot in plan.whole}
+    return places | {slot.name: (slot.role, None) for slot in plan.whole}
 
 
 def _unit(values: NDArray[Any]) -> NDArray[np.float64]:
     flat = np.asarray(values, dtype=np.float64).reshape(-1)
     return np.asarray(flat / max(float(np.linalg.norm(flat)), 1e-300))
-
-
-def _named(one: Candidate) -> str:
-    where = "" if one.block is None else f"block {one.block} "
-    return f"{where}{one.role} ({one.name}), likeness {one.likeness:.3f}"

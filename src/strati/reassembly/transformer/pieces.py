@@ -1,8 +1,7 @@
 """The pieces of a transformer: numbered tensors, read from a folder, with its ``config.json``; and how they are cut.
 
-A piece's file holds one tensor; the tensor's name is its role where roles are told, ``piece`` where they are
-not. Whatever
-is wrong with the set (missing, twice, of another network, not finite) is said here, before any work is done.
+A piece's file holds one tensor, whose name is its role. A tensor named otherwise gets the role that its shape allows,
+if that is one. Whatever is wrong with the set (missing, twice, of another network, not finite) is reported here.
 """
 
 from __future__ import annotations
@@ -17,18 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError
-from strati.network.open import open as open_network
-from strati.reassembly.pieces import numbered
+from strati.core.errors import BadInputError
+from strati.io.load import open as open_network
+from strati.reassembly.residual.pieces import numbered
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, from_config, from_dict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ENDINGS = (".safetensors", ".npz", ".pt", ".pth")
-
-UNTOLD = "piece"
-"""The tensor's name in a file that does not tell the role."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class TransformerPieces:
 
     Attributes:
         arrays: Piece number to tensor.
-        told: Piece number to role, where it is told.
+        roles: Piece number to role.
         config: ``config.json``.
         blueprint: The architecture.
         where: What errors are about.
@@ -45,7 +41,7 @@ class TransformerPieces:
     """
 
     arrays: Mapping[int, NDArray[Any]]
-    told: Mapping[int, str]
+    roles: Mapping[int, str]
     config: Mapping[str, Any]
     blueprint: Blueprint
     where: object = "pieces"
@@ -53,8 +49,11 @@ class TransformerPieces:
 
     @cached_property
     def candidates(self) -> dict[str, tuple[int, ...]]:
-        """Role to the pieces that may have it: those told so, or those of its shape."""
-        return _candidates(self)
+        """Role to its pieces, one per block (or one), in the order of their numbers."""
+        by_role: dict[str, list[int]] = {}
+        for number, role in sorted(self.roles.items()):
+            by_role.setdefault(role, []).append(number)
+        return {role: tuple(numbers) for role, numbers in by_role.items()}
 
 
 def is_transformer(folder: Path) -> bool:
@@ -63,7 +62,7 @@ def is_transformer(folder: Path) -> bool:
 
 
 def read_transformer(folder: str | Path) -> TransformerPieces:
-    """Read the pieces of a dropped transformer.
+    """Read the pieces of a shuffled transformer.
 
     Raises:
         BadInputError: A piece is missing, there twice, not one tensor, or not finite; or ``config.json`` is broken.
@@ -71,23 +70,34 @@ def read_transformer(folder: str | Path) -> TransformerPieces:
     place = Path(folder)
     config = _json(place / "config.json")
     arrays: dict[int, NDArray[Any]] = {}
-    told: dict[int, str] = {}
+    names: dict[int, str] = {}
     for number, file in numbered(place, _ENDINGS):
         network = open_network(file)
         if len(network.tensors) != 1:
             raise BadInputError(
                 file, f"holds {len(network.tensors)} tensors; a piece of a transformer is one"
             )
-        name = network.tensors[0].name
-        arrays[number] = network.read(name)
-        if name != UNTOLD:
-            told[number] = name
+        names[number] = network.tensors[0].name
+        arrays[number] = network.read(names[number])
         _check_finite(file, arrays[number])
     plan = place / "blueprint.json"
     blueprint = from_dict(_json(plan), plan) if plan.is_file() else from_config(config, place)
-    found = TransformerPieces(arrays, told, config, blueprint, place, place)
-    check(found)
-    return found
+    roles = {number: _role(arrays[number], name, blueprint, number, place) for number, name in names.items()}
+    pieces = TransformerPieces(arrays, roles, config, blueprint, place, place)
+    check(pieces)
+    return pieces
+
+
+def _role(values: NDArray[Any], name: str, blueprint: Blueprint, number: int, where: object) -> str:
+    """The tensor's name if it is a role, else the only role of its shape."""
+    slots = (*blueprint.block, *blueprint.whole)
+    if any(slot.role == name for slot in slots):
+        return name
+    fitting = sorted({slot.role for slot in slots if tuple(slot.shape) == tuple(values.shape)})
+    if len(fitting) > 1:
+        listed = ", ".join(fitting[:4])
+        raise BadInputError(where, f"piece {number} does not give its role, and its shape fits {listed}")
+    return fitting[0] if fitting else name
 
 
 def check(pieces: TransformerPieces) -> None:
@@ -103,17 +113,19 @@ def check(pieces: TransformerPieces) -> None:
     have = Counter(tuple(values.shape) for values in pieces.arrays.values())
     if have != want:
         raise BadInputError(pieces.where, _why_not(pieces, want, have))
-    known = {slot.role for slot in (*blueprint.block, *blueprint.whole)}
-    for number, role in pieces.told.items():
-        if role not in known:
+    slots = {slot.role: slot for slot in (*blueprint.block, *blueprint.whole)}
+    for number, role in pieces.roles.items():
+        if role not in slots:
             raise BadInputError(
                 pieces.where, f"piece {number} is a {role!r}, which config.json's network does not have"
             )
+        if tuple(pieces.arrays[number].shape) != tuple(slots[role].shape):
+            raise BadInputError(pieces.where, f"piece {number} has not the shape of a {role!r}")
     for slot in blueprint.block:
-        told = [n for n, role in pieces.told.items() if role == slot.role]
-        if told and len(told) != blueprint.blocks:
+        count = len(pieces.candidates.get(slot.role, ()))
+        if count != blueprint.blocks:
             raise BadInputError(
-                pieces.where, f"{len(told)} pieces are {slot.role}, the network has {blueprint.blocks} blocks"
+                pieces.where, f"{count} pieces are {slot.role}, the network has {blueprint.blocks} blocks"
             )
 
 
@@ -136,25 +148,13 @@ def _why_not(
 
 
 def _twin(pieces: TransformerPieces) -> tuple[int, int] | None:
-    seen: dict[bytes, int] = {}
+    first_number: dict[bytes, int] = {}
     for number, values in sorted(pieces.arrays.items()):
         key = str(values.shape).encode() + np.ascontiguousarray(values).tobytes()
-        if key in seen:
-            return seen[key], number
-        seen[key] = number
+        if key in first_number:
+            return first_number[key], number
+        first_number[key] = number
     return None
-
-
-def _candidates(pieces: TransformerPieces) -> dict[str, tuple[int, ...]]:
-    by_shape: dict[tuple[int, ...], list[int]] = {}
-    for number, values in sorted(pieces.arrays.items()):
-        by_shape.setdefault(tuple(values.shape), []).append(number)
-    found = {}
-    for slot in (*pieces.blueprint.block, *pieces.blueprint.whole):
-        told = tuple(n for n in by_shape[tuple(slot.shape)] if pieces.told.get(n) == slot.role)
-        open_ = tuple(n for n in by_shape[tuple(slot.shape)] if n not in pieces.told)
-        found[slot.role] = told or open_
-    return found
 
 
 def canonical(values: NDArray[Any], slot: Slot, blueprint: Blueprint) -> dict[str, NDArray[Any]]:
@@ -211,9 +211,9 @@ def _check_finite(what: object, values: NDArray[Any]) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise BadInputError(path, f"cannot be read as JSON ({type(error).__name__})") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise BadInputError(path, "is not a JSON object")
-    return found
+    return content

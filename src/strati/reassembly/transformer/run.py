@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError, require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -125,27 +125,14 @@ class Runner:
     def parameters(self, block: int, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """The parameters of a block that hold given values: name to parameter; equal ones by the nearest name."""
         left = dict(self.layers[block].named_parameters())
-        found = {}
+        by_name = {}
         for name, array in values.items():
             equal = [k for k, p in left.items() if np.array_equal(p.detach().numpy(), array)]
             if not equal:
                 raise BadInputError(name, "is not in the network that transformers builds from config.json")
             best = max(equal, key=lambda k: difflib.SequenceMatcher(None, k, name).ratio())
-            found[name] = left.pop(best)
-        return found
-
-    def outside(self, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """The parameters outside of the blocks that hold given values, as :meth:`parameters` finds them."""
-        inside = {id(p) for layer in self.layers for p in layer.parameters()}
-        left = {name: p for name, p in self.model.named_parameters() if id(p) not in inside}
-        found = {}
-        for name, array in values.items():
-            equal = [k for k, p in left.items() if np.array_equal(p.detach().numpy(), array)]
-            if equal:
-                found[name] = left.pop(
-                    max(equal, key=lambda k: difflib.SequenceMatcher(None, k, name).ratio())
-                )
-        return found
+            by_name[name] = left.pop(best)
+        return by_name
 
     def output(self, start: int = 0) -> Any:
         """The network's output; blocks before ``start`` are not run again."""
@@ -157,29 +144,29 @@ class Runner:
         setattr(self.owner, self.attribute, stack)
         try:
             with torch.no_grad():
-                found = self.model(**self.inputs)
+                output = self.model(**self.inputs)
         finally:
             setattr(self.owner, self.attribute, torch.nn.ModuleList(self.layers))
-        return _tensor(found)
+        return _tensor(output)
 
     def keep(self) -> Any:
         """Run all of it and keep what enters each block."""
-        kept: list[Any] = []
+        streams: list[Any] = []
         hooks = [
             layer.register_forward_pre_hook(
-                lambda _, args, kwargs: kept.append(_first(args, kwargs)), with_kwargs=True
+                lambda _, args, kwargs: streams.append(_first(args, kwargs)), with_kwargs=True
             )
             for layer in self.layers
         ]
         returned: list[Any] = []
         hooks.append(self.layers[0].register_forward_hook(lambda _m, _a, out: returned.append(out)))
         self.kept = []
-        found = self.output()
+        output = self.output()
         for hook in hooks:
             hook.remove()
         tuples = isinstance(returned[0], tuple)
-        self.kept = [(stream,) if tuples else stream for stream in kept]
-        return found
+        self.kept = [(stream,) if tuples else stream for stream in streams]
+        return output
 
 
 def _stack(model: Any, blocks: int) -> tuple[Any, str]:
@@ -197,12 +184,12 @@ def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _tensor(found: Any) -> Any:
+def _tensor(output: Any) -> Any:
     for name in ("logits", "last_hidden_state"):
-        value = getattr(found, name, None)
+        value = getattr(output, name, None)
         if value is not None:
             return value
-    return found[0] if isinstance(found, tuple) else found
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _Kept(value: Any) -> Any:  # noqa: N802 - makes a module, and torch is not imported before it is needed

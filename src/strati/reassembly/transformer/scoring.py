@@ -67,7 +67,7 @@ def score(
     """
     same = _kinds(arrays)
     parts = ((blocks, "blocks"), (vectors, "vectors"))
-    right = [_right(found, answer[part], same, unfixed) for found, part in parts]
+    right = [_right(placed, answer[part], same, unfixed) for placed, part in parts]
     place = {same[n]: k for k, block in enumerate(answer["blocks"]) for n in block.values()}
     of_block = [[place.get(same[n], -1) for n in block.values()] for block in blocks]
     pairs = sum(sum(p == row[0] for p in row) for row in of_block)
@@ -77,7 +77,7 @@ def score(
 
 
 def _right(
-    found: Sequence[Mapping[str, int]],
+    placed: Sequence[Mapping[str, int]],
     truth: Sequence[Mapping[str, int]],
     same: Mapping[int, int],
     unfixed: Collection[str],
@@ -85,7 +85,7 @@ def _right(
     pools = {role: {same[block[role]] for block in truth if role in block} for role in unfixed}
     right = [
         same[mine[role]] in pools[role] if role in unfixed else same[mine[role]] == same[theirs[role]]
-        for mine, theirs in zip(found, truth, strict=True)
+        for mine, theirs in zip(placed, truth, strict=True)
         for role in theirs
     ]
     return sum(right), len(right)
@@ -93,13 +93,13 @@ def _right(
 
 def _kinds(arrays: Mapping[int, NDArray[Any]]) -> dict[int, int]:
     """Each piece's number, or that of the first piece that equals it."""
-    seen: dict[tuple[Any, ...], int] = {}
-    found = {}
+    first_number: dict[tuple[Any, ...], int] = {}
+    kinds = {}
     for number, values in sorted(arrays.items()):
         # matrices never coincide by chance; hashing vectors alone keeps this cheap
         key = (values.shape, values.tobytes()) if values.size <= 1 << 16 else (number,)
-        found[number] = seen.setdefault(key, number)
-    return found
+        kinds[number] = first_number.setdefault(key, number)
+    return kinds
 
 
 def _kendall(order: Sequence[float]) -> float:

@@ -15,12 +15,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.transformer.arrange import beside
-from strati.reassembly.transformer.certainty import climb, place_margins
+from strati.reassembly.transformer.arrange import initial_placement
 from strati.reassembly.transformer.pieces import canonical
-from strati.reassembly.transformer.stream import READERS
-from strati.reassembly.transformer.timeline import DEPTH, Coefficients, Similarity, Timeline, reordered
-from strati.reassembly.transformer.units import correlation, levelled
+from strati.reassembly.transformer.similarity import READERS, correlation, levelled
+from strati.reassembly.transformer.timeline import (
+    DEPTH,
+    Coefficients,
+    Similarity,
+    Timeline,
+    climb,
+    place_margins,
+    reordered,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,7 +61,7 @@ def place_vectors(
     pieces: TransformerPieces,
     candidates: Mapping[str, Sequence[int]],
     stacked: Mapping[str, Floats],
-    known: Coefficients,
+    prior: Coefficients,
     fixed: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[dict[str, PlacedVector], float]:
     """Assign the vectors of every role to the blocks; and how likely all of it is, up to a constant.
@@ -64,31 +70,31 @@ def place_vectors(
         pieces: All pieces.
         candidates: Vector role to its pieces, one per block, in any order.
         stacked: Role to matrices, in network order.
-        known: Pair of features to the coefficients to be expected.
+        prior: Pair of features to the coefficients to be expected.
         fixed: Vector role to its pieces in network order, where that is known.
     """
     blueprint = pieces.blueprint
     count = blueprint.blocks
-    found = {
+    placed = {
         role: PlacedVector(tuple(numbers), (float("inf"),) * count) for role, numbers in (fixed or {}).items()
     }
-    slots = [slot for slot in blueprint.block if not slot.matrix and slot.role not in found]
+    slots = [slot for slot in blueprint.block if not slot.matrix and slot.role not in placed]
     if not slots:
-        return found, 0.0
+        return placed, 0.0
     values = {slot.role: read(pieces, slot, candidates[slot.role]) for slot in slots}
-    given = alongside(values, stacked, blueprint)
-    free = [kind for kind in given.units if kind != MATRICES]
-    line = Timeline(given, known)
-    places = climb(line, beside(line, MATRICES), free)
+    similar = alongside(values, stacked, blueprint)
+    free = [kind for kind in similar.units if kind != MATRICES]
+    line = Timeline(similar, prior)
+    places = climb(line, initial_placement(line, MATRICES), free)
     orders = {kind: np.argsort(at) for kind, at in places.items()}
-    held = place_margins(Timeline(reordered(given, orders), known), free) if count > 1 else {}
-    found |= {
+    held = place_margins(Timeline(reordered(similar, orders), prior), free) if count > 1 else {}
+    placed |= {
         kind: PlacedVector(
             tuple(candidates[kind][k] for k in orders[kind]), held.get(kind, (float("inf"),) * count)
         )
         for kind in free
     }
-    return found, line.log_likelihood(places)
+    return placed, line.log_likelihood(places)
 
 
 def read(pieces: TransformerPieces, slot: Slot, numbers: Sequence[int]) -> dict[str, Matrix]:
@@ -120,7 +126,7 @@ def alongside(
         between[a, b], between[b, a] = table, table.T
 
     for slot, parts in values.items():
-        own: list[str] = []
+        names: list[str] = []
         for role, rows in parts.items():
             size = np.sqrt(np.square(rows).mean(axis=1))
             features |= features_of(role, rows)
@@ -134,25 +140,25 @@ def alongside(
                 feature = role if name.startswith("sum") else f"log {role}"
                 put(feature, name, correlation(features[feature], reference))
                 followed.add(name)
-            own += [role, f"log {role}", f"size {role}"]
-        units[slot] = tuple(own)
-    for one, two in _akin([role for parts in values.values() for role in parts]):
-        if features[one].shape == features[two].shape:
-            put(one, two, correlation(features[one], features[two]))
+            names += [role, f"log {role}", f"size {role}"]
+        units[slot] = tuple(names)
+    for feature_a, feature_b in _akin([role for parts in values.values() for role in parts]):
+        if features[feature_a].shape == features[feature_b].shape:
+            put(feature_a, feature_b, correlation(features[feature_a], features[feature_b]))
     units[MATRICES] = tuple(sorted(followed))
     # norms of the first and the last blocks may be alike again
     near = frozenset(name for name in features if name.endswith("weight"))
-    found = Similarity(units, between, count, near=near)
-    return found if blueprint.before else _renamed(found)
+    similar = Similarity(units, between, count, near=near)
+    return similar if blueprint.before else _renamed(similar)
 
 
-def _renamed(given: Similarity) -> Similarity:
+def _renamed(similar: Similarity) -> Similarity:
     """Features of a network whose norms stand after the blocks under other names: they follow other rules."""
     return Similarity(
-        {kind: tuple(POST + role for role in roles) for kind, roles in given.units.items()},
-        {(POST + a, POST + b): table for (a, b), table in given.between.items()},
-        given.count,
-        near=frozenset(POST + role for role in given.near),
+        {kind: tuple(POST + role for role in roles) for kind, roles in similar.units.items()},
+        {(POST + a, POST + b): table for (a, b), table in similar.between.items()},
+        similar.count,
+        near=frozenset(POST + role for role in similar.near),
     )
 
 
@@ -180,25 +186,25 @@ def _akin(roles: Sequence[str]) -> list[tuple[str, str]]:
 def references(role: str, size: int, stacked: Mapping[str, Floats]) -> dict[str, Matrix]:
     """What a vector of this role may follow, places by entries, by name."""
     base, _, kind = role.partition(".")
-    found: dict[str, Matrix] = {}
+    by_name: dict[str, Matrix] = {}
     if base in stacked and kind and base not in ("out", "down"):  # a bias over hidden units
-        found[f"rows {base}"] = _around(levelled(np.log(_norms(stacked[base], 2))))
-        found[f"sum {base}"] = _around(stacked[base].sum(axis=2).astype(np.float64))
+        by_name[f"rows {base}"] = _around(levelled(np.log(_norms(stacked[base], 2))))
+        by_name[f"sum {base}"] = _around(stacked[base].sum(axis=2).astype(np.float64))
         for partner in _PARTNERS[base]:
             if partner in stacked:
                 axis = 1 if partner in ("out", "down") else 2
                 table = levelled(np.log(_norms(stacked[partner], axis)))
                 if table.shape[1] == size:
-                    found[f"units {partner}"] = _around(table)
-        return found
+                    by_name[f"units {partner}"] = _around(table)
+        return by_name
     for other, stack in stacked.items():  # a vector over the stream
         reads = other in READERS
         table = levelled(np.log(_norms(stack, 1 if reads else 2)))
         if table.shape[1] == size:
-            found[f"stream {other}"] = _around(table)
+            by_name[f"stream {other}"] = _around(table)
         if not reads and other == base:
-            found[f"sum {other}"] = _around(stack.sum(axis=2).astype(np.float64))
-    return found
+            by_name[f"sum {other}"] = _around(stack.sum(axis=2).astype(np.float64))
+    return by_name
 
 
 def _around(rows: Matrix) -> Matrix:

@@ -1,10 +1,10 @@
 """With data: does the rebuilt network predict them, and does any move make it better?
 
-The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for
-any network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.mend`), then
-single moves are tried (:mod:`~strati.reassembly.transformer.judge`): on as few rows and tokens as fix the moves, where
-a run takes a fraction of the time, then on all of them. Where the outputs are not reached in the end, matrices are left
-where the weights put them unless the data explain the change nearly in full.
+The loss is that of the next token for a decoder; with given outputs it is the mean squared error to them, for any
+network. Given outputs are first regressed on all moves at once (:mod:`~strati.reassembly.transformer.refine`), then
+single moves are tried (:mod:`~strati.reassembly.transformer.output_loss`): on as few rows and tokens as fix the
+moves, where a run takes a fraction of the time, then on all of them. Where the outputs are not reached in the end,
+matrices are left where the weights put them unless the data explain the change nearly in full.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError
-from strati.reassembly.transformer.judge import Judge
-from strati.reassembly.transformer.mend import mend
-from strati.reassembly.transformer.moves import reversal
+from strati.core.errors import BadInputError
+from strati.core.results import Flag, Tick, silent
+from strati.reassembly.transformer.output_loss import OutputLoss, reversal
+from strati.reassembly.transformer.refine import refine_with_outputs
 from strati.reassembly.transformer.run import Runner, network
-from strati.types import Flag, Tick, silent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.config import ReassembleConfig
+    from strati.reassembly.residual.config import ReassembleConfig
     from strati.reassembly.transformer.result import TransformerReassembly
 
 _NOT_CAUSAL = ("bert", "roberta", "distilbert")
@@ -44,159 +43,158 @@ _ROWS, _TOKENS = 2, 12
 
 
 def verified(
-    found: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig, *, tick: Tick = silent
+    answer: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig, *, tick: Tick = silent
 ) -> TransformerReassembly:
     """Check the answer with data, and repair it while single moves lower the loss.
 
     Raises:
         BadInputError: The data do not fit the network, or say nothing (no outputs, and no decoder's next token).
     """
-    inputs, wanted = _inputs(found, data, outputs, config)
-    pieces = found.pieces
-    model = network(pieces.config, found.tensors(), pieces.where)
+    inputs, targets = _inputs(answer, data, outputs, config)
+    pieces = answer.pieces
+    model = network(pieces.config, answer.tensors(), pieces.where)
     runner = Runner(model, pieces.blueprint, inputs)
-    judge = Judge(runner, found, wanted, config.seconds)
-    if wanted is None and not any(flag.code == "direction-uncertain" for flag in found.warnings):
+    output_loss = OutputLoss(runner, answer, targets, config.seconds)
+    if targets is None and not any(flag.code == "direction-uncertain" for flag in answer.warnings):
         # some hundred tokens do not outweigh what the weights place surely
-        judge.held = {n for block in found.blocks for n in block.values()} - set(found.uncertain)
+        output_loss.held = {n for block in answer.blocks for n in block.values()} - set(answer.uncertain)
     began = time.monotonic()
 
     def late(share: float = 1.0) -> bool:
         return time.monotonic() - began > share * config.seconds
 
     causal = pieces.config.get("model_type") not in _NOT_CAUSAL
-    ended = _repaired(judge, set(found.uncertain), late, causal, tick)
-    warnings = tuple(flag for flag in found.warnings if flag.code != "direction-uncertain")
+    ended = _repaired(output_loss, set(answer.uncertain), late, causal, tick)
+    warnings = tuple(flag for flag in answer.warnings if flag.code != "direction-uncertain")
     if not ended:
         warnings += (
             Flag("time", "stopped at the time limit: another move may lower the loss; give it more time"),
         )
-    elif judge.exact is not True:
+    elif output_loss.exact is not True:
         warnings += (
             Flag("local", "no single move lowers the loss; the order is the best found with these data"),
         )
-    blocks, vectors, whole = judge.answer()
+    blocks, vectors = output_loss.answer()
     uncertain: tuple[int, ...] = ()
-    if judge.exact is not True:
+    if output_loss.exact is not True:
         held = {
             n
-            for old, new in zip(found.blocks, blocks, strict=True)
+            for old, new in zip(answer.blocks, blocks, strict=True)
             for role, n in old.items()
             if n == new[role]
         }
-        moved = {n for block in found.blocks for n in block.values()} - held
-        doubted = set(found.uncertain) | moved
-        uncertain = tuple(sorted(doubted - judge.settled() if judge.wanted is None else doubted))
+        moved = {n for block in answer.blocks for n in block.values()} - held
+        doubted = set(answer.uncertain) | moved
+        uncertain = tuple(sorted(doubted - output_loss.settled() if output_loss.targets is None else doubted))
     return replace(
-        found,
+        answer,
         blocks=blocks,
         vectors=vectors,
-        embedding=whole.get("embedding", found.embedding),
-        head=whole.get("head", found.head),
-        others={name: whole.get(name, number) for name, number in found.others.items()},
-        loss=judge.loss,
-        exact=judge.exact,
+        loss=output_loss.loss,
+        exact=output_loss.exact,
         warnings=warnings,
         uncertain=uncertain,
     )
 
 
-def answers(found: TransformerReassembly, data: Any, config: ReassembleConfig) -> NDArray[np.float64]:
+def answers(answer: TransformerReassembly, data: Any, config: ReassembleConfig) -> NDArray[np.float64]:
     """What the network answers with its pieces where ``found`` has them: outputs to record, or to compare.
 
     Raises:
         BadInputError: The data do not fit the network.
     """
-    inputs = _module_inputs(found, np.asarray(data), config)
-    pieces = found.pieces
-    model = network(pieces.config, found.tensors(), pieces.where)
+    inputs = _module_inputs(answer, np.asarray(data), config)
+    pieces = answer.pieces
+    model = network(pieces.config, answer.tensors(), pieces.where)
     return np.asarray(Runner(model, pieces.blueprint, inputs).output().double().numpy())
 
 
-def _repaired(judge: Judge, doubtful: set[int], late: Callable[..., bool], causal: bool, tick: Tick) -> bool:
+def _repaired(
+    output_loss: OutputLoss, doubtful: set[int], late: Callable[..., bool], causal: bool, tick: Tick
+) -> bool:
     """Repair; ``False`` if the time was over first."""
-    first = dict(judge.numbers)
-    before = judge.loss
-    if judge.wanted is None:
-        return judge.repair(late, tick)
-    inputs, wanted = judge.runner.inputs, judge.wanted
-    judge.take_best(reversal(judge.blueprint), False, late)
-    few = _fewer(inputs, wanted, causal)
+    first = dict(output_loss.numbers)
+    before = output_loss.loss
+    if output_loss.targets is None:
+        return output_loss.repair(late, tick)
+    inputs, targets = output_loss.runner.inputs, output_loss.targets
+    output_loss.take_best(reversal(output_loss.blueprint), False, late)
+    few = _fewer(inputs, targets, causal)
     if few is not None:
-        judge.look_at(*few)
+        output_loss.look_at(*few)
         half = partial(late, 0.5)
-        mend(judge, doubtful, half)
-        judge.repair(half, tick)
-        judge.look_at(inputs, wanted)
-        tick(f"on {few[1].shape[0]} rows, loss {judge.loss:.4g}")
-        if judge.exact:
+        refine_with_outputs(output_loss, doubtful, half)
+        output_loss.repair(half, tick)
+        output_loss.look_at(inputs, targets)
+        tick(f"on {few[1].shape[0]} rows, loss {output_loss.loss:.4g}")
+        if output_loss.exact:
             return True
-    mend(judge, doubtful, late)
-    tick(f"regressed, loss {judge.loss:.4g}")
-    ended = judge.repair(late, tick)
-    if judge.exact is not True and judge.loss > _EXPLAINED * before:
-        judge.restore(first)
-        ended = judge.repair(late, tick, matrices=False) and ended
+    refine_with_outputs(output_loss, doubtful, late)
+    tick(f"regressed, loss {output_loss.loss:.4g}")
+    ended = output_loss.repair(late, tick)
+    if output_loss.exact is not True and output_loss.loss > _EXPLAINED * before:
+        output_loss.restore(first)
+        ended = output_loss.repair(late, tick, matrices=False) and ended
     return ended
 
 
 def _fewer(
-    inputs: dict[str, Any], wanted: NDArray[Any], causal: bool
+    inputs: dict[str, Any], targets: NDArray[Any], causal: bool
 ) -> tuple[dict[str, Any], NDArray[Any]] | None:
     """The first rows, and of a decoder their first tokens, that have numbers enough; ``None`` if that is most of them.
 
     What a decoder answers to the first tokens does not depend on those that follow.
     """
-    if wanted.size < 2 * _ENOUGH:
+    if targets.size < 2 * _ENOUGH:
         return None
-    rows, tokens = len(wanted), None
-    per_row = wanted.size // rows
+    rows, tokens = len(targets), None
+    per_row = targets.size // rows
     ids = inputs.get("input_ids")
-    if causal and ids is not None and wanted.ndim == 3 and wanted.shape[:2] == tuple(ids.shape):
-        tokens = min(wanted.shape[1], max(_TOKENS, -(-_ENOUGH // (_ROWS * wanted.shape[2]))))
-        per_row = tokens * wanted.shape[2]
+    if causal and ids is not None and targets.ndim == 3 and targets.shape[:2] == tuple(ids.shape):
+        tokens = min(targets.shape[1], max(_TOKENS, -(-_ENOUGH // (_ROWS * targets.shape[2]))))
+        per_row = tokens * targets.shape[2]
     rows = min(rows, max(_ROWS if tokens else 1, -(-_ENOUGH // per_row)))
-    if 2 * rows * per_row > wanted.size:
+    if 2 * rows * per_row > targets.size:
         return None
     cut = (slice(rows), slice(tokens)) if tokens else (slice(rows),)
-    return {k: v if isinstance(v, bool) else v[cut] for k, v in inputs.items()}, wanted[cut]
+    return {k: v if isinstance(v, bool) else v[cut] for k, v in inputs.items()}, targets[cut]
 
 
 def _inputs(
-    found: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig
+    answer: TransformerReassembly, data: Any, outputs: Any, config: ReassembleConfig
 ) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """What the module is called with, and the outputs to agree with."""
-    where = found.pieces.where
+    where = answer.pieces.where
     if isinstance(data, str | Path):
-        data, outputs = _read(found, Path(data), outputs, config)
+        data, outputs = _read(answer, Path(data), outputs, config)
     array = np.asarray(data.detach().cpu().numpy() if hasattr(data, "detach") else data)
-    wanted = (
+    targets = (
         None
         if outputs is None
         else np.asarray(outputs.detach().cpu() if hasattr(outputs, "detach") else outputs)
     )
-    kind = found.pieces.config.get("model_type")
-    inputs = _module_inputs(found, array, config)
-    if "pixel_values" in inputs and wanted is not None:
-        wanted = wanted[: config.tokens]
+    kind = answer.pieces.config.get("model_type")
+    inputs = _module_inputs(answer, array, config)
+    if "pixel_values" in inputs and targets is not None:
+        targets = targets[: config.tokens]
     causal = array.dtype.kind in "iu" and kind not in _NOT_CAUSAL
-    if wanted is None and not causal:
+    if targets is None and not causal:
         raise BadInputError(
             where, "this network predicts no next token: give the outputs it recorded with the data"
         )
     rows = len(next(iter(inputs.values())))
-    if wanted is not None and len(wanted) != rows:
-        raise BadInputError("data", f"{rows} rows of inputs and {len(wanted)} of outputs")
-    return inputs, wanted
+    if targets is not None and len(targets) != rows:
+        raise BadInputError("data", f"{rows} rows of inputs and {len(targets)} of outputs")
+    return inputs, targets
 
 
 def _module_inputs(
-    found: TransformerReassembly, array: NDArray[Any], config: ReassembleConfig
+    answer: TransformerReassembly, array: NDArray[Any], config: ReassembleConfig
 ) -> dict[str, Any]:
     """Token ids, features or images as the module takes them."""
     import torch
 
-    settings = found.pieces.config
+    settings = answer.pieces.config
     kind = settings.get("model_type")
     if array.dtype.kind not in "iu":
         if kind == "whisper":
@@ -219,14 +217,14 @@ def _module_inputs(
 
 
 def _read(
-    found: TransformerReassembly, path: Path, outputs: Any, config: ReassembleConfig
+    answer: TransformerReassembly, path: Path, outputs: Any, config: ReassembleConfig
 ) -> tuple[Any, Any]:
     """Token ids of a text through the tokenizer beside the pieces, or arrays of ``.npz``, ``.npy``."""
     if path.suffix.lower() == ".txt":
-        from strati.errors import require
+        from strati.core.errors import require
 
         transformers = require("transformers", "transformers", "reading text")
-        folder = found.pieces.folder
+        folder = answer.pieces.folder
         if folder is None or not any(
             (folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "tokenizer.model")
         ):
@@ -236,7 +234,7 @@ def _read(
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         ids = tokenizer(path.read_text("utf-8"))["input_ids"][: config.tokens]
         return np.asarray(ids, dtype=np.int64), outputs
-    from strati.network.data import read_data
+    from strati.io.data_files import read_data
 
     data = read_data(path, inputs=config.inputs, target=config.target)
     return data.x, data.y if outputs is None else outputs

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
-from strati.text import printable
+from strati.core.errors import require
+from strati.core.text import printable
 
 if TYPE_CHECKING:
-    from strati.landscape.interactions.ablation import AblationPoint
-    from strati.landscape.interactions.basis_result import InteractionBasis
-    from strati.landscape.interactions.graph import InteractionGraph
-    from strati.landscape.interactions.modules import Modules
+    from strati.landscape.basis.ablation import AblationPoint
+    from strati.landscape.basis.graph import InteractionGraph
+    from strati.landscape.basis.modules import Modules
+    from strati.landscape.basis.result import InteractionBasis
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#000000")
 _GREY = "#b0b0b0"

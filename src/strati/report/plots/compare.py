@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.core.errors import require
 
 if TYPE_CHECKING:
-    from strati.spectra.comparing.results import Comparison
-    from strati.spectra.comparing.series import CheckpointSeries
+    from strati.comparison.results import Comparison
+    from strati.comparison.series import CheckpointSeries
 
 ROLE_COLOURS = {
     "attention.q": "#0072B2",

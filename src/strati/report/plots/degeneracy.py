@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strati.errors import require
+from strati.core.errors import require
 
 if TYPE_CHECKING:
-    from strati.landscape.counts.count import Degeneracy
+    from strati.landscape.counts.degeneracy import Degeneracy
 
 
 def plot_degeneracy(result: Degeneracy, *, share: bool = True) -> Any:
@@ -23,7 +23,7 @@ def plot_degeneracy(result: Degeneracy, *, share: bool = True) -> Any:
     require("matplotlib", "plot", "drawing")
     from matplotlib.figure import Figure
 
-    from strati.text import printable
+    from strati.core.text import printable
 
     layers = result.layers
     figure = Figure(figsize=(7.5, 1.2 + 0.32 * len(layers)), layout="constrained")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.core.errors import require
 
 if TYPE_CHECKING:
-    from strati.landscape.sampling.llc import LearningCoefficient
-    from strati.landscape.sampling.refined import PartCoefficients
-    from strati.landscape.sampling.scales import EffectiveParameters
+    from strati.landscape.llc.llc import LearningCoefficient
+    from strati.landscape.llc.parts import PartCoefficients
+    from strati.landscape.llc.scales import EffectiveParameters
 
 
 def plot_llc(result: LearningCoefficient, *, chains: int = 8) -> Any:

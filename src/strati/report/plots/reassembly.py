@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.core.errors import require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.result import Reassembly, Stage
+    from strati.reassembly.residual.result import Reassembly, Stage
 
 
 def draw(result: Reassembly) -> Any:

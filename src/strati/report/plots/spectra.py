@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError, require
+from strati.core.errors import BadInputError, require
+from strati.core.text import printable
 from strati.report.plots.compare import PHASES, ROLE_COLOURS
 from strati.spectra import marchenko_pastur as law
-from strati.text import printable
 
 if TYPE_CHECKING:
+    from strati.core.results import FloatArray
     from strati.spectra.scan import Scan
     from strati.spectra.spectrum import Spectrum
-    from strati.types import FloatArray
 
 _BULK, _TAIL, _SPIKE, _DATA = "#D55E00", "#0072B2", "#CC79A7", "#BBBBBB"
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import BadInputError, require
-from strati.intervene.judging.statistics import kendall, linear_rmse, spearman
+from strati.core.errors import BadInputError, require
+from strati.interventions.audit.correlations import kendall, linear_rmse, spearman
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from strati.intervene.study import Study
+    from strati.interventions.study import Study
 
 COLOURS = {"reinitialise": "#0072B2", "rerandomise": "#D55E00"}
 """Of the paper's two interventions; others take the rest of Okabe and Ito's colours in the order of their names."""

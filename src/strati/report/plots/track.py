@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.errors import require
+from strati.core.errors import require
 
 if TYPE_CHECKING:
     from strati.tracking.track import Track

@@ -8,7 +8,7 @@ import { dataTable } from "./table.js";
 
 const nameOf = (key) => (metricOf(key) || { name: String(key).replaceAll("_", " ") }).name;
 const lastOf = (value) => (Array.isArray(value) ? value[value.length - 1] : value);
-const KINDS = { untouched: "#999999", rounding: "#56b4e9", "low-rank": "#0072b2", dense: "#e69f00" };
+const KINDS = { untouched: "#999999", rounding: "#56b4e9", "low-rank": "#0072b2", dense: "#e69f00", undecided: "#cc79a7" };
 
 // changes: [[key, name, meaning]] of numbers that a layer has as a whole. Nothing where the networks are no transformers.
 export function compareMap(layers, names, metrics, changes, choose) {

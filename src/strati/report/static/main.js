@@ -1,7 +1,7 @@
 // Unpack the data, lay out the sections that the results call for, and wire the page's own controls.
 
 import { h, replace, section, tooltips } from "./dom.js";
-import { basename, count, plural } from "./format.js";
+import { basename, count, number, plural } from "./format.js";
 import { follow } from "./link.js";
 import { verdictsFor } from "./meanings.js";
 import { unpack } from "./unpack.js";
@@ -12,18 +12,19 @@ import { auditSection, studySection } from "./audit.js";
 import { degeneracySection } from "./degeneracy.js";
 import { basisSection } from "./basis.js";
 import { reassemblySection } from "./reassembly.js";
-import { llcSection, partsSection, scalesSection } from "./sampling.js";
+import { curvatureSection, llcSection, partsSection, scalesSection } from "./sampling.js";
 import { applySection, checkSection, planSection } from "./acting.js";
 import { trackSection } from "./tracking.js";
-import { demoSection, estimateSection, inspectSection, madeSection, reproduceSection, skipped, sparsifySection } from "./plain.js";
+import { demoSection, estimateSection, identifySection, inspectSection, lineageSection, madeSection, reproduceSection, shuffleSection, skipped, sparsifySection } from "./plain.js";
 
 const DRAW = {
   study: studySection, audit: auditSection, compare: compareSection, degeneracy: degeneracySection, basis: basisSection,
-  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, scales: scalesSection, track: trackSection,
+  "interaction-basis": basisSection, "interaction-graph": basisSection,
+  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, curvature: curvatureSection, scales: scalesSection, track: trackSection,
   plan: planSection, apply: applySection, check: checkSection, sparsify: sparsifySection, "reassemble-make": madeSection,
-  "llc-parts": partsSection, estimate: estimateSection, demo: demoSection,
+  "llc-parts": partsSection, estimate: estimateSection, demo: demoSection, shuffle: shuffleSection, "shuffle-transformer": shuffleSection, "reassemble-transformer": shuffleSection, identify: identifySection, correspond: identifySection, lineage: lineageSection,
 };
-const ORDER = ["check", "scan", "compare", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "llc-parts", "scales", "basis", "sparsify", "reassemble", "reassemble-make", "inspect", "reproduce", "estimate", "demo"];
+const ORDER = ["check", "scan", "compare", "lineage", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "curvature", "llc-parts", "scales", "basis", "interaction-basis", "interaction-graph", "sparsify", "reassemble", "reassemble-make", "reassemble-transformer", "shuffle", "shuffle-transformer", "identify", "correspond", "inspect", "reproduce", "estimate", "demo"];
 const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
 
 function scanSection(scan, id, audits) {
@@ -59,6 +60,13 @@ function rolesOf(results) {
   const compared = results.find((r) => verbOf(r) === "compare");
   if (!compared) return [];
   return labels(compared.networks || []).map((name, i) => ({ name, layers: (compared.layers || []).map((l) => ({ name: l.name, role: l.role, ...Object.fromEntries(Object.entries(l.metrics || {}).map(([k, v]) => [k, v[i]])) })) }));
+}
+
+// Learning coefficients at different temperatures or localisations answer different questions.
+function settingsNote(results) {
+  const held = results.flatMap((r) => (verbOf(r) === "llc" ? [r] : verbOf(r) === "degeneracy" && r.llc ? [r.llc] : verbOf(r) === "track" && r.settings && r.settings.gamma ? [r.settings] : []));
+  const kinds = [...new Set(held.map((c) => `nβ ${number(c.nbeta)}, γ ${number(c.gamma)}`))];
+  return kinds.length > 1 ? h("p", { class: "note" }, h("b", {}, "different-settings"), ` The learning coefficients on this page cannot be compared: ${kinds.join("; ")}.`) : null;
 }
 
 function layout(results) {
@@ -112,7 +120,8 @@ async function start() {
     const data = await unpack(document.getElementById("data").textContent);
     const sections = layout(data.results);
     const first = sections.length ? sections : [h("p", { class: "empty" }, "No result was given.")];
-    replace(main, first);
+    const note = settingsNote(data.results);
+    replace(main, note ? [note, ...first] : first);
     navigation(sections);
     follow(sections);
     const scan = data.results.find((r) => verbOf(r) === "scan");

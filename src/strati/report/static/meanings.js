@@ -2,7 +2,7 @@
 
 export const METRICS = [
   { key: "alpha", label: "α", name: "tail exponent", tail: true, meaning: "Exponent of the power-law tail: the smaller, the heavier the tail.", trust: "The literature reads 2 to 6 as well trained. That is a claim, not a fact: it does not survive intervention." },
-  { key: "alpha_stderr", label: "α error", name: "standard error of α", tail: true, meaning: "Error of the exponent, the choice of the tail's start included; never less than (α − 1)/√n.", trust: "Too short where the exponent is reached slowly; a large one says that the tail is hardly a power law." },
+  { key: "alpha_stderr", label: "α error", name: "standard error of α", tail: true, meaning: "Upper bound on the standard error of the exponent, the choice of the tail's start included; never less than (α − 1)/√n.", trust: "1.1 to 9 times the real spread where a tail starts sharply; too small where the exponent is reached slowly." },
   { key: "xmin", label: "xmin", name: "start of the tail", tail: true, meaning: "Eigenvalue from which the tail is fitted.", trust: "Chosen by least KS distance; move the slider to see how much depends on it." },
   { key: "ks_distance", label: "KS", name: "KS distance of the tail", tail: true, meaning: "Largest gap between the tail and its power law.", trust: "Small means a good description, not that a power law is the reason." },
   { key: "tail_size", label: "tail n", name: "eigenvalues in the tail", tail: true, meaning: "How many eigenvalues the exponent rests on.", trust: "Below about 50 the exponent is loose." },
@@ -10,20 +10,20 @@ export const METRICS = [
   { key: "alpha_weighted", label: "α̂", name: "weighted α", tail: true, meaning: "α · log₁₀ λmax: exponent and scale in one.", trust: "Depends on the units of the weights." },
   { key: "log_alpha_norm", label: "log α-norm", name: "log α-norm", tail: true, meaning: "log₁₀ Σ λ^α.", trust: "Dominated by the largest eigenvalues and by scale." },
   { key: "mu", label: "μ", name: "tail exponent of the entries", tail: true, meaning: "Exponent of the entries' distribution that such a spectrum would come from.", trust: "Finite-size corrections are large for 2 < μ < 4." },
-  { key: "hard_rank", exact: true, label: "rank", name: "hard rank", meaning: "Singular values that differ from zero at the precision of the weights.", trust: "Computed, not fitted; counted at the precision of the weights." },
-  { key: "stable_rank", exact: true, label: "stable rank", name: "stable rank", meaning: "Σλ / λmax: how many directions share the energy.", trust: "Computed, not fitted; blind to where the directions point." },
-  { key: "entropy", exact: true, label: "entropy", name: "matrix entropy", meaning: "Evenness of the spectrum: 1 is flat, 0 is one direction.", trust: "Computed, not fitted; close to 1 for anything with a wide bulk." },
-  { key: "frobenius_norm", exact: true, label: "‖W‖F", name: "Frobenius norm", meaning: "Root of the sum of squared weights.", trust: "Computed, not fitted; depends on the scale of the layer." },
-  { key: "spectral_norm", exact: true, label: "‖W‖₂", name: "spectral norm", meaning: "Largest stretch the matrix gives any vector.", trust: "Computed, not fitted; depends on the scale of the layer." },
+  { key: "hard_rank", label: "rank", name: "hard rank", exact: true, meaning: "Singular values that differ from zero at the precision of the weights.", trust: "Computed, not fitted; counted at the precision of the weights." },
+  { key: "stable_rank", label: "stable rank", name: "stable rank", exact: true, meaning: "Σλ / λmax: how many directions share the energy.", trust: "Computed, not fitted; blind to where the directions point." },
+  { key: "entropy", label: "entropy", name: "matrix entropy", exact: true, meaning: "Evenness of the spectrum: 1 is flat, 0 is one direction.", trust: "Computed, not fitted; close to 1 for anything with a wide bulk." },
+  { key: "frobenius_norm", label: "‖W‖F", name: "Frobenius norm", exact: true, meaning: "Root of the sum of squared weights.", trust: "Computed, not fitted; depends on the scale of the layer." },
+  { key: "spectral_norm", label: "‖W‖₂", name: "spectral norm", exact: true, meaning: "Largest stretch the matrix gives any vector.", trust: "Computed, not fitted; depends on the scale of the layer." },
   { key: "mp_sigma", label: "σ", name: "bulk σ", meaning: "Standard deviation of the entries of the random part.", trust: "Meaningful where a bulk exists; see its KS distance." },
   { key: "mp_lambda_minus", label: "λ₋", name: "lower edge", meaning: "Where the random bulk begins.", trust: "Zero for square matrices." },
   { key: "mp_lambda_plus", label: "λ₊", name: "upper edge", meaning: "Where the random bulk ends.", trust: "Blurred by Tracy-Widom fluctuations at finite size." },
   { key: "mp_soft_rank", label: "soft rank", name: "MP soft rank", meaning: "λ₊ / λmax: 1 is pure noise, near 0 is strong signal.", trust: "As good as the bulk fit." },
   { key: "mp_ks_distance", label: "bulk KS", name: "KS distance of the bulk", meaning: "Largest gap between the bulk and the random law.", trust: "Large means that there is no random bulk to speak of." },
-  { key: "spikes", label: "spikes", name: "spikes", meaning: "Eigenvalues beyond the random edge: candidates for learned directions.", trust: "A few per cent of random matrices show one." },
-  { key: "quasi_null", label: "quasi-null", name: "quasi-null", meaning: "Eigenvalues significantly below the bulk: directions hardly used.", trust: "By a documented rule; for square matrices the edge is zero and the rule is a log gap." },
-  { key: "aspect", exact: true, label: "Q", name: "aspect ratio", meaning: "Longer side over shorter side.", trust: "Counted." },
-  { key: "parameters", exact: true, label: "parameters", name: "parameters", meaning: "Weights in this layer.", trust: "Counted." },
+  { key: "spikes", label: "spikes", name: "spikes", meaning: "Eigenvalues beyond the random edge: candidates for learned directions; of convolutions counted slice by slice.", trust: "One in a hundred random matrices shows one (--level); a few in a hundred below 20 columns." },
+  { key: "quasi_null", label: "quasi-null", name: "quasi-null", meaning: "Eigenvalues far below what noise of the layer's strength leaves: directions hardly used.", trust: "One in a hundred square random matrices shows one, one in a thousand tall ones." },
+  { key: "aspect", label: "Q", name: "aspect ratio", exact: true, meaning: "Longer side over shorter side.", trust: "Counted." },
+  { key: "parameters", label: "parameters", name: "parameters", exact: true, meaning: "Weights in this layer.", trust: "Counted." },
 ];
 
 export const metricOf = (key) => METRICS.find((m) => m.key === key);
@@ -60,20 +60,13 @@ function originOf(audit, layers) {
   return { own, text: own ? `Audited on this network${what}.` : `Audited on ${networks > 1 ? `${networks} other networks` : "another network"}${what}.` };
 }
 
-function recommendationOf(v) {
-  if (v.recommendation) return v.recommendation;
-  if (v.predicts_performance) return "use"; // audits of version 0.1.0 have no recommendation
-  if (v.predicts_performance === null || v.predicts_performance === undefined) return "unknown";
-  return v.separates_robust_from_critical || v.tells_reinitialised_from_rerandomised ? "distinguish-only" : "do-not-use";
-}
-
 // How far one number of one layer may be trusted: the layer's own flags first, then the audit, then what is known.
 export function trust(metric, layer, verdicts) {
   const codes = new Set((layer.warnings || []).map((w) => w.code));
   if (metric.tail && codes.has("noise-like")) return { level: "no", chip: "do not rely", text: "The random bulk explains this spectrum: the tail means nothing here." };
   const verdict = verdicts.get(metric.key);
   if (verdict) {
-    const recommendation = recommendationOf(verdict);
+    const recommendation = verdict.recommendation;
     const [level, chip, said] = SAID[recommendation] || SAID.unknown;
     const points = recommendation === "unknown" && typeof verdict.n === "number" ? ` (${verdict.n}).` : recommendation === "unknown" ? "." : "";
     const numbers = String(verdict.text || "").split(" (").slice(1).join(" (");

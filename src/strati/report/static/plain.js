@@ -75,6 +75,30 @@ export function madeSection(result, id) {
     h("p", { class: "caption" }, `Right order: ${(result.permutation || []).join(", ")}`));
 }
 
+// A shuffled network's answer: the pieces of each block, or of a residual network their order.
+export function shuffleSection(result, id) {
+  const verb = String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
+  const rows = (result.blocks || []).flatMap((block, number) => Object.entries(block).map(([role, piece]) => ({ number, role, piece })));
+  const order = (result.permutation || []).map((piece, number) => ({ number, role: "", piece }));
+  const title = verb === "reassemble-transformer" ? "A reassembled transformer" : "A shuffled network";
+  return section(id, title, `${plural(rows.length + order.length, "piece")} with their places.`,
+    dataTable({ title: "Which piece is what", filter: true, rows: [...rows, ...order], columns: [{ label: "block", value: (r) => r.number }, { label: "role", left: true, value: (r) => r.role }, { label: "piece", value: (r) => r.piece }] }));
+}
+
+export function identifySection(result, id) {
+  const candidates = (result.candidates || []).map((c) => ({ ...c, label: c.name }));
+  const blocks = (result.correspond || []).map((c) => ({ label: `block ${c.block}`, role: `block ${c.partner}`, likeness: c.likeness }));
+  const title = candidates.length ? `${result.piece}: ${result.sure ? "" : "not clearly "}${result.name}` : "Blocks that correspond";
+  return section(id, "Which layer is this?", title,
+    dataTable({ title: "Likeness", rows: [...candidates, ...blocks], columns: [{ label: "layer", left: true, value: (r) => r.label }, { label: "role or partner", left: true, value: (r) => r.role }, { label: "cosine", value: (r) => r.likeness }] }));
+}
+
+export function lineageSection(result, id) {
+  const pairs = result.pairs || [];
+  return section(id, "Lineage", `${pairs.length} pairs of networks compared.`,
+    dataTable({ title: "Relations", rows: pairs, columns: [{ label: "A", left: true, value: (r) => r.a }, { label: "B", left: true, value: (r) => r.b }, { label: "relation", left: true, value: (r) => r.kind }, { label: "p-value", value: (r) => r.pvalue }] }));
+}
+
 export function estimateSection(result, id) {
   const largest = result.largest || [];
   const seconds = result.seconds;

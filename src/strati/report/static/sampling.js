@@ -8,7 +8,7 @@ import { dataTable } from "./table.js";
 
 export function llcSection(result, id) {
   const error = (value) => (isNumber(value) ? `± ${number(value, 2)}` : result.reason);
-  const body = section(id, "Learning coefficient", isNumber(result.estimate) ? `λ̂ = ${number(result.estimate)} ${error(result.stderr)} at nβ = ${number(result.nbeta)}.` : `No estimate: ${result.reason || "the chains have not converged"}.`,
+  const body = section(id, "Learning coefficient", isNumber(result.estimate) ? `λ̂ = ${number(result.estimate)} ${error(result.stderr)} at nβ = ${number(result.nbeta)}, γ = ${number(result.gamma)}.` : `No estimate: ${result.reason || "the chains have not converged"}.`,
     h("div", { class: "stats" }, stat("λ̂", number(result.estimate, 4), error(result.stderr)),
       isNumber(result.asymptotic) ? stat("λ̂ (limit)", number(result.asymptotic, 4), error(result.asymptotic_stderr)) : null,
       stat("R̂", number(result.rhat, 4), "below 1.05 is fine"), stat("effective draws", number(result.ess, 3))));
@@ -17,6 +17,16 @@ export function llcSection(result, id) {
   if ((result.ladder || []).length > 1) parts.push(ladder(result));
   body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds no chains."), diagnostics(result));
   return body;
+}
+
+// Eigenvalues of the loss's second derivatives: the largest ones, the trace, and how many parameters count at each scale.
+export function curvatureSection(result, id) {
+  const top = (result.top || []).map((value, i) => ({ rank: i + 1, value, residual: (result.top_residuals || [])[i] }));
+  const error = result.trace_stderr > 0 ? `± ${number(result.trace_stderr, 2)}` : "exact";
+  return section(id, "Curvature", `Eigenvalues of the ${result.matrix} of the mean loss in ${number(result.parameters)} parameters.`,
+    h("div", { class: "stats" }, stat("largest eigenvalue", number((top[0] || {}).value, 4)), stat("trace", number(result.trace, 4), error), stat("negative", isNumber(result.negative) ? `${number(100 * result.negative, 3)} %` : "", "of the eigenvalues")),
+    top.length ? dataTable({ title: "Top eigenvalues", rows: top, columns: [["rank", "rank"], ["value", "eigenvalue"], ["residual", "residual"]].map(([key, label]) => ({ label, value: (r) => r[key] })) }) : empty("This result holds no eigenvalues."),
+    dataTable({ title: "Effective parameters by scale", rows: result.effective || [], columns: [["epsilon", "ε"], ["value", "N_eff"], ["stderr", "standard error"]].map(([key, label]) => ({ label, value: (r) => r[key] })) }));
 }
 
 // Learning coefficients of layers, heads or groups of data: a dot with its standard error for each, and the table.

@@ -1,0 +1,123 @@
+"""``strati reproduce``: a paper's numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.core.errors import BadInputError
+from strati.core.results import Result
+from strati.jobs.progress import progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati_reproductions.registry import Entry
+
+
+@dataclass(frozen=True)
+class Catalogue(Result):
+    """What can be reproduced: rows as those of a reproduction, with no number of ours yet."""
+
+    verb: ClassVar[str] = "reproduce"
+
+    entries: Mapping[str, Entry]
+
+    def payload(self) -> dict[str, Any]:
+        """One row per name: the paper it is of, and what it redoes."""
+        rows = [
+            {"what": name, "paper": entry.paper, "ours": None, "note": entry.summary}
+            for name, entry in self.entries.items()
+        ]
+        return {"name": None, "title": "what can be reproduced", "rows": rows}
+
+    def frame(self) -> pd.DataFrame:
+        """The rows."""
+        import pandas as pd
+
+        return pd.DataFrame(self.payload()["rows"])
+
+    def summary(self) -> RenderableType:
+        """Names, papers, and what each redoes."""
+        from strati.core.tables import Column, table
+
+        rows = ((name, entry.paper, entry.summary) for name, entry in self.entries.items())
+        return table([Column("name", keep=True), "paper", Column("what", keep=True)], rows)
+
+
+@click.command("reproduce")
+@click.argument("name", required=False)
+@click.option("--quick", is_flag=True, help="Fewer networks or draws: minutes instead of an hour.")
+@click.option(
+    "--out", "folder", default="out", show_default=True, metavar="DIR", help="Figures and resumable work."
+)
+@click.option(
+    "--model",
+    "models",
+    metavar="MODEL",
+    multiple=True,
+    help="Your own network instead of those that can be fetched: one for pretrained, two for small-and-large.",
+)
+@click.option(
+    "--data", metavar="DATA", help="pretrained: its data (text or token ids; images as .npz or a folder)."
+)
+@seed_option
+@output_options
+def command(
+    name: str | None,
+    quick: bool,
+    folder: str,
+    models: tuple[str, ...],
+    data: str | None,
+    seed: int,
+    output: Output,
+) -> None:
+    """Redo a paper's table or figure NAME, the paper's number beside ours; no NAME lists them.
+
+    \b
+    Example:
+      strati reproduce
+      strati reproduce alpha-of-random-layers --quick
+      strati reproduce pretrained --model gpt2 --data wikitext/test.txt
+      strati reproduce small-and-large --model gpt2 --model gpt2-large
+    """
+    from strati_reproductions.registry import ENTRIES, reproduce
+
+    if name is None:
+        emit(Catalogue(ENTRIES), output)
+        return
+    _check_own(name, models, data)
+    with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:
+        place = Path(folder) / name
+        if len(models) == 2:
+            from strati_reproductions.eigenspectra.sizes import own_sizes
+
+            result = own_sizes(models[0], models[1], seed=seed, folder=place, tick=tick)
+        elif models and data is not None:
+            from strati_reproductions.robust_and_critical.user_model import pretrained_own
+
+            result = pretrained_own(models[0], data, quick=quick, seed=seed, folder=place, tick=tick)
+        else:
+            result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
+    emit(result, output)
+    if not output.quiet and output.json != "-":
+        for path in result.figures:
+            show(path)
+
+
+def _check_own(name: str, models: tuple[str, ...], data: str | None) -> None:
+    """Refuse networks and data of the user's that do not belong to this reproduction."""
+    wanted = {"pretrained": 1, "small-and-large": 2}.get(name, 0)
+    if models and len(models) != wanted:
+        many = {0: "takes no --model", 1: "takes one --model and its --data", 2: "takes --model twice"}[
+            wanted
+        ]
+        raise BadInputError(name, many)
+    if (data is not None) != (name == "pretrained" and bool(models)):
+        raise BadInputError(name, "--model and --data belong together, and to `strati reproduce pretrained`")

@@ -1,0 +1,315 @@
+"""``reproduce anti-grokking``: does alpha below 2, or a correlation trap, warn of a fall of the test accuracy?
+
+Prakash and Martin (2506.04434, 2602.02859) train a small network on 1,000 MNIST images for 10^7 steps. The test
+accuracy rises long after the training accuracy, and after about 10^6 steps it falls again; the fall is said to be
+"invariably heralded" by alpha below 2 and by correlation traps. Asked here, on several seeds and on two controls that
+the paper does not expect to fall (weight decay, ordinary initial values): in which order do the three events happen,
+how many steps lie between them, and how often does a signal come without a fall?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strati.core.results import Tick
+from strati_reproductions.development.anti_grokking_training import LAYERS, LongRun, Measurement, Recipe
+from strati_reproductions.development.drawing import over_steps
+from strati_reproductions.handwriting import mnist
+from strati_reproductions.pictures import drawn
+from strati_reproductions.registry import Reproduction, Row
+from strati_reproductions.rows import Fact
+
+FALL = 0.05
+"""The test accuracy has fallen when its running median lies this far below its best value so far."""
+_WINDOW, _PERSISTENT = 11, 3  # measurements of the running median; consecutive ones that make an event
+_CHUNK = 100_000  # steps after which the next network is trained, so that all are equally far when a run is stopped
+_PHASES = {100_000: "pre-grokking", 1_000_000: "grokking"}
+PAPER_ALPHA = {"FC1": (5.0, 3.6, 0.9), "FC2": (2.9, 2.3, 1.3)}
+PAPER_TRAPS = {"FC1": ("0 +- 0", "0 +- 0", "7.5 +- 5.6"), "FC2": ("0 +- 0", "0 +- 0", "1 +- 0")}
+"""Tables 1 and 2 of 2602.02859 at 10^5, 10^6 and 10^7 steps."""
+SHORT = "784-200-200-10 on 1,000 MNIST images, no weight decay"
+SEE = (
+    "accuracy, alpha and correlation traps of every seed over the steps. The claim is that a line of alpha crosses 2, "
+    "or that a trap appears, before the test accuracy falls; compare the steps."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The networks of one size of the experiment."""
+
+    main: tuple[Recipe, ...]
+    controls: tuple[tuple[str, Recipe], ...]
+
+
+def plan(*, quick: bool, seed: int) -> Plan:
+    """Three seeds and two controls; the quick one has one seed, 200 images and few steps."""
+    if quick:
+        small = Recipe(seed, 3_000, images=200, batch=40, every=250)
+        return Plan((small,), ())
+    return Plan(
+        tuple(Recipe(seed + k, 4_000_000) for k in range(3)),
+        (
+            ("weight decay 0.01", Recipe(seed, 1_000_000, decay=0.01)),
+            ("ordinary initial values", Recipe(seed, 1_000_000, scale=1.0)),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Events:
+    """Steps at which something happens in one run; ``None`` where it does not happen."""
+
+    fits: int | None
+    alpha: int | None
+    trap: int | None
+    fall: int | None
+
+
+def events(measurements: Sequence[Measurement]) -> Events:
+    """When the training images are all learned, alpha goes below 2, a trap appears, the test accuracy falls.
+
+    An event is dated by the first of three measurements in a row that show it; alpha and traps count from the step on
+    at which all training images are learned.
+    """
+    fits = first_step(measurements, lambda m: m.train_accuracy >= 1.0)
+    learned = [m for m in measurements if fits is not None and m.step >= fits]
+    return Events(
+        fits,
+        first_step(learned, lambda m: min(m.alpha_1, m.alpha_2) < 2),
+        first_step(learned, lambda m: max(m.traps_1, m.traps_2) >= 1),
+        fall_step(measurements),
+    )
+
+
+def first_step(measurements: Sequence[Measurement], happens: Callable[[Measurement], bool]) -> int | None:
+    """The step of the first measurement from which on something is seen three times in a row."""
+    shows = [happens(m) for m in measurements]
+    for place in range(len(shows) - _PERSISTENT + 1):
+        if all(shows[place : place + _PERSISTENT]):
+            return measurements[place].step
+    return None
+
+
+def fall_step(measurements: Sequence[Measurement], fall: float = FALL) -> int | None:
+    """The first step at which the running median of the test accuracy is ``fall`` below its best value before.
+
+    Examples:
+        >>> def run(accuracies):
+        ...     return [Measurement(k, 0, 1, a, 0, 3, 3, 0, 0, 0, 0) for k, a in enumerate(accuracies)]
+        >>> fall_step(run([0.5] * 10 + [0.9] * 20 + [0.8] * 20))
+        35
+        >>> fall_step(run([0.9] * 20 + [0.5] + [0.9] * 20)) is None
+        True
+    """
+    accuracy = np.array([m.test_accuracy for m in measurements])
+    if len(accuracy) < _WINDOW:
+        return None
+    windows = np.lib.stride_tricks.sliding_window_view(accuracy, _WINDOW)
+    medians = np.median(windows, axis=1)
+    fallen = np.flatnonzero(medians < np.maximum.accumulate(medians) - fall)
+    return measurements[int(fallen[0]) + _WINDOW - 1].step if fallen.size else None
+
+
+def anti_grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Train the networks (or continue), date the events, and compare alphas and traps with the paper's tables."""
+    import torch
+
+    setup = plan(quick=quick, seed=seed)
+    digits = mnist()
+    recipes = [*setup.main, *(recipe for _, recipe in setup.controls)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the products are small: a second thread only waits
+    try:
+        runs = [LongRun(recipe, digits, folder) for recipe in recipes]
+        for last in range(_CHUNK, max(r.steps for r in recipes) + _CHUNK, _CHUNK):
+            for run in runs:
+                if run.step < min(last, run.recipe.steps):
+                    run.advance(last, tick)
+    finally:
+        torch.set_num_threads(threads)
+    main, controls = runs[: len(setup.main)], runs[len(setup.main) :]
+    rows = [
+        *_accuracies(main),
+        *_phase_rows(main),
+        *_order_rows([events(run.measurements) for run in main]),
+        *(
+            row
+            for (name, _), run in zip(setup.controls, controls, strict=True)
+            for row in _control_rows(name, run)
+        ),
+        _cost(runs),
+    ]
+    figures = drawn(_draw, main, folder) + drawn(_draw_controls, setup.controls, controls, folder)
+    title = "Anti-grokking: does alpha below 2 or a correlation trap come before the test accuracy falls?"
+    captions = {
+        "anti-grokking": SEE,
+        "anti-grokking-controls": "the same of two networks that are not expected to fall.",
+    }
+    return Reproduction("anti-grokking", title, tuple(rows), figures, captions=captions)
+
+
+def _accuracies(runs: Sequence[LongRun]) -> list[Row]:
+    best = [max(run.measurements, key=lambda m: m.test_accuracy) for run in runs]
+    last = [run.measurements[-1] for run in runs]
+    recipe = runs[0].recipe
+    note = (
+        f"784-200-200-10, {recipe.images} images, AdamW at {recipe.rate:g}, batches of {recipe.batch}, initial values "
+        f"times {recipe.scale:g}, no weight decay; {_listed([m.step for m in last])} of the paper's 10,000,000 steps"
+    )
+    reached = f"at steps {_listed([m.step for m in best])}; {note}"
+    return [
+        _over_seeds("largest test accuracy, %", None, [100 * m.test_accuracy for m in best], reached),
+        _over_seeds(
+            "test accuracy at the last step, %", "50 (at 10^7 steps)", [100 * m.test_accuracy for m in last]
+        ),
+        _over_seeds("training accuracy at the last step, %", 100.0, [100 * m.train_accuracy for m in last]),
+    ]
+
+
+def _phase_rows(runs: Sequence[LongRun]) -> list[Row]:
+    """Alphas and traps at the paper's steps and at the last one."""
+    rows = []
+    last = min(run.measurements[-1].step for run in runs)
+    for number, layer in enumerate(LAYERS, 1):
+        for place, (step, phase) in enumerate([*_PHASES.items(), (last, "the last step")]):
+            at = [m for run in runs for m in run.measurements if m.step == step]
+            if len(at) != len(runs):
+                continue
+            where = f"step {step:,} ({phase})"
+            paper = PAPER_ALPHA[layer][place]
+            alphas = [float(getattr(m, f"alpha_{number}")) for m in at]
+            counts = [float(getattr(m, f"traps_{number}")) for m in at]
+            rows += [
+                _over_seeds(
+                    f"alpha of {layer}, {where}",
+                    f"{paper} (at 10^7 steps)" if place == len(_PHASES) else paper,
+                    alphas,
+                    unexplained=True,
+                ),
+                _over_seeds(f"correlation traps of {layer}, {where}", PAPER_TRAPS[layer][place], counts),
+            ]
+    return rows
+
+
+def _order_rows(dated: Sequence[Events]) -> list[Row]:
+    """Which signal comes before the fall, by how many steps, and which comes without one."""
+    rows = [
+        Row(f"step at which {what}, by seed", paper, _steps([getattr(e, name) for e in dated]), note, seeds=len(dated))
+        for name, what, paper, note in (
+            ("fits", "all training images are learned", "10^4 to 10^5", ""),
+            ("alpha", "alpha of a layer is below 2", "before the fall", "three measurements in a row"),
+            ("trap", "a layer has a correlation trap", "before the fall", "three measurements in a row"),
+            ("fall", f"the test accuracy has fallen by {100 * FALL:g} points", "after 10^6",
+             f"running median of {_WINDOW} measurements against its best value before"),
+        )
+    ]  # fmt: skip
+    for name, what in (("alpha", "alpha below 2"), ("trap", "a correlation trap")):
+        falls = [e for e in dated if e.fall is not None]
+        earlier = [e for e in falls if getattr(e, name) is not None and getattr(e, name) < e.fall]
+        leads = [int(e.fall - getattr(e, name)) for e in earlier if e.fall is not None]
+        alone = sum(getattr(e, name) is not None and e.fall is None for e in dated)
+        facts: dict[str, Fact] = {"signal": name, "count": len(earlier), "of": len(falls), "alone": alone}
+        note = f"earlier by {_listed(leads)} steps" if leads else ""
+        rows.append(
+            Row(f"falls that {what} comes before", "all", f"{len(earlier)} of {len(falls)}", note,
+                seeds=len(dated), key="heralded", facts=facts)
+        )  # fmt: skip
+        rows.append(
+            Row(f"runs with {what} and no fall within the steps trained", None, f"{alone} of {len(dated)}",
+                seeds=len(dated), key="alarm-without-fall", facts=facts)
+        )  # fmt: skip
+    return rows
+
+
+def _control_rows(name: str, run: LongRun) -> list[Row]:
+    """Whether a network that is not expected to fall shows the signals."""
+    dated, last = events(run.measurements), run.measurements[-1]
+    signals = ", ".join(
+        f"{what}: {'never' if step is None else f'from step {step:,}'}"
+        for what, step in (("alpha below 2", dated.alpha), ("a trap", dated.trap), ("fall", dated.fall))
+    )
+    facts: dict[str, Fact] = {"alpha": dated.alpha, "trap": dated.trap, "fall": dated.fall}
+    note = f"{last.step:,} steps; test accuracy {100 * last.test_accuracy:.1f} % at the end"
+    return [
+        Row(f"control, {name}: signals", "few traps, no collapse", signals, note, key="control", facts=facts)
+    ]
+
+
+def _cost(runs: Sequence[LongRun]) -> Row:
+    hours = sum(run.seconds for run in runs) / 3600
+    steps = sum(run.step for run in runs)
+    note = f"{steps:,} steps of {len(runs)} networks, {1e3 * 3600 * hours / steps:.2f} ms each"
+    return Row(
+        "processor hours of the trainings", "11 (one network of 10^7 steps on a GPU)", round(hours, 2), note
+    )
+
+
+def _over_seeds(
+    what: str,
+    paper: float | str | None,
+    values: Sequence[float],
+    note: str = "",
+    *,
+    unexplained: bool = False,
+) -> Row:
+    """The mean over seeds with its standard error, and the value of every seed in the note."""
+    error = float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+    by_seed = f"by seed {_listed(values)}"
+    return Row(
+        what,
+        paper,
+        float(np.mean(values)),
+        f"{by_seed}; {note}" if note else by_seed,
+        error=error,
+        seeds=len(values),
+        unexplained=unexplained,
+    )
+
+
+def _steps(steps: Sequence[int | None]) -> str:
+    return ", ".join("never" if step is None else f"{step:,}" for step in steps)
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values)
+
+
+def _draw(runs: Sequence[LongRun], folder: Path) -> tuple[str, ...]:
+    return over_steps(
+        folder, "anti-grokking", _panels({f"seed {r.recipe.seed}": r for r in runs}), title=SHORT
+    )
+
+
+def _draw_controls(
+    controls: Sequence[tuple[str, Recipe]], runs: Sequence[LongRun], folder: Path
+) -> tuple[str, ...]:
+    named = {name: run for (name, _), run in zip(controls, runs, strict=True)}
+    return over_steps(folder, "anti-grokking-controls", _panels(named), title="Controls") if named else ()
+
+
+def _panels(runs: Mapping[str, LongRun]) -> list[dict[str, Any]]:
+    quantities: dict[str, Callable[[Measurement], float]] = {
+        "test accuracy": lambda m: m.test_accuracy,
+        "training loss": lambda m: m.train_loss,
+        "alpha, FC1": lambda m: min(m.alpha_1, 12.0),
+        "alpha, FC2": lambda m: min(m.alpha_2, 12.0),
+        "traps, FC1": lambda m: m.traps_1,
+        "traps, FC2": lambda m: m.traps_2,
+    }
+    return [
+        {
+            "title": title,
+            "log": title == "training loss",
+            "lines": [
+                (name, [m.step for m in run.measurements], [quantity(m) for m in run.measurements])
+                for name, run in runs.items()
+            ],
+        }
+        for title, quantity in quantities.items()
+    ]

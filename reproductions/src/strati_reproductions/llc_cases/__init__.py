@@ -1,0 +1,1 @@
+"""Functions whose learning coefficient is known exactly: what the sampler is measured against."""

@@ -1,0 +1,93 @@
+"""``strati curvature``: eigenvalues, trace and effective parameters of a loss's curvature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from strati.cli.common import (
+    Command,
+    Output,
+    device_option,
+    emit,
+    layers_option,
+    output_options,
+    seed_option,
+    show,
+)
+from strati.cli.landscape import LOSSES, data_options, read_inputs
+from strati.cli.llc import default_loss
+from strati.jobs.progress import progress
+
+
+@click.command("curvature", cls=Command)
+@click.argument("model", type=click.Path())
+@data_options
+@click.option(
+    "--matrix",
+    type=click.Choice(["hessian", "gauss-newton", "fisher"]),
+    default="hessian",
+    show_default=True,
+    help="Which matrix of second derivatives.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="Eigenvalues."
+)
+@click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    help="Loss to differentiate.  [default: cross_entropy for classes and tokens, mse for other targets, "
+    "behavioural-mse without targets]",
+)
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Use only the first N rows of DATA.")
+@layers_option
+@device_option
+@seed_option
+@output_options
+def command(
+    model: str,
+    data: str,
+    inputs: str | None,
+    targets: str | None,
+    activation: Any,
+    matrix: str,
+    top: int,
+    loss: str | None,
+    rows: int | None,
+    layers: tuple[str, ...],
+    device: str | None,
+    seed: int,
+    output: Output,
+) -> None:
+    """Spectrum of the curvature of MODEL's loss on DATA: top eigenvalues, trace, density, effective parameters.
+
+    \b
+    Example:
+      strati curvature model.safetensors --data train.npz
+      strati curvature model.safetensors --data train.npz --matrix gauss-newton --top 20 --json curvature.json
+    """
+    from strati.io.to_module import as_module
+    from strati.landscape.curvature import curvature
+
+    network = as_module(model, activation=activation)
+    arrays = read_inputs(data, inputs, targets, network)
+    loss = loss or default_loss(network, arrays)
+    used: Any = arrays.x[:rows]
+    if arrays.y is not None and not loss.startswith("behavioural"):
+        used = (used, arrays.y[:rows])
+    with progress("curvature", 3, quiet=output.quiet) as tick:
+        spectrum = curvature(
+            network,
+            loss,
+            used,
+            matrix=matrix,
+            top=top,
+            layers=layers or None,
+            seed=seed,
+            device=device,
+            tick=tick,
+        )
+    emit(spectrum, output)
+    if not output.quiet and output.json != "-":
+        show(f"next: strati llc {model} --data {data}")

@@ -1,0 +1,100 @@
+"""Options that ``llc``, ``degeneracy`` and ``basis`` share: data, the activation of a bare MLP, the sampler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+
+from strati.core.options import default
+from strati.io.to_module import ActivationName, ModuleConfig
+from strati.landscape.llc.config import LLCConfig, Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from strati.io.data_files import Data
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
+
+
+def data_options(function: F) -> F:
+    """Add ``--data``, ``--inputs``, ``--targets`` and ``--activation``."""
+    options = (
+        click.option(
+            "--data",
+            required=True,
+            type=click.Path(),
+            help="Inputs: .npz (x, optional y), .npy or CSV; token ids or .txt for language models.",
+        ),
+        click.option(
+            "--inputs", metavar="NAME", help="Array or columns of DATA that hold the inputs.  [default: x]"
+        ),
+        click.option(
+            "--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]"
+        ),
+        click.option(
+            "--activation",
+            type=click.Choice(get_args(ActivationName)),
+            default=default(ModuleConfig, "activation"),
+            show_default=True,
+            help="Activation function of the MLP (not stored in checkpoints).",
+        ),
+    )
+    for add in reversed(options):
+        function = add(function)
+    return function
+
+
+def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.Module) -> Data:
+    """Read a data file, its arrays by the given names; text goes through the model's tokenizer."""
+    from strati.io.data_files import Data, read_data
+
+    if Path(path).suffix.lower() == ".txt":
+        from strati.evaluate.batches import read_path
+
+        return Data(read_path(Path(path), network), None)
+    return read_data(path, inputs=inputs, target=targets)
+
+
+def sampling_options(function: F) -> F:
+    """Add the options of the sampler; names and defaults are those of ``LLCConfig``."""
+
+    def option(name: str, kind: Any, text: str, without: str | None = None) -> Any:
+        value = default(LLCConfig, name)
+        shown = {"show_default": True, "default": value} if without is None else {}
+        note = "" if without is None else f"  [default: {without}]"
+        flag = "--" + name.replace("_", "-")
+        metavar = None if isinstance(kind, click.Choice) else "N" if isinstance(kind, click.IntRange) else "X"
+        return click.option(flag, type=kind, metavar=metavar, help=text + note, **shown)
+
+    positive = click.FloatRange(min=0, min_open=True)
+    options = (
+        option("sampler", click.Choice([str(s) for s in Sampler]), "How the posterior is sampled."),
+        option("chains", click.IntRange(min=2), "Independent chains.", "4 to 64, by the size of the problem"),
+        option(
+            "draws", click.IntRange(min=4), "Draws kept per chain.", "as many as mixing takes, up to a limit"
+        ),
+        option(
+            "warmup", click.IntRange(min=1), "Rounds before the first kept draw.", "until the chains arrive"
+        ),
+        option("nbeta", positive, "Inverse temperature of the sampler.", "n / ln n"),
+        option(
+            "gamma",
+            positive,
+            "Strength of the pull towards the parameters.",
+            "max(1, min(1, N/2500) N / |theta*|^2)",
+        ),
+        option("seconds", positive, "Time budget, calibration included.", "a fixed amount of work"),
+        option("batch", click.IntRange(min=1), "Rows per minibatch of SGLD.", "256; fewer of long sequences"),
+        option("step", positive, "Step size of SGLD.", "calibrated"),
+        option("max_rhat", positive, "Refuse estimates whose R-hat exceeds X."),
+    )
+    for add in reversed(options):
+        function = add(function)
+    return function

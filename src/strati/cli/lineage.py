@@ -1,0 +1,48 @@
+"""``strati lineage``: whether networks are related, how, and as a tree."""
+
+from __future__ import annotations
+
+import click
+
+from strati.cli.common import Command, Output, emit, output_options, seed_option
+from strati.comparison.lineage import LineageConfig
+from strati.core.options import default
+from strati.jobs.progress import progress
+
+
+@click.command("lineage", cls=Command)
+@click.argument("models", nargs=-1, required=True, metavar="A B [C...]")
+@click.option(
+    "--level",
+    type=float,
+    default=default(LineageConfig, "level"),
+    show_default=True,
+    help="Two networks count as related at or below this p-value.",
+)
+@click.option("--export", metavar="FILE", help="Write the table of pairs as .csv or .parquet.")
+@seed_option
+@output_options
+def command(models: tuple[str, ...], level: float, export: str | None, seed: int, output: Output) -> None:
+    """Find out whether networks were trained independently, and if not, what lies between them.
+
+    Give two networks or more, or a folder of checkpoints.
+
+    \b
+    Example:
+      strati lineage base.safetensors other.safetensors
+      strati lineage checkpoints/ --json family.json
+    """
+    from strati.comparison.lineage import expanded, lineage
+    from strati.io.load import open as open_network
+    from strati.jobs.outputs import check_table, export_table
+
+    if export is not None:
+        check_table(export)
+    config = LineageConfig(level=level, seed=seed)
+    networks = [open_network(model) for model in expanded(models)]
+    pairs = len(networks) * (len(networks) - 1) // 2
+    with progress("lineage", pairs, quiet=output.quiet or pairs < 2) as tick:
+        family = lineage(*networks, config=config, tick=tick)
+    if export is not None:
+        export_table(family.frame(), export)
+    emit(family, output)

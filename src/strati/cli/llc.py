@@ -1,0 +1,118 @@
+"""``strati llc``: the local learning coefficient of a network on given data."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from strati.cli.common import (
+    Command,
+    Output,
+    device_option,
+    emit,
+    layers_option,
+    output_options,
+    seed_option,
+    show,
+)
+from strati.cli.landscape import LOSSES, data_options, read_inputs, sampling_options
+from strati.jobs.progress import progress
+from strati.landscape.llc.config import LLCConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from strati.io.data_files import Data
+    from strati.landscape.llc.estimate import LearningCoefficient
+
+
+@click.command("llc", cls=Command)
+@click.argument("model", type=click.Path())
+@data_options
+@click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    help="Loss whose coefficient is estimated.  [default: cross_entropy for classes and tokens, mse for other "
+    "targets, behavioural-mse without targets]",
+)
+@click.option("--rows", type=click.IntRange(min=2), metavar="N", help="Use only the first N rows of DATA.")
+@click.option("--per-layer", is_flag=True, help="One coefficient for each layer, the others fixed.")
+@sampling_options
+@layers_option
+@device_option
+@seed_option
+@output_options
+def command(
+    model: str,
+    data: str,
+    inputs: str | None,
+    targets: str | None,
+    activation: Any,
+    loss: str | None,
+    rows: int | None,
+    per_layer: bool,
+    layers: tuple[str, ...],
+    device: str | None,
+    seed: int,
+    output: Output,
+    **sampling: Any,
+) -> None:
+    """Estimate the local learning coefficient of MODEL on DATA, with its error.
+
+    The amount of work depends on the problem alone and goes on until the chains have mixed, up to a limit;
+    --seconds sets a time budget instead. For a language model token ids are enough: the targets are the
+    next tokens.
+
+    \b
+    Example:
+      strati llc model.safetensors --data train.npz
+      strati llc model.safetensors --data train.npz --seconds 60 --json llc.json
+      strati llc gpt2/ --data tokens.npy --gamma 1000
+    """
+    from strati.io.to_module import as_module
+    from strati.landscape.llc.estimate import LearningCoefficient, NoEstimateWarning
+    from strati.landscape.llc.llc import llc
+
+    config = LLCConfig(seed=seed, device=device, **sampling)
+    network = as_module(model, activation=activation)
+    arrays = read_inputs(data, inputs, targets, network)
+    loss = loss or default_loss(network, arrays)
+    sampled: Any = arrays.x[:rows]
+    if arrays.y is not None and not loss.startswith("behavioural"):
+        sampled = (sampled, arrays.y[:rows])
+    with progress("sampling", None, quiet=output.quiet) as tick, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEstimateWarning)  # the summary says it
+        coefficient: Any = llc(
+            network, loss, sampled, config=config, layers=layers or None, per_layer=per_layer, tick=tick
+        )
+    emit(coefficient, output)
+    if not output.quiet and output.json != "-" and isinstance(coefficient, LearningCoefficient):
+        show(f"next: {next_command(coefficient, model, data, loss)}")
+
+
+def default_loss(network: nn.Module, data: Data) -> str:
+    """The training loss where the data have targets or are tokens, else the behavioural one."""
+    from strati.evaluate.models import predicts_next
+
+    if predicts_next(network):
+        return "cross_entropy"
+    if data.y is None:
+        return "behavioural-mse"
+    whole = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
+    return "cross_entropy" if whole else "mse"
+
+
+def next_command(coefficient: LearningCoefficient, model: str, data: str, loss: str) -> str:
+    """What to run next: a longer run, the same question without targets, or the count."""
+    from strati.landscape.llc.estimate import NoEstimate
+
+    base = f"strati llc {model} --data {data}"
+    if coefficient.estimate is not None:
+        return f"strati degeneracy {model} --data {data}"
+    if coefficient.missing is NoEstimate.OFF_MINIMUM and not loss.startswith("behavioural"):
+        return f"{base} --loss {'behavioural-kl' if loss == 'cross_entropy' else 'behavioural-mse'}"
+    if coefficient.missing in (NoEstimate.TOO_SHORT, NoEstimate.NOT_MIXED, NoEstimate.DRIFTING):
+        return f"{base} --draws {4 * max(coefficient.draws, 50)}"
+    return f"{base} --gamma {10 * coefficient.gamma:.3g}"

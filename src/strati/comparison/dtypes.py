@@ -1,0 +1,132 @@
+"""What storing weights in a dtype does to them: spacings, rounding errors, and which arrays are conversions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.core.results import FloatArray
+
+    Matrix = NDArray[Any]
+
+COARSE = ("float16", "bfloat16")
+
+
+def rounding_variance(matrix: Matrix) -> FloatArray:
+    """Variance of the rounding error of each weight: its spacing squared over 12.
+
+    The dtype is the coarsest that holds every weight exactly: bfloat16 weights saved as float32 are as rough as before.
+
+    Examples:
+        >>> rounding_variance(np.array([[1.0, 2.0]], np.float32)).tolist() == [[2**-14 / 12, 2**-12 / 12]]
+        True
+    """
+    return np.asarray(spacing(np.asarray(matrix, np.float64), effective_dtype(matrix)) ** 2 / 12, np.float64)
+
+
+def quantised_variance(matrix: Matrix, error: float, group: int | None) -> FloatArray:
+    """Variance of the rounding error of each entry of a quantised matrix: larger where its group's values are larger.
+
+    Args:
+        matrix: The decoded weights, outputs by inputs.
+        error: Mean square error over the whole matrix.
+        group: Entries of a row that share a step; ``None`` for whole rows.
+
+    Examples:
+        >>> quantised_variance(np.array([[1.0, -1.0], [3.0, 0.0]]), 0.5, None).tolist()
+        [[0.1, 0.1], [0.9, 0.9]]
+    """
+    sizes = np.abs(np.asarray(matrix, np.float64))
+    rows, columns = sizes.shape
+    width = group if group and columns % group == 0 else columns
+    tops = sizes.reshape(rows, columns // width, width).max(axis=2, keepdims=True) ** 2
+    profile = np.broadcast_to(tops, (rows, columns // width, width)).reshape(rows, columns)
+    mean = float(profile.mean())
+    return profile * (error / mean) if mean > 0 else np.full(sizes.shape, error)
+
+
+def is_conversion(before: Matrix, after: Matrix) -> bool:
+    """Whether one array is the other in another dtype, or both are one array in two dtypes.
+
+    The dtypes must differ, every entry must differ by no more than the roundings allow, and the errors must be as
+    large as roundings are: a small update of a coarse network that is stored in a finer dtype leaves smaller ones.
+    Conversions that drop digits instead of rounding, or pass through a third dtype, count as well.
+
+    Examples:
+        >>> x = np.linspace(0.1, 0.2, 99, dtype=np.float32)
+        >>> is_conversion(x, x.astype(np.float16)), is_conversion(x, x + np.float32(1e-4))
+        (True, False)
+    """
+    dtypes = effective_dtype(before), effective_dtype(after)
+    a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if dtypes[0] == dtypes[1]:
+        return bool(np.array_equal(a, b))
+    spacings = [spacing(a, dtypes[0]), spacing(b, dtypes[1])]
+    error = b - a
+    changed = error != 0
+    count = int(np.count_nonzero(changed))
+    if count == 0:
+        return True
+    energy = float((np.square(error) / ((spacings[0] ** 2 + spacings[1] ** 2) / 12))[changed].mean())
+    # The square of a uniform error has a standard deviation of 0.9 times its mean.
+    tolerance = 0.25 + 5 * 0.9 / np.sqrt(count)
+    tie = 1 + 1e-9
+    if bool((np.abs(error) <= tie * (spacings[0] + spacings[1]) / 2).all()):
+        return bool(abs(energy - 1) <= tolerance)
+    order = ("bfloat16", "float16", "float32", "float64")
+    (fine, coarse), dtype = (
+        ((a, b), dtypes[1]) if order.index(dtypes[0]) > order.index(dtypes[1]) else ((b, a), dtypes[0])
+    )
+    steps = spacing(fine, dtype)
+    dropped = np.array_equal(np.trunc(fine / steps) * steps, coarse)
+    twice = any(np.array_equal(rounded(rounded(fine, via), dtype), coarse) for via in COARSE)
+    return dropped or (twice and bool(abs(energy - 1) <= tolerance))
+
+
+def rounded(values: FloatArray, dtype: str) -> FloatArray:
+    """Values rounded to a floating dtype, as float64.
+
+    Examples:
+        >>> rounded(np.array([0.1]), "bfloat16").tolist()
+        [0.10009765625]
+    """
+    import ml_dtypes
+
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.asarray(values).astype(kind), np.float64)
+
+
+def effective_dtype(matrix: Matrix) -> str:
+    """The coarsest floating dtype that holds every entry exactly.
+
+    Examples:
+        >>> effective_dtype(np.array([1.0, 0.5])), effective_dtype(np.array([0.1], np.float32))
+        ('bfloat16', 'float32')
+    """
+    values = np.asarray(matrix, np.float64)
+    own = np.asarray(matrix).dtype.name
+    order = ["bfloat16", "float16", "float32", "float64"]
+    for name in order[: order.index(own)] if own in order else order:
+        if np.array_equal(rounded(values, name), values):
+            return name
+    return own if own in order else "float64"
+
+
+def spacing(values: FloatArray, dtype: str) -> FloatArray:
+    """The distance between neighbouring numbers of a dtype at each value.
+
+    Examples:
+        >>> spacing(np.array([1.0, 3.0]), "bfloat16").tolist()
+        [0.0078125, 0.015625]
+    """
+    import ml_dtypes
+
+    limits = ml_dtypes.finfo(dtype)
+    _, exponent = np.frexp(values)
+    between = np.where(values == 0, 0.0, np.ldexp(float(limits.eps), exponent - 1))
+    return np.asarray(np.maximum(between, float(limits.smallest_subnormal)), np.float64)

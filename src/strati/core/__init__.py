@@ -1,0 +1,1 @@
+"""Foundations without numerics: errors, options, result types, tables, text, random streams, plug-ins."""

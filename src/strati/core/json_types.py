@@ -1,0 +1,442 @@
+"""JSON forms of results whose fields differ from their dataclass; ``tools/write_schemas.py`` reads them.
+
+``Result.payload`` returns one of these, so that the type checker compares what is written with what the JSON Schema
+promises. A result without an entry here writes the fields of its dataclass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from strati.comparison.damage import Finding
+    from strati.comparison.lineage_results import LineagePair, TreeEdge
+    from strati.comparison.matching import Unmatched
+    from strati.comparison.outliers import StandsOut
+    from strati.comparison.results import ComparedLayer, ComparedNetwork, LossPath, Movement
+    from strati.comparison.role_differences import Difference, RoleDistribution
+    from strati.comparison.series import CheckpointSeries
+    from strati.core.results import Flag
+    from strati.interventions.audit.audit import AuditConfig, MeanRow, MetricRow
+    from strati.interventions.audit.verdicts import Verdict
+    from strati.interventions.compress.outcome import PlanOutcome, Quantity
+    from strati.interventions.compress.plan import PlannedLayer
+    from strati.io.raw_checkpoint import Skipped
+    from strati.io.roles import Role
+    from strati.landscape.basis.modules import FoundModule
+    from strati.landscape.basis.result import Kind
+    from strati.landscape.counts.result import Method
+    from strati.landscape.mlp.structure import LayerCount
+    from strati.spectra.phases import Phase
+    from strati.spectra.state import LayerState
+    from strati.tracking.track import Series
+
+
+class NetworkFields(TypedDict):
+    path: str
+    format: str
+    parameters: int
+    tensors: int
+
+
+class LayerFields(TypedDict):
+    """Identity of a layer, in ``inspect`` and ``scan``."""
+
+    name: str
+    role: Role
+    block: int | None
+    kind: str
+    rows: int
+    cols: int
+    aspect: float | None
+    parameters: int
+    view: str
+    warnings: Sequence[Flag]
+    expert: NotRequired[int]
+    adapter: NotRequired[Mapping[str, Any]]
+    quantisation: NotRequired[Mapping[str, Any]]
+
+
+class InspectedLayer(LayerFields):
+    bytes: int
+    matrices: int
+    dtype: str
+
+
+class ScannedLayer(LayerFields):
+    hard_rank: int | None
+    stable_rank: float | None
+    entropy: float | None
+    frobenius_norm: float | None
+    spectral_norm: float | None
+    alpha: float | None
+    alpha_stderr: float | None
+    xmin: float | None
+    ks_distance: float | None
+    tail_size: int | None
+    alpha_weighted: float | None
+    log_alpha_norm: float | None
+    mu: float | None
+    tail_pvalue: NotRequired[float | None]
+    tail_alternatives: NotRequired[Mapping[str, TailAlternative] | None]
+    mp_sigma: float | None
+    mp_lambda_minus: float | None
+    mp_lambda_plus: float | None
+    mp_soft_rank: float | None
+    mp_ks_distance: float | None
+    spikes: int | None
+    quasi_null: int | None
+    state: LayerState
+    phase: Phase | None
+    phase_evidence: PhaseEvidence | None
+    eigenvalues: NotRequired[Sequence[float]]
+
+
+class TailAlternative(TypedDict):
+    ratio: float | None
+    pvalue: float | None
+    parameters: Mapping[str, float | None]
+
+
+class PhaseEvidence(TypedDict):
+    reason: str
+    largest_over_edge: float | None
+    tracy_widom_edge: float | None
+    level: float | None
+    bulk_ks_noise_limit: float | None
+    gap_decades: float | None
+    share_below_gap: float | None
+    entries_mu: float | None
+    edge_widening: float | None
+    structure: Sequence[str]
+
+
+class ScanFields(TypedDict):
+    network: NetworkFields
+    layers: Sequence[ScannedLayer]
+    skipped: Sequence[Skipped]
+    warnings: Sequence[Flag]
+
+
+class InspectFields(TypedDict):
+    network: NetworkFields
+    totals: Mapping[str, Any]
+    layers: Sequence[InspectedLayer]
+    others: Sequence[Mapping[str, Any]]
+    skipped: Sequence[Skipped]
+    warnings: Sequence[Flag]
+
+
+class CompareFields(TypedDict):
+    networks: Sequence[ComparedNetwork]
+    related: bool | None
+    matched_by: str
+    layers: Sequence[ComparedLayer]
+    roles: Sequence[Sequence[RoleDistribution]]
+    role_differences: Sequence[Sequence[Difference]]
+    movement: Movement | None
+    series: CheckpointSeries | None
+    stand_out: Sequence[StandsOut]
+    unmatched: Sequence[Unmatched]
+    warnings: Sequence[Flag]
+    path: LossPath | None
+    summary_text: str
+
+
+class LineageFields(TypedDict):
+    networks: Sequence[str]
+    pairs: Sequence[LineagePair]
+    tree: Sequence[TreeEdge]
+    summary_text: str
+
+
+class StudyFields(TypedDict):
+    name: str
+    units: int
+    done: int
+    failed: int
+    store: str | None
+    performance: Mapping[str, Any]
+    failures: Sequence[Failure]
+
+
+class Failure(TypedDict):
+    reason: str
+    count: int
+
+
+class AuditFields(TypedDict):
+    study: AuditedStudy
+    metrics: Sequence[MetricRow]
+    means: Sequence[MeanRow]
+    failed: int
+    layers: Sequence[Mapping[str, Any]]
+    verdicts: Sequence[Verdict]
+    performance: Mapping[str, Any]
+    thresholds: AuditConfig
+    points: Sequence[Mapping[str, Any]]
+
+
+class AuditedStudy(TypedDict):
+    name: str
+    store: str | None
+    units: int
+
+
+class PlanFields(TypedDict):
+    action: str
+    budget: str
+    layers: Sequence[PlannedLayer]
+    predicted: Mapping[str, Any]
+    uniform: Mapping[str, Any]
+    additivity: Mapping[str, Any]
+    performance: Mapping[str, Any]
+    size: Mapping[str, Any]
+    networks: Sequence[Mapping[str, Any]]
+    outcome: PlanOutcome
+    verdict: str
+    quantity: Quantity
+    exact: bool
+    frontier: Sequence[Mapping[str, Any]]
+    curves: Sequence[Mapping[str, Any]]
+    study: Mapping[str, Any]
+
+
+class DegeneracyFields(TypedDict):
+    layers: Sequence[LayerCount]
+    parameters: int
+    free: int
+    effective: int
+    sentence: str
+    method: Method
+    structural_free: int
+    free_elsewhere: int
+    free_from_few_data: int
+    free_at_most: int | None
+    weakly_used: int | None
+    data: int
+    values: int | None
+    epsilon: float | None
+    effective_at_epsilon: int | None
+    skipped: Sequence[Mapping[str, str]]
+    warnings: Sequence[Flag]
+    llc: NotRequired[CoefficientFields]
+    scales: NotRequired[Sequence[ScaleFields]]
+
+
+class CoefficientFields(TypedDict):
+    """The local learning coefficient, alone and inside ``degeneracy``."""
+
+    estimate: float | None
+    stderr: float | None
+    nbeta: float
+    gamma: float
+    asymptotic: float | None
+    asymptotic_stderr: float | None
+    asymptotic_low: float | None
+    asymptotic_high: float | None
+    rhat: float | None
+    ess: float | None
+    chains: int
+    draws: int
+    reason: str | None
+    settings: Mapping[str, Any]
+    warnings: Sequence[Flag]
+    multiplicity: int | None
+    ladder: Sequence[Mapping[str, float | None]]
+    traces: NDArray[Any]
+
+
+class PartFields(CoefficientFields):
+    part: str
+
+
+class PartsFields(TypedDict):
+    parts: Sequence[PartFields]
+    warnings: Sequence[Flag]
+
+
+ScaleFields = TypedDict(
+    "ScaleFields",
+    {
+        "epsilon": float,
+        "lambda": float | None,
+        "stderr": float | None,
+        "effective": float | None,
+        "nbeta": float,
+        "gauss_newton": float | None,
+        "gap": float | None,
+        "reason": str | None,
+    },
+)
+"""One row of ``scales``; ``lambda`` is a keyword of Python."""
+
+
+class ScalesFields(TypedDict):
+    parameters: int
+    gamma: float
+    scales: Sequence[ScaleFields]
+
+
+class BasisFields(TypedDict):
+    kind: Kind
+    centred: bool
+    tolerance: float
+    epsilon: float
+    data: int
+    seed: int
+    layers: Sequence[BasisLayerFields]
+    edges: Sequence[Mapping[str, Any]]
+    modules: Sequence[FoundModule]
+    warnings: Sequence[Flag]
+
+
+class BasisLayerFields(TypedDict):
+    name: str
+    width: int
+    activation_rank: int
+    directions: int
+    eigenvalues: NDArray[Any]
+    ambiguous: Sequence[Sequence[int]]
+    error: float | None
+    round_trip: float | None
+
+
+class GraphFields(BasisFields):
+    edges_total: int
+    sparsity: Sequence[Mapping[str, Any]]
+
+
+class ModulesFields(GraphFields):
+    unattached: Sequence[tuple[int, int]]
+    modularity: Mapping[str, Any]
+    ablation: NotRequired[Any]
+
+
+class TrackFields(TypedDict):
+    steps: Sequence[float]
+    series: Sequence[Series]
+    changes: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    failed: Sequence[Mapping[str, Any]]
+    store: str | None
+    warnings: Sequence[Flag]
+    spectra: Mapping[str, Any]
+    states: Mapping[str, Any]
+    layers: Sequence[Mapping[str, Any]]
+
+
+class CheckFields(TypedDict):
+    model: str
+    base: str | None
+    fail_on: Sequence[str]
+    tensors: int
+    checked: int
+    found: Sequence[Finding]
+    passed: bool
+
+
+class SparsifyFields(TypedDict):
+    kind: str
+    data: int
+    weights: int
+    zeros_before: int
+    zeros_after: int
+    output_change: float
+    layers: Sequence[Mapping[str, Any]]
+    edges: Sequence[Any]
+    modules: Sequence[Any]
+    warnings: Sequence[Flag]
+
+
+class ReassembleFields(TypedDict):
+    permutation: Sequence[int]
+    mse: float
+    exact: bool
+    relative_mse: float | None
+    network: Mapping[str, Any]
+    pairing: PairingFields
+    unique: bool | None
+    precision: float | None
+    least_margin: float | None
+    interchangeable: Sequence[Any]
+    joint_search: bool
+    seed_order: SeedOrderFields
+    rounds: Sequence[Any]
+    seconds: Mapping[str, float]
+    score_matrix: NDArray[Any]
+    in_pieces: Sequence[int]
+    out_pieces: Sequence[int]
+    progression: Sequence[Any]
+    warnings: Sequence[Flag]
+
+
+class PairingFields(TypedDict):
+    score: str
+    matched_min: float | None
+    unmatched_max: float | None
+    separated: bool
+
+
+class SeedOrderFields(TypedDict):
+    method: str
+    mse: float
+
+
+class TransformerFields(TypedDict):
+    blocks: Sequence[Mapping[str, int]]
+    vectors: Sequence[Mapping[str, int]]
+    embedding: int | None
+    head: int | None
+    pairs: Sequence[Any]
+    order: Mapping[str, Any]
+    exact: bool | None
+    loss: float | None
+    uncertain: Sequence[int]
+    interchangeable: Sequence[Any]
+    others: Mapping[str, int]
+    network: Mapping[str, Any]
+    seconds: Mapping[str, float]
+    warnings: Sequence[Flag]
+
+
+class IdentifyFields(TypedDict):
+    piece: str
+    role: str
+    block: int | None
+    name: str
+    likeness: float
+    margin: float
+    sure: bool
+    candidates: Sequence[Any]
+
+
+class CorrespondFields(TypedDict):
+    correspond: Sequence[Mapping[str, Any]]
+
+
+class ShuffleFields(TypedDict):
+    blocks: Sequence[Mapping[str, int]]
+    vectors: Sequence[Mapping[str, int]]
+    embedding: int | None
+    head: int | None
+    others: Mapping[str, int]
+    drop: Mapping[str, Any]
+
+
+class CurvatureFields(TypedDict):
+    matrix: str
+    parameters: int
+    trace: float
+    trace_stderr: float
+    top: Sequence[float]
+    top_residuals: Sequence[float]
+    density: Sequence[Mapping[str, float]]
+    effective: Sequence[Mapping[str, float]]
+    negative: float
+    products: int
+    warnings: Sequence[Flag]

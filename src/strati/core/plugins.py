@@ -1,0 +1,70 @@
+"""Extensions by other installed packages, found through entry points.
+
+A package adds to strati by naming its objects in its ``pyproject.toml``; docs/how-to/extend.md shows one of each group.
+Entry points are looked up only when a name is not one of strati's own, so they cost nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from strati.core.errors import BadInputError
+
+COMMANDS = "strati.commands"
+"""Commands of ``strati``: a ``click.Command``."""
+SPECS = "strati.specs"
+"""Studies by name: a path of a TOML file, a mapping of the same form, or a function that returns either."""
+FORMATS = "strati.formats"
+"""File formats: a function from a path to tensors by name, or ``None`` where the file has another format."""
+INTERVENTIONS = "strati.interventions"
+"""Interventions of ``study``: a function ``(weight, rng) -> weight``."""
+METRICS = "strati.metrics"
+"""Metrics of ``study``: a function ``matrix -> number`` or ``(intact, changed) -> number``."""
+NETWORKS = "strati.networks"
+"""Networks that ``study`` trains itself, by ``network.source``: a module with ``build``, ``initialise``, ``train``."""
+DATASETS = "strati.datasets"
+"""Data sets that ``study`` knows by name: a function that returns the path of the file."""
+
+REPRODUCTIONS = (
+    "needs the package strati-reproductions; install it with: pip install strati-reproductions "
+    "(in a checkout: pip install ./reproductions)"
+)
+"""What to say where something of the companion package is asked for and the package is absent."""
+
+
+def names(group: str) -> tuple[str, ...]:
+    """The names that installed packages add to a group.
+
+    Examples:
+        >>> names("strati.no-such-group")
+        ()
+    """
+    return tuple(sorted({entry.name for entry in entry_points(group=group)}))
+
+
+def load(group: str, name: str) -> Any:
+    """The object that a package added to a group under a name; ``None`` where there is none.
+
+    Raises:
+        BadInputError: The package that adds it cannot be imported.
+    """
+    for entry in entry_points(group=group, name=name):
+        return _load(entry)
+    return None
+
+
+def load_all(group: str) -> dict[str, Any]:
+    """All objects of a group by name."""
+    return {name: load(group, name) for name in names(group)}
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # a package of somebody else may fail in any way
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise BadInputError(
+            f"{entry.group} {entry.name}",
+            f"the package {package} cannot be loaded: {type(error).__name__}: {error}",
+        ) from error

@@ -1,0 +1,333 @@
+"""One table for every verb, and text of what a terminal shows: names first, numbers give way on narrow terminals.
+
+A :class:`Table` knows its columns and cells; how many columns fit is decided when it is drawn. Columns that identify a
+row or warn about it (``keep``) are never dropped: they are folded. What was dropped is named below the table.
+Cells are plain text, never markup, whatever a file's names hold.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strati.core.text import printable, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.text import Text
+
+MOST_ROWS = 400
+_NARROWEST = 12
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its heading.
+        right: Numbers: set right.
+        keep: Never dropped on a narrow terminal (names, verdicts, warnings); folded instead.
+        gives: Which columns are dropped first: those of the largest number, then from the right.
+        words: Its words may stand below each other before anything else gives way.
+        least: Never narrower than this.
+    """
+
+    name: str
+    right: bool = False
+    keep: bool = False
+    gives: int = 0
+    words: bool = False
+    least: int = 0
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How the table of a result is shown.
+
+    Attributes:
+        columns: Names of columns or of fields of the JSON; ``("all",)`` for every column.
+        sort: A column or field to sort by; a leading ``-`` for the largest first. By default the network's order.
+    """
+
+    columns: tuple[str, ...] = ()
+    sort: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, rows of cells (text, numbers, rich ``Text``, or ``None``), a title, and lines below it."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    title: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw what fits into the width there is."""
+        from rich.text import Text
+
+        shown = self.rows[:MOST_ROWS]
+        cells = [[as_cell(value) for value in row] for row in shown]
+        kept, dropped = self._fitting(cells, options.max_width)
+        if self.title:
+            yield Paragraph(printable(self.title, 300), "bold")
+        yield self._drawn(cells, kept, options.max_width)
+        notes = list(self.notes)
+        if len(self.rows) > len(shown):
+            notes.insert(0, f"{len(self.rows) - len(shown):,} more rows")
+        if dropped:
+            names = ", ".join(" ".join(self.columns[i].name.split()) for i in dropped)
+            notes.insert(0, f"not shown, the terminal is too narrow: {names}")
+        yield from (Text(printable(note, 400), "dim") for note in notes)
+
+    def _fitting(self, cells: list[list[Text]], width: int) -> tuple[list[int], list[int]]:
+        """Which columns are drawn, and which are dropped."""
+        widths = self._least(cells)
+        kept = list(range(len(self.columns)))
+        order = sorted(
+            (i for i in kept if not self.columns[i].keep), key=lambda i: (-self.columns[i].gives, -i)
+        )
+        dropped = []
+        for index in order:
+            if self._total([widths[i] for i in kept]) <= width:
+                break
+            # A folded name is better than a lost number only down to a name of some length.
+            kept.remove(index)
+            dropped.append(index)
+        return kept, sorted(dropped)
+
+    def _widths(self, cells: list[list[Text]]) -> list[int]:
+        return [
+            max(
+                [
+                    column.least,
+                    max(map(len, column.name.split("\n"))),
+                    *(row[i].cell_len for row in cells),
+                ],
+                default=0,
+            )
+            for i, column in enumerate(self.columns)
+        ]
+
+    def _least(self, cells: list[list[Text]]) -> list[int]:
+        """Widths with the words of columns that allow it below each other."""
+        widths = self._widths(cells)
+        for i, column in enumerate(self.columns):
+            if column.words:
+                words = [cell_width(word) for row in cells for word in row[i].plain.split()]
+                widths[i] = max([*map(len, column.name.split("\n")), *words])
+        return widths
+
+    @staticmethod
+    def _total(widths: Sequence[int]) -> int:
+        return sum(widths) + 2 * len(widths) + 1
+
+    def _drawn(self, cells: list[list[Text]], kept: list[int], width: int) -> RenderableType:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as Rich
+        from rich.text import Text
+
+        widths = self._widths(cells)
+        room = width - 2 * len(kept) - 1
+        limits = {i: widths[i] for i in kept}
+        for i, least in enumerate(self._least(cells)):
+            if i in limits and sum(limits.values()) > room:
+                limits[i] = max(least, limits[i] - (sum(limits.values()) - room))
+        limits = _folded(limits, room)
+        table = Rich(
+            header_style="bold",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+        )
+        for i in kept:
+            column = self.columns[i]
+            table.add_column(
+                Text(column.name),
+                justify="right" if column.right else "left",
+                overflow="fold",
+                no_wrap=limits[i] >= widths[i],
+                width=limits[i],
+            )
+        for row in cells:
+            table.add_row(*(row[i] for i in kept))
+        return table
+
+
+def table(
+    columns: Iterable[str | Column],
+    rows: Iterable[Iterable[Any]],
+    *,
+    title: str = "",
+    notes: Iterable[str] = (),
+) -> Table:
+    """A table of rows; the first column is kept on narrow terminals, others give way from the right.
+
+    Args:
+        columns: Headings, or :class:`Column` where one is kept, set right, or gives way earlier.
+        rows: Cells: text, numbers, rich ``Text`` for coloured ones, ``None`` for what is not defined.
+        title: Above the table.
+        notes: Lines below it.
+
+    Examples:
+        >>> print(as_text(table(["layer", Column("alpha", right=True)], [["fc1", 2.5], ["fc2", None]]), width=40))
+         layer  alpha
+         ─────────────
+         fc1      2.5
+         fc2        -
+    """
+    made = [column if isinstance(column, Column) else Column(column) for column in columns]
+    if made and not any(column.keep for column in made):
+        made[0] = Column(made[0].name, made[0].right, keep=True)
+    return Table(tuple(made), tuple(tuple(row) for row in rows), title, tuple(notes))
+
+
+def cell_width(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def as_cell(value: Any) -> Text:
+    """What a table shows of a value: numbers to four digits, ``-`` for what is not defined, text as it is.
+
+    Examples:
+        >>> [as_cell(v).plain for v in (3, 1234567, 0.123456, None, float("nan"), True, "[red]")]
+        ['3', '1,234,567', '0.1235', '-', '-', 'yes', '[red]']
+    """
+    from rich.text import Text
+
+    if isinstance(value, Text):
+        return value
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return Text("-")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    if isinstance(value, float):
+        return Text(f"{value:.4g}")
+    return Text(printable(str(value), _LONGEST))
+
+
+def as_text(renderable: RenderableType, *, width: int | None = None, lines: int | None = None) -> str:
+    """What a terminal would show, as plain text; the middle of what is longer than ``lines`` is left out.
+
+    Examples:
+        >>> as_text("one line")
+        'one line'
+    """
+    from rich.console import Console
+
+    wide = width or shutil.get_terminal_size((100, 24)).columns
+    sink = io.StringIO()
+    console = Console(
+        file=sink, width=max(wide, 40), highlight=False, markup=False, emoji=False, color_system=None
+    )
+    console.print(renderable)
+    written = [line.rstrip() for line in visible(sink.getvalue()).rstrip("\n").split("\n")]
+    while written and not written[0]:
+        written.pop(0)
+    while written and not written[-1]:
+        written.pop()
+    if lines is not None and len(written) > lines:
+        tail = lines // 3
+        left = len(written) - lines
+        written = [*written[: lines - tail], f"... {left} more lines; .summary() has all", *written[-tail:]]
+    return "\n".join(written)
+
+
+def _folded(widths: dict[int, int], room: int) -> dict[int, int]:
+    """Widths that fit: the widest columns give first, down to a least width."""
+    limits = dict(widths)
+    while sum(limits.values()) > room:
+        widest = max(limits, key=lambda i: limits[i])
+        if limits[widest] <= _NARROWEST:
+            break
+        limits[widest] -= 1
+    return limits
+
+
+def rows_of(frame: Any) -> Iterator[tuple[Any, ...]]:
+    """The rows of a data frame as cells; counts beside missing values are whole again.
+
+    Examples:
+        >>> import pandas as pd
+        >>> list(rows_of(pd.DataFrame({"n": [1.0, None]})))
+        [(1,), (None,)]
+    """
+    for row in frame.itertuples(index=False):
+        yield tuple(_plain(value) for value in row)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return int(value) if value.is_integer() and abs(value) < 1e7 else float(value)
+    return value
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Text that is wrapped at the width there is, also where a console does not wrap."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """One line after another."""
+        import textwrap
+
+        from rich.text import Text
+
+        for line in textwrap.wrap(self.text, max(options.max_width, 20), break_on_hyphens=False):
+            yield Text(line, self.style)
+
+
+@dataclass(frozen=True)
+class NextCommand:
+    """The last line of a summary: the first of these commands that fits, or the help of the last of them."""
+
+    commands: tuple[str, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The command, whole."""
+        from rich.segment import Segment
+
+        # Not as text, which would be wrapped: a command stays on one line, so that it can be copied.
+        yield from (Segment(self.line(options.max_width)), Segment.line())
+
+    def line(self, width: int) -> str:
+        """The line that fits into ``width`` characters.
+
+        Examples:
+            >>> NextCommand(("strati scan model.pt",)).line(40)
+            'next: strati scan model.pt'
+            >>> NextCommand(("strati scan /a/very/long/path/model.pt",)).line(40)
+            'next: strati scan --help'
+        """
+        lines = [f"next: {printable(command, 400)}" for command in self.commands]
+        shortest = " ".join([*self.commands[-1].split()[:2], "--help"])
+        return next((line for line in lines if cell_width(line) <= width), f"next: {shortest}")
+
+
+def command_path(path: str | Path) -> str:
+    """A path as a command takes it: quoted where a shell needs it, and from the present folder if it lies inside.
+
+    Examples:
+        >>> command_path("my model.pt")
+        "'my model.pt'"
+    """
+    place = Path(path)
+    if place.is_absolute() and place.is_relative_to(Path.cwd()):
+        place = place.relative_to(Path.cwd())
+    return shlex.quote(str(place))

@@ -1,0 +1,1 @@
+"""Running a network on data: batches of any kind of data, calling any kind of model, forward hooks."""

@@ -1,0 +1,141 @@
+"""What a model is called with, the tensor in what it returns, whether it takes tokens, and where it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.io.roles import role_of
+
+Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
+"""What a model is called with: one tensor, or keyword arguments by name."""
+
+
+def output_tensor(output: Any) -> Tensor:
+    """The tensor in what a module returns: itself, the logits, the last hidden state, or the first of several.
+
+    Raises:
+        UnsupportedError: There is none.
+
+    Examples:
+        >>> output_tensor((torch.ones(2), "state")).tolist()
+        [1.0, 1.0]
+        >>> output_tensor({"loss": torch.zeros(()), "logits": torch.ones(1)}).tolist()
+        [1.0]
+    """
+    if isinstance(output, Tensor):
+        return output
+    for name in ("logits", "last_hidden_state", "out"):
+        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(found, Tensor):
+            return found
+    parts = list(output.values()) if isinstance(output, Mapping) else output
+    if isinstance(parts, tuple | list):
+        for part in parts:
+            if isinstance(part, Tensor) and part.ndim == 0 and len(parts) > 1:
+                continue  # a loss beside the output
+            if isinstance(part, Tensor | tuple | list | Mapping):
+                return output_tensor(part)
+    raise UnsupportedError(
+        "model", f"returns a {type(output).__name__} without a tensor; wrap it in a module that returns one"
+    )
+
+
+def call(model: Callable[..., Any], x: Inputs) -> Tensor:
+    """Call a model with one tensor, or with keyword arguments by name, and take the tensor out of what it returns."""
+    return output_tensor(model(**x) if isinstance(x, Mapping) else model(x))
+
+
+def takes_tokens(model: nn.Module) -> bool:
+    """Whether whole numbers given to a model are tokens: it says so, or looks its inputs up in an embedding.
+
+    Examples:
+        >>> takes_tokens(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))), takes_tokens(nn.Linear(3, 2))
+        (True, False)
+    """
+    named = getattr(model, "main_input_name", None)
+    if isinstance(named, str):  # transformers' models say what they are called with
+        return named in ("input_ids", "decoder_input_ids")
+    kinds = [type(module) for module in model.modules()]
+    convolves = any(issubclass(kind, nn.Conv2d | nn.Conv3d) for kind in kinds)
+    return any(issubclass(kind, nn.Embedding | nn.EmbeddingBag) for kind in kinds) and not convolves
+
+
+def longest_input(model: nn.Module | None) -> int | None:
+    """How many tokens a model takes at once, where its configuration says so.
+
+    Examples:
+        >>> longest_input(nn.Linear(2, 2)) is None
+        True
+    """
+    found = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return int(found) if isinstance(found, int) and found > 0 else None
+
+
+def is_transformer(model: nn.Module) -> bool:
+    """Whether a model has attention: some parameter's name gives it the role of a query, key or value.
+
+    Examples:
+        >>> is_transformer(nn.TransformerEncoderLayer(8, 2)), is_transformer(nn.Linear(3, 2))
+        (True, False)
+    """
+    return any(
+        parameter.ndim == 2 and role_of(name, 0).startswith("attention.")
+        for name, parameter in model.named_parameters()
+    )
+
+
+def predicts_next(model: nn.Module | None) -> bool:
+    """Whether a model of transformers, alone or inside PEFT, predicts the next token and shifts ``labels`` itself.
+
+    Examples:
+        >>> predicts_next(nn.Linear(3, 2))
+        False
+    """
+    inside = getattr(model, "get_base_model", None)
+    name = type(inside() if callable(inside) else model).__name__
+    return hasattr(model, "config") and name.endswith(("ForCausalLM", "LMHeadModel", "DoubleHeadsModel"))
+
+
+def attention_in_batches() -> AbstractContextManager[None]:
+    """Attention as plain products inside ``torch.func.vmap``; as it is elsewhere.
+
+    The fused kernel has no rule for batches of parameters: it would go through them one at a time, and warn.
+    """
+    if torch._C._functorch.maybe_current_level() is None:
+        return nullcontext()
+    found: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return found
+
+
+def device_of(model: nn.Module | None, device: torch.device | str | None = None) -> torch.device | None:
+    """The device asked for, or where the model is.
+
+    Raises:
+        BadInputError: torch knows no such device, or it is not there.
+    """
+    if device is None:
+        held = next((t for t in (*model.parameters(), *model.buffers())), None) if model is not None else None
+        return held.device if held is not None else None
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = (str(error).splitlines() or ["unknown"])[0]
+        raise BadInputError("device", f"{device} cannot be used here ({reason})") from None
+    return place
+
+
+def on_device(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+    """The model where it is to compute: itself, or a copy on the other device; the caller's own stays."""
+    place = device_of(model, device)
+    if device is None or place == device_of(model):
+        return model
+    return copy.deepcopy(model).to(place)

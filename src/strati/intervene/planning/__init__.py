@@ -1,1 +1,0 @@
-"""What is studied: specs, data, networks and where they come from, initial values, training."""

@@ -1,0 +1,29 @@
+from .context import dropped as dropped
+from .context import intervened as intervened
+from .context import pruned as pruned
+from .context import quantised as quantised
+from .context import scaled as scaled
+from .context import swapped as swapped
+from .context import truncated as truncated
+from .context import zeroed as zeroed
+from .kinds import Intervention as Intervention
+from .kinds import adapt as adapt
+from .kinds import drop as drop
+from .kinds import intervention as intervention
+from .kinds import noise as noise
+from .kinds import noise_only as noise_only
+from .kinds import permute_entries as permute_entries
+from .kinds import prune as prune
+from .kinds import quantise as quantise
+from .kinds import reinitialise as reinitialise
+from .kinds import remove_large as remove_large
+from .kinds import remove_quasi_null as remove_quasi_null
+from .kinds import remove_small as remove_small
+from .kinds import rerandomise as rerandomise
+from .kinds import scale as scale
+from .kinds import signal_only as signal_only
+from .kinds import swap as swap
+from .kinds import truncate as truncate
+from .kinds import zero as zero
+
+__all__: list[str]

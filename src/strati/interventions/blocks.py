@@ -1,0 +1,145 @@
+"""Residual blocks: the repeated parts of a network that can become the identity.
+
+A block is a member of a list or sequence of like modules that returns a tensor of its input's shape and still passes
+its input on when its own layers are zero. Which ones do is seen by running the network once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strati.core.errors import BadInputError
+from strati.interventions.targets import Target, chosen_names, find_targets
+
+
+def find_blocks(
+    model: nn.Module,
+    run: Callable[[], object],
+    patterns: Sequence[str] = ("*",),
+    *,
+    required: bool = True,
+) -> tuple[Target, ...]:
+    """The blocks of a network that can be dropped, in its own order.
+
+    Args:
+        model: The network.
+        run: Runs it once on some input.
+        patterns: As :mod:`strati.io.layer_patterns` reads them; a block is kept if it or a layer in it is meant.
+        required: Whether a network without such blocks is an error.
+
+    Raises:
+        BadInputError: There is none, or a pattern matches nothing.
+
+    Examples:
+        >>> class Block(nn.Sequential):
+        ...     def forward(self, x):
+        ...         return x + super().forward(x)
+        >>> net = nn.Sequential(*(Block(nn.Linear(3, 3), nn.ReLU()) for _ in range(3)), nn.Linear(3, 2))
+        >>> [block.name for block in find_blocks(net, lambda: net(torch.ones(1, 3)))]
+        ['0', '1', '2']
+    """
+    stacks = _stacks(model)
+    seen = _residual(model, [name for stack in stacks for name in stack], run)
+    inner = [t.name for t in find_targets(model)]
+    found: list[Target] = []
+    taken: list[str] = []
+    for stack in stacks:
+        inside = any(name.startswith(f"{outer}.") for outer in taken for name in stack)
+        # Stages that change the shape are no blocks, though the first of them may keep it: their members are.
+        if inside or 2 * sum(name in seen for name in stack) <= len(stack):
+            continue
+        taken += stack
+        for place, name in enumerate(stack):
+            following = _unbroken(stack[place:], seen)
+            if following:
+                size = sum(p.numel() for p in model.get_submodule(name).parameters())
+                found.append(Target(name, "block", "block", (size,), False, following, seen[name]))
+    if not found and not required:
+        return ()
+    if not found:
+        why = "no residual block found: no repeated part that passes its input on in the same shape"
+        raise BadInputError("drop", why)
+    chosen = chosen_names(inner, patterns, whole=[block.name for block in found])
+    kept = tuple(block for block in found if block.name in chosen)
+    if not kept:
+        there = ", ".join(block.name for block in found[:20])
+        raise BadInputError("drop", f"no block matches {', '.join(patterns)}; the blocks are {there}")
+    return kept
+
+
+def _unbroken(names: Sequence[str], seen: dict[str, int]) -> tuple[str, ...]:
+    """The blocks from the first on that can be dropped together."""
+    found: list[str] = []
+    for name in names:
+        if name not in seen:
+            break
+        found.append(name)
+    return tuple(found)
+
+
+def _stacks(model: nn.Module) -> list[list[str]]:
+    """Lists and sequences of like, composite modules that hold layers, outermost first."""
+    layers = [t.name for t in find_targets(model)]
+    found = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        groups: dict[type, list[str]] = {}
+        for key, child in module.named_children():
+            path = f"{name}.{key}" if name else key
+            if any(True for _ in child.children()) and any(w.startswith(f"{path}.") for w in layers):
+                groups.setdefault(type(child), []).append(path)
+        found += list(groups.values())
+    return found
+
+
+def _residual(model: nn.Module, names: list[str], run: Callable[[], object]) -> dict[str, int]:
+    """Which modules are residual, and the length of the tuple each returns (0: a tensor)."""
+    calls: dict[str, tuple[Any, Any, int]] = {}
+    hooks: list[Any] = []
+    for name in names:
+
+        def look(_module: Any, args: Any, options: Any, output: Any, name: str = name) -> None:
+            first = args[0] if args else next(iter(options.values()), None)
+            out = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, Tensor) and isinstance(out, Tensor) and first.shape == out.shape:
+                calls.setdefault(name, (args, options, len(output) if isinstance(output, tuple) else 0))
+
+        hooks.append(model.get_submodule(name).register_forward_hook(look, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        name: length
+        for name, (args, options, length) in calls.items()
+        if _passes_on(model.get_submodule(name), args, options)
+    }
+
+
+@torch.no_grad()
+def _passes_on(block: nn.Module, args: Any, options: Any) -> bool:
+    """Whether a block's output still depends on its input when its layers' weights and biases are zero."""
+    layers = [block.get_submodule(t.name) for t in find_targets(block)]
+    tensors = [p for layer in layers for p in layer.parameters(recurse=False)]
+    kept = [t.clone() for t in tensors]
+    key = None if args else next(iter(options))
+    x = args[0] if args else options[key]
+    other = x.flip(-1)
+    outputs = []
+    try:
+        for tensor in tensors:
+            tensor.zero_()
+        for given in (x, other):
+            output = block(given, *args[1:], **options) if args else block(**(options | {key: given}))
+            outputs.append(output[0] if isinstance(output, tuple) else output)
+    finally:
+        for tensor, old in zip(tensors, kept, strict=True):
+            tensor.copy_(old)
+    return torch.equal(x, other) or not torch.equal(outputs[0], outputs[1])

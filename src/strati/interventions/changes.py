@@ -1,0 +1,180 @@
+"""The changes of one layer that a plan asks for: from interventions and settings to new values.
+
+Every change of a layer is made from the same intact values and, where chance is involved, from a stream of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strati.core.errors import BadInputError
+from strati.interventions import edits
+from strati.interventions.kinds import HIDDEN, KINDS, Intervention, Pairs, Point
+from strati.interventions.targets import Change, Target, as_matrix, from_matrix
+
+Values = tuple[NDArray[Any], NDArray[Any] | None]
+Others = Mapping[str, Mapping[str, NDArray[Any]]]
+"""Tensors of other networks, for ``swap`` and ``adapt``, by :func:`source_key`."""
+
+
+class LayerEdits:
+    """The edits of one layer, sharing its singular directions.
+
+    Examples:
+        >>> target = Target("fc", "linear", "linear", (2, 3), False)
+        >>> layer = LayerEdits(target, (np.diag([3.0, 1.0, 0.0])[:2].astype(np.float32), None))
+        >>> layer.weight("truncate", {"rank": 1}).tolist()
+        [[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, target: Target, values: Values) -> None:
+        self.target = target
+        self.matrix = values[0] if target.kind == "block" else as_matrix(values[0], target.kind)
+        self._directions: edits.Directions | None = None
+        self._update: edits.Directions | None = None
+
+    @property
+    def directions(self) -> edits.Directions:
+        """The layer's singular directions, computed when first asked for."""
+        if self._directions is None:
+            self._directions = edits.Directions(self.matrix)
+        return self._directions
+
+    def weight(
+        self,
+        name: str,
+        setting: Mapping[str, Any],
+        rng: np.random.Generator | None = None,
+        other: NDArray[Any] | None = None,
+    ) -> NDArray[np.float32]:
+        """The changed weight in the layer's own shape.
+
+        Args:
+            name: One of strati's interventions on weights.
+            setting: Its values.
+            rng: Where chance is involved.
+            other: The other network's weight, for ``swap`` and ``adapt``.
+        """
+        return from_matrix(self._edit(name, setting, rng, other), self.target.kind, self.target.shape)
+
+    def _edit(
+        self,
+        name: str,
+        setting: Mapping[str, Any],
+        rng: np.random.Generator | None,
+        other: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        values = {key: value for key, value in setting.items() if key not in ("checkpoint", HIDDEN)}
+        if name in ("swap", "adapt"):
+            assert other is not None
+            base = np.asarray(as_matrix(other, self.target.kind), dtype=np.float64)
+            if name == "swap":
+                return base
+            if self._update is None:
+                self._update = edits.Directions(self.matrix.astype(np.float64) - base)
+            return base + edits.truncate(self._update, **values)
+        plain: dict[str, Callable[[], NDArray[Any]]] = {
+            "truncate": lambda: edits.truncate(self.directions, **values),
+            "remove-small": lambda: edits.remove_small(self.directions, **values),
+            "remove-large": lambda: edits.remove_large(self.directions, **values),
+            "remove-quasi-null": lambda: edits.remove_quasi_null(self.directions),
+            "signal-only": lambda: edits.signal_part(self.matrix),
+            "noise-only": lambda: edits.noise_part(self.matrix),
+            "quantise": lambda: edits.quantise(self.matrix, **values),
+            "prune": lambda: edits.prune(self.matrix, **values),
+            "zero": lambda: np.zeros_like(self.matrix),
+            "scale": lambda: self.matrix.astype(np.float64) * values["factor"],
+        }
+        if name in plain:
+            return plain[name]()
+        assert rng is not None
+        if name == "permute-entries":
+            return edits.permute_entries(self.matrix, rng)
+        if name == "noise":
+            return edits.add_noise(self.matrix, values["size"], rng)
+        raise BadInputError(name, "is not a change to a weight")
+
+
+def make_change(
+    layer: LayerEdits,
+    one: Intervention,
+    point: Point,
+    rng: np.random.Generator,
+    others: Others,
+) -> Change:
+    """One change of a layer or block by any intervention but re-initialising and re-randomising.
+
+    Raises:
+        BadInputError: The user's function returned something else than a weight of the same shape.
+    """
+    target, setting = layer.target, dict(point.setting)
+    if one.name == "drop":
+        names = target.members[: int(setting.get("run", 1))]
+        return Change("drop", 0, None, None, f"identity: {', '.join(names)}", point.text, names)
+    if one.name not in KINDS:
+        weight = _own(one, layer, rng)
+        return Change(one.name, point.draw, weight, None, "the user's function", point.text)
+    if KINDS[one.name].source:
+        tensors = others[source_key(one, point.setting)]
+        weight = layer.weight(one.name, setting, rng, _tensor(tensors, f"{target.name}.weight", target.shape))
+        bias = None
+        if one.name == "swap" and target.bias:
+            bias = _tensor(tensors, f"{target.name}.bias", None).astype(np.float32)
+        return Change(one.name, point.draw, weight, bias, "the other network's values", point.text)
+    weight = layer.weight(one.name, setting, rng)
+    return Change(one.name, point.draw, weight, None, "trained values, changed", point.text)
+
+
+def source_key(one: Intervention, setting: Pairs) -> str:
+    """Under which name the other network of a setting is kept."""
+    given = dict(setting)
+    return str(given.get("checkpoint", given.get(HIDDEN, f"{one.name}:source")))
+
+
+def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
+    """A network's tensors by name, whatever names the network; those of a PEFT model with its updates in them.
+
+    Raises:
+        BadInputError: It is no network, the file is broken, or an adapter's base is not there.
+    """
+    from strati.io.adapters.merge import carries_adapter, is_adapter, unwrapped
+    from strati.io.adapters.module import merge_with_base
+    from strati.io.load import open as open_network
+
+    network = open_network(source)
+    if is_adapter(network):
+        network = merge_with_base(network)
+    elif carries_adapter(network):
+        network = unwrapped(network)
+    return {t.name: _readable(network.read(t.name)) for t in network.tensors if t.floating}
+
+
+def _readable(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy of its own, of a type that numpy can compute with: half precision and smaller in single."""
+    return np.array(values, np.float32) if values.dtype.itemsize < 4 else np.array(values)
+
+
+def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    found = tensors.get(name)
+    if found is None or (shape is not None and tuple(found.shape) != shape):
+        there = "does not have it" if found is None else f"has it as {tuple(found.shape)}"
+        raise BadInputError(name, f"the other network {there}; swap needs the same shapes")
+    return np.asarray(found)
+
+
+def _own(one: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDArray[np.float32]:
+    shape = layer.target.shape
+    try:
+        given = one.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
+        found = np.asarray(
+            given.detach().cpu().numpy() if hasattr(given, "detach") else given, dtype=np.float32
+        )
+    except Exception as error:  # the user's function: whatever it raises is this point's reason
+        raise BadInputError(f"intervention {one.name}", f"raised {type(error).__name__}: {error}") from None
+    if found.shape != shape:
+        raise BadInputError(f"intervention {one.name}", f"returned shape {found.shape}, not {shape}")
+    return np.ascontiguousarray(found)

@@ -1,0 +1,239 @@
+"""The choices worth measuring: the best by added costs, variants of it, random ones near it, and the even spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.errors import BadInputError
+from strati.interventions.compress.budget import Budget, target_size
+from strati.interventions.compress.choose import Choice, choose
+from strati.interventions.compress.interactions import layer_weights
+from strati.interventions.compress.predict import Combination, added, difference, random_choices
+
+if TYPE_CHECKING:
+    from strati.interventions.compress.cost_scale import CostScale
+    from strati.interventions.compress.curves import Curve
+
+_CLOSE = 0.98
+"""A spread of one setting that uses so much of the budget needs no mixing."""
+_ROUNDS = 8
+_CORRECTIONS = 2
+_SURE = 0.95
+_POWERS = (1.0, 0.75, 0.5)
+"""Exponents on the costs: below one the plan avoids many small harms less than few large ones, which add up worse."""
+
+
+Measure = Callable[[tuple[int, ...]], Combination]
+
+
+class Candidates:
+    """Choices for one budget, on the curves of one study."""
+
+    def __init__(
+        self, curves: Sequence[Curve], scale: CostScale, budget: Budget, kind: str, rng: np.random.Generator
+    ) -> None:
+        self.curves, self.scale, self.kind, self.rng = curves, scale, kind, rng
+        self.costs = [np.array([o.careful for o in c.options]) for c in curves]
+        self.sizes = [np.array([o.size for o in c.options]) for c in curves]
+        self.loss = budget.kind == "loss"
+        self._named = f"{budget.kind}={budget.value:g}"  # the setting that says just what the budget says
+        if self.loss:
+            self.allowed = scale.allowed(budget.value, budget.relative)
+            turned = _checked(self.sizes, self.costs, self.allowed, budget)
+            self.budget, self.exact = turned.cost, turned.exact
+            self._plan = turned.options
+        else:
+            self.budget = target_size(budget, [c.shape for c in curves])
+            found = _checked(self.costs, self.sizes, self.budget, budget)
+            self._plan, self.exact = found.options, found.exact
+
+    def plans(self) -> list[tuple[int, ...]]:
+        """The best choice by added costs, and the best by powers of them."""
+        found = {self._plan: None}
+        if not self.loss:
+            for power in _POWERS[1:]:
+                costs = [np.sign(c) * np.abs(c) ** power for c in self.costs]
+                found[choose(costs, self.sizes, self.budget).options] = None
+        return list(found)
+
+    def meet_loss(self, measure: Measure) -> None:
+        """Tighten or loosen the added cost until the measured one just stays within the loss."""
+        best: Choice | None = None
+        low, high, allowed = 0.0, math.inf, self.allowed
+        for _ in range(_ROUNDS):
+            found = choose(self.sizes, self.costs, allowed)
+            cost = measure(found.options).measured
+            if cost is None:
+                return
+            if cost <= self.allowed:
+                best = found if best is None or found.cost < best.cost else best
+                low = allowed
+            else:
+                high = allowed
+            if high == math.inf:
+                allowed *= 1.5
+            elif low == 0.0:
+                allowed *= max(0.1, min(0.8, self.allowed / cost)) if math.isfinite(cost) else 0.1
+            else:
+                allowed = 0.5 * (low + high)
+        if best is None:  # whatever is changed costs more than is allowed
+            self._plan = tuple(len(s) - 1 for s in self.sizes)
+            self.budget, self.exact = sum(float(s[-1]) for s in self.sizes), False
+        else:
+            self._plan, self.budget, self.exact = best.options, best.cost, False
+
+    def uniform_within_loss(self, measure: Measure) -> tuple[int, ...]:
+        """The smallest even spread that stays within the loss, measured where that is possible."""
+        shares = sorted({float(x) / float(s[-1]) for s in self.sizes for x in s if s[-1] > 0})
+        spreads = [tuple(_largest(s, share * float(s[-1])) for s in self.sizes) for share in shares]
+        spreads = list(dict.fromkeys(spreads))
+        low, high = 0, len(spreads) - 1  # the last one keeps everything
+        while low < high:
+            middle = (low + high) // 2
+            found = measure(spreads[middle])
+            cost = found.predicted if found.measured is None else found.measured
+            low, high = (low, middle) if cost <= self.allowed else (middle + 1, high)
+        return spreads[low]
+
+    def random(self, count: int) -> list[tuple[int, ...]]:
+        """Random choices near the best one, within the budget."""
+        return random_choices(self.curves, self.budget, count, self.rng)
+
+    def uniform(self, draws: int) -> list[tuple[int, ...]]:
+        """The even spread: every layer the same share of its size; mixed at random where no setting has that share."""
+        share = self.budget / sum(float(s[-1]) for s in self.sizes)
+        lower = [_largest(s, self._allowance(i, share)) for i, s in enumerate(self.sizes)]
+        used = sum(float(s[o]) for s, o in zip(self.sizes, lower, strict=True))
+        named = all(c.options[o].choice == self._named for c, o in zip(self.curves, lower, strict=True))
+        if (
+            named
+            or used >= _CLOSE * self.budget
+            or all(o + 1 >= len(s) for s, o in zip(self.sizes, lower, strict=True))
+        ):
+            return [tuple(lower)]
+        return list(dict.fromkeys(self._mixed(lower, used) for _ in range(draws)))
+
+    def corrected(self, measure: Measure, tried: Sequence[Combination]) -> list[Combination]:
+        """The best choices by costs corrected for what the measured combinations say of layers changed together."""
+        seen, found = list(tried), list[Combination]()
+        if self.loss:  # met by measuring, not by adding
+            return found
+        for _ in range(_CORRECTIONS):
+            weights = layer_weights(self.curves, seen)
+            if weights is None:
+                break
+            costs = [w * c for w, c in zip(weights, self.costs, strict=True)]
+            one = measure(choose(costs, self.sizes, self.budget).options)
+            if any(one is c for c in seen):  # nothing new to learn from
+                break
+            seen.append(one)
+            found.append(one)
+        return found
+
+    def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> tuple[Combination, bool]:
+        """The plan, and whether it is the even spread for want of anything better.
+
+        Of the choices measured the one that cost least; without measurements the best by adding.
+
+        Where nothing beats the even spread beyond the error, it is the even spread (of several draws the one that cost
+        least). The least of many noisy numbers looks better than it is, so the error is that of as many comparisons as
+        there were choices.
+        """
+        known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
+        if not known or self.loss:
+            return tried[0], len(even) == 1 and tried[0].options == even[0].options
+        best = min(known, key=_measured)
+        fitting = [c for c in even if self._fits(c.options)]
+        if len(fitting) == len(even):
+            gain = difference(best, even, 1 - (1 - _SURE) / len(known))
+            unsure = gain["low"] if gain["low"] is not None else gain["gain"]
+            if unsure is not None and unsure <= 0:
+                return min(even, key=_measured), True
+        return best, False
+
+    def frontier(
+        self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 13
+    ) -> Iterator[dict[str, Any]]:
+        """Added cost over budgets, for the page: plan, even spread, and spread by metrics of the layers.
+
+        By alpha, layers of small alpha keep more; by stable rank, layers of large stable rank do. Budgets lie closer
+        together where they are small: that is where curves bend.
+        """
+        full = sum(float(s[-1]) for s in self.sizes)
+        least = sum(float(s.min()) for s in self.sizes)
+        for size in least + (full - least) * np.linspace(0.0, 1.0, points) ** 2:
+            found = choose(self.costs, self.sizes, float(size))
+            share = float(size) / full
+            even = [_largest(s, share * float(s[-1])) for s in self.sizes]
+            yield {
+                "size": float(size),
+                "plan": self.scale.performance(added(self.curves, found.options)),
+                "uniform": self.scale.performance(added(self.curves, even)),
+                **{n: self._spread(n, values, float(size)) for n, values in (metrics or {}).items()},
+            }
+
+    def _spread(self, name: str, values: Mapping[str, float], size: float) -> float:
+        """Performance, by adding, of shares between 0.7 and 1.3 of one level, linear in a metric."""
+        raw = np.array([values[c.layer] for c in self.curves])
+        span = float(raw.max() - raw.min()) or 1.0
+        weight = (raw - raw.min()) / span
+        weight = 0.7 + 0.6 * (1 - weight if name == "alpha" else weight)
+        low, high, best = 0.0, 2.0, [0] * len(self.sizes)
+        for _ in range(40):
+            level = 0.5 * (low + high)
+            picked = [
+                _largest(s, min(level * w, 1.0) * float(s[-1]))
+                for s, w in zip(self.sizes, weight, strict=True)
+            ]
+            fits = sum(float(s[o]) for s, o in zip(self.sizes, picked, strict=True)) <= size * (1 + 1e-9)
+            low, high, best = (level, high, picked) if fits else (low, level, best)
+        return self.scale.performance(added(self.curves, best))
+
+    def _allowance(self, layer: int, share: float) -> float:
+        if self.kind == "rank":  # the same rank everywhere
+            return self.budget / len(self.sizes)
+        return share * float(self.sizes[layer][-1])
+
+    def _mixed(self, lower: list[int], used: float) -> tuple[int, ...]:
+        """Random layers take the next larger setting until the budget is spent."""
+        picked = list(lower)
+        left = self.budget - used
+        for layer in self.rng.permutation(len(picked)):
+            s, now = self.sizes[layer], picked[layer]
+            larger = np.flatnonzero(s > s[now])
+            if larger.size and s[larger[0]] - s[now] <= left + 1e-9 * self.budget:
+                left -= float(s[larger[0]] - s[now])
+                picked[layer] = int(larger[0])
+        return tuple(picked)
+
+    def _fits(self, options: Sequence[int]) -> bool:
+        size = sum(float(s[o]) for s, o in zip(self.sizes, options, strict=True))
+        return size <= self.budget * (1 + 1e-9)
+
+
+def _measured(combination: Combination) -> float:
+    return math.inf if combination.measured is None else combination.measured
+
+
+def _largest(sizes: Any, most: float) -> int:
+    """The largest option of at most a size; the smallest where none is."""
+    fitting = np.flatnonzero(sizes <= most * (1 + 1e-9) + 1e-9)
+    return int(fitting[-1]) if fitting.size else 0
+
+
+def _checked(costs: Sequence[Any], sizes: Sequence[Any], most: float, budget: Budget) -> Choice:
+    least = sum(float(s.min()) for s in sizes)
+    try:
+        return choose(costs, sizes, most)
+    except BadInputError:
+        unit = (
+            most / budget.value if budget.value > 0 else 1.0
+        )  # the budget's own: a share, mean bits, a mean rank
+        why = f"cannot be met: the smallest settings come to {budget.kind}={least / unit:.4g}"
+        raise BadInputError(
+            f"budget {budget.text}", f"{why}; allow more, or study stronger settings"
+        ) from None

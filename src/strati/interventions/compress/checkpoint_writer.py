@@ -1,0 +1,288 @@
+"""What a plan does to each tensor of a network, and writing that: in the format it came in, or from memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.interventions.compress.curves import KEEP
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.interventions.compress.rewrite_checkpoint import Rewrite
+    from strati.interventions.study import Study
+
+
+class Edits:
+    """What the plan does to each tensor."""
+
+    def __init__(
+        self, wanted: Mapping[str, Any], model: nn.Module, study: Study | None, factored: bool
+    ) -> None:
+        from strati.interventions.compress.evaluator import InterventionEvaluator, open_evaluators
+        from strati.interventions.measure_layer import Subject
+
+        self.model, self.action = model, str(wanted["action"])
+        self.chosen = {x["name"]: x["choice"] for x in wanted["layers"] if x["choice"] != KEEP}
+        layers = {} if study is None else study.origin.get("layers", {})
+        if self.action == "drop":
+            kinds = {
+                x["name"]: {"kind": "block", "shape": [x["cols"]], "members": [x["name"]], "outputs": 0}
+                for x in wanted["layers"]
+            }
+            layers = {**kinds, **layers}
+        others: Any = {}
+        if self.action == "adapt":
+            others = next((w.others for w in open_evaluators(study)), {}) if study is not None else {}
+            if not others:
+                raise BadInputError(
+                    "adapt", "the base network is not at hand; apply with the study in memory or its folder"
+                )
+        self.evaluator = InterventionEvaluator(Subject("model", model), layers, others)
+        self.weights: dict[str, NDArray[Any]] = {}
+        self.factors: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
+        self.parameters_before = _parameters(model)
+        saved = sum(self._edit(name, choice, factored) for name, choice in self.chosen.items())
+        self.parameters_after = self.parameters_before - saved
+
+    def _edit(self, name: str, choice: str, factored: bool) -> int:
+        """Make one layer's change; returns how many parameters that saves."""
+        from strati.interventions.compress.factored import can_factor
+        from strati.interventions.edits import truncate_rank, truncated_parameters
+        from strati.interventions.kinds import read_setting
+
+        target = self.evaluator.target(name)
+        if self.action == "drop":
+            return sum(p.numel() for p in self.model.get_submodule(name).parameters())
+        change = self.evaluator.change(self.action, name, choice)
+        self.weights[name] = change.values
+        if self.action == "prune":
+            from strati.interventions.targets import values_of
+
+            return int((values_of(self.model, target)[0] != 0).sum() - (change.values != 0).sum())
+        if self.action != "truncate":
+            return 0
+        directions = self.evaluator.edits(target).directions
+        rank = truncate_rank(directions, **read_setting(choice))
+        rows, cols = directions.matrix.shape
+        if factored and can_factor(self.model.get_submodule(name), target, rank):
+            second, first = directions.factors(slice(0, rank))
+            # Equal shares of the singular values: neither factor's entries grow with the square of the other's.
+            size = np.sqrt(np.linalg.norm(second, axis=0) / np.maximum(np.linalg.norm(first, axis=1), 1e-300))
+            self.factors[name] = (first * size[:, None], second / np.maximum(size, 1e-300))
+        return int(rows * cols - truncated_parameters(rows, cols, rank))
+
+    def write(self, source: Path | None, folder: Path) -> None:
+        """The changed network in the format of its source; without one, as ``model.safetensors``."""
+        if source is None:
+            self.write_module(folder)
+        else:
+            self.write_file(source, folder)
+
+    def write_module(self, folder: Path) -> None:
+        """A module in memory as ``model.safetensors``."""
+        from strati.interventions.compress.factored import factor_tensors, write_map
+        from strati.interventions.compress.rewrite_checkpoint import write_safetensors
+
+        state = {n: v.detach().cpu() for n, v in self.model.state_dict().items()}
+        rename = self._rename(list(state))
+        tensors: dict[str, Any] = {}
+        seen: dict[int, str] = {}
+        for name, value in state.items():
+            layer = name.removesuffix(".weight")
+            new = rename(name)
+            if new is None or (value.data_ptr() in seen and value.numel() > 1):
+                continue
+            seen[value.data_ptr()] = name
+            if layer in self.factors:
+                pair = factor_tensors(layer, *self.factors[layer], self.evaluator.target(layer))
+                tensors |= {n: _as_stored(v, value) for n, v in pair.items()}
+            elif layer in self.weights and name.endswith(".weight"):
+                tensors[new] = _as_stored(self.weights[layer], value)
+            else:
+                tensors[new] = _plain(value)
+        write_safetensors(folder / "model.safetensors", tensors)
+        if self.factors:
+            write_map(folder, self._map({}))
+
+    def write_file(self, source: Path, folder: Path) -> None:
+        """A file or directory in the format it came in."""
+        from strati.interventions.compress import rewrite_checkpoint as files
+        from strati.interventions.compress.factored import write_map
+        from strati.io.load import open as open_network
+
+        network = open_network(source)
+        rewrite, places = self._rewrite(network)
+        if source.is_dir():
+            files.rewrite_directory(source, folder, rewrite)
+            if self.removed:
+                self._shorten_config(folder)
+        elif network.format == "safetensors":
+            files.rewrite_safetensors(source, folder / source.name, rewrite)
+        elif network.format == "npz":
+            files.rewrite_npz(source, folder / source.name, rewrite)
+        elif network.format.startswith("torch"):
+            names = [t.name for t in network.tensors]
+            files.rewrite_torch(source, folder / source.name, rewrite, names)
+        else:
+            why = f"is {network.format}; apply writes safetensors, Hugging Face directories, torch and .npz files"
+            raise UnsupportedError(source, why)
+        if self.factors:
+            write_map(folder, self._map(places))
+
+    def _rewrite(self, network: Any) -> tuple[Rewrite, dict[str, str]]:
+        from strati.interventions.compress.factored import factor_tensors
+        from strati.interventions.compress.rewrite_checkpoint import Rewrite, find_tensor
+        from strati.interventions.targets import values_of
+
+        shapes = {t.name: tuple(t.shape) for t in network.tensors if t.floating}
+        replace: dict[str, dict[str, Any]] = {}
+        places: dict[str, str] = {}
+        for layer, new in self.weights.items():
+            target = self.evaluator.target(layer)
+            name, turned = find_tensor(layer, values_of(self.model, target)[0], shapes, network.read)
+            places[layer] = name
+            if layer in self.factors:
+                replace[name] = factor_tensors(layer, *self.factors[layer], target)
+            else:
+                replace[name] = {name: new.T if turned else new}
+        return Rewrite(replace, self._rename([t.name for t in network.tensors])), places
+
+    def _rename(self, names: Sequence[str]) -> Callable[[str], str | None]:
+        """What the tensors of ``names`` are called once blocks are gone: those behind move up.
+
+        Raises:
+            UnsupportedError: A block has no number in its name.
+            BadInputError: A block's tensors are not among the names.
+        """
+        stacks: dict[str, list[int]] = {}
+        for name in self.removed:
+            stack, _, number = name.rpartition(".")
+            if not number.isdigit():
+                raise UnsupportedError(
+                    name, "is a block without a number; it cannot be taken out of the file"
+                )
+            stacks.setdefault(stack, []).append(int(number))
+        heads = {_head(stack, numbers, names): numbers for stack, numbers in stacks.items()}
+
+        def rename(name: str) -> str | None:
+            for head, numbers in heads.items():
+                number, _, rest = name[len(head) :].partition(".")
+                if name.startswith(head) and number.isdigit():
+                    if int(number) in numbers:
+                        return None
+                    return f"{head}{int(number) - sum(n < int(number) for n in numbers)}.{rest}"
+            return name
+
+        return rename
+
+    def _shorten_config(self, folder: Path) -> None:
+        """A Hugging Face config with as many layers as are left."""
+        path = folder / "config.json"
+        config = json.loads(path.read_text("utf-8"))
+        key = next((k for k in ("num_hidden_layers", "n_layer", "num_layers") if k in config), None)
+        stacks = {name.rpartition(".")[0] for name in self.removed}
+        if key is None or len(stacks) != 1:
+            raise UnsupportedError(
+                path, "does not say how many blocks there are; dropped blocks cannot be written"
+            )
+        count = int(config[key])
+        gone = {int(name.rpartition(".")[2]) for name in self.removed}
+        for name, value in config.items():
+            if isinstance(value, list) and len(value) == count and name.startswith(("layer_", "attention_")):
+                config[name] = [v for i, v in enumerate(value) if i not in gone]
+        config[key] = count - len(gone)
+        path.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+    def _map(self, places: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            layer: {"rank": int(first.shape[0]), "tensor": places.get(layer, f"{layer}.weight")}
+            for layer, (first, _) in self.factors.items()
+        }
+
+    def reopen(self, folder: Path, source: Path | None, study: Study | None) -> nn.Module:
+        """The network as it was written, read back."""
+        import torch
+
+        from strati.interventions.compress.factored import load_factored
+
+        if self.factors:
+            return load_factored(folder, None if source is not None and source.is_dir() else self.model)
+        if source is not None:
+            place = folder if source.is_dir() else folder / source.name
+            return open_network_of(place, study)
+        from strati.io.load import open as open_network
+
+        made = copy.deepcopy(self.model)
+        for name in sorted(self.removed, key=lambda n: -int(n.rpartition(".")[2])):
+            stack, _, number = name.rpartition(".")
+            holder: Any = made.get_submodule(stack)
+            del holder[int(number)]
+        file = open_network(folder / "model.safetensors")
+        state = {
+            t.name: torch.from_numpy(np.array(file.read(t.name)).astype(np.float32)) for t in file.tensors
+        }
+        known = made.state_dict()
+        for name, value in state.items():
+            known[name].copy_(value)
+        return made.eval()
+
+
+def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
+    """What stands before the numbers of a stack's blocks in a file, whose names may have a word more or less in front.
+
+    Examples:
+        >>> _head("layer1", [2], ["module.layer1.2.conv1.weight"])
+        'module.layer1.'
+    """
+    ends = [f"{stack}.", f"{stack.partition('.')[2]}."] if stack else [""]
+    found = [end for end in ends if end != "."]
+    found += [name[: name.index(f".{ends[0]}") + 1] + ends[0] for name in names if f".{ends[0]}" in name]
+    for head in dict.fromkeys(found):
+        if all(any(name.startswith(f"{head}{n}.") for name in names) for n in numbers):
+            return head
+    raise BadInputError(
+        f"{stack}.{numbers[0]}",
+        "no tensor of the file belongs to this block; the plan is for another network",
+    )
+
+
+def open_network_of(source: Path, study: Study | None) -> nn.Module:
+    """A checkpoint as a module, opened as the study opened it."""
+    from strati.interventions.checkpoints import in_single, open_checkpoint
+    from strati.interventions.study_spec import NetworkSpec
+    from strati.io.to_module import as_module
+
+    about = ((study.origin.get("spec") if study is not None else None) or {}).get("network")
+    if about is not None:
+        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
+        return open_checkpoint(str(source), NetworkSpec(**options))
+    networks = study.origin.get("networks", {}) if study is not None else {}
+    activation: Any = next((n["activation"] for n in networks.values() if "activation" in n), "relu")
+    return in_single(as_module(source, activation=activation))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum({id(p): p.numel() for p in model.parameters()}.values())
+
+
+def _plain(value: Any) -> NDArray[Any]:
+    import ml_dtypes
+    import torch
+
+    if value.dtype == torch.bfloat16:
+        return value.float().numpy().astype(ml_dtypes.bfloat16)  # type: ignore[no-any-return]
+    return value.contiguous().numpy()  # type: ignore[no-any-return]
+
+
+def _as_stored(values: NDArray[Any], like: Any) -> NDArray[Any]:
+    return values.astype(_plain(like[:0]).dtype)

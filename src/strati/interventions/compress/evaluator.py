@@ -1,0 +1,280 @@
+"""Measures a network with a setting for every layer, and restores it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from strati.core.errors import BadInputError
+from strati.interventions.cached_forward import whole_scores
+from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
+from strati.interventions.checkpoints import in_single
+from strati.interventions.compress.curves import KEEP
+from strati.interventions.edits import truncate_rank
+from strati.interventions.inputs import study_data
+from strati.interventions.kinds import Point, make, read_setting
+from strati.interventions.measure_layer import Subject
+from strati.interventions.study_config import StudyConfig
+from strati.interventions.study_units import check_fits
+from strati.interventions.targets import (
+    Change,
+    Target,
+    changed,
+    find_targets,
+    values_of,
+    weights_digest,
+)
+from strati.interventions.tasks import StudyData, Task, make_task
+
+if TYPE_CHECKING:
+    from strati.core.results import FloatArray
+    from strati.interventions.study import Study
+
+_MOST_BYTES = 600_000_000
+"""Singular directions kept between measurements; beyond, they are computed again."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The performance of a changed network, and its scores by groups of examples where there are data."""
+
+    performance: float
+    groups: FloatArray | None = None
+    stderr: float | None = None
+
+
+class InterventionEvaluator:
+    """One network, its data and everything needed to change it."""
+
+    def __init__(self, subject: Subject, layers: Mapping[str, Any], others: Others) -> None:
+        self.subject = subject
+        self.others = others
+        self._targets = {t.name: t for t in find_targets(subject.model)}
+        for name, about in layers.items():
+            if about["kind"] == "block":
+                shape = tuple(int(n) for n in about["shape"])
+                members = tuple(str(m) for m in about["members"])
+                self._targets[name] = Target(
+                    name, "block", "block", shape, False, members, int(about["outputs"])
+                )
+        self._kept: dict[str, LayerEdits] = {}
+        self._bytes = 0
+
+    def measure(self, action: str, choices: Mapping[str, str]) -> Measurement:
+        """The network with a setting for every layer; ``keep`` leaves one as it is.
+
+        Raises:
+            BadInputError: A layer that the network does not have, or a setting that cannot be applied.
+        """
+        with ExitStack() as stack, torch.no_grad():
+            for layer, choice in choices.items():
+                if choice != KEEP:
+                    stack.enter_context(
+                        changed(self.subject.model, self.target(layer), self.change(action, layer, choice))
+                    )
+            return self.now()
+
+    def now(self) -> Measurement:
+        """The network as it is at this moment."""
+        if self.subject.task is not None:
+            scores = whole_scores(self.subject.model, self.subject.task)
+            return Measurement(scores.performance, scores.groups, scores.stderr)
+        scored = self.subject.evaluated()
+        if scored.scores is None:
+            return Measurement(scored.performance)
+        return Measurement(scored.performance, scored.scores.groups, scored.scores.stderr)
+
+    def target(self, layer: str) -> Target:
+        """A layer or block by name."""
+        if layer not in self._targets:
+            raise BadInputError(layer, "the network has no such layer: the plan is for another network")
+        return self._targets[layer]
+
+    def change(self, action: str, layer: str, choice: str) -> Change:
+        """The change that a choice makes to a layer."""
+        target = self.target(layer)
+        setting = {} if action == "drop" else read_setting(choice)
+        one = make(action, setting, source="the study's" if action in ("swap", "adapt") else None)
+        point = Point(action, one.settings[0])
+        others = {source_key(one, point.setting): next(iter(self.others.values()))} if self.others else {}
+        return make_change(self.edits(target), one, point, np.random.default_rng(0), others)
+
+    def energy_rank(self, layer: str, choice: str) -> int:
+        """The rank of a layer under a setting such as ``energy=0.9``."""
+        return truncate_rank(self.edits(self.target(layer)).directions, **read_setting(choice))
+
+    def digest(self) -> str:
+        """A short hash of the network's weights."""
+        return weights_digest(self.subject.model)
+
+    def edits(self, target: Target) -> LayerEdits:
+        """A layer's edits, its singular directions kept while there is room."""
+        if target.name in self._kept:
+            return self._kept[target.name]
+        block = target.kind == "block"
+        values = (np.empty((0, 0)), None) if block else values_of(self.subject.model, target)
+        edits = LayerEdits(target, values)
+        side = 0 if block else min(edits.matrix.shape)
+        size = 8 * side * side + 8 * edits.matrix.size
+        if self._bytes + size <= _MOST_BYTES:
+            self._kept[target.name] = edits
+            self._bytes += size
+        return edits
+
+
+def open_evaluators(study: Study, *, model: Any = None, data: Any = None) -> list[InterventionEvaluator]:
+    """Evaluators for the networks of a study: those in memory, given, or where the study recorded them.
+
+    Returns an empty list where they cannot be had, such as a study of modules read from its folder.
+
+    Raises:
+        BadInputError: A network or data file has changed since the study.
+    """
+    layers = study.origin.get("layers", {})
+    body = study.body
+    if model is not None:
+        subject = _given(study, model, data)
+        if subject is not None:
+            _check_same(study, subject.model, model)
+        return (
+            [InterventionEvaluator(subject, layers, getattr(body, "others", {}))]
+            if subject is not None
+            else []
+        )
+    if body is not None and hasattr(body, "subjects"):
+        return [InterventionEvaluator(subject, layers, body.others) for subject in body.subjects.values()]
+    if study.store is None:
+        return []
+    folder, spec = Path(study.store).parent, study.origin.get("spec")
+    return _from_files(study, folder) if spec is None else _reopened(study, spec, folder)
+
+
+def _check_same(study: Study, module: nn.Module, model: Any) -> None:
+    """Refuse another network than those the study measured, where it knows them."""
+    networks = study.origin.get("networks", {}).values()
+    known = [n["hash"] for n in networks if isinstance(n, Mapping) and "hash" in n]
+    if known and weights_digest(module) not in known:
+        what = "model" if isinstance(model, nn.Module) else model
+        raise BadInputError(what, "is another network than the study measured (its weights differ)")
+
+
+def _given(study: Study, model: Any, data: Any) -> Subject | None:
+    from strati.io.to_module import as_module
+
+    module = as_module(model)
+    task = None
+    body = study.body
+    if data is not None:
+        task = as_task(data, study, in_single(module))
+    elif body is not None and hasattr(body, "subjects"):
+        first = next(iter(body.subjects.values()))
+        found = module if first.task is None else in_single(module)
+        return Subject(first.name, found.eval(), None, first.task, first.evaluate)
+    elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
+        task = _stored_task(study, Path(study.store).parent)
+    return None if task is None else Subject("model", in_single(module).eval(), None, task)
+
+
+def as_task(data: Any, study: Study, model: nn.Module) -> Task:
+    """Data given by the user for a network, scored as the study did.
+
+    Raises:
+        BadInputError: They are no data that a study takes.
+    """
+    if isinstance(data, Task):
+        return data
+    spec = study.origin.get("spec") or {}
+    context = (spec.get("data") or study.origin.get("measure") or {}).get("context", StudyConfig().context)
+    found = study_data(data, model, int(context))
+    if found.x_test.ndim == 4:
+        found = replace(found, kind="images")
+    task = _scored(found, study)
+    check_fits(model, task)
+    return task
+
+
+def _scored(data: StudyData, study: Study) -> Task:
+    measure = (study.origin.get("spec") or study.origin).get("measure") or {}
+    batch = int(measure.get("batch", 250))
+    name = str(study.performance["name"])
+    return make_task(data, name, batch, study.performance.get("chance"))
+
+
+def _stored_task(study: Study, folder: Path) -> Task:
+    from strati.interventions.study_units import digest_of
+
+    raw = (folder / "data.npz").read_bytes()
+    known = study.origin.get("data", {}).get("hash")
+    if known is not None and digest_of(raw) != known:
+        raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
+    return _scored(StudyData.from_bytes(raw), study)
+
+
+def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[InterventionEvaluator]:
+    from strati.interventions.checkpoints import open_checkpoint, trained_networks
+    from strati.interventions.study_spec import NetworkSpec
+    from strati.interventions.study_units import state_digest, unpack
+    from strati.io.models.filling import load_arrays
+
+    if not (folder / "data.npz").is_file():
+        return []
+    task = _stored_task(study, folder)
+    about: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec["network"].items()}
+    network = NetworkSpec(**about)
+    layers, others = study.origin.get("layers", {}), _others(spec)
+    if network.path is not None:
+        if not Path(network.path).exists():
+            raise BadInputError(
+                network.path, "the study's network is no longer there; give the model as well"
+            )
+        model = open_checkpoint(network.path, network)
+        first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
+        known = first.get("weights")
+        if known is not None and state_digest(model) != known:
+            raise BadInputError(network.path, "has changed since the study; run the study again")
+        return [InterventionEvaluator(Subject(Path(network.path).name, model, None, task), layers, others)]
+    data = StudyData.from_bytes((folder / "data.npz").read_bytes())
+    found = []
+    for path in sorted((folder / "networks").glob("*.npz")):
+        source = trained_networks(network.source)
+        model = source.build(network, data.shape, data.outputs, spec["data"]["context"])
+        load_arrays(model, unpack(path.read_bytes()), path)
+        found.append(InterventionEvaluator(Subject(path.stem, model.eval(), None, task), layers, others))
+    return found
+
+
+def _from_files(study: Study, folder: Path) -> list[InterventionEvaluator]:
+    """The networks of a study that were read from files, and its data; none where one of them was in memory."""
+    from strati.interventions.inputs import as_modules
+
+    networks = study.origin.get("networks", {})
+    if not (folder / "data.npz").is_file() or not all("path" in about for about in networks.values()):
+        return []
+    task = _stored_task(study, folder)
+    evaluators = []
+    for name, about in networks.items():
+        model: Any = as_modules(about["path"], about["activation"])
+        model = in_single(model).eval()
+        if weights_digest(model) != about["hash"]:
+            raise BadInputError(about["path"], "has changed since the study; run the study again")
+        evaluators.append(
+            InterventionEvaluator(Subject(name, model, None, task), study.origin.get("layers", {}), {})
+        )
+    return evaluators
+
+
+def _others(spec: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for one in spec["interventions"].get("settings", ()):
+        for setting in one["settings"]:
+            path = next((v for k, v in setting if k in ("checkpoint", "_checkpoint")), None)
+            if path is not None and str(path) not in found:
+                found[str(path)] = tensors_of(path)
+    return found

@@ -1,0 +1,494 @@
+"""``strati.plan``: which setting each layer should get so that a budget is met at the least measured loss.
+
+Costs come from a study's rows, the choice from ``acting.choose``, the prediction and its interval from
+``acting.predict``. The same budget spread evenly stands beside it, measured as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
+
+import numpy as np
+
+from strati.core.errors import BadInputError, require
+from strati.core.options import resolve
+from strati.core.results import Result, Tick, silent
+from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size
+from strati.interventions.compress.cost_scale import CostScale, scale_of
+from strati.interventions.compress.curves import KEEP, Curve, read_curves
+from strati.interventions.compress.model_study import is_study_folder, study_of_model
+from strati.interventions.compress.outcome import PlanOutcome, Quantity
+from strati.interventions.study import Study, load_study
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+    from strati.core.json_types import PlanFields
+    from strati.core.option_types import PlanOptions
+    from strati.interventions.compress.candidates import Candidates
+    from strati.interventions.compress.evaluator import InterventionEvaluator
+    from strati.interventions.compress.predict import (
+        Additivity,
+        Combination,
+        CombinationEvaluator,
+        Prediction,
+    )
+
+Format = Literal["peft", "llama.cpp", "csv", "json"]
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """How a plan is made.
+
+    Args:
+        action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``. ``None``:
+            ``quantise`` for a budget of bits, else ``truncate``.
+        layers: Patterns of the layers that may be changed (:mod:`strati.io.layer_patterns`).
+        combinations: Random combinations that are measured to see how costs add up.
+        uniform: Draws of the even spread, where it takes chance to meet the budget.
+        confidence: Coverage of the intervals.
+        seed: Random seed.
+        performance: Of a plan from a model: the measure of performance (``accuracy``, ``loss``, ``perplexity``).
+        inputs: Of a plan from a model: the array or columns of a data file that hold the inputs.
+        targets: Of a plan from a model: the array or column of a data file that holds the labels.
+        activation: Of a plan from a model: the activation function of a bare MLP.
+    """
+
+    action: str | None = None
+    layers: tuple[str, ...] = ("*",)
+    combinations: int = 8
+    uniform: int = 5
+    confidence: float = 0.95
+    seed: int = 0
+    performance: str | None = None
+    inputs: str | None = None
+    targets: str | None = None
+    activation: str = "relu"
+
+    def check(self) -> None:
+        """Refuse values that make no plan.
+
+        Raises:
+            BadInputError: There is one.
+        """
+        if self.action is not None and self.action not in ACTIONS:
+            raise BadInputError(self.action, f"no such action; there are {', '.join(ACTIONS)}")
+        if self.combinations < 0 or self.uniform < 1:
+            raise BadInputError("combinations", "has to be at least 0, uniform at least 1")
+        if not 0.5 <= self.confidence < 1.0:
+            why = f"is the coverage of an interval, from 0.5 to below 1, not {self.confidence!r}"
+            raise BadInputError("confidence", why)
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """One line of a plan: what is done to a layer, what that saves, what it costs."""
+
+    name: str
+    choice: str
+    saves: float
+    cost: float
+    cost_ci: tuple[float, float]
+    kind: str
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Plan(Result):
+    """One setting per layer that meets a budget, with what it is predicted to do."""
+
+    verb: ClassVar[str] = "plan"
+
+    action: str
+    budget: str
+    layers: tuple[PlannedLayer, ...]
+    predicted: Mapping[str, Any]
+    uniform: Mapping[str, Any]
+    additivity: Mapping[str, Any]
+    performance: Mapping[str, Any]
+    size: Mapping[str, Any]
+    networks: tuple[Mapping[str, Any], ...]
+    outcome: PlanOutcome
+    quantity: Quantity
+    exact: bool
+    frontier: tuple[Mapping[str, Any], ...] = ()
+    curves: tuple[Mapping[str, Any], ...] = ()
+    study: Study | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Layer -> choice, of the layers that are changed."""
+        return {layer.name: layer.choice for layer in self.layers if layer.choice != KEEP}
+
+    @property
+    def verdict(self) -> str:
+        """How the plan compares with uniform allocation, in words."""
+        from strati.interventions.compress.summary import verdict_of
+
+        return verdict_of(self)
+
+    def payload(self) -> PlanFields:
+        """Everything but the study itself, of which the place and the data's hash are kept."""
+        names = (
+            *("action", "budget", "layers", "predicted", "uniform", "additivity", "performance", "size"),
+            *("networks", "outcome", "verdict", "quantity", "exact", "frontier", "curves"),
+        )
+        origin = self.study.origin if self.study is not None else {}
+        store = (
+            None if self.study is None or self.study.store is None else str(Path(self.study.store).resolve())
+        )
+        about = {"store": store, "data": origin.get("data"), "name": self.study.name if self.study else None}
+        return cast("PlanFields", {name: getattr(self, name) for name in names} | {"study": about})
+
+    def frame(self) -> pd.DataFrame:
+        """One line per layer; of ``adapt`` with what was measured, or that it is a guess."""
+        import pandas as pd
+
+        rows = [
+            {
+                "name": layer.name,
+                "choice": layer.choice,
+                "saves": layer.saves,
+                "cost": layer.cost,
+                "cost_low": layer.cost_ci[0],
+                "cost_high": layer.cost_ci[1],
+            }
+            for layer in self.layers
+        ]
+        layers = pd.DataFrame(rows)
+        plain = self.quantity is Quantity.MEASURED
+        return layers if plain else layers.assign(quantity=str(self.quantity))
+
+    def summary(self) -> RenderableType:
+        """The layers, the prediction, the even spread beside it, and what to think of it."""
+        from strati.interventions.compress.summary import plan_summary
+
+        return plan_summary(self)
+
+    def export(self, path: str | Path, *, format: Format = "json") -> None:
+        """Write the plan for another tool: PEFT's patterns, llama.cpp's tensor types, CSV, or its own JSON.
+
+        Raises:
+            BadInputError: The plan's action has no such form, or the file cannot be written.
+        """
+        from strati.interventions.compress.exports import export
+
+        export(self, path, format)
+
+
+def plan(
+    study: Any,
+    *,
+    budget: Any,
+    model: Any = None,
+    data: Any = None,
+    out: str | Path | None = None,
+    tick: Tick = silent,
+    config: PlanConfig | None = None,
+    **options: Unpack[PlanOptions],
+) -> Plan:
+    """Choose a setting for every layer: the least measured loss within a budget.
+
+    Args:
+        study: A study with the action among its interventions, or its folder. Or a network, with ``data``: the study
+            is then made first.
+        budget: ``"parameters=0.8"`` (share of the layers' parameters), ``"bits=4.0"`` (mean bits), ``"rank=16"`` (mean
+            rank), ``"loss=+2%"`` (the smallest network whose loss rises by at most 2 %).
+        model: The network, where the study does not know it.
+        data: Data to measure combinations on, instead of the study's own.
+        out: Of a plan from a network: the folder that its study is stored in and resumed from. Default: a folder of its
+            own in strati's cache for a network from a file; for one in memory nothing is stored.
+        tick: Called after each combination measured.
+        config: All options in one :class:`PlanConfig`.
+        **options: Fields of :class:`PlanConfig` by name.
+
+    Returns:
+        The plan; ``plan.choices`` is what it does.
+
+    Raises:
+        BadInputError: A budget that cannot be met, a study without that intervention, a network that has changed.
+
+    Examples:
+        >>> import torch, strati
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        >>> x = torch.randn(200, 8)
+        >>> found = strati.study(net, data=(x, net(x).argmax(1)), performance="loss", spectral=False,
+        ...                      interventions=strati.truncate(rank=[1, 2, 3]))
+        >>> p = plan(found, budget="parameters=0.7", action="truncate", combinations=2)
+        >>> p.size["planned"] <= 0.7 * p.size["full"]
+        True
+        >>> plan(net, data=(x, net(x).argmax(1)), budget="bits=4").action
+        'quantise'
+    """
+    require("torch", "torch", "making a plan")
+    from strati.interventions.compress.evaluator import open_evaluators
+
+    config = resolve(PlanConfig, config, options, of=plan)
+    config.check()
+    action = config.action or default_action(budget)
+    config = dataclasses.replace(config, action=action)
+    wanted = read_budget(budget, action)
+    if isinstance(study, Study):
+        measured = study
+    elif is_study_folder(study):
+        measured = load_study(study)
+    else:
+        measured = study_of_model(study, data, wanted.kind, config, out, tick)
+        model = data = None
+    evaluators = open_evaluators(measured, model=model, data=data)
+    kind = wanted.kind if wanted.kind != "loss" else ACTIONS[action][0]
+    quantity = Quantity.UPDATE if action == "adapt" else Quantity.MEASURED
+    if action == "adapt" and not any(r["intervention"] == "adapt" for r in measured.rows):
+        from strati.interventions.compress.gradient_ranks import gradient_curves
+
+        if wanted.kind == "loss":
+            why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
+            raise BadInputError(wanted.text, why)
+        curves = gradient_curves(evaluators, config.layers)
+        return _plan(
+            curves,
+            wanted,
+            kind,
+            config,
+            measured,
+            [],
+            (Quantity.GRADIENT, _hashes(measured, evaluators)),
+            tick,
+        )
+    ranks = evaluators[0].energy_rank if evaluators else None
+    curves = read_curves(measured, action, kind, layers=config.layers, energy_rank=ranks)
+    about = quantity, _hashes(measured, evaluators)
+    return _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
+
+
+def default_action(budget: Any) -> str:
+    """``quantise`` for a budget of bits, else ``truncate``.
+
+    Examples:
+        >>> default_action("bits=4"), default_action({"bits": 4}), default_action("loss=+2%")
+        ('quantise', 'quantise', 'truncate')
+    """
+    kind = getattr(budget, "kind", None) or str(budget).partition("=")[0]
+    if isinstance(budget, Mapping):
+        kind = str(next(iter(budget), ""))
+    return "quantise" if kind.strip() == "bits" else "truncate"
+
+
+_NOTHING = {"performance": None, "low": None, "high": None, "measured": None, "contradicted": False}
+"""What a plan that measured nothing predicts."""
+
+
+def _hashes(study: Study, evaluators: Sequence[InterventionEvaluator]) -> tuple[Mapping[str, Any], ...]:
+    """The networks a plan is for: those that can be measured, else those the study recorded."""
+    if evaluators:
+        return tuple({"name": w.subject.name, "hash": w.digest()} for w in evaluators)
+    known = study.origin.get("networks", {})
+    return tuple(
+        {"name": n, "hash": x["hash"]} for n, x in known.items() if isinstance(x, Mapping) and "hash" in x
+    )
+
+
+def _plan(
+    curves: list[Curve],
+    budget: Budget,
+    kind: str,
+    config: PlanConfig,
+    study: Study,
+    evaluators: Sequence[InterventionEvaluator],
+    about: tuple[Quantity, tuple[Mapping[str, Any], ...]],
+    tick: Tick,
+) -> Plan:
+    from strati.interventions.compress.candidates import Candidates
+    from strati.interventions.compress.predict import (
+        CombinationEvaluator,
+        additivity,
+        difference,
+        observed,
+        predict,
+    )
+
+    scale = scale_of(study)
+    shapes = [c.shape for c in curves]
+    action = str(config.action)
+    measuring = CombinationEvaluator(curves, action, scale, evaluators)
+    rng = np.random.default_rng(config.seed)
+    candidates = Candidates(curves, scale, budget, kind, rng)
+    if candidates.loss:
+        candidates.meet_loss(measuring.combination)
+        spreads = [candidates.uniform_within_loss(measuring.combination)]
+    else:
+        spreads = candidates.uniform(config.uniform)
+    even = [measuring.combination(o) for o in _ticked(spreads, tick, "uniform")]
+    tried = [measuring.combination(o) for o in _ticked(candidates.plans(), tick, "plan")]
+    tried += [
+        measuring.combination(o) for o in _ticked(candidates.random(config.combinations), tick, "combination")
+    ]
+    tried += candidates.corrected(measuring.combination, [*tried, *even])
+    best, fell_back = candidates.best(tried, even)
+    scale = measuring.scale
+    relation = additivity([c for c in (*tried, *even) if c is not best], best.predicted, best.error)
+    picked = [c.options[o] for c, o in zip(curves, best.options, strict=True)]
+    intact = measuring.intact_groups()
+    by_adding = predict(picked, scale, relation, intact, config.confidence)
+    measured = observed(best, scale, intact, config.confidence, new_data=True)
+    evens = [observed(c, scale, intact, config.confidence) for c in even]
+    gain = difference(best, even, config.confidence)
+    planned = sum(o.size for o in picked)
+    guessed = about[0] is Quantity.GRADIENT
+    full = target_size(Budget(kind, 1.0), shapes) if kind != "rank" else float(len(curves))
+    return Plan(
+        action=action,
+        budget=budget.text,
+        layers=tuple(_line(c, o, config.confidence) for c, o in zip(curves, best.options, strict=True)),
+        predicted=dict(_NOTHING) if guessed else _covering(by_adding, measured),
+        uniform=_uniform(evens, even, measuring) | (_NOTHING if guessed else {}) | {"gain": gain},
+        additivity=_additivity([*tried, *even], relation, scale),
+        performance=dict(study.performance) | {"intact": scale.intact},
+        size={
+            "unit": kind,
+            "planned": planned,
+            "full": full,
+            "budget": candidates.budget,
+            "intact": sum(c.options[-1].size for c in curves),
+        },
+        networks=about[1],
+        outcome=PlanOutcome.GUESS
+        if guessed
+        else _size_outcome(candidates, best, even)
+        if candidates.loss
+        else _outcome(gain, fell_back),
+        quantity=about[0],
+        exact=candidates.exact,
+        frontier=() if guessed else tuple(candidates.frontier(_metrics(study, curves))),
+        curves=tuple(_points(c, o) for c, o in zip(curves, best.options, strict=True)),
+        study=study,
+    )
+
+
+def _points(curve: Curve, chosen: int) -> dict[str, Any]:
+    """A layer's curve for the page: every setting with its size and cost, and which one was chosen."""
+    points = [{"choice": o.choice, "size": o.size, "cost": o.cost, "stderr": o.error} for o in curve.options]
+    return {"layer": curve.layer, "choice": curve.options[chosen].choice, "points": points}
+
+
+def _metrics(study: Study, curves: Sequence[Curve]) -> dict[str, dict[str, float]]:
+    """The data-free metrics by which others spread a budget, where the study recorded them for every layer."""
+    found: dict[str, dict[str, float]] = {}
+    for name in ("alpha", "stable_rank"):
+        known = {
+            r["layer"]: float(r[name])
+            for r in study.rows
+            if r["intervention"] == "intact" and r.get(name) is not None
+        }
+        if all(c.layer in known for c in curves):
+            found[name] = known
+    return found
+
+
+def _ticked(options: Sequence[tuple[int, ...]], tick: Tick, name: str) -> Any:
+    for one in options:
+        yield one
+        tick(name)
+
+
+def _line(curve: Curve, chosen: int, confidence: float) -> PlannedLayer:
+    from scipy import stats
+
+    option = curve.options[chosen]
+    half = float(stats.norm.ppf(0.5 + confidence / 2)) * option.error
+    return PlannedLayer(
+        curve.layer,
+        option.choice,
+        curve.options[-1].size - option.size,
+        option.cost,
+        (option.cost - half, option.cost + half),
+        curve.kind,
+        curve.shape.rows,
+        curve.shape.cols,
+    )
+
+
+def _covering(by_adding: Prediction, measured: Prediction) -> dict[str, Any]:
+    """The prediction from added costs; where the plan was measured, the interval covers that measurement's too.
+
+    ``contradicted`` says that the measurement lies outside the interval of the prediction.
+    """
+    low, high, contradicted = by_adding.low, by_adding.high, False
+    if measured.performance is not None and low is not None and high is not None:
+        contradicted = not low <= measured.performance <= high
+        ends = [end for end in (measured.low, measured.high, measured.performance) if end is not None]
+        low, high = min(low, *ends), max(high, *ends)
+    return {
+        "performance": by_adding.performance,
+        "low": low,
+        "high": high,
+        "measured": measured.performance,
+        "contradicted": contradicted,
+    }
+
+
+def _uniform(
+    evens: Sequence[Prediction], even: Sequence[Combination], measuring: CombinationEvaluator
+) -> dict[str, Any]:
+    """The mean over the draws of the even spread."""
+
+    def mean(values: list[float | None]) -> float | None:
+        known = [v for v in values if v is not None]
+        return float(np.mean(known)) if len(known) == len(values) and known else None
+
+    performance = mean([e.performance for e in evens])
+    summed = float(np.mean([c.predicted for c in even]))
+    choices = sorted({choice for c in even for choice in measuring.choices(c.options).values()})
+    return {
+        "performance": performance if performance is not None else measuring.scale.performance(summed),
+        "low": mean([e.low for e in evens]),
+        "high": mean([e.high for e in evens]),
+        "draws": len(even),
+        "choices": choices[:20],
+        "size": float(np.mean([size_of(measuring.curves, c.options) for c in even])),
+        "layers": measuring.choices(even[0].options),
+    }
+
+
+def _additivity(tried: Sequence[Combination], relation: Additivity, scale: CostScale) -> dict[str, Any]:
+    known = [c for c in tried if c.measured is not None and np.isfinite(c.measured)]
+    pairs = [
+        {"predicted": scale.performance(c.predicted), "measured": scale.performance(float(c.measured or 0.0))}
+        for c in known
+    ]
+    return {
+        "predicted": float(np.mean([p["predicted"] for p in pairs])) if pairs else None,
+        "measured": float(np.mean([p["measured"] for p in pairs])) if pairs else None,
+        "n": len(pairs),
+        "ratio": relation.ratio if relation.n and relation.relative else None,
+        "combinations": pairs,
+    }
+
+
+def size_of(curves: Sequence[Curve], options: Sequence[int]) -> float:
+    """The summed size of a choice."""
+    return float(sum(c.options[o].size for c, o in zip(curves, options, strict=True)))
+
+
+def _size_outcome(candidates: Candidates, best: Combination, even: Sequence[Combination]) -> PlanOutcome:
+    """Of a budget on the loss: whether the plan is smaller than uniform allocation."""
+    smaller = size_of(candidates.curves, best.options) < size_of(candidates.curves, even[0].options)
+    return PlanOutcome.SMALLER if smaller else PlanOutcome.NOT_SMALLER
+
+
+def _outcome(gain: Mapping[str, float | None], fell_back: bool) -> PlanOutcome:
+    if fell_back:
+        return PlanOutcome.UNIFORM
+    if gain["gain"] is None:
+        return PlanOutcome.NOT_MEASURED
+    if gain["low"] is None:
+        return PlanOutcome.NO_ERROR
+    return PlanOutcome.BETTER if gain["low"] > 0 else PlanOutcome.NOT_BETTER

@@ -1,0 +1,260 @@
+"""Checkpoints rewritten tensor by tensor: the same format, names, precision and metadata, some tensors new.
+
+Reads are streamed; what is not changed is copied byte for byte. Nothing here decides what changes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.io.formats.state_dict import WRAPPERS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+}
+_NAMES: dict[Any, str] = {np.dtype(kind): name for name, kind in DTYPES.items()} | {
+    np.dtype(np.bool_): "BOOL",
+    **{np.dtype(f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{np.dtype(f"uint{bits}"): f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """What becomes of a checkpoint's tensors.
+
+    Attributes:
+        replace: Tensor -> its new values by name: one of the same name, or two factors in its place.
+        rename: What another tensor is called afterwards; ``None`` leaves it out.
+    """
+
+    replace: Mapping[str, Mapping[str, NDArray[Any]]]
+    rename: Callable[[str], str | None]
+
+
+def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[str]:
+    """Write a safetensors file again with some tensors changed; returns the names it holds."""
+    with source.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        start = 8 + size
+        metadata = header.pop("__metadata__", None)
+        new: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+        parts: list[tuple[int, int] | bytes] = []
+        place = 0
+        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+            if name in rewrite.replace:
+                written = [
+                    (n, about["dtype"], list(v.shape), cast(v, about["dtype"], name).tobytes())
+                    for n, v in rewrite.replace[name].items()
+                ]
+                for other, dtype, shape, raw in written:
+                    new[other] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + len(raw)]}
+                    parts.append(raw)
+                    place += len(raw)
+                continue
+            other_name = rewrite.rename(name)
+            if other_name is None:
+                continue
+            first, last = about["data_offsets"]
+            new[other_name] = about | {"data_offsets": [place, place + last - first]}
+            parts.append((start + first, last - first))
+            place += last - first
+        with target.open("wb") as out:
+            out.write(_header(new))
+            for part in parts:
+                if isinstance(part, bytes):
+                    out.write(part)
+                    continue
+                file.seek(part[0])
+                left = part[1]
+                while left:
+                    chunk = file.read(min(left, 16 << 20))
+                    out.write(chunk)
+                    left -= len(chunk)
+    return [name for name in new if name != "__metadata__"]
+
+
+def write_safetensors(target: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays by name as a new safetensors file, one after the other.
+
+    A full disk is the operating system's own error here; the library's writer would hide it in one of its own.
+    """
+    header: dict[str, Any] = {}
+    place = 0
+    for name, value in tensors.items():
+        if value.dtype not in _NAMES:
+            raise UnsupportedError(name, f"is {value.dtype}; safetensors has no such type")
+        ends = [place, place + value.nbytes]
+        header[name] = {"dtype": _NAMES[value.dtype], "shape": list(value.shape), "data_offsets": ends}
+        place = ends[1]
+    with target.open("wb") as out:
+        out.write(_header(header))
+        for value in tensors.values():
+            out.write(np.ascontiguousarray(value).tobytes())
+
+
+def _header(header: Mapping[str, Any]) -> bytes:
+    """A safetensors header, its length first; padded, so that the tensors start at a multiple of eight."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def cast(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+    """Values in the precision the file had them in.
+
+    Raises:
+        UnsupportedError: The tensor is stored in a form that real values cannot be put back into.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedError(name, f"is stored as {dtype}; apply writes F64, F32, F16 and BF16 tensors")
+    return np.ascontiguousarray(values.astype(DTYPES[dtype]))
+
+
+def rewrite_npz(source: Path, target: Path, rewrite: Rewrite) -> None:
+    """Write an ``.npz`` again with some arrays changed."""
+    with np.load(source, allow_pickle=False) as file:
+        arrays: dict[str, Any] = {}
+        for name in file.files:
+            if name in rewrite.replace:
+                arrays |= {n: v.astype(file[name].dtype) for n, v in rewrite.replace[name].items()}
+                continue
+            other = rewrite.rename(name)
+            if other is not None:
+                arrays[other] = file[name]
+    with target.open("wb") as out:
+        np.savez(out, **arrays)
+
+
+def rewrite_torch(source: Path, target: Path, rewrite: Rewrite, names: Sequence[str]) -> None:
+    """Write a torch checkpoint again: the table that holds all tensors of ``names`` changed, the rest as it was.
+
+    Names may have a wrapper's prefix in the file (``module.``), which they keep.
+
+    Raises:
+        UnsupportedError: The tensors do not lie in one table.
+    """
+    import torch
+
+    found: Any = torch.load(source, map_location="cpu", weights_only=True)
+    place = _holder(found, names)
+    if place is None:
+        why = "its tensors do not lie in one table; save the network's state_dict() alone, or as safetensors"
+        raise UnsupportedError(source, why)
+    state, prefix = place
+    new: dict[str, Any] = {}
+    for key, value in state.items():
+        name = str(key).removeprefix(prefix)
+        if name in rewrite.replace:
+            for other, array in rewrite.replace[name].items():
+                values = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+                new[f"{prefix}{other}"] = values.to(value.dtype)
+            continue
+        renamed = rewrite.rename(name)
+        if renamed is not None:
+            new[f"{prefix}{renamed}"] = value
+    try:
+        with target.open("wb") as out:
+            torch.save(_with(found, state, new), out)
+    except RuntimeError as error:  # torch hides what the operating system said behind its own error
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def _holder(tree: Any, names: Sequence[str], depth: int = 8) -> tuple[dict[Any, Any], str] | None:
+    """The table in which all names lie, and the prefix they have there."""
+    if not isinstance(tree, dict) or depth == 0:
+        return None
+    for prefix in ("", *WRAPPERS, *(a + b for a in WRAPPERS for b in WRAPPERS)):
+        if all(f"{prefix}{name}" in tree for name in names):
+            return tree, prefix
+    inner = (_holder(value, names, depth - 1) for value in tree.values())
+    return next((found for found in inner if found is not None), None)
+
+
+def _with(tree: Any, old: dict[Any, Any], new: dict[str, Any]) -> Any:
+    """A tree of tables with one of them replaced."""
+    if tree is old:
+        return new
+    return {key: _with(value, old, new) for key, value in tree.items()} if isinstance(tree, dict) else tree
+
+
+def rewrite_directory(source: Path, target: Path, rewrite: Rewrite) -> None:
+    """Copy a Hugging Face directory, its safetensors shards rewritten and their index to match.
+
+    Raises:
+        UnsupportedError: It holds weights in another format.
+    """
+    import shutil
+
+    shards = sorted(source.glob("*.safetensors"))
+    if not shards:
+        raise UnsupportedError(
+            source, "holds no safetensors weights; convert it first: pickled weights are not written"
+        )
+    places: dict[str, str] = {}
+    for shard in shards:
+        for name in rewrite_safetensors(shard, target / shard.name, rewrite):
+            places[name] = shard.name
+    for other in sorted(source.iterdir()):
+        if other.suffix in (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"):
+            continue
+        if other.is_dir():
+            continue  # caches and other exports are not part of the model
+        if other.name.endswith(".safetensors.index.json"):
+            index = json.loads(other.read_text("utf-8"))
+            index["weight_map"] = places
+            total = sum((target / s.name).stat().st_size for s in shards)
+            index.setdefault("metadata", {})["total_size"] = total
+            (target / other.name).write_text(json.dumps(index, indent=2), "utf-8")
+            continue
+        shutil.copyfile(other, target / other.name)
+
+
+def find_tensor(
+    layer: str,
+    weight: NDArray[Any],
+    names: Mapping[str, tuple[int, ...]],
+    read: Callable[[str], NDArray[Any]],
+) -> tuple[str, bool]:
+    """Which tensor of a file is a layer's weight, and whether it is stored transposed.
+
+    By name first, then by value: modules rebuilt from plain files rename their layers.
+
+    Raises:
+        BadInputError: None is.
+    """
+
+    def same(name: str, turned: bool) -> bool:
+        there = np.asarray(read(name)).astype(np.float32)
+        return bool(np.array_equal(there.T if turned else there, weight))
+
+    shapes = [(False, weight.shape)] + ([(True, weight.shape[::-1])] if weight.ndim == 2 else [])
+    wanted = f"{layer}.weight"
+    close = [n for n in names if n == wanted or n.endswith(f".{wanted}") or wanted.endswith(f".{n}")]
+    plain = re.sub(r"[^0-9a-z]", "", layer.lower())
+    close += [n for n in names if n not in close and re.sub(r"[^0-9a-z]", "", n.lower()).startswith(plain)]
+    for name in [*close, *(n for n in names if n not in close)]:
+        for turned, shape in shapes:
+            if names[name] == shape and same(name, turned):
+                return name, turned
+    raise BadInputError(
+        layer, "no tensor of the file holds this layer's weights; the plan is for another network"
+    )

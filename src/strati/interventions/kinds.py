@@ -1,0 +1,494 @@
+"""Interventions as data: which change, with which settings, how many draws.
+
+An :class:`Intervention` is a name and a list of settings, each a few named values: ``truncate(rank=[1, 4])`` has the
+settings ``rank=1`` and ``rank=4``. The constructors below make them in Python, :func:`from_table` from a TOML table.
+What a change does to a weight is in ``measuring.edits``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strati.core import plugins
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
+
+HIDDEN = "_checkpoint"
+"""The one checkpoint of ``swap`` or ``adapt``: where it lies is no part of a setting's text."""
+
+Pairs = tuple[tuple[str, Any], ...]
+"""One setting: names and values in a fixed order."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a named value of an intervention may be."""
+
+    kind: type | tuple[type, ...]
+    low: float | None = None
+    high: float | None = None
+    above: bool = False  # strictly above ``low``
+    pattern: str | None = None
+
+    def wrong(self, given: Any) -> str | None:
+        """Why a value cannot be used, or ``None``."""
+        value: Any = given
+        wanted = {bool: "true or false", int: "a whole number", str: "text"}
+        if isinstance(given, bool) != (self.kind is bool) or not isinstance(given, self.kind):
+            kind = self.kind if isinstance(self.kind, type) else float
+            return f"wants {wanted.get(kind, 'a number')}, not {value!r}"
+        if self.pattern is not None and not re.fullmatch(self.pattern, value):
+            return f"wants n:m with 0 < n < m, such as 2:4, not {value!r}"
+        if self.pattern is not None and not 0 < int(value.split(":")[0]) < int(value.split(":")[1]):
+            return f"wants n:m with 0 < n < m, such as 2:4, not {value!r}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"wants a finite number, not {value!r}"
+        if self.low is not None and (value < self.low or (self.above and value == self.low)):
+            return f"is {'above' if self.above else 'at least'} {self.low:g}, not {value!r}"
+        if self.high is not None and value > self.high:
+            return f"is at most {self.high:g}, not {value!r}"
+        return None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of an intervention: its options, which of them make a setting, whether chance is involved.
+
+    ``main``: alternatives, of which a setting has exactly one (none: there is nothing to set).
+    """
+
+    options: Mapping[str, Option] = field(default_factory=dict)
+    main: tuple[str, ...] = ()
+    random: bool = False
+    source: bool = False  # needs another checkpoint
+
+
+_NUMBER = (int, float)
+_SHARE = Option(_NUMBER, 0.0, 1.0)
+
+KINDS: dict[str, Kind] = {
+    "reinitialise": Kind(),
+    "rerandomise": Kind(random=True),
+    "truncate": Kind(
+        {
+            "rank": Option(int, 0),
+            "energy": Option(_NUMBER, 0.0, 1.0, above=True),
+            "parameters": Option(_NUMBER, 0.0, 1.0, above=True),
+        },
+        ("rank", "energy", "parameters"),
+    ),
+    "signal-only": Kind(),
+    "noise-only": Kind(),
+    "remove-quasi-null": Kind(),
+    "remove-small": Kind({"k": Option(int, 1)}, ("k",)),
+    "remove-large": Kind({"k": Option(int, 1)}, ("k",)),
+    "quantise": Kind(
+        {"bits": Option(int, 1, 16), "group": Option(int, 1), "symmetric": Option(bool)}, ("bits",)
+    ),
+    "prune": Kind(
+        {"share": _SHARE, "pattern": Option(str, pattern=r"\d{1,4}:\d{1,4}")}, ("share", "pattern")
+    ),
+    "zero": Kind(),
+    "permute-entries": Kind(random=True),
+    "drop": Kind({"run": Option(int, 1)}),
+    "swap": Kind({"checkpoint": Option(str)}, source=True),
+    "adapt": Kind({"checkpoint": Option(str), "rank": Option(int, 0)}, ("rank",), source=True),
+    "scale": Kind({"factor": Option(_NUMBER)}, ("factor",)),
+    "noise": Kind({"size": Option(_NUMBER, 0.0)}, ("size",), random=True),
+}
+"""Every intervention strati knows by name."""
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """One kind of change and the settings to try.
+
+    Attributes:
+        name: As rows have it: ``truncate``, ``signal-only``, or the name of the user's function.
+        settings: One tuple of (name, value) pairs each; one empty tuple where there is nothing to set.
+        draws: How often, where chance is involved; ``None``: as often as the study says.
+        source: The user's function, or the other network of ``swap`` and ``adapt``.
+
+    Examples:
+        >>> [setting_text(s) for s in truncate(rank=[1, 4]).settings]
+        ['rank=1', 'rank=4']
+    """
+
+    name: str
+    settings: tuple[Pairs, ...] = ((),)
+    draws: int | None = None
+    source: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def random(self) -> bool:
+        """Whether draws differ; a deterministic intervention has one draw."""
+        known = KINDS.get(self.name)
+        return known is None or known.random
+
+    def times(self, draws: int) -> int:
+        """How many draws there are when the study asks for ``draws``."""
+        return (self.draws or draws) if self.random else 1
+
+
+@dataclass(frozen=True)
+class Point:
+    """One change to be made: which intervention, with which setting, which draw."""
+
+    intervention: str
+    setting: Pairs = ()
+    draw: int = 0
+
+    @property
+    def text(self) -> str | None:
+        """The setting as rows have it."""
+        return setting_text(self.setting)
+
+
+def setting_text(setting: Pairs) -> str | None:
+    """A setting as rows carry it; ``None`` where there is nothing to set.
+
+    Examples:
+        >>> setting_text((("bits", 4), ("group", 128))), setting_text((("energy", 0.5),)), setting_text(())
+        ('bits=4,group=128', 'energy=0.5', None)
+    """
+    shown = [(name, value) for name, value in setting if name != HIDDEN]
+    return ",".join(f"{name}={_text(value)}" for name, value in shown) or None
+
+
+def read_setting(text: str | None) -> dict[str, Any]:
+    """The values of a setting's text.
+
+    Raises:
+        BadInputError: It is not of the form ``name=value,...``.
+
+    Examples:
+        >>> read_setting("bits=4,symmetric=true"), read_setting("pattern=2:4"), read_setting(None)
+        ({'bits': 4, 'symmetric': True}, {'pattern': '2:4'}, {})
+    """
+    found: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadInputError(text or "setting", "is not of the form name=value,name=value")
+        found[name] = parse_value(value)
+    return found
+
+
+def truncate(
+    *,
+    rank: int | Sequence[int] = (),
+    energy: float | Sequence[float] = (),
+    parameters: float | Sequence[float] = (),
+) -> Intervention:
+    """Keep the leading singular directions of a layer.
+
+    Args:
+        rank: How many to keep.
+        energy: Share of the squared Frobenius norm to keep; the fewest directions that hold it.
+        parameters: Share of the layer's parameters that two factors may have, ``k (rows + cols) <= share rows cols``.
+
+    Examples:
+        >>> truncate(rank=4).settings
+        ((('rank', 4),),)
+    """
+    return make("truncate", {"rank": rank, "energy": energy, "parameters": parameters})
+
+
+def signal_only() -> Intervention:
+    """Keep the singular directions above the Tracy-Widom edge of the layer's random bulk."""
+    return make("signal-only", {})
+
+
+def noise_only() -> Intervention:
+    """Keep what is left below that edge."""
+    return make("noise-only", {})
+
+
+def remove_quasi_null() -> Intervention:
+    """Remove the quasi-null directions: those weaker than noise would leave them."""
+    return make("remove-quasi-null", {})
+
+
+def remove_small(k: int | Sequence[int]) -> Intervention:
+    """Remove the ``k`` weakest singular directions."""
+    return make("remove-small", {"k": k})
+
+
+def remove_large(k: int | Sequence[int]) -> Intervention:
+    """Remove the ``k`` strongest singular directions."""
+    return make("remove-large", {"k": k})
+
+
+def quantise(
+    *, bits: int | Sequence[int], group: int | Sequence[int] = (), symmetric: bool | Sequence[bool] = ()
+) -> Intervention:
+    """Round every weight to the nearest of ``2^bits`` levels.
+
+    Args:
+        bits: Bits per weight.
+        group: Neighbouring inputs of an output that share a scale; all of them by default.
+        symmetric: Levels symmetric around zero; by default they span smallest to largest weight.
+
+    Examples:
+        >>> [setting_text(s) for s in quantise(bits=[4, 2], group=64).settings]
+        ['bits=4,group=64', 'bits=2,group=64']
+    """
+    return make("quantise", {"bits": bits, "group": group, "symmetric": symmetric})
+
+
+def prune(*, share: float | Sequence[float] = (), pattern: str | Sequence[str] = ()) -> Intervention:
+    """Set the smallest entries to zero: a ``share`` of them, or all but n of every m neighbours (``pattern="2:4"``)."""
+    return make("prune", {"share": share, "pattern": pattern})
+
+
+def zero() -> Intervention:
+    """Set the weight to zero; the bias stays."""
+    return make("zero", {})
+
+
+def permute_entries(*, draws: int | None = None) -> Intervention:
+    """Permute the entries of the weight at random."""
+    return make("permute-entries", {}, draws=draws)
+
+
+def drop(*, run: int | Sequence[int] = ()) -> Intervention:
+    """Replace residual blocks by the identity: each in turn, or each ``run`` of neighbouring ones."""
+    return make("drop", {"run": run})
+
+
+def swap(source: Any) -> Intervention:
+    """Give the layer the values it has in another network of the same shape (a path, a module, tensors by name)."""
+    return make("swap", {}, source=source)
+
+
+def adapt(source: Any, *, rank: int | Sequence[int]) -> Intervention:
+    """Keep only rank ``rank`` of the update since ``source``, the base: ``W_base + truncate(W - W_base)``."""
+    return make("adapt", {"rank": rank}, source=source)
+
+
+def scale(factor: float | Sequence[float]) -> Intervention:
+    """Multiply the weight by a number."""
+    return make("scale", {"factor": factor})
+
+
+def noise(size: float | Sequence[float], *, draws: int | None = None) -> Intervention:
+    """Add Gaussian noise whose Frobenius norm is ``size`` times the weight's."""
+    return make("noise", {"size": size}, draws=draws)
+
+
+def reinitialise() -> Intervention:
+    """Put the layer's initial values back."""
+    return make("reinitialise", {})
+
+
+def rerandomise(*, draws: int | None = None) -> Intervention:
+    """Draw new values from the distribution the layer was initialised from."""
+    return make("rerandomise", {}, draws=draws)
+
+
+def intervention(name: str, function: Callable[[Any, Any], Any], *, draws: int | None = None) -> Intervention:
+    """A function ``(weight, rng) -> weight`` of your own as an intervention.
+
+    Examples:
+        >>> intervention("sign", lambda weight, rng: abs(weight)).name
+        'sign'
+    """
+    if name in KINDS or name == "intact":
+        raise BadInputError(name, "is the name of one of strati's own interventions; choose another")
+    if not callable(function):
+        raise BadInputError(name, "an intervention is a function (weight, rng) -> weight")
+    return Intervention(name, ((),), draws, function)
+
+
+def make(
+    name: str, values: Mapping[str, Any], *, draws: int | None = None, source: Any = None
+) -> Intervention:
+    """An intervention by name, its values checked; a list of values is a list of settings.
+
+    Raises:
+        BadInputError: An unknown name or option, a value out of range, or nothing where something is needed.
+    """
+    if name not in KINDS:
+        raise BadInputError(name, f"no such intervention{_near(name, KINDS)}")
+    kind = KINDS[name]
+    lists: dict[str, tuple[Any, ...]] = {}
+    for option, given in values.items():
+        if option not in kind.options:
+            known = ", ".join(kind.options) or "no options"
+            raise BadInputError(
+                f"{name}.{option}", f"no such option; {name} has {known}{_near(option, kind.options)}"
+            )
+        listed = tuple(map(_plain, given)) if _is_list(given) else (_plain(given),)
+        for value in listed:
+            why = kind.options[option].wrong(value)
+            if why is not None:
+                raise BadInputError(f"{name}.{option}", why)
+        if listed:
+            lists[option] = listed
+    if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
+        raise BadInputError(f"{name}.draws", f"is a whole number from 1, not {draws!r}")
+    return Intervention(name, _settings(name, kind, lists), draws, source)
+
+
+def _is_list(given: Any) -> bool:
+    """Lists, ranges and arrays of values; an array without dimensions is one value."""
+    return isinstance(given, list | tuple | range) or getattr(given, "ndim", 0) == 1
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's own."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tuple[Pairs, ...]:
+    given = [option for option in kind.main if option in lists]
+    if kind.main and not given:
+        raise BadInputError(name, f"needs settings: {' or '.join(kind.main)} (a value or a list of values)")
+    side = [option for option in kind.options if option in lists and option not in kind.main]
+    found: list[Pairs] = []
+    for main in [[option] for option in given] or [[]]:
+        names = [*main, *side]
+        for chosen in itertools.product(*(lists[n] for n in names)):
+            alone = len(lists.get("checkpoint", ())) == 1
+            shown = [HIDDEN if n == "checkpoint" and alone else n for n in names]
+            pairs = tuple(zip(shown, chosen, strict=True))
+            if pairs not in found:
+                found.append(pairs)
+    for pairs in found:
+        chosen_values = dict(pairs)
+        if name == "quantise" and chosen_values.get("symmetric") and chosen_values["bits"] < 2:
+            raise BadInputError("quantise.bits", "symmetric levels need at least 2 bits")
+    return tuple(found)
+
+
+def from_table(name: str, table: Mapping[str, Any], where: str) -> Intervention:
+    """An intervention as a TOML table ``[interventions.NAME]`` says it.
+
+    Raises:
+        BadInputError: As :func:`make`, naming the file.
+    """
+    try:
+        values = dict(table)
+        draws = values.pop("draws", None)
+        if name not in KINDS:
+            raise BadInputError(name, f"no such intervention{_near(name, KINDS)}")
+        if KINDS[name].source and "checkpoint" not in values:
+            raise BadInputError(name, "needs checkpoint: the path of the other network")
+        return make(name, values, draws=draws)
+    except BadInputError as error:
+        raise BadInputError(where, f"interventions.{error.what}: {error.why}") from None
+
+
+def as_interventions(given: Any) -> tuple[Intervention, ...]:
+    """What a user gives as ``interventions=``: constructors' results, names, functions, alone or in a list.
+
+    Raises:
+        BadInputError: Something else, or one (name, setting) twice.
+
+    Examples:
+        >>> [i.name for i in as_interventions(["zero", truncate(rank=2)])]
+        ['zero', 'truncate']
+    """
+    listed: Iterable[Any]
+    if isinstance(given, Mapping):
+        listed = [intervention(str(name), function) for name, function in given.items()]
+    elif isinstance(given, list | tuple):
+        listed = given
+    else:
+        listed = [given]
+    found: list[Intervention] = []
+    for one in listed:
+        if isinstance(one, str):
+            found.append(make(one, {}) if one in KINDS else _of_other_package(one))
+        elif isinstance(one, Intervention):
+            found.append(one)
+        elif callable(one):
+            found.append(intervention(str(getattr(one, "__name__", type(one).__name__)), one))
+        else:
+            raise BadInputError(
+                "interventions", f"{one!r} is not an intervention; use strati.truncate(...) and the like"
+            )
+    merged = merge(found)
+    if not merged:
+        raise BadInputError("interventions", "none given; use strati.truncate(rank=[1, 4]) and the like")
+    return merged
+
+
+def _of_other_package(name: str) -> Intervention:
+    function = plugins.load(plugins.INTERVENTIONS, name)
+    if function is None:
+        known = (*KINDS, *plugins.names(plugins.INTERVENTIONS))
+        raise BadInputError("interventions", f"no intervention {name!r}; {nearest(name, known)}")
+    return intervention(name, function)
+
+
+def merge(found: Sequence[Intervention]) -> tuple[Intervention, ...]:
+    """Interventions of one name put together.
+
+    Raises:
+        BadInputError: One name with two functions, networks or numbers of draws.
+    """
+    merged: dict[str, Intervention] = {}
+    for one in found:
+        before = merged.get(one.name)
+        if before is None:
+            merged[one.name] = one
+            continue
+        if before.source is not one.source or before.draws != one.draws:
+            raise BadInputError(
+                one.name, "is given twice with different sources or draws; give it another name"
+            )
+        settings = dict.fromkeys((*before.settings, *one.settings))
+        merged[one.name] = Intervention(one.name, tuple(settings), one.draws, one.source)
+    return tuple(merged.values())
+
+
+def identity(found: Sequence[Intervention]) -> list[dict[str, Any]]:
+    """Interventions as plain values on which rows depend, functions by their name and code."""
+    return [
+        {
+            "name": one.name,
+            "settings": [list(map(list, s)) for s in one.settings],
+            "draws": one.draws,
+            "function": _code(one.source) if callable(one.source) and one.name not in KINDS else None,
+        }
+        for one in found
+    ]
+
+
+def _code(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    raw = code.co_code + repr(code.co_consts).encode() if code is not None else b""
+    return (
+        f"{getattr(function, '__qualname__', type(function).__name__)} {hashlib.sha256(raw).hexdigest()[:16]}"
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def parse_value(text: str) -> Any:
+    """A value of a setting from its text: true, false, a number, or the text itself."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _near(name: object, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), list(names), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,330 @@
+"""The intervention study: every layer re-initialised and re-randomised, performance and metrics recorded.
+
+:func:`study` runs one, from a spec or on modules in memory; :class:`Study` is its rows. What the rows say of the
+metrics is ``audit``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+
+from strati.core import plugins
+from strati.core.errors import BadInputError, require
+from strati.core.options import resolve
+from strati.core.results import Result, Tick, silent
+from strati.core.text import natural
+from strati.interventions import study_spec as specs
+from strati.interventions.job import Job
+from strati.interventions.study_config import StudyConfig, override
+from strati.interventions.study_spec import STORE, Spec, read_spec
+from strati.jobs.driver import Keep, Run, drive, open_store, shared_folder, stoppable
+from strati.jobs.engine import Outcome, Unit
+from strati.jobs.outputs import write_atomic
+from strati.jobs.store import Finished, Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+    from torch import nn
+
+    from strati.core.json_types import StudyFields
+    from strati.core.option_types import StudyOptions
+    from strati.interventions.measure_layer import Evaluate
+
+FIRST_COLUMNS = (
+    *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
+    *("performance", "performance_stderr", "intact_performance"),
+)
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups", "learning_coefficient_stderr"})
+"""What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
+
+
+@dataclass(frozen=True)
+class Study(Result):
+    """The rows of a study: one per (network, layer, intervention, setting, draw).
+
+    ``origin`` says where its networks and data are, ``body`` holds them while they are in memory; plans use both.
+    """
+
+    verb: ClassVar[str] = "study"
+    key_columns: ClassVar[tuple[str, ...]] = (
+        "network",
+        "layer",
+        "intervention",
+        "setting",
+        "draw",
+        "performance",
+        "performance_stderr",
+        "intact_performance",
+    )
+
+    name: str
+    performance: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+    units: int
+    store: str | None = None
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    body: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def done(self) -> int:
+        """How many points are measured."""
+        return sum(row["status"] == "done" for row in self.rows)
+
+    @property
+    def failed(self) -> int:
+        """How many points failed."""
+        return sum(row["status"] == "failed" for row in self.rows)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of the metrics recorded."""
+        found = dict.fromkeys(name for row in self.rows for name in row)
+        return tuple(name for name in found if name not in NO_METRICS)
+
+    def payload(self) -> StudyFields:
+        """Counts, the store, the measure of performance, and why points failed."""
+        reasons: dict[str, int] = {}
+        for row in self.rows:
+            if row["status"] == "failed":
+                reasons[row["reason"]] = reasons.get(row["reason"], 0) + 1
+        return {
+            "name": self.name,
+            "units": self.units,
+            "done": self.done,
+            "failed": self.failed,
+            "store": self.store,
+            "performance": self.performance,
+            "failures": [{"reason": reason, "count": n} for reason, n in sorted(reasons.items())[:50]],
+        }
+
+    def frame(self) -> pd.DataFrame:
+        """All rows, sorted by (network, layer, intervention, setting, draw)."""
+        import pandas as pd
+
+        ordered = sorted(self.rows, key=row_key)
+        return pd.DataFrame(list(ordered), columns=[*FIRST_COLUMNS, *self.metrics])
+
+    def summary(self) -> RenderableType:
+        """Performance of each layer under each intervention."""
+        from strati.interventions.summary import study_summary
+
+        return study_summary(self)
+
+    def plot(self, *, metric: str | None = None, **options: Any) -> Any:
+        """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
+        from strati.report.plots.study import scatter
+
+        return scatter(self, metric, **options)
+
+
+def study(
+    model: str | Path | Mapping[str, Any] | Spec | nn.Module,
+    *,
+    out: str | Path | None = None,
+    evaluate: Evaluate | None = None,
+    data: Any = None,
+    tick: Tick = silent,
+    config: StudyConfig | None = None,
+    **options: Unpack[StudyOptions],
+) -> Study:
+    """Change every layer of a network, one at a time, and record what happens.
+
+    Args:
+        model: A spec (a TOML file, a built-in name, a mapping); or, with ``evaluate`` or ``data``, whatever names a
+            network, or a mapping of names to such.
+        out: The folder of the store: a stopped study resumes there. Without it nothing is kept.
+        evaluate: For networks: a function of the network that returns its performance. Whether more is better must be
+            known: by the measure's name (``performance="loss"``, or the function's own name) or ``higher_is_better=``.
+            A network with all weights zero must not score better than the intact one.
+        data: For networks, instead of ``evaluate``: whatever names data with labels, or token ids; performance is then
+            the accuracy on them (perplexity for tokens), everything before the changed layer is computed once, and the
+            metrics that need data are recorded too. A module in half or double precision is computed in
+            float32; with ``evaluate`` it stays as it is.
+        tick: Called after each unit of work, with its name.
+        config: All options in one :class:`StudyConfig`.
+        **options: Fields of :class:`StudyConfig` by name; they win over ``config`` and over what a spec says.
+
+    Returns:
+        The rows.
+
+    Raises:
+        BadInputError: A spec with an unknown key, data that do not fit, a folder that holds another study, or a study
+            in which every point failed.
+        StoppedError: Ctrl-C.
+
+    Examples:
+        >>> import torch, strati
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(64, 4)
+        >>> y = net(x).argmax(1)  # by its own labels the network is perfect
+        >>> measured = study(net, data=(x, y), interventions=strati.truncate(rank=[1, 2]))
+        >>> measured.units, measured.done, float(measured.frame()["performance"].max())
+        (6, 6, 1.0)
+    """
+    require("torch", "torch", "an intervention study")
+    from strati.interventions.inputs import as_modules, is_spec, paths_of
+    from strati.interventions.study_sources import model_job, spec_job
+    from strati.interventions.tasks import find_data
+
+    config = resolve(StudyConfig, config, options, of=study)
+    config.check()
+    config = replace(config, plugins={**plugins.load_all(plugins.METRICS), **config.plugins})
+    given = evaluate is not None or data is not None
+    if is_spec(model, given=given):
+        if given:
+            raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
+        spec = model if isinstance(model, Spec) else read_spec(model)  # type: ignore[arg-type]
+        job = spec_job(override(spec, config, set(options)), config, find_data)
+        return _run(job, out, config.run(tick, workers=0))
+    modules = as_modules(model, config.activation)
+    return _run(model_job(modules, evaluate, data, config, paths_of(model)), out, config.run(tick))
+
+
+def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path | None, tick: Tick) -> Study:
+    """A study of a network, stored in a folder given, or in the cache under the hash of all that it depends on.
+
+    A network in memory is not looked for in the cache, and its study is not stored without a folder.
+    """
+    from strati.interventions.inputs import as_modules, paths_of
+    from strati.interventions.study_sources import model_job
+
+    config.check()
+    paths = paths_of(model)
+    job = model_job(as_modules(model, config.activation), None, data, config, paths)
+    folder = out if out is not None or not paths else cache_folder() / job.identity[:32]
+    return _run(job, folder, config.run(tick))
+
+
+def cache_folder() -> Path:
+    """Where studies are stored that no folder was given for (``XDG_CACHE_HOME``, default ``~/.cache``)."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "strati" / "studies"
+
+
+def load_study(folder: str | Path) -> Study:
+    """The study kept in a folder, as far as it got.
+
+    Raises:
+        BadInputError: There is no study, or its store is damaged.
+    """
+    path = Path(folder) / STORE
+    if not Path(folder).is_dir():
+        raise BadInputError(folder, "no such folder; give the folder of a study")
+    with Store(path) as store:
+        about = store.about()
+        layout = about.get("format", 1)
+        if layout != specs.FORMAT:
+            remedy = "update strati" if layout > specs.FORMAT else "run the study again in another folder"
+            raise BadInputError(
+                folder, f"holds rows of format {layout}, this strati reads {specs.FORMAT}; {remedy}"
+            )
+        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
+        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
+
+
+def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What rows are sorted by: network, layer, intervention, setting and draw, numbers in names by their size."""
+    setting = "" if row.get("setting") is None else str(row["setting"])
+    names = (row["network"], row["layer"], row["intervention"], setting)
+    return (*(natural(str(name)) for name in names), row.get("draw", 0))
+
+
+def _run(job: Job, out: str | Path | None, run: Run) -> Study:
+    with ExitStack() as stack:
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        alone = stack.enter_context(shared_folder(folder))
+        store = stack.enter_context(
+            open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
+        )
+        stack.enter_context(stoppable(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
+        list(store.units())  # a damaged row is found now, not after hours
+        job.prepare(folder)
+        trainings = _untrained(folder, store, job.train(folder))
+        run.expect(len(trainings) + len(_unfinished(job, folder, store, run)))
+        drive(store, job.body, trainings, _keep_networks(folder), run)
+        layers = _unfinished(job, folder, store, run)
+        drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
+        for subject in getattr(job.body, "subjects", {}).values():
+            subject.forget()
+        place = None if out is None else str(folder / STORE)
+        origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
+        counts = job.about["performance"], _rows(store), job.about["units"]
+        found = Study(job.name, *counts, place, origin, job.body)
+        _check_done(found)
+        return found
+
+
+def _check_done(found: Study) -> None:
+    """A study without one changed layer that could be measured is no study.
+
+    Raises:
+        BadInputError: There is none; the reason is the commonest one.
+    """
+    changed = [row for row in found.rows if row["intervention"] != "intact"]
+    if changed and not any(row["status"] == "done" for row in changed):
+        reasons = Counter(str(row["reason"]) for row in changed)
+        reason, count = reasons.most_common(1)[0]
+        why = f"every point failed, all {len(changed)} changed layers; {count} of them: {reason}"
+        raise BadInputError(found.store or found.name, why)
+
+
+def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:
+    done = store.keys(failed=not run.retry)
+    return [unit for unit in job.layers(folder, store) if unit.key not in done]
+
+
+def _rows(store: Store) -> tuple[dict[str, Any], ...]:
+    return tuple(sorted((row for unit in store.units() for row in unit.value.get("rows", ())), key=row_key))
+
+
+def _keep_networks(folder: Path) -> Keep:
+    def keep(outcome: Outcome) -> Finished:
+        from strati.interventions.study_units import digest_of
+
+        unit = outcome.unit
+        if outcome.reason is not None:
+            return Finished(unit.key, unit.name, {"networks": {}}, outcome.reason)
+        digests = {}
+        for name, raw in outcome.value.items():
+            write_atomic(folder / "networks" / f"{name}.npz", raw)
+            digests[name] = digest_of(raw)
+        return Finished(unit.key, unit.name, {"networks": digests})
+
+    return keep
+
+
+def _keep_rows(job: Job) -> Keep:
+    def keep(outcome: Outcome) -> Finished:
+        unit = outcome.unit
+        rows = outcome.value if outcome.reason is None else job.fail(unit, outcome.reason)
+        return Finished(unit.key, unit.name, {"rows": rows}, outcome.reason)
+
+    return keep
+
+
+def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
+    """The trainings that are not done, or whose networks are no longer on disk as they were written."""
+    from strati.interventions.study_units import digest_of
+
+    if not units:
+        return []
+    kept = {
+        found.key: found.value["networks"]
+        for found in store.units()
+        if found.reason is None and "networks" in found.value
+    }
+
+    def there(name: str, digest: str) -> bool:
+        path = folder / "networks" / f"{name}.npz"
+        return path.is_file() and digest_of(path.read_bytes()) == digest
+
+    return [u for u in units if u.key not in kept or not all(there(n, d) for n, d in kept[u.key].items())]

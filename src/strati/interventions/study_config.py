@@ -1,0 +1,223 @@
+"""What a study does and how it is run: one config for :func:`strati.study`, its fields keywords of the call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
+from strati.core.results import Tick, silent
+from strati.interventions.default_kinds import STANDARD
+from strati.interventions.kinds import Point, as_interventions, identity
+from strati.interventions.study_spec import SCHEMES, Spec
+from strati.jobs.driver import Run
+
+if TYPE_CHECKING:
+    from strati.interventions.targets import Target
+
+HIGHER = frozenset({"accuracy", "auc", "bleu", "f1", "precision", "r2", "recall", "reward", "rouge"})
+"""Measures of performance known by name of which more is better."""
+
+LOWER = frozenset(
+    {"bpc", "cer", "cross_entropy", "error", "fid", "kl", "loss", "mae", "mse", "nll", "perplexity"}
+    | {"rmse", "wer"}
+)
+"""Measures of performance known by name of which less is better."""
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What each layer goes through, what is recorded, and where the work runs.
+
+    Args:
+        interventions: What is done to each layer: ``strati.truncate(rank=[1, 4])`` and the like, names of those that
+            need no settings, functions ``(weight, rng) -> weight`` of your own. Default: truncate, quantise, prune, and
+            drop where the network has residual blocks.
+        draws: Draws of every intervention that has chance in it.
+        init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
+        layers: Patterns of the layers to change (:mod:`strati.io.layer_patterns`).
+        spectral: Record every number of the layer's spectrum.
+        activations: Record how the layer's outputs differ from the intact ones (needs data).
+        degeneracy: Record what ``degeneracy`` counts (needs data).
+        learning_coefficient: Record the learning coefficient of the trained network when only the layer's weights vary,
+            for every edit of the layer (needs data; seconds per layer).
+        samples: Rows of data for ``degeneracy`` and ``learning_coefficient``.
+        plugins: Metrics of yours, by name: ``matrix -> number`` or ``(intact, changed) -> number``.
+        seed: Random seed.
+        performance: Name of the measure of performance. With ``data``: ``"accuracy"`` (the default), ``"loss"`` or
+            ``"perplexity"``. With ``evaluate``: any name; without one, the function's own.
+        higher_is_better: Whether more performance is better. Needed with ``evaluate`` unless the measure's name is a
+            known one (``accuracy``, ``loss``, ``perplexity``, ``mse``, ``f1``, ...).
+        chance: Performance of random guessing, where it is known.
+        batch: Rows of data per batch.
+        context: Token ids in one dimension are cut into windows of this length.
+        inputs: The array of an ``.npz`` file or the columns of a CSV file that hold the inputs.
+        targets: The array or column that holds the labels.
+        activation: Activation function of a bare MLP, which a checkpoint does not store.
+        initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
+        engine: ``"local"`` or ``"ray"``.
+        workers: Processes; with one, ``local`` works in this process; 0 for one per processor. ``None`` is 0 for a
+            spec, whose networks are files, and 1 for networks in memory, of which every process would hold a copy.
+        address: The Ray cluster; ``None`` starts one here.
+        retry: Try again what failed in an earlier run.
+        resume: What to do to resume after a stop, as the user would type it.
+    """
+
+    interventions: tuple[Any, ...] = STANDARD
+    draws: int = 1
+    init: str = "auto"
+    layers: tuple[str, ...] = ("*",)
+    spectral: bool = True
+    activations: bool = True
+    degeneracy: bool = False
+    learning_coefficient: bool = False
+    samples: int = 256
+    plugins: Mapping[str, Callable[..., float]] = field(default_factory=dict)
+    seed: int = 0
+    performance: str | None = None
+    higher_is_better: bool | None = None
+    chance: float | None = None
+    batch: int = 1000
+    context: int = 128
+    inputs: str | None = None
+    targets: str | None = None
+    activation: str = "relu"
+    initial: Any = None
+    engine: str = "local"
+    workers: int | None = None
+    address: str | None = None
+    retry: bool = False
+    resume: str = "the same call and folder"
+
+    def __post_init__(self) -> None:
+        """One name or pattern alone is a list of one."""
+        given = self.layers
+        object.__setattr__(
+            self, "layers", tuple(given) if isinstance(given, list | tuple | set) else (given,)
+        )
+        object.__setattr__(self, "interventions", as_interventions(self.interventions))
+
+    def check(self) -> None:
+        """Refuse values that no study can have.
+
+        Raises:
+            BadInputError: There is one.
+        """
+        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 0)):
+            value = getattr(self, name)
+            if name == "workers" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")
+        if self.init not in SCHEMES:
+            raise BadInputError("init", f"no distribution {self.init!r}; {nearest(str(self.init), SCHEMES)}")
+
+    def points(self, target: Target, initial: bool) -> list[Point]:
+        """What a layer or block goes through; re-initialising needs initial values, a run of blocks as many blocks."""
+        found = [Point("intact")]
+        for one in self.interventions:
+            if (one.name == "drop") != (target.kind == "block") or (
+                one.name == "reinitialise" and not initial
+            ):
+                continue
+            for setting in one.settings:
+                if dict(setting).get("run", 1) <= max(len(target.members), 1):
+                    found += [Point(one.name, setting, draw) for draw in range(one.times(self.draws))]
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the interventions."""
+        return tuple(one.name for one in self.interventions)
+
+    def settings(self) -> dict[str, Any]:
+        """The fields that rows depend on, as plain values; a part of every unit's key."""
+        names = (
+            "draws",
+            "init",
+            "layers",
+            "spectral",
+            "activations",
+            "degeneracy",
+            "samples",
+        )
+        found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}
+        if (
+            self.learning_coefficient
+        ):  # studies without it keep the keys they had before there was such a metric
+            found["learning_coefficient"] = True
+        return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
+
+    def run(self, tick: Tick = silent, *, workers: int = 1) -> Run:
+        """Where and how the units run, as the driver wants it; ``workers`` where the config leaves it open."""
+        extra = {"expect": tick.expect} if hasattr(tick, "expect") else {}
+        count = workers if self.workers is None else self.workers
+        return Run(self.engine, count, self.address, self.retry, self.resume, tick=tick, **extra)
+
+    def direction(self, evaluate: Callable[..., float]) -> tuple[str, bool]:
+        """The name of what ``evaluate`` returns, and whether more of it is better.
+
+        Raises:
+            BadInputError: Neither the name nor ``higher_is_better`` says which.
+
+        Examples:
+            >>> StudyConfig(performance="perplexity").direction(lambda model: 1.0)
+            ('perplexity', False)
+            >>> StudyConfig().direction(lambda model: 1.0)
+            Traceback (most recent call last):
+            strati.core.errors.BadInputError: evaluate: say whether more is better: higher_is_better=True or False
+        """
+        own = getattr(evaluate, "__name__", "")
+        name = self.performance or (own if own.isidentifier() else "performance")
+        key = name.lower().replace("-", "_")
+        known = True if key in HIGHER else False if key in LOWER else None
+        if self.higher_is_better is None and known is None:
+            raise BadInputError("evaluate", "say whether more is better: higher_is_better=True or False")
+        if known is not None and self.higher_is_better not in (None, known):
+            word = "more" if known else "less"
+            why = f"contradicts the measure's name {name!r}, of which {word} is better; rename it with performance="
+            raise BadInputError("higher_is_better", why)
+        return name, bool(known if self.higher_is_better is None else self.higher_is_better)
+
+
+def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:
+    """The config of a spec: what a spec says, and from ``config`` where the work runs and the user's metrics."""
+    return dataclasses.replace(
+        config,
+        interventions=spec.interventions.all(),
+        draws=spec.interventions.draws,
+        init=spec.interventions.init,
+        layers=spec.interventions.layers,
+        **dataclasses.asdict(spec.metrics),
+        **dataclasses.asdict(spec.measure),
+        seed=spec.seed,
+    )
+
+
+def override(spec: Spec, config: StudyConfig, given: set[str]) -> Spec:
+    """The spec with the fields that a call gave by name, or that its config changed, in place of its own.
+
+    Raises:
+        BadInputError: A field that only modules have.
+    """
+    changed = given | {
+        f.name
+        for f in dataclasses.fields(StudyConfig)
+        if f.name not in ("plugins", "initial") and getattr(config, f.name) != getattr(StudyConfig(), f.name)
+    }
+    changed |= {"initial"} if config.initial is not None else set()
+    for name in ("higher_is_better", "initial", "context", "inputs", "targets", "activation"):
+        if name in changed:
+            raise BadInputError(name, "is for modules; a spec names its own")
+    for section in ("interventions", "metrics", "measure"):
+        part = getattr(spec, section)
+        fields = {f.name for f in dataclasses.fields(part)}
+        new = {n: getattr(config, n) for n in changed if n in fields and n != "settings"}
+        if section == "interventions" and "interventions" in changed:
+            new |= {"kinds": (), "settings": config.interventions}
+        if new:
+            spec = dataclasses.replace(spec, **{section: dataclasses.replace(part, **new)})
+    return dataclasses.replace(spec, seed=config.seed) if "seed" in changed else spec

@@ -1,0 +1,330 @@
+r"""An adapter put onto the network it was made for: ``W + s B A``, and DoRA's rescaling of it.
+
+DoRA (Liu et al. 2024) gives every output row of the merged weight a length of its own:
+:math:`m_i (W + s B A)_i / \lVert (W + s B A)_i \rVert`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.errors import BadInputError
+from strati.io.adapters.experts import split_by_expert
+from strati.io.adapters.recognise import settings
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.io.adapters.lora import AdapterUpdate
+    from strati.io.load import Network
+
+_PREFIXES = ("base_model.model.", "model.", "module.", "transformer.")
+
+
+def is_adapter(network: Network) -> bool:
+    """Whether a network is an adapter alone: updates, and no base they belong to.
+
+    PEFT keeps the base's own embedding beside an update of it, in a folder that is an adapter all the same.
+    """
+    if not network.contents.adapters:
+        return False
+    return network.format == "peft" or not any(".base_layer." in tensor.name for tensor in network.tensors)
+
+
+def merged(base: Network, adapter: Network) -> Network:
+    """The base with the adapter's updates added, tensor by tensor as they are read.
+
+    Weights that the adapter holds whole (``modules_to_save``, embeddings) replace the base's before anything is added,
+    rows that it holds (``trainable_token_indices``) the base's rows.
+
+    Raises:
+        BadInputError: An update has no weight to be added to, or does not fit it.
+    """
+    from strati.io.load import Network as Opened
+
+    names = _lookup(base)
+    saved = _saved(names, adapter)
+    shapes = {name: (adapter[saved[name]] if name in saved else base[name]).shape for name in names.values()}
+    plan = _plan(base, adapter, names, shapes)
+    rows = token_rows(names, shapes, adapter)
+    plain = base.contents
+
+    def finish(name: str, weight: NDArray[Any], index: int | None) -> NDArray[Any]:
+        for update in plan.get(name, ()):
+            if index is None or update.expert == index:
+                whole = index is None and update.expert is not None
+                weight = apply_expert(weight, update) if whole else apply(weight, update)
+        return weight if name not in rows else _with_rows(weight, *rows[name], adapter)
+
+    def read(name: str) -> NDArray[Any]:
+        weight = adapter.contents.read(saved[name]) if name in saved else plain.read(name)
+        return finish(name, weight, None)
+
+    def part(name: str, index: int) -> NDArray[Any]:
+        experts = all(update.expert is not None for update in plan.get(name, ()))
+        if name in saved or name in rows or not experts or plain.read_part is None:
+            whole = read(name)
+            chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
+            return chosen
+        return finish(name, plain.read_part(name, index), index)
+
+    changed = {*plan, *rows}
+    tensors = tuple(
+        replace(
+            t,
+            shape=shapes.get(t.name, t.shape),
+            dtype="float32"
+            if t.name in changed
+            else adapter[saved[t.name]].dtype
+            if t.name in saved
+            else t.dtype,
+            quantised=t.quantised and t.name not in changed and t.name not in saved,
+        )
+        for t in base.tensors
+    )
+    path = Path(f"{base.path} + {adapter.path.name}")
+    quantisation = {n: kind for n, kind in plain.quantisation.items() if n not in changed and n not in saved}
+    contents = replace(
+        plain,
+        tensors=tensors,
+        read=read,
+        read_part=part,
+        quantisation=quantisation,
+        ties={},
+        adapters={},
+        warnings=(
+            *plain.warnings,
+            *(w for w in adapter.contents.warnings if w.code == "adapter-changed-base"),
+        ),
+    )
+    made = Opened(path, contents, parts=(base, adapter))
+    made._recipe = (merged, (base, adapter))
+    return made
+
+
+def _plan(
+    base: Network, adapter: Network, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, list[AdapterUpdate]]:
+    """Which updates are added to which weight of the base."""
+    plan: dict[str, list[AdapterUpdate]] = {}
+    for update in adapter.contents.adapters.values():
+        target = _target(names, update.name)
+        found = [] if target is None else [(target, update)]
+        if target is None and update.expert is not None:
+            found = split_by_expert(replace(update, name=bare_name(update.name)), names)
+        if not found:
+            why = f"is not in {base.path.name}; the adapter {adapter.path.name} belongs to another network"
+            raise BadInputError(update.name, why)
+        for place, part in found:
+            _check(shapes[place], part)
+            # Of a square expert the shape does not tell; of other weights PEFT's own setting does.
+            turned = part.turned or (part.expert is not None and base.names.stack_inputs_first(place))
+            plan.setdefault(place, []).append(replace(part, turned=turned))
+    return plan
+
+
+def carries_adapter(network: Network) -> bool:
+    """Whether a network holds a base and updates of it: a PEFT model in memory."""
+    return bool(network.contents.adapters) and not is_adapter(network)
+
+
+def unwrapped(network: Network) -> Network:
+    """A PEFT model in memory as the network that it computes: every weight with its updates, under its own name.
+
+    Of several adapters those count that are active and not merged already.
+
+    Raises:
+        BadInputError: There are several adapters, and nothing says which are active.
+    """
+    from strati.io.load import Network as Opened
+
+    contents = network.contents
+    updates = _in_use(network)
+    base, saved = {}, []
+    for tensor in contents.tensors:
+        if tensor.name in contents.adapters or "trainable_tokens_original" in tensor.name:
+            if tensor.name in updates:
+                saved.append(tensor)
+        elif ".modules_to_save." in tensor.name or "trainable_tokens_delta" in tensor.name:
+            saved.append(tensor)
+        else:
+            plain = tensor.name.removeprefix("base_model.model.").replace(".token_adapter.", ".")
+            while ".base_layer." in plain:
+                plain = plain.replace(".base_layer.", ".")
+            base[plain.replace(".original_module.", ".")] = tensor
+    held = replace(
+        contents,
+        tensors=tuple(replace(tensor, name=name) for name, tensor in base.items()),
+        read=lambda name: contents.read(base[name].name),
+        read_part=None,
+        unread=(),
+        ties={},
+        shared={},
+        adapters={},
+        hints={n: contents.hints[t.name] for n, t in base.items() if t.name in contents.hints},
+        quantisation={
+            n: contents.quantisation[t.name] for n, t in base.items() if t.name in contents.quantisation
+        },
+    )
+    own = replace(contents, tensors=tuple(saved), adapters=updates)
+    both = merged(Opened(network.path, held), Opened(network.path, own))
+    names = {tensor.name: name for name, tensor in base.items()}
+    changed = {bare_name(update.name) for update in updates.values()}
+    ties = {
+        names[later]: names[first]
+        for later, first in contents.ties.items()
+        if later in names
+        and first in names
+        and not {bare_name(names[later]), bare_name(names[first])} & changed
+    }
+    made = Opened(network.path, replace(both.contents, ties=ties))
+    made._recipe = (unwrapped, (network,))
+    return made
+
+
+def _in_use(network: Network) -> dict[str, AdapterUpdate]:
+    """The updates that a model in memory computes with."""
+    updates = network.contents.adapters
+    named = list(dict.fromkeys(update.adapter for update in updates.values()))
+    active = (network.config or {}).get("active_adapters")
+    if active is None:
+        if len(named) > 1:
+            raise BadInputError(
+                network.path,
+                f"holds {len(named)} adapters, and which are active is not known; give the model itself",
+            )
+        active = named
+    return {name: update for name, update in updates.items() if update.adapter in active}
+
+
+def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
+    """A weight, in the layout the network stores it in, with its update added."""
+    whole = weight.astype(np.float32)
+    change = update.product()
+    turned = update.turned or (weight.ndim == 2 and weight.shape != change.shape == weight.shape[::-1])
+    flat = whole.T if turned else whole.reshape(change.shape)
+    added = flat + change
+    if update.magnitude is not None:
+        given = update.magnitude().astype(np.float32)
+        axis = 0 if update.table else 1  # a table of embeddings has its outputs in columns
+        lengths = np.linalg.norm(added, axis=axis)
+        added *= np.expand_dims(given / np.where(lengths > 0, lengths, 1), axis)
+    back: NDArray[np.float32] = np.ascontiguousarray(added.T if turned else added).reshape(weight.shape)
+    return back
+
+
+def apply_expert(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
+    """A stack of experts with the update of one of them added."""
+    whole = np.array(weight, np.float32)
+    flat = whole.reshape(-1, *whole.shape[-2:])
+    flat[update.expert] = apply(flat[update.expert], update)
+    return whole
+
+
+def _lookup(base: Network) -> dict[str, str]:
+    """Names without the prefixes that wrappers and heads put before them -> the name in the base."""
+    found: dict[str, str] = {}
+    for tensor in base.tensors:
+        found.setdefault(bare_name(tensor.name), tensor.name)
+    return found
+
+
+def bare_name(name: str) -> str:
+    """A tensor's name without what PEFT, heads and wrappers put around it.
+
+    Examples:
+        >>> bare_name("base_model.model.transformer.h.0.attn.c_attn.base_layer.weight")
+        'h.0.attn.c_attn.weight'
+    """
+    while ".base_layer." in name:
+        name = name.replace(".base_layer.", ".")
+    while True:
+        for prefix in _PREFIXES:
+            if name.startswith(prefix):
+                name = name.removeprefix(prefix)
+                break
+        else:
+            return name
+
+
+def _target(names: Mapping[str, str], name: str) -> str | None:
+    return names.get(bare_name(name))
+
+
+def _check(shape: tuple[int, ...], update: AdapterUpdate) -> None:
+    rows, cols = update.rows, update.cols
+    size = rows * cols
+    if update.magnitude is not None and update.magnitude().size != (cols if update.table else rows):
+        raise BadInputError(update.name, "has a magnitude vector (DoRA) of another length than its outputs")
+    if update.expert is not None:
+        fits = len(shape) == 3 and update.expert < shape[0] and (rows, cols) in (shape[1:], shape[:0:-1])
+        if not fits:
+            raise _other(shape, update)
+        return
+    flat = (shape[0], size // shape[0]) if shape and shape[0] else (0, 0)
+    fits = (
+        (rows, cols) in (shape, shape[::-1])
+        if len(shape) == 2
+        else flat == (rows, cols) and np.prod(shape) == size
+    )
+    if not fits:
+        raise _other(shape, update)
+
+
+def _other(shape: tuple[int, ...], update: AdapterUpdate) -> BadInputError:
+    text = (
+        f"has an update of {update.rows}x{update.cols} for a weight of shape {shape}; wrong base or adapter"
+    )
+    return BadInputError(update.name, text)
+
+
+def _saved(names: Mapping[str, str], adapter: Network) -> dict[str, str]:
+    """Weights that the adapter holds whole: name in the base -> name in the adapter."""
+    found = {}
+    for tensor in adapter.tensors:
+        if tensor.name not in adapter.contents.adapters:
+            bare = tensor.name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
+            target = _target(names, bare)
+            if target is not None:
+                found[target] = tensor.name
+    return found
+
+
+_TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\..+)?$")
+
+
+def token_rows(
+    names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], adapter: Network
+) -> dict[str, tuple[list[int], str]]:
+    """Rows of embeddings that an adapter replaces: name in the base -> which rows, and the tensor that holds them.
+
+    Raises:
+        BadInputError: The settings do not name as many rows as the adapter holds, or rows that are not there.
+    """
+    found = {}
+    for tensor in adapter.tensors:
+        match = _TOKENS.fullmatch(tensor.name)
+        target = None if match is None else _target(names, f"{match['module']}.weight")
+        if match is None or target is None:
+            continue
+        told = settings(adapter.contents, None).get("trainable_token_indices")
+        if isinstance(told, Mapping):
+            told = next((v for k, v in told.items() if match["module"].endswith(str(k))), None)
+        shape = (len(told), *shapes[target][1:]) if isinstance(told, list) else ()
+        known = isinstance(told, list) and all(type(i) is int and 0 <= i < shapes[target][0] for i in told)
+        if not isinstance(told, list) or not known or tensor.shape != shape:
+            raise BadInputError(tensor.name, "does not fit trainable_token_indices in adapter_config.json")
+        found[target] = (told, tensor.name)
+    return found
+
+
+def _with_rows(weight: NDArray[Any], rows: list[int], tensor: str, adapter: Network) -> NDArray[np.float32]:
+    changed = np.array(weight, np.float32)
+    changed[rows] = adapter.contents.read(tensor)
+    return changed

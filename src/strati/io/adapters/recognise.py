@@ -1,0 +1,194 @@
+"""The low-rank updates among a checkpoint's tensors, as tensors of their own.
+
+PEFT names them ``X.lora_A.weight`` and ``X.lora_B.weight`` in files, with the adapter's name before ``weight`` in
+memory, ``lora_embedding_A`` and ``B`` for embeddings, ``lora_magnitude_vector`` for DoRA. The scale follows from
+``adapter_config.json``: ``lora_alpha``, ``alpha_pattern``, ``use_rslora``. Updates of a parameter instead of a module
+(``target_parameters``: experts fused in one tensor) are in ``experts.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from strati.core.results import Flag
+from strati.io.adapters.experts import parameter_updates
+from strati.io.adapters.lora import AdapterUpdate
+from strati.io.adapters.patterns import PatternTable
+from strati.io.raw_checkpoint import Hint, RawCheckpoint, Skipped, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PART = re.compile(
+    r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?:\.(?P<adapter>(?!weight$)[^.]+))?(?:\.weight)?$"
+)
+_PREFIX = "base_model.model."
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Ways to initialise an adapter that take the first update out of the base's weights."""
+
+
+def updates(contents: RawCheckpoint) -> RawCheckpoint:
+    """The same checkpoint with every pair of factors as one tensor, their product; others come back as they are."""
+    parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
+    for tensor in contents.tensors:
+        found = _PART.fullmatch(tensor.name)
+        if found is not None and tensor.floating:
+            key = (found["module"], found["adapter"])
+            parts.setdefault(key, {})[found["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
+    made: dict[str, tuple[AdapterUpdate, tuple[str, ...]]] = {}
+    adapters = dict.fromkeys(adapter for _, adapter in parts)
+    several = len(adapters) > 1
+    options = {adapter: AdapterSettings(settings(contents, adapter)) for adapter in adapters}
+    for (module, adapter), tensors in parts.items():
+        for update in _updates(contents, module, adapter, tensors, options[adapter]):
+            name = f"{update.name}[{adapter}]" if several else update.name
+            name = name if update.expert is None else f"{name}[{update.expert}]"
+            made[name] = (update, tuple(t.name for t in tensors.values()))
+    if not made:
+        return contents
+    return _replaced(contents, made)
+
+
+def settings(contents: RawCheckpoint, adapter: str | None) -> Mapping[str, Any]:
+    """``adapter_config.json``, or what a model in memory knows of one of its adapters."""
+    config = contents.config or {}
+    known = config.get("adapter_configs")
+    if isinstance(known, Mapping) and adapter in known:
+        config = {"adapter_config": known[adapter]}
+    found = config.get("adapter_config")
+    return found if isinstance(found, Mapping) else {}
+
+
+class AdapterSettings:
+    """``adapter_config.json``, its patterns ready to be matched."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.ranks = PatternTable(options.get("rank_pattern"))
+        self._alphas = PatternTable(options.get("alpha_pattern"))
+
+    def scale(self, module: str, rank: int) -> float | None:
+        """What an update is multiplied by; ``None`` where the settings do not say."""
+        alpha = self._alphas.value(module)
+        alpha = self.options.get("lora_alpha") if alpha is None else alpha
+        number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+        if not self._alphas.readable or not number or not -1e30 < alpha < 1e30:  # type: ignore[operator]
+            return None
+        return alpha / (math.sqrt(rank) if self.options.get("use_rslora") else rank)  # type: ignore[operator]
+
+
+def _updates(
+    contents: RawCheckpoint,
+    module: str,
+    adapter: str | None,
+    parts: Mapping[str, Tensor],
+    options: AdapterSettings,
+) -> Iterator[AdapterUpdate]:
+    if not {"A", "B"} <= set(parts):
+        return
+    a, b = parts["A"], parts["B"]
+    name = module.removeprefix(_PREFIX)
+    embedding = "lora_embedding_A" in a.name
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != b.shape[1] or 0 in a.shape or 0 in b.shape:
+        return
+    fused = parameter_updates(contents, name, a, b, options.options, options.ranks)
+    if fused is not None:
+        for update in fused:
+            yield replace(update, scale=options.scale(update.name, update.rank), adapter=adapter)
+        return
+    rank = a.shape[0]
+    wide, tall = a.size // rank, b.size // rank
+    if any(side != 1 for side in b.shape[2:]):
+        return
+
+    def factors() -> tuple[NDArray[Any], NDArray[Any]]:
+        right, left = contents.read(a.name).reshape(rank, wide), contents.read(b.name).reshape(tall, rank)
+        return (right.T, left.T) if embedding else (left, right)
+
+    rows, cols = (wide, tall) if embedding else (tall, wide)
+    magnitude = parts.get("magnitude_vector")
+    yield AdapterUpdate(
+        f"{name}.weight",
+        rows,
+        cols,
+        rank,
+        options.scale(name, rank),
+        factors,
+        (b.shape[0], *a.shape[1:]) if len(a.shape) > 2 else None,
+        None if magnitude is None else lambda: contents.read(magnitude.name).reshape(-1),
+        bool(options.options.get("fan_in_fan_out")) and not embedding,
+        adapter,
+        embedding,
+    )
+
+
+def _hint(update: AdapterUpdate) -> Hint:
+    """An update is outputs first whatever the network's layout; its label is the weight it belongs to."""
+    if update.expert is None:
+        kernel = update.shape is not None and len(update.shape) > 2
+        return Hint(kind="conv" if kernel else "linear", label=update.name)
+    module, _, word = update.name.rpartition(".")
+    return Hint(kind="linear", label=f"{module}.{update.expert}.{word}")
+
+
+def _replaced(
+    contents: RawCheckpoint, made: Mapping[str, tuple[AdapterUpdate, tuple[str, ...]]]
+) -> RawCheckpoint:
+    owners: dict[str, list[str]] = {}
+    for name, (_, members) in made.items():
+        for member in members:
+            owners.setdefault(member, []).append(name)
+    taken = {tensor.name for tensor in contents.tensors if tensor.name not in owners}
+    renamed = {name: name if name not in taken else f"{name}[update]" for name in made}
+    tensors: list[Tensor] = []
+    skipped = list(contents.unread)
+    placed: set[str] = set()
+    for tensor in contents.tensors:
+        names = owners.get(tensor.name)
+        if names is None:
+            tensors.append(tensor)
+            continue
+        for name in names:
+            if name not in placed:
+                placed.add(name)
+                update = made[name][0]
+                nbytes = tensor.nbytes // len(names)
+                tensors.append(Tensor(renamed[name], (update.rows, update.cols), tensor.dtype, nbytes))
+        skipped.append(Skipped(tensor.name, f"a factor of the update of {made[names[0]][0].name}"))
+    by_name = {renamed[name]: update for name, (update, _) in made.items()}
+
+    def read(name: str) -> NDArray[Any]:
+        update = by_name.get(name)
+        return contents.read(name) if update is None else update.product()
+
+    return replace(
+        contents,
+        tensors=tuple(tensors),
+        read=read,
+        unread=tuple(skipped),
+        adapters=by_name,
+        hints={**contents.hints, **{name: _hint(update) for name, update in by_name.items()}},
+        warnings=(*contents.warnings, *_warnings(contents, list(by_name.values()))),
+    )
+
+
+def _warnings(contents: RawCheckpoint, found: list[AdapterUpdate]) -> Iterator[Flag]:
+    if any(update.scale is None for update in found):
+        text = "no adapter_config.json says how the updates are scaled; they are shown as B A, unscaled"
+        yield Flag("adapter-scale-unknown", text)
+    if any(update.magnitude is not None for update in found):
+        text = "DoRA rescales the merged weight, which needs the base: the updates shown are s B A alone"
+        yield Flag("dora-without-base", text)
+    for adapter in dict.fromkeys(update.adapter for update in found):
+        start = settings(contents, adapter).get("init_lora_weights")
+        if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+            text = (
+                f"the adapter was initialised by {start}, which changes the base's weights: base + update is not "
+                "what the network computes; save it with path_initial_model_for_weight_conversion"
+            )
+            yield Flag("adapter-changed-base", text)

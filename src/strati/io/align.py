@@ -1,0 +1,298 @@
+"""Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
+
+llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
+inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized; AWQ moved scales of
+channels from layer to layer. Each way back is a pure function. Whether one is needed is not told by names but by the
+weights: a way back is taken only where the two versions then agree far better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.io.roles import Role, modules
+from strati.io.views import View, half_of_rows, part_of_heads, part_of_qkv
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.io.layers import Layer
+
+    Matrix = NDArray[Any]
+
+QKV = (Role.QUERY, Role.KEY, Role.VALUE)
+_SAMPLE = 48  # columns on which ways back are tried
+_BETTER = 0.5  # a way back must at least halve the squared distance
+_ROUNDS = 10  # rows and columns in turn: scales of real files settle in three or four
+_RELATED = 0.2  # correlation from which on two tables of embeddings are versions of one another
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Two versions of a matrix brought to one shape and order.
+
+    Attributes:
+        first: The first version.
+        second: The second, as the first stores it.
+        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``,
+            ``channel-scales``.
+        extra: Rows that only one version has, as ``(which version, first row, last row)``.
+    """
+
+    first: Matrix
+    second: Matrix
+    how: str | None = None
+    extra: tuple[int, int, int] | None = None
+
+
+def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) -> Aligned | None:
+    """Bring the second version of a matrix to the first one's shape and order.
+
+    Args:
+        first: A matrix, outputs by inputs.
+        second: The other version.
+        role: The layer's role: rotary order is undone for query and key, tables are cut to their shared rows.
+        widths: Widths of an attention head to try; empty for all that divide the rows.
+
+    Returns:
+        Both versions, or ``None`` where the shapes cannot be brought together.
+
+    Examples:
+        >>> W = np.random.default_rng(0).normal(size=(16, 6))
+        >>> found = align(W, interleaved(W, heads=2), "attention.q", widths=[8])
+        >>> found.how, bool((found.second == W).all())
+        ('rope-permutation', True)
+    """
+    if first.shape != second.shape:
+        return _reshaped(first, second, role)
+    plain = _distance(first, second)
+    if plain == 0:
+        return Aligned(first, second)
+    best, how = plain, None
+    found = second
+    for name, rows in _reordered(first.shape, role, widths):
+        distance = _distance(first, second, rows)
+        if distance < min(best, _BETTER * plain):
+            best, how, found = distance, name, second[rows]
+    if first.shape[0] == first.shape[1] and role not in (Role.EMBEDDING, Role.HEAD):
+        distance = _distance(first, second.T)
+        if distance < min(best, _BETTER * plain):
+            how, found = "transposed", second.T
+    return Aligned(first, found, how)
+
+
+def rescaled(pair: Aligned) -> Aligned:
+    r"""The first version with its rows and columns scaled as the second one's are, where that is what differs.
+
+    Scales of channels can be moved from a layer into the one before it (SmoothQuant, AWQ) without changing what the
+    network computes: :math:`B \approx \mathrm{diag}(r)\, A\, \mathrm{diag}(c)`, fitted by least squares in turn.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> A, c = rng.normal(size=(40, 30)), rng.uniform(0.5, 2, size=30)
+        >>> found = rescaled(Aligned(A, A * c + 1e-6 * rng.normal(size=A.shape)))
+        >>> found.how, bool(np.allclose(found.first, A * c, atol=1e-4))
+        ('channel-scales', True)
+    """
+    a, b = pair.first.astype(np.float64), pair.second.astype(np.float64)
+    if min(a.shape) < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return pair
+    product, square = a * b, a * a
+    rows, columns = np.ones(a.shape[0]), np.ones(a.shape[1])
+    for _ in range(_ROUNDS):
+        columns = _ratio(rows @ product, (rows * rows) @ square)
+        rows = _ratio(product @ columns, square @ (columns * columns))
+    scaled = a * rows[:, None] * columns
+    if np.square(b - scaled).sum() >= _BETTER * np.square(b - a).sum():
+        return pair
+    return replace(pair, first=scaled, how="channel-scales")
+
+
+def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.divide(top, bottom, out=np.ones_like(top), where=bottom > 0)
+
+
+def interleaved(weight: Matrix, heads: int) -> Matrix:
+    """The rows of each head as llama.cpp and Meta keep them: the two halves of a head in turn.
+
+    Examples:
+        >>> interleaved(np.arange(8)[:, None], heads=2)[:, 0].tolist()
+        [0, 2, 1, 3, 4, 6, 5, 7]
+    """
+    return weight[interleaved_rows(weight.shape[0], heads)]
+
+
+def separated(weight: Matrix, heads: int) -> Matrix:
+    """The rows of each head as transformers keeps them: the undoing of :func:`interleaved`.
+
+    Examples:
+        >>> rows = np.arange(12)[:, None]
+        >>> bool((separated(interleaved(rows, heads=2), heads=2) == rows).all())
+        True
+    """
+    return weight[np.argsort(interleaved_rows(weight.shape[0], heads))]
+
+
+def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which row of transformers' order stands at each place of llama.cpp's."""
+    return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
+
+
+def by_head_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """Which row of a stacked q, k, v stands at each place of one ordered head by head (GPT-NeoX, BLOOM)."""
+    return np.arange(rows).reshape(3, heads, rows // (3 * heads)).swapaxes(0, 1).reshape(rows)
+
+
+def _reordered(
+    shape: tuple[int, ...], role: str, widths: Sequence[int]
+) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    rows = shape[0]
+    if role in (Role.QUERY, Role.KEY):
+        for width in widths or range(4, min(rows, 512) + 1, 2):
+            if width > 2 and width % 2 == 0 and rows % width == 0:
+                order = interleaved_rows(rows, rows // width)
+                yield "rope-permutation", np.argsort(order)
+                yield "rope-permutation", order
+    elif role == Role.QKV and rows % 3 == 0:
+        for width in widths:
+            if width > 1 and rows % (3 * width) == 0 and rows > 3 * width:
+                order = by_head_rows(rows, rows // (3 * width))
+                yield "qkv-order", np.argsort(order)
+                yield "qkv-order", order
+
+
+def _reshaped(first: Matrix, second: Matrix, role: str) -> Aligned | None:
+    table = role in (Role.EMBEDDING, Role.HEAD)
+    if first.shape == second.shape[::-1] and not table:
+        return Aligned(first, second.T, "transposed")
+    if not table or first.shape[1] != second.shape[1]:
+        return None
+    shared = min(first.shape[0], second.shape[0])
+    a, b = first[:shared], second[:shared]
+    if _correlation(a, b) < _RELATED:
+        return None
+    longer = 0 if first.shape[0] > shared else 1
+    last = (first, second)[longer].shape[0] - 1
+    return Aligned(a, b, "shared-rows", (longer, shared, last))
+
+
+def _distance(first: Matrix, second: Matrix, rows: NDArray[np.int64] | None = None) -> float:
+    """Squared distance on a sample of the columns."""
+    columns = np.unique(np.linspace(0, first.shape[1] - 1, _SAMPLE).astype(np.int64))
+    a, b = first[:, columns].astype(np.float64), second[:, columns].astype(np.float64)
+    return float(np.square(a - (b if rows is None else b[rows])).sum())
+
+
+def _correlation(a: Matrix, b: Matrix) -> float:
+    rows = np.unique(np.linspace(0, a.shape[0] - 1, 2000).astype(np.int64))
+    x, y = a[rows].astype(np.float64), b[rows].astype(np.float64)
+    scale = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float((x * y).sum()) / scale if scale > 0 else 0.0
+
+
+def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Layer, ...]:
+    """The layers with fused gate-and-up matrices taken apart.
+
+    A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
+    as it has outputs. Its rows are those of the gate, then those of the input map, or the two in turn (gpt-oss): the
+    gates of another network tell where that has some, else the network's settings.
+
+    Args:
+        layers: The layers of a network.
+        others: Layers of another network that keeps its gates apart.
+    """
+    gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
+    inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}
+    fused: set[str] = set()
+    for layer in layers:
+        place = (layer.block, layer.expert)
+        halves = layer.role is Role.MLP_IN and layer.count == 1 and layer.shape[0] % 2 == 0
+        named = modules(layer.tensor)[-1:] in (["gate_up_proj"], ["w12"], ["gate_up"])
+        if halves and (named or (place not in gated and inner.get(place, 0) * 2 == layer.shape[0])):
+            fused.add(layer.name)
+    turns = _alternating([x for x in layers if x.name in fused], others)
+    found: list[Layer] = []
+    for layer in layers:
+        if layer.name in fused:
+            found += [_half(layer, i, role, turns) for i, role in ((0, Role.MLP_GATE), (1, Role.MLP_IN))]
+        else:
+            found.append(layer)
+    return tuple(found)
+
+
+def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0) -> tuple[Layer, ...]:
+    """The layers with fused query-key-value matrices cut as another network that keeps them apart shows.
+
+    For networks whose settings do not say how they are fused: the rows of the three follow from the other network's
+    shapes, and whether they are stacked or ordered head by head from which of the two agrees better.
+
+    Args:
+        layers: The layers of a network.
+        others: Layers of another one.
+        heads: Its attention heads; 0 where they are not known.
+    """
+    apart: dict[int | None, dict[Role, Layer]] = {}
+    for other in others:
+        if other.role in QKV and other.count == 1:
+            apart.setdefault(other.block, {}).setdefault(other.role, other)
+    found: list[Layer] = []
+    for layer in layers:
+        parts = apart.get(layer.block, {})
+        shapes = [parts[role].shape for role in QKV if role in parts]
+        whole = (sum(rows for rows, _ in shapes), layer.shape[1])
+        fits = len(shapes) == 3 and layer.shape == whole and {cols for _, cols in shapes} == {whole[1]}
+        if layer.role is not Role.QKV or layer.count != 1 or not fits:
+            found.append(layer)
+            continue
+        sizes = (shapes[0][0], shapes[1][0], shapes[2][0])
+        ways = [[part_of_qkv(layer.cut, i, sizes) for i in range(3)]]
+        if heads and len(set(sizes)) == 1 and sizes[0] % heads == 0:
+            ways.append([part_of_heads(layer.cut, i, heads) for i in range(3)])
+        cuts = (
+            min(ways, key=lambda way: _apart_by(layer, way[0], parts[Role.QUERY]))
+            if len(ways) > 1
+            else ways[0]
+        )
+        found += [_part(layer, cut, "qkv"[i], QKV[i]) for i, cut in enumerate(cuts)]
+    return tuple(found)
+
+
+def _apart_by(layer: Layer, cut: View, other: Layer) -> float:
+    return _distance(next(other.matrices()), next(cut.matrices(layer.network.read(layer.tensor))))
+
+
+def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Whether the rows of gate and input map stand in turn in a network's fused matrices."""
+    gates = {(x.block, x.expert): x for x in others if x.role is Role.MLP_GATE and x.count == 1}
+    for layer in fused:
+        gate = gates.get((layer.block, layer.expert))
+        if gate is not None and gate.shape == (layer.shape[0] // 2, layer.shape[1]):
+            whole, part = next(layer.matrices()), next(gate.matrices())
+            halves, in_turn = _distance(part, whole[: gate.shape[0]]), _distance(part, whole[::2])
+            if min(halves, in_turn) < _BETTER * max(halves, in_turn):
+                return in_turn < halves
+    config = fused[0].network.config or {} if fused else {}
+    return config.get("model_type") == "gpt_oss"
+
+
+def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
+    """One of the two maps of a fused layer as a layer of its own."""
+    word = "gate" if role is Role.MLP_GATE else "up"
+    return _part(layer, half_of_rows(layer.cut, which, word, alternating=alternating), word, role)
+
+
+def _part(layer: Layer, cut: View, word: str, role: Role) -> Layer:
+    """A part of a fused layer as a layer of its own."""
+    return replace(
+        layer,
+        name=f"{layer.name}[{word}]",
+        role=role,
+        shape=(cut.rows, cut.cols),
+        view=cut.text,
+        parameters=cut.rows * cut.cols,
+        cut=cut,
+    )

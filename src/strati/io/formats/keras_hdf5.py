@@ -1,0 +1,136 @@
+"""Keras' HDF5 files: weights only, layers are never built. Kernels are stored inputs first.
+
+How the file itself is read is the business of :mod:`strati.io.formats.hdf5_process`.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.results import Flag
+from strati.io.formats import hdf5_process as hdf5
+from strati.io.formats.hdf5_process import Hdf5Contents
+from strati.io.raw_checkpoint import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor, natural
+from strati.io.zip_archive import FREE_EXPANSION, MAX_RATIO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.io.mapped_file import MappedFile
+
+
+def contents(source: MappedFile) -> RawCheckpoint:
+    """List the weights of a Keras file; they stay in the file.
+
+    Raises:
+        BadInputError: The file is damaged, or one of its datasets is larger than the bytes behind it.
+    """
+    found, order = hdf5.listing(source)
+    weights = [f for f in found if not re.match(r"optimizer(_weights|_state|/|$)", f.path)]
+    if not weights:
+        raise source.error("holds no weights; save the model with model.save_weights")
+    rank = {name: position for position, name in enumerate(order)}
+    weights.sort(key=lambda f: (rank.get(f.path.split("/")[0], len(rank)), natural(f.path)))
+    by_path = {item.path: item for item in weights}
+    if len(by_path) != len(weights):
+        raise source.error("has two weights of one name; re-save the file")
+    tensors, unread = [], []
+    for item in weights:
+        reason = item.reason or _check(source, item)
+        if reason is not None:
+            unread.append(Skipped(item.path, reason))
+        else:
+            dtype = np.dtype(item.dtype)
+            tensors.append(Tensor(item.path, item.shape, dtype.name, prod(item.shape) * dtype.itemsize))
+    if not tensors and any(item.elsewhere for item in weights):
+        raise source.error("keeps its weights in other files, which are not opened; copy them into one file")
+    left = len(found) - len(weights)
+    flags = (Flag("left-aside", f"{left} tensors of the optimiser left aside"),) if left else ()
+
+    def read(name: str) -> NDArray[Any]:
+        return _read(source, by_path[name])
+
+    hints = {tensor.name: _hint(tensor, by_path) for tensor in tensors}
+    return RawCheckpoint("keras", tuple(tensors), read, tuple(unread), hints=hints, warnings=flags)
+
+
+def _check(source: MappedFile, item: Hdf5Contents) -> str | None:
+    """Refuse a lie about size; return the reason where a dataset is honest but not read."""
+    if len(item.shape) > MAX_DIMENSIONS:
+        return "too many dimensions"
+    needed = prod(item.shape) * np.dtype(item.dtype).itemsize
+    if item.offset is not None:
+        source.check(item.offset, needed)
+        return None
+    if needed == 0:
+        return None
+    if item.stored == 0:
+        return "has a shape but no data in the file"
+    if item.stored > source.size:
+        raise source.error(
+            f"{item.path} claims more bytes than the file has; corrupt: the header does not match the data"
+        )
+    if needed > FREE_EXPANSION and needed > MAX_RATIO * item.stored:
+        raise source.error(
+            f"{item.path} would grow {needed:,} bytes out of {item.stored:,}: a bomb, not read"
+        )
+    return None
+
+
+def _read(source: MappedFile, item: Hdf5Contents) -> NDArray[Any]:
+    dtype = np.dtype(item.dtype)
+    if item.offset is not None:
+        array = source.array(item.offset, item.shape, dtype)
+    elif 0 in item.shape:
+        array = np.empty(item.shape, dtype)
+    else:
+        array = hdf5.values(source, item)
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+_RECURRENT = {4: "lstm", 3: "gru", 1: "rnn"}
+
+
+def _hint(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> Hint:
+    """What a Keras weight is, by its name and the names beside it."""
+    folder, _, last = tensor.name.lower().rpartition("/")
+    last = last.split(":")[0]
+    axes = len(tensor.shape)
+    if "embedding" in last or (re.search(r"embedding", folder) and last in ("0", "embeddings")):
+        return Hint("embedding")
+    if last == "depthwise_kernel" or ("depthwise" in folder and axes == 4):
+        return Hint("depthwise", transposed=True)
+    recurrent = _gates(tensor, by_path)
+    if recurrent is not None:
+        return Hint(recurrent, transposed=True)  # type: ignore[arg-type]
+    if axes == 3 and re.search(r"attention", folder) and re.search(r"query|key|value", folder):
+        d, heads, width = tensor.shape
+        return Hint("linear", transposed=True, merge=(d, heads * width))
+    if axes == 3 and re.search(r"attention", folder):
+        heads, width, d = tensor.shape
+        return Hint("linear", transposed=True, merge=(heads * width, d))
+    if axes == 2:
+        return Hint("linear", transposed=True)
+    return Hint("conv", transposed=True) if 3 <= axes <= 5 else Hint()
+
+
+def _gates(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> str | None:
+    """A recurrent layer has a square-ish recurrent matrix beside its kernel: hidden by gates x hidden."""
+    if len(tensor.shape) != 2:
+        return None
+    path = tensor.name
+    if re.search(r"(recurrent_)?kernel(:0)?$", path):
+        beside = re.sub(r"(recurrent_)?kernel(:0)?$", r"recurrent_kernel\2", path)
+    elif re.search(r"cell/vars/[01]$", path):
+        beside = path[:-1] + "1"
+    else:
+        return None
+    other = by_path.get(beside)
+    if other is None or len(other.shape) != 2 or other.shape[0] == 0 or other.shape[1] != tensor.shape[1]:
+        return None
+    ratio, rest = divmod(other.shape[1], other.shape[0])
+    return _RECURRENT.get(ratio) if rest == 0 else None

@@ -1,0 +1,339 @@
+"""Roles told by an ONNX graph itself, for files whose names say nothing (``val_27``, ``node_MatMul_26``).
+
+Attention is a softmax between two products of activations: what feeds the first product are query and key, what
+feeds the second is the value, the next linear map is the output. Two linear maps with a nonlinearity between
+them, whose result is added to the residual stream, are an MLP. Blocks are counted by their attentions. The findings
+come as labels in the words that :mod:`strati.io.roles` knows (``blocks.3.attn.q_proj``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+_LINEAR = frozenset({"MatMul", "Gemm", "FusedMatMul"})
+_FUSED_ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
+_SCORES = frozenset(
+    {
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Where",
+        "Cast",
+        "Reshape",
+        "Transpose",
+        "Identity",
+        "Dropout",
+        "Slice",
+        "Clip",
+        "Tanh",
+    }
+    | {"Unsqueeze", "Squeeze", "Expand"}
+)
+_NONLINEAR = frozenset(
+    {
+        "Pow",
+        "Erf",
+        "Tanh",
+        "Sigmoid",
+        "Relu",
+        "Gelu",
+        "LeakyRelu",
+        "Elu",
+        "Selu",
+        "HardSigmoid",
+        "HardSwish",
+        "Softplus",
+    }
+    | {"Mish", "Swish", "FastGelu", "QuickGelu", "BiasGelu", "PRelu", "Celu"}
+)
+_ELEMENTWISE = _NONLINEAR | {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Sqrt",
+    "Cast",
+    "Clip",
+    "Identity",
+    "Dropout",
+    "Split",
+    "Slice",
+}
+_CARRIED = frozenset({"Add", "Mul", "Cast", "Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+class GraphNode(Protocol):
+    """What is needed of a node."""
+
+    inputs: list[str]
+    outputs: list[str]
+    operator: str
+
+
+@dataclass
+class _Linear:
+    weight: str
+    position: int
+    source: str
+
+
+@dataclass
+class _Found:
+    """Labels by weight; ``blocks`` holds the position at which each attention ends."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+    blocks: list[int] = field(default_factory=list)
+
+
+def labels(
+    nodes: Sequence[GraphNode], weights: Mapping[str, str], dimensions: Mapping[str, int]
+) -> dict[str, str]:
+    """A telling label for each weight whose place in the graph says what it does.
+
+    Args:
+        nodes: The graph's nodes, in order.
+        weights: Values of the graph that are a weight (also through casts and transposes) -> the weight's name.
+        dimensions: Number of axes of each weight.
+
+    Returns:
+        Weight -> label; empty where the graph has no attention.
+    """
+    flow = _Flow(nodes, weights, dimensions)
+    found = _Found()
+    for position, node in enumerate(nodes):
+        if node.operator == "Softmax":
+            _attention(flow, position, node, found)
+        elif node.operator in _FUSED_ATTENTION and len(node.inputs) >= 3:
+            projections = [flow.behind(value) for value in node.inputs[:3]]
+            _name_attention(flow, position, node.outputs, projections, found)
+    if not found.blocks:
+        return {}
+    for linear in flow.linears.values():
+        _mlp(flow, linear, found)
+    _ends(flow, found)
+    return found.labels
+
+
+class _Flow:
+    """The graph as who makes and who uses each value."""
+
+    def __init__(
+        self, nodes: Sequence[GraphNode], weights: Mapping[str, str], dimensions: Mapping[str, int]
+    ) -> None:
+        self.nodes, self.weights, self.dimensions = nodes, weights, dimensions
+        self.made_by = {value: i for i, node in enumerate(nodes) for value in node.outputs}
+        self.used_by: dict[str, list[int]] = {}
+        for i, node in enumerate(nodes):
+            for value in node.inputs:
+                self.used_by.setdefault(value, []).append(i)
+        self.linears: dict[int, _Linear] = {}
+        for i, node in enumerate(nodes):
+            if node.operator in _LINEAR and len(node.inputs) > 1:
+                own = [value for value in node.inputs[:2] if value in weights]
+                if len(own) == 1 and dimensions.get(weights[own[0]], 0) >= 2:
+                    source = node.inputs[1] if node.inputs[0] == own[0] else node.inputs[0]
+                    self.linears[i] = _Linear(weights[own[0]], i, source)
+
+    def activations(self, position: int) -> list[str]:
+        """A node's inputs that are neither weights nor constants."""
+        return [v for v in self.nodes[position].inputs if v not in self.weights and v in self.made_by]
+
+    def product(self, position: int) -> bool:
+        """Whether a node multiplies two activations as matrices."""
+        node = self.nodes[position]
+        return (
+            node.operator in _LINEAR and position not in self.linears and len(self.activations(position)) > 1
+        )
+
+    def behind(self, value: str) -> list[_Linear]:
+        """The linear maps that a value comes from, through anything that is no matrix product."""
+        return list(self._back(value, None))
+
+    def back_to_product(self, value: str) -> int | None:
+        """The product of activations before a softmax."""
+        seen, waiting = set[str](), [value]
+        while waiting:
+            here = waiting.pop()
+            maker = self.made_by.get(here)
+            if here in seen or maker is None:
+                continue
+            seen.add(here)
+            if self.product(maker):
+                return maker
+            if self.nodes[maker].operator in _SCORES:
+                waiting += self.activations(maker)
+        return None
+
+    def masks(self, softmax: int) -> Iterator[str]:
+        """Weights of two axes or more that join the scores between product and softmax."""
+        seen, waiting = set[int](), [softmax]
+        while waiting:
+            maker = waiting.pop()
+            if maker in seen or self.product(maker) or maker in self.linears:
+                continue
+            seen.add(maker)
+            if maker != softmax and self.nodes[maker].operator not in _SCORES:
+                continue
+            for value in self.nodes[maker].inputs:
+                if value in self.weights and self.dimensions.get(self.weights[value], 0) >= 2:
+                    yield self.weights[value]
+            waiting += [self.made_by[v] for v in self.activations(maker)]
+
+    def _back(self, value: str, allowed: frozenset[str] | None) -> Iterator[_Linear]:
+        seen, waiting = set[str](), [value]
+        while waiting:
+            here = waiting.pop()
+            maker = self.made_by.get(here)
+            if here in seen or maker is None:
+                continue
+            seen.add(here)
+            if maker in self.linears:
+                yield self.linears[maker]
+            elif not self.product(maker) and (allowed is None or self.nodes[maker].operator in allowed):
+                waiting += self.activations(maker)
+
+    def ahead(self, values: Sequence[str], allowed: frozenset[str]) -> Iterator[int]:
+        """Nodes reached from values through allowed operators; the first others are included."""
+        seen, waiting = set[int](), [n for v in values for n in self.used_by.get(v, ())]
+        while waiting:
+            node = waiting.pop(0)
+            if node in seen:
+                continue
+            seen.add(node)
+            yield node
+            if self.nodes[node].operator in allowed and node not in self.linears:
+                waiting += [n for v in self.nodes[node].outputs for n in self.used_by.get(v, ())]
+
+    def joins_residual(self, linear: _Linear) -> bool:
+        """Whether a linear map's result is added to another activation before anything else happens to it."""
+        for node in self.ahead(self.nodes[linear.position].outputs, _CARRIED):
+            if self.nodes[node].operator == "Add" and len(self.activations(node)) > 1:
+                return True
+        return False
+
+
+def _attention(flow: _Flow, position: int, softmax: GraphNode, found: _Found) -> None:
+    scores = flow.back_to_product(softmax.inputs[0]) if softmax.inputs else None
+    if scores is None:
+        return
+    carried = frozenset({"Dropout", "Cast", "Identity", "Where", "Mul", "IsNaN"})
+    mixed = next((n for n in flow.ahead(softmax.outputs, carried) if flow.product(n)), None)
+    if mixed is None:
+        return
+    values = [v for v in flow.activations(mixed) if not _comes_from(flow, v, position)]
+    operands = flow.activations(scores)
+    projections = [flow.behind(v) for v in (*operands[:2], *values[:1])]
+    if len(projections) == 3:
+        _name_attention(flow, mixed, flow.nodes[mixed].outputs, projections, found)
+        for mask in flow.masks(position):
+            found.labels.setdefault(mask, f"blocks.{len(found.blocks) - 1}.attn.mask")
+
+
+def _comes_from(flow: _Flow, value: str, softmax: int) -> bool:
+    """Whether a value is the softmax's result, through dropout and the like."""
+    waiting = [value]
+    while waiting:
+        maker = flow.made_by.get(waiting.pop())
+        if maker == softmax:
+            return True
+        if maker is not None and flow.nodes[maker].operator in (
+            "Dropout",
+            "Cast",
+            "Identity",
+            "Where",
+            "Mul",
+        ):
+            waiting += flow.activations(maker)
+    return False
+
+
+def _name_attention(
+    flow: _Flow, end: int, results: Sequence[str], projections: list[list[_Linear]], found: _Found
+) -> None:
+    nearest = [max(found_, key=lambda x: x.position) if found_ else None for found_ in projections]
+    query, key, value = nearest
+    if query is None or key is None or value is None:
+        return
+    crossed = query.source != key.source and query.weight != key.weight
+    if not (crossed and found.blocks):  # cross-attention belongs to the block of the self-attention before it
+        found.blocks.append(end)
+    found.blocks[-1] = max(found.blocks[-1], end)
+    place = f"blocks.{len(found.blocks) - 1}.{'cross_attn' if crossed else 'attn'}"
+    if query.weight == key.weight == value.weight:
+        found.labels.setdefault(query.weight, f"{place}.qkv")
+    else:
+        found.labels.setdefault(query.weight, f"{place}.q_proj")
+        found.labels.setdefault(
+            key.weight, f"{place}.{'kv_proj' if key.weight == value.weight else 'k_proj'}"
+        )
+        found.labels.setdefault(value.weight, f"{place}.v_proj")
+    shaping = frozenset(
+        {"Transpose", "Reshape", "Cast", "Identity", "Concat", "Squeeze", "Unsqueeze", "Dropout"}
+    )
+    after = next((n for n in flow.ahead(results, shaping) if n in flow.linears), None)
+    if after is not None:
+        found.labels.setdefault(flow.linears[after].weight, f"{place}.out_proj")
+
+
+def _mlp(flow: _Flow, last: _Linear, found: _Found) -> None:
+    """Name the two or three maps of an MLP by the last of them."""
+    before = [end for end in found.blocks if end < last.position]
+    if not before or last.weight in found.labels or not flow.joins_residual(last):
+        return
+    maker = flow.made_by.get(last.source)
+    if maker is None or flow.nodes[maker].operator not in _ELEMENTWISE:
+        return
+    first = list(flow._back(last.source, _ELEMENTWISE))
+    weights = {linear.weight for linear in first} - found.labels.keys()
+    place = f"blocks.{len(before) - 1}.mlp"
+    if len(weights) == 1 and len(first) == 1 and _bends(flow, first[0], last):
+        found.labels[first[0].weight] = f"{place}.fc1"
+        found.labels[last.weight] = f"{place}.fc2"
+    elif len(weights) == 2 and len(first) == 2:
+        gates = [linear for linear in first if _bends(flow, linear, last, through_products=False)]
+        if len(gates) == 1:
+            found.labels[gates[0].weight] = f"{place}.gate_proj"
+            other = first[1] if first[0] is gates[0] else first[0]
+            found.labels[other.weight] = f"{place}.up_proj"
+            found.labels[last.weight] = f"{place}.down_proj"
+
+
+def _bends(flow: _Flow, first: _Linear, last: _Linear, *, through_products: bool = True) -> bool:
+    """Whether there is a nonlinearity on the way from one map to the other."""
+    for node in flow.ahead(flow.nodes[first.position].outputs, _ELEMENTWISE):
+        operator = flow.nodes[node].operator
+        if operator in _NONLINEAR and node < last.position:
+            return True
+        if operator == "Mul" and not through_products and len(flow.activations(node)) > 1:
+            makers = {x.weight for v in flow.activations(node) for x in flow._back(v, _ELEMENTWISE)}
+            if len(makers) > 1 and not _nonlinear_before(flow, node, first):
+                return False
+    return False
+
+
+def _nonlinear_before(flow: _Flow, product: int, first: _Linear) -> bool:
+    """Whether the branch of ``first`` into a product of two branches holds a nonlinearity."""
+    for value in flow.activations(product):
+        branch = list(flow._back(value, _ELEMENTWISE))
+        maker = flow.made_by.get(value)
+        if first in branch and maker is not None and flow.nodes[maker].operator in (_NONLINEAR | {"Mul"}):
+            return True
+    return False
+
+
+def _ends(flow: _Flow, found: _Found) -> None:
+    """The head after the last block, and positions added to the stream before the first."""
+    rest = [x for x in flow.linears.values() if x.weight not in found.labels]
+    if rest:
+        last = max(rest, key=lambda x: x.position)
+        if last.position > found.blocks[-1] and last.position == max(flow.linears):
+            found.labels[last.weight] = "head"
+    for position, node in enumerate(flow.nodes[: found.blocks[0]]):
+        if node.operator == "Add" and flow.activations(position):
+            for value in node.inputs:
+                weight = flow.weights.get(value)
+                if weight is not None and flow.dimensions.get(weight, 0) >= 2:
+                    found.labels.setdefault(weight, "pos_embed")

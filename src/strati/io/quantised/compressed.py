@@ -1,0 +1,235 @@
+"""compressed-tensors: ``weight_packed`` with ``weight_scale`` beside it, integers, E2M1 or E2M3.
+
+Integers are stored with half their range added, in one unbroken stream of bits along the inputs (older files: as many
+whole codes as fit a word); zero points likewise along the outputs. E2M1 is two codes to a byte with a float8 scale per
+16 inputs over a scale of the whole tensor (nvfp4), or a power of two per 32 (mxfp4); E2M3 is four codes to three bytes
+(mxfp6). Unpacked float8 and int8 weights are ``scaled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.errors import BadInputError
+from strati.io.quantised.packed import Decoded, Get, Packed, SchemeMismatchError, configured_bits
+from strati.io.quantised.rounding_error import even, uneven
+from strati.io.quantised.unpack import (
+    FP4,
+    FP6,
+    bit_stream,
+    nibbles,
+    octet_stream,
+    powers_of_two,
+    spread,
+    whole_words,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.io.raw_checkpoint import Tensor
+
+WORDS = (
+    "weight_packed",
+    "weight_scale",
+    "weight_shape",
+    "weight_zero_point",
+    "weight_g_idx",
+    "weight_global_scale",
+)
+MODELOPT = ("weight", "weight_scale", "weight_scale_2")
+
+
+def find(
+    prefix: str,
+    parts: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    read: Callable[[str], NDArray[Any]],
+) -> Packed:
+    """The weight behind ``prefix.weight_packed``.
+
+    Raises:
+        SchemeMismatchError: The shapes do not fit together.
+    """
+    if "weight_scale" not in parts:
+        raise SchemeMismatchError("its weight_scale is missing")
+    if parts["weight_packed"].dtype in ("uint8", "int8"):
+        return _floats(prefix, parts, configured_bits(config))
+    return _integers(prefix, parts, config, read)
+
+
+def _integers(
+    prefix: str,
+    parts: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    read: Callable[[str], NDArray[Any]],
+) -> Packed:
+    packed, scale = parts["weight_packed"].shape, parts["weight_scale"].shape
+    lead, (outputs, inputs) = _shape(prefix, parts, read)
+    shape = (*lead, outputs, inputs)
+    if min(shape) < 1 or packed[:-1] != shape[:-1]:
+        raise SchemeMismatchError("its weight_shape does not fit its codes")
+    bits, dense = _bits(inputs, packed[-1], configured_bits(config))
+    whole = ((), (1,), lead, (*lead, 1), shape[:-1])  # one scale of all, of an expert, of an output
+    if scale not in whole and scale[:-1] not in (shape[:-1], (*lead, 1)):
+        raise SchemeMismatchError("its scales do not fit its codes")
+    groups = scale[-1] if len(scale) == len(shape) else 1
+    index = parts.get("weight_g_idx")
+    if inputs % groups or (index is not None and index.shape != (*lead, inputs)):
+        raise SchemeMismatchError("its groups do not fit its inputs")
+    zero = parts.get("weight_zero_point")
+    half = 2 ** (bits - 1)
+
+    def zeros(get: Get) -> NDArray[np.float32] | None:
+        if zero is None:
+            return None
+        raw = get(zero.name)
+        if zero.dtype == "int32" and zero.shape[-2:] != (outputs, groups):
+            codes: NDArray[np.float32] = bit_stream(raw.T, bits, outputs).T.astype(np.float32)
+            return codes - np.float32(half)
+        plain: NDArray[np.float32] = raw.astype(np.float32)
+        return plain
+
+    def decode(get: Get) -> Decoded:
+        unpack = bit_stream if dense else whole_words
+        values = unpack(get(f"{prefix}.weight_packed"), bits, inputs).astype(np.float32) - half
+        factors = get(f"{prefix}.weight_scale").astype(np.float32)
+        offsets = zeros(get)
+        factors = factors.reshape(-1, groups) if factors.ndim < 2 else factors
+        if index is None:
+            place = np.arange(inputs) // (inputs // groups)
+        else:
+            place = get(index.name).astype(np.int64)
+            place = np.zeros_like(place) if place.max() < 0 else place  # -1: not used
+            if place.min() < 0 or place.max() >= groups:
+                raise BadInputError(index.name, "points outside the groups; the file is corrupt")
+        if offsets is not None:
+            offsets = np.broadcast_to(
+                offsets.reshape(-1, groups) if offsets.ndim < 2 else offsets, factors.shape
+            )
+            values -= offsets[:, place]
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
+
+    if zero is not None and zero.shape not in (
+        scale,
+        (*lead, -(-outputs * bits // 32), groups),
+        (*lead, outputs, groups),
+    ):
+        raise SchemeMismatchError("its zero points do not fit its scales")
+    return Packed(
+        f"{prefix}.weight",
+        shape,
+        "compressed-tensors",
+        bits,
+        None if groups == 1 else inputs // groups,
+        _members(prefix, parts),
+        decode,
+    )
+
+
+def _shape(
+    prefix: str, parts: Mapping[str, Tensor], read: Callable[[str], NDArray[Any]]
+) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """Leading axes of a weight, and its outputs and inputs.
+
+    Experts fused in one tensor keep the shape of the stack, of each expert, or the one that all of them share.
+
+    Raises:
+        SchemeMismatchError: There is no shape, or the experts differ in it.
+    """
+    lead = parts["weight_packed"].shape[:-2]
+    kept = parts.get("weight_shape")
+    if kept is None or kept.size not in (2, len(lead) + 2, 2 * prod(lead)):
+        raise SchemeMismatchError("its weight_shape is missing")
+    told = np.asarray(read(f"{prefix}.weight_shape")).astype(np.int64)
+    if told.ndim == 1 and told.size == len(lead) + 2:
+        sides = told[None]
+        lead = tuple(int(side) for side in told[:-2])
+    else:
+        sides = told.reshape(-1, 2)
+    if (sides != sides[0]).any():
+        raise SchemeMismatchError("its experts are of different shapes")
+    return lead, (int(sides[0, -2]), int(sides[0, -1]))
+
+
+def _floats(prefix: str, parts: Mapping[str, Tensor], told: set[int]) -> Packed:
+    whole = parts.get("weight_global_scale")
+    if whole is None and parts["weight_scale"].dtype.startswith("float8_e4"):
+        raise SchemeMismatchError("its weight_global_scale is missing")
+    return _small_floats(prefix, parts["weight_packed"], parts["weight_scale"], whole, told, WORDS, parts)
+
+
+def find_modelopt(prefix: str, parts: Mapping[str, Tensor]) -> Packed:
+    """The weight behind ``prefix.weight`` as NVIDIA's modelopt stores NVFP4: the scale of all is multiplied.
+
+    Raises:
+        SchemeMismatchError: The shapes do not fit together.
+    """
+    return _small_floats(
+        prefix, parts["weight"], parts["weight_scale"], parts["weight_scale_2"], {4}, MODELOPT, parts
+    )
+
+
+def _small_floats(
+    prefix: str,
+    codes: Tensor,
+    scale: Tensor,
+    whole: Tensor | None,
+    told: set[int],
+    words: tuple[str, ...],
+    parts: Mapping[str, Tensor],
+) -> Packed:
+    """E2M1 or E2M3 codes, unbroken, with a scale per 16 or 32 inputs and perhaps one of the whole tensor."""
+    packed, scales = codes.shape, scale.shape
+    if len(packed) < 2 or scales[:-1] != packed[:-1] or 0 in packed or not scales[-1]:
+        raise SchemeMismatchError("its scales do not fit its codes")
+    bits = next((b for b in (4, 6) if 8 * packed[-1] in (b * 16 * scales[-1], b * 32 * scales[-1])), 0)
+    if not bits or (told and bits not in told):
+        raise SchemeMismatchError("its scales do not fit codes of 4 or 6 bits")
+    shape = (*packed[:-1], 8 * packed[-1] // bits)
+    group = shape[-1] // scales[-1]
+    if whole is not None and whole.size not in (1, *packed[:1]):
+        raise SchemeMismatchError("its scale of the whole tensor is not one number")
+    book, divided = (FP4 if bits == 4 else FP6), whole is not None and whole.name.endswith("global_scale")
+
+    def decode(get: Get) -> Decoded:
+        octets = get(codes.name).view(np.uint8)
+        found = nibbles(octets) if bits == 4 else octet_stream(octets, bits)
+        raw = get(scale.name)
+        exponent = raw.dtype == np.uint8 or raw.dtype.name == "float8_e8m0fnu"
+        factors = powers_of_two(raw) if exponent else raw.astype(np.float32)
+        if whole is not None:
+            one = get(whole.name).astype(np.float32).reshape(-1)[0]
+            factors = factors / one if divided else factors * one
+        values = book[found]
+        values *= spread(factors, shape[-1])
+        return Decoded(values, uneven(found.reshape(-1, group), book, factors).reshape(values.shape))
+
+    scheme = "nvfp4" if whole is not None else f"mxfp{bits}"
+    members = tuple(parts[word].name for word in words if word in parts)
+    return Packed(f"{prefix}.weight", shape, scheme, bits, group, members, decode)
+
+
+def _members(prefix: str, parts: Mapping[str, Tensor]) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{word}" for word in WORDS if word in parts)
+
+
+def _bits(inputs: int, words: int, told: set[int]) -> tuple[int, bool]:
+    """Bits of a code, and whether codes are one unbroken stream.
+
+    Raises:
+        SchemeMismatchError: No number of bits, or none that the configuration names, fills the words.
+    """
+    dense = [bits for bits in range(1, 9) if -(-inputs * bits // 32) == words]
+    loose = [bits for bits in range(1, 9) if -(-inputs // (32 // bits)) == words]
+    for fitting, unbroken in ((dense, True), (loose, False)):
+        known = [bits for bits in fitting if bits in told] if told else fitting
+        if len(known) == 1 or (known and not told and 4 in known):
+            return (known[0] if len(known) == 1 else 4), unbroken
+    raise SchemeMismatchError("no number of bits fits its codes and its shape")

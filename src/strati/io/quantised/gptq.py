@@ -1,0 +1,97 @@
+"""GPTQ: ``qweight``, ``qzeros``, ``scales``, ``g_idx`` of a linear map.
+
+Codes of 2, 3, 4 or 8 bits are packed along the inputs, lowest bits first, in one unbroken stream of bits; zero points
+along the outputs. ``W[in, out] = scales[g, out] (code - zero)`` with ``g = g_idx[in]``, or ``in // group`` where there
+is no index. The first format stores ``zero - 1``, the second (``gptq_v2``) the zero itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.errors import BadInputError
+from strati.io.quantised.packed import Decoded, Get, Packed, SchemeMismatchError
+from strati.io.quantised.rounding_error import even
+from strati.io.quantised.unpack import bit_stream
+
+if TYPE_CHECKING:
+    from strati.io.raw_checkpoint import Tensor
+
+BITS = (2, 3, 4, 8)
+
+
+def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Packed:
+    """The weight behind ``prefix.qweight``.
+
+    Args:
+        prefix: The module's name.
+        parts: Its tensors by their last word.
+        config: ``quantization_config``, or nothing.
+
+    Raises:
+        SchemeMismatchError: The shapes do not fit together, or not what the configuration says.
+    """
+    words, scales = parts["qweight"].shape, parts["scales"].shape
+    lead, (packed, outputs), (groups, columns) = words[:-2], words[-2:], scales[-2:]
+    zeros = parts["qzeros"].shape if "qzeros" in parts else None
+    index = parts["g_idx"].shape if "g_idx" in parts else None
+    if scales[:-2] != lead or columns != outputs or not outputs or not packed or not groups:
+        raise SchemeMismatchError("its scales do not fit its codes")
+    if zeros is not None:
+        bits, rest = divmod(32 * zeros[-1], outputs)
+        if rest or zeros != (*lead, groups, zeros[-1]):
+            raise SchemeMismatchError("its zero points do not fit its scales")
+    else:
+        bits = config.get("bits") or 4
+    inputs, rest = divmod(32 * packed, bits) if bits in BITS else (0, 1)
+    if rest or (index is not None and index != (*lead, inputs)):
+        raise SchemeMismatchError(f"its codes do not fit {bits} bits")
+    varied = bool(config.get("dynamic"))  # settings of their own for some modules
+    if config.get("bits", bits) != bits and not varied:
+        raise SchemeMismatchError(f"its tensors hold {bits} bits, its configuration says {config['bits']}")
+    if config.get("checkpoint_format") in ("marlin", "gptq_marlin", "bitblas"):
+        raise SchemeMismatchError(f"it is laid out for {config['checkpoint_format']} kernels")
+    group = _group(inputs, groups, None if varied else config.get("group_size"), ordered=index is None)
+    shift = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    members = tuple(parts[word].name for word in ("qweight", "qzeros", "scales", "g_idx") if word in parts)
+
+    def decode(get: Get) -> Decoded:
+        codes = bit_stream(get(f"{prefix}.qweight").T, bits, inputs)  # out x in
+        factors = get(f"{prefix}.scales").astype(np.float32).T  # out x groups
+        if zeros is None:
+            offsets = np.full(factors.shape, 2 ** (bits - 1), np.float32)
+        else:
+            raw = bit_stream(get(f"{prefix}.qzeros"), bits, outputs).T
+            offsets = ((raw.astype(np.int32) + shift) & (2**bits - 1)).astype(np.float32)
+        if index is None:
+            place = np.arange(inputs) // group
+        else:
+            place = get(f"{prefix}.g_idx").astype(np.int64)
+            if place.min() < 0 or place.max() >= groups:
+                raise BadInputError(f"{prefix}.g_idx", "points outside the groups; the file is corrupt")
+        values = codes.astype(np.float32)
+        values -= offsets[:, place]
+        wide = factors[:, place]
+        values *= wide
+        return Decoded(values, even(wide))
+
+    shared = None if groups == 1 else group
+    return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, shared, members, decode)
+
+
+def _group(inputs: int, groups: int, told: object, *, ordered: bool) -> int:
+    """Inputs that share a scale: what the configuration says where it fits, else equal parts; the last may be shorter.
+
+    Raises:
+        SchemeMismatchError: The inputs are in order, and neither fits.
+    """
+    if type(told) is int and told > 0 and -(-inputs // told) == groups:
+        return told
+    if ordered and type(told) is int and told > 0:
+        raise SchemeMismatchError(f"its {groups} groups do not fit {inputs} inputs in groups of {told}")
+    if ordered and inputs % groups:
+        raise SchemeMismatchError("its inputs do not divide into its groups")
+    return -(-inputs // groups)

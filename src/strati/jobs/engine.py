@@ -1,0 +1,130 @@
+"""Units of work and the simplest engine: one after the other, in this process.
+
+An engine takes units and a *body* (a function of one unit) and yields an outcome per unit, in any order. What a
+body returns depends on its unit alone, so every engine gives the same values; ``processes`` and ``ray`` are the
+others. A unit that raises is a failed outcome with its reason, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strati.core.errors import BadInputError, StratiError
+from strati.core.text import printable
+
+Reader = Callable[[], Any]
+"""Reads what a unit needs, where the run was started or on a machine that sees the same files; can be pickled."""
+
+Load = Callable[[str], Any]
+"""Gives the content of one of the unit's files (bytes), or what its reader reads, wherever the unit runs."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit of work.
+
+    ``group``: units of one group share something worth keeping, so an engine gives them to one worker if it can.
+    ``files``: what it reads, name -> path on the machine that started the run, or a reader of a part of it.
+    """
+
+    key: str
+    name: str
+    group: str
+    config: Mapping[str, Any]
+    files: Mapping[str, str | Reader] = field(default_factory=dict)
+
+
+Body = Callable[[Unit, Load], Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a unit: its value, or the reason why there is none."""
+
+    unit: Unit
+    value: Any = None
+    reason: str | None = None
+
+
+Engine = Callable[[Body, Iterable[Unit]], Iterator[Outcome]]
+
+
+def run_here(body: Body, units: Iterable[Unit]) -> Iterator[Outcome]:
+    """Run the units one after the other in this process.
+
+    Examples:
+        >>> units = [Unit(k, k, "", {"x": x}) for k, x in (("a", 2.0), ("b", 0.0))]
+        >>> [(o.value, o.reason) for o in run_here(lambda unit, load: 1 / unit.config["x"], units)]
+        [(0.5, None), (None, 'ZeroDivisionError: float division by zero')]
+    """
+    for unit in units:
+        yield attempt(body, unit, lambda name, unit=unit: read(unit.files[name]))  # type: ignore[misc]
+
+
+def attempt(body: Body, unit: Unit, load: Load) -> Outcome:
+    """Run one unit on one thread; an exception becomes the reason of a failed outcome."""
+    try:
+        with one_thread():
+            return Outcome(unit, body(unit, load))
+    except StratiError as error:
+        return Outcome(unit, reason=str(error))
+    except Exception as error:
+        return Outcome(unit, reason=reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception in one line that is never empty: its text, or where it was raised.
+
+    Examples:
+        >>> reason_of(ValueError("bad"))
+        'ValueError: bad'
+    """
+    kind, text = type(error).__name__, str(error).strip()
+    if text:
+        return printable(f"{kind}: {text}", 400)
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    where = f" at {Path(last[0].filename).name}:{last[0].lineno}, in {last[0].name}" if last else ""
+    return f"{kind} without a message{where}"
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Pin BLAS and torch to one thread: their last bits differ between numbers of threads."""
+    from threadpoolctl import threadpool_limits
+
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    if torch is not None:
+        torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        if torch is not None and before != 1:
+            torch.set_num_threads(before)
+
+
+def cores() -> int:
+    """The number of processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read(path: str | Reader) -> Any:
+    """A file's content, or what a reader reads.
+
+    Raises:
+        BadInputError: It is gone or cannot be read.
+    """
+    if callable(path):
+        return path()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None

@@ -1,0 +1,392 @@
+"""What derivatives near the parameters say before anything is sampled: is it a minimum, smooth, regular?
+
+At a minimum of an analytic loss whose Hessian has rank ``r``, the splitting lemma leaves ``r`` squares and a rest of
+order four or more in ``N - r`` directions, so ``r/2 <= lambda <= r/2 + (N - r)/4``: certain, whatever a ladder shows.
+It is just ``r/2`` where nothing is left over: at full rank, and where the loss stays at its minimum along all of the
+other directions (symmetries, dead neurons).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from strati.core.rng import derive
+from strati.landscape.llc.config import BUDGET, DENSE_LIMIT
+from strati.landscape.llc.gauss_newton import curvature_spectrum
+from strati.landscape.llc.numerical_rank import NumericalRank, hessian_rank, jacobian_rank
+from strati.landscape.llc.sampling_plan import gradient_cost
+from strati.landscape.objective import Objective, Potential, exact_hessian
+
+_DESCENTS = 40
+_VALLEYS = (0.05, 0.2, 0.5)  # distances along flat directions, in sizes of the parameters
+_ASIDE = 0.03  # farthest, in sizes of the parameters, of places that rounding does not tell from the minimum
+_SAME = (
+    1e-9  # of the loss farther away: a minimum that is lower by less is no other than the given parameters
+)
+_NEARBY = 0.01  # the same, at which the Jacobian's rank is that of almost every point
+_TRIALS = 3
+_REACHES = (1e-3, 1e-3 / 64)  # distances at which kinks are looked for, in sizes of the parameters
+_PER_RANK = 1e-9  # seconds per cubed side of a Jacobian, for its rank here and nearby
+_SMALL = 60  # parameters up to which a Hessian per step is cheap
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known about the place where the coefficient is asked for.
+
+    Attributes:
+        parameters: How many vary.
+        smooth: Whether the loss is three times differentiable there, as far as differences of gradients show.
+        minimum: Whether the gradient vanishes there or at a point found nearby, and no curvature is negative.
+        rank: Of the Hessian at that point; ``None`` if not computed.
+        exact: The coefficient, where the derivatives alone decide it.
+        lower: How much lower than at the given parameters the loss is at that point.
+        curvature: Eigenvalues of the Hessian there, ``(d,)`` or empty.
+        displacement: Squared distance to that point along each eigenvector.
+    """
+
+    parameters: int
+    smooth: bool
+    minimum: bool
+    rank: NumericalRank | None
+    exact: float | None
+    lower: float
+    curvature: np.ndarray = field(repr=False)
+    displacement: np.ndarray = field(repr=False)
+
+    @property
+    def range(self) -> tuple[float | None, float | None]:
+        """The least and the largest coefficient that are possible; ``None`` where nothing is known."""
+        if self.exact is not None:
+            return self.exact, self.exact
+        if not self.smooth or not self.minimum or self.rank is None:
+            return None, None
+        return self.rank.low / 2, (self.parameters + self.rank.high) / 4
+
+    def held_back(self, nbeta: float, gamma: float) -> float:
+        """What the localisation adds to ``nbeta (<L> - L_min)`` because it is centred beside the minimum."""
+        pull = gamma / (nbeta * self.curvature + gamma)
+        return float(nbeta / 2 * (self.curvature * pull**2 * self.displacement).sum())
+
+
+def surroundings(potential: Potential, theta: Tensor, seconds: float = math.inf) -> Surroundings | None:
+    """Look around ``theta``; ``None`` for more parameters or a dearer loss than allow it, or single precision.
+
+    Args:
+        potential: The loss.
+        theta: Where.
+        seconds: That it may take by the cost model, if that is less than usual.
+
+    Examples:
+        >>> found = surroundings(lambda w: w[0] ** 2 + w[1] ** 4, torch.zeros(2, dtype=torch.float64))
+        >>> found.rank, found.exact, found.range
+        (NumericalRank(low=1, high=1), None, (0.5, 0.75))
+        >>> surroundings(lambda w: (w**2).sum(), torch.zeros(2, dtype=torch.float64)).exact
+        1.0
+    """
+    size = theta.numel()
+    if theta.dtype != torch.float64 or size > DENSE_LIMIT:
+        return None
+    look = _Look(potential, theta)
+    behavioural = isinstance(potential, Objective) and potential.behavioural
+    budget = min(BUDGET, seconds)
+    if not look.differentiable or 8 * look.seconds > budget:
+        return None
+    smooth = look.smooth()
+    if behavioural and isinstance(potential, Objective):
+        affordable = _rank_seconds(potential, size) <= seconds
+        return _behavioural(potential, theta, smooth) if affordable else _unknown(size, smooth, minimum=True)
+    if look.seconds * size > budget or not smooth:
+        return _unknown(size, smooth, minimum=not smooth)
+    try:
+        return _general(potential, look, smooth)
+    except RuntimeError:  # twice differentiable is more than a sampler needs
+        return _unknown(size, smooth, minimum=False)
+
+
+def with_rank(around: Surroundings, objective: Objective) -> Surroundings:
+    """The least rank that the Gauss-Newton matrix shows, where a more exact one takes too long."""
+    if not (around.smooth and around.minimum and objective.behavioural):
+        return around
+    spectrum = curvature_spectrum(objective)
+    if spectrum is None:
+        return around
+    precision = torch.finfo(objective.flat.dtype).eps
+    low = int((spectrum > 100 * len(spectrum) * precision * spectrum.max()).sum())
+    return replace(around, rank=NumericalRank(low, min(around.parameters, objective.outputs)))
+
+
+def _rank_seconds(objective: Objective, size: int) -> float:
+    """Seconds that the rank of a Jacobian takes, by the operations of its singular values."""
+    sides = sorted((size, objective.outputs))
+    return _PER_RANK * sides[0] ** 2 * sides[1]
+
+
+def _unknown(size: int, smooth: bool, *, minimum: bool) -> Surroundings:
+    return Surroundings(size, smooth, minimum, None, None, 0.0, np.zeros(0), np.zeros(0))
+
+
+def _behavioural(objective: Objective, theta: Tensor, smooth: bool) -> Surroundings:
+    """The network as it is has the least loss there can be; the Hessian's rank is that of the Jacobian."""
+    rank = jacobian_rank(objective, theta) if smooth else None
+    exact = None
+    if rank is not None and rank.known and _constant(objective, theta, rank.low):
+        exact = rank.low / 2
+    return Surroundings(len(theta), smooth, True, rank, exact, 0.0, np.zeros(0), np.zeros(0))
+
+
+def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
+    theta, size = look.theta, look.theta.numel()
+    reached = look.descend(theta)
+    found = hessian_rank(look.hessian, reached.point, look.as_good(reached))
+    if found.negative:
+        values, vectors = torch.linalg.eigh(look.hessian(reached.point))
+        aside = reached.point + 1e-3 * look.size * vectors[:, 0]
+        reached = look.descend(aside, reached.value)
+        return Surroundings(
+            size, smooth, False, None, None, look.start - reached.value, np.zeros(0), np.zeros(0)
+        )
+    rank, exact = found.rank, None
+    if isinstance(potential, Objective) and rank.low < size and _constant(potential, reached.point, rank.low):
+        # The loss depends on no more coordinates than the outputs do.
+        rank = NumericalRank(rank.low, rank.low)
+        exact = rank.low / 2 if reached.converged else None
+    elif isinstance(potential, Objective) and _hidden(potential, reached.point, rank):
+        rank = NumericalRank(rank.low, size)
+    elif (
+        rank.known
+        and reached.converged
+        and (
+            rank.low == size
+            or (not isinstance(potential, Objective) and look.flat_valley(reached.point, rank.low))
+        )
+    ):
+        exact = rank.low / 2
+    values, vectors = torch.linalg.eigh(look.hessian(reached.point))
+    return Surroundings(
+        parameters=size,
+        smooth=smooth,
+        minimum=reached.converged,
+        rank=rank,
+        exact=exact,
+        lower=look.start - reached.value,
+        curvature=values.clamp(min=0).cpu().numpy(),
+        displacement=(((reached.point - theta) @ vectors) ** 2).cpu().numpy(),
+    )
+
+
+def _hidden(objective: Objective, theta: Tensor, rank: NumericalRank) -> bool:
+    """Whether the outputs feel directions that the Hessian does not show.
+
+    Squared, the slopes of units that have become steps are below the rounding of the loss: such directions are not
+    free, and not seen either.
+    """
+    if rank.high == theta.numel():
+        return False
+    found = jacobian_rank(objective, theta)
+    return found is not None and found.high > rank.high
+
+
+def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
+    """Whether the Jacobian has this rank at almost every point nearby.
+
+    It is then this rank in a whole neighbourhood (it cannot fall near a point), the outputs depend on that many
+    coordinates, and the loss is a function of those alone.
+    """
+    if rank == theta.numel():
+        return True
+    # Each parameter moves by a share of its own size: large ones do not decide how far small ones go.
+    present = theta[theta != 0].abs()
+    typical = max(float(present.median()), 1e-3) if len(present) else 1e-3
+    size = theta.abs().clamp(min=min(typical, 1.0))
+    for trial in range(2):
+        generator = torch.Generator().manual_seed(derive(0, "nearby", trial))
+        step = torch.randn(theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
+        if jacobian_rank(objective, theta + _NEARBY * size * step) != NumericalRank(rank, rank):
+            return False
+    return True
+
+
+class _Reached(NamedTuple):
+    point: Tensor
+    value: float
+    converged: bool
+
+
+class _Look:
+    """A loss near a point: slopes, Hessians, the way down."""
+
+    def __init__(self, potential: Potential, theta: Tensor) -> None:
+        self.theta = theta
+
+        def value(t: Tensor) -> Tensor:
+            return potential(t).reshape(())
+
+        self._value, self._slope = value, grad(value)
+        self.size = max(float(theta.abs().mean()), 1.0 if not bool(theta.any()) else 1e-3)
+        self.seconds = gradient_cost(potential, theta, turning=0).replica
+        with torch.no_grad():
+            self.start = float(value(theta))
+        self.potential = potential
+        try:
+            self.slope(theta)
+            self.differentiable = True
+        except RuntimeError:
+            self.differentiable = False
+
+    def slope(self, theta: Tensor) -> Tensor:
+        found: Tensor = self._slope(theta.detach()).detach()
+        return found
+
+    def value(self, theta: Tensor) -> float:
+        with torch.no_grad():
+            return float(self._value(theta))
+
+    def hessian(self, theta: Tensor) -> Tensor:
+        return exact_hessian(self.potential, theta)
+
+    def smooth(self) -> bool:
+        """Whether gradients on both sides of the point agree on the second derivatives, and these on the third.
+
+        Along a line, ``g(h) - 2 g(0) + g(-h)`` is of order ``h^2``, and ``g(h) - g(-h) - 2 h H v`` of order ``h^3``
+        where three derivatives exist; a kink makes the first of order one or ``h``, and ``|w|^3`` the second ``h^2``.
+        No line through the point sees the kink of ``|w1 w2|``, but two do: ``g(u + v) - g(u) - g(v) + g(0)`` is of
+        order ``h^2`` where two derivatives exist, and there of order ``h``.
+        """
+        generator = torch.Generator().manual_seed(derive(0, "kinks", len(self.theta)))
+        lines = torch.randn(_TRIALS + 1, len(self.theta), generator=generator, dtype=self.theta.dtype)
+        lines = self.size * lines.to(self.theta)
+        for line, other in pairwise(lines):
+            # A kink at the point shows at every distance, one beside it only at some.
+            if all(self._kinked(line, reach) or self._folded(line, other, reach) for reach in _REACHES):
+                return False
+        return True
+
+    def _kinked(self, line: Tensor, farthest: float) -> bool:
+        here = self.slope(self.theta)
+        bends, slants, noises = [], [], []
+        for reach in (farthest, farthest / 8, farthest / 64):
+            ahead, back = self.slope(self.theta + reach * line), self.slope(self.theta - reach * line)
+            size = float(ahead.norm() + back.norm() + here.norm()) + float(self.theta.norm())
+            noises.append(1e3 * torch.finfo(self.theta.dtype).eps * size)
+            bends.append(float((ahead - 2 * here + back).norm()))
+            slants.append((ahead - back) / reach)
+        # Each factor 8 in the reach takes 64 off a smooth bend; 8 or less off a kink's.
+        if bends[2] > 10 * noises[2] and bends[2] > bends[1] / 24:
+            return True
+        first, second = (float((slants[k] - slants[k + 1]).norm()) for k in (0, 1))
+        return second > 10 * noises[2] / (farthest / 64) and second > first / 24
+
+    def _folded(self, line: Tensor, other: Tensor, farthest: float) -> bool:
+        """Whether the gradient is not additive in the offset, by a share that does not fall with the distance."""
+        here = self.slope(self.theta)
+        rests, noises = [], []
+        for reach in (farthest / 8, farthest / 64):
+            ways = [self.slope(self.theta + reach * way) for way in (line + other, line, other)]
+            size = float(sum(way.norm() for way in ways) + here.norm()) + float(self.theta.norm())
+            noises.append(1e3 * torch.finfo(self.theta.dtype).eps * size)
+            rests.append(float((ways[0] - ways[1] - ways[2] + here).norm()))
+        return rests[1] > 10 * noises[1] and rests[1] > rests[0] / 24
+
+    def descend(self, start: Tensor, known: float = math.inf) -> _Reached:
+        """Newton's way to the minimum, damped; it never goes up."""
+        point, value = start, min(known, self.value(start))
+        damping, hessian = 0.0, self.hessian(start)
+        precision = torch.finfo(start.dtype).eps
+        converged = False
+        for i in range(_DESCENTS):
+            slope = self.slope(point)
+            smallest = precision * max(abs(value), 1e-300)
+            if not bool(slope.any()):
+                converged = True
+                break
+            if i and len(point) <= _SMALL:
+                hessian = self.hessian(point)
+            values, vectors = torch.linalg.eigh(hessian)
+            floor = 1e-12 * float(values.abs().max()) + torch.finfo(start.dtype).tiny
+            step = -(vectors @ ((vectors.T @ slope) / (values.abs().clamp(min=floor) + damping)))
+            gain = -float(step @ slope) / 2
+            if gain <= 4 * smallest:
+                converged = True
+                break
+            if float(step.norm()) > 10 * self.size * len(point) ** 0.5:
+                step = step * (10 * self.size * len(point) ** 0.5 / float(step.norm()))
+            ahead = self.value(point + step)
+            if math.isfinite(ahead) and ahead < value:
+                converged = value - ahead <= 64 * smallest
+                point, value, damping = point + step, ahead, damping / 10
+                if converged:
+                    break
+            elif math.isfinite(ahead) and ahead <= value + 64 * smallest:
+                converged = True  # rounding hides what is left to gain
+                break
+            else:
+                damping = max(10 * damping, 1e-6 * float(values.abs().max()))
+        return _Reached(point, min(value, known), converged)
+
+    def as_good(self, reached: _Reached) -> list[Tensor]:
+        """Places that cannot be told from the minimum: one Newton step on, and as far as rounding of the loss hides."""
+        if not bool(self.slope(self.theta).any()) and bool((reached.point == self.theta).all()):
+            return []  # the slope vanishes exactly where it should
+        values, vectors = torch.linalg.eigh(self.hessian(reached.point))
+        size = values.abs().clamp(min=1e-14 * float(values.abs().max()) + torch.finfo(values.dtype).tiny)
+        slope = vectors.T @ self.slope(reached.point)
+        # Along a valley of minima there is no end of such places: a short way is enough.
+        most = _ASIDE * self.size
+        hidden = torch.sqrt(4 * torch.finfo(values.dtype).eps * abs(reached.value) / size).clamp(max=most)
+        places = [
+            reached.point - vectors @ (slope / size).clamp(-self.size, self.size),
+            reached.point + vectors @ hidden,
+        ]
+        moved = reached.point - self.theta
+        if bool(moved.any()) and self.start - reached.value <= _SAME * self.rise():
+            # Data in single precision put the minimum beside the parameters that made them: curvature that comes from
+            # the way between the two is rounding.
+            places += [self.theta, reached.point + moved]
+        return places
+
+    def rise(self) -> float:
+        """How much larger the loss is one size of the parameters away."""
+        generator = torch.Generator().manual_seed(derive(0, "rise", len(self.theta)))
+        ways = torch.randn(_TRIALS, len(self.theta), generator=generator, dtype=self.theta.dtype).to(
+            self.theta
+        )
+        ahead = [self.value(self.theta + self.size * way) - self.start for way in ways]
+        return max((v for v in ahead if math.isfinite(v)), default=0.0)
+
+    def flat_valley(self, point: Tensor, rank: int) -> bool:
+        """Whether the loss, least over the stiff directions, stays at its minimum along all others."""
+        hessian = self.hessian(point)
+        values, vectors = torch.linalg.eigh(hessian)
+        stiff = vectors[:, len(values) - rank :]
+        loose = vectors[:, : len(values) - rank]
+        inverse = 1 / values[len(values) - rank :]
+        generator = torch.Generator().manual_seed(derive(0, "valley", len(point)))
+        precision = torch.finfo(point.dtype).eps
+        for _ in range(_TRIALS):
+            way = loose @ torch.randn(loose.shape[1], generator=generator, dtype=point.dtype).to(point.device)
+            for share in _VALLEYS:
+                place = point + share * self.size * way
+                for _ in range(_DESCENTS):
+                    slope = self.slope(place)
+                    step = stiff @ (inverse * (stiff.T @ slope))
+                    place = place - step
+                    if float(step.norm()) <= 100 * precision * self.size:
+                        break
+                else:  # the valley bends too much for this distance; a shorter one will do
+                    if share == _VALLEYS[0]:
+                        return False
+                    break
+                left = self.slope(place)
+                size = float(values[-1].abs()) * float((place - point).norm()) if rank else 0.0
+                if not float(left.norm()) <= 1e3 * precision * size + 1e-300:
+                    return False
+        return True

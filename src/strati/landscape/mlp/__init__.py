@@ -1,0 +1,1 @@
+"""Exact closed forms for sequential multilayer perceptrons: counts, Jacobians, interaction moments and edges."""

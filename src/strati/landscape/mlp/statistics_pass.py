@@ -1,0 +1,209 @@
+"""One pass over the data: everything the counts of a chain need, in memory that does not grow with them.
+
+Per layer: triangular factors of activations and Jacobians, co-firing, and hashed firing patterns. What follows
+from them is in ``structure``; the functions that single neurons can produce are in ``overlap``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from strati.core.errors import BadInputError
+from strati.core.results import Tick, silent
+from strati.landscape.counts.gram import fold
+from strati.landscape.counts.ranks import Factor, certified, nudged
+from strati.landscape.mlp.jacobians import MOST_OUTPUTS, backward, output_directions
+from strati.landscape.mlp.sequential import Chain, ChainStage
+from strati.landscape.mlp.synchrony import Asynchrony, FiringHash
+
+BATCH_BYTES = 64_000_000
+NOISE_ROWS = 256
+"""Data on which rounding errors are measured, by a twin of the network."""
+SATURATED, LOST = 1e-12, 1e-100
+"""A smooth activation's slope below the first is not seen beside others, below the second products of slopes underflow;
+either way it is not zero."""
+
+
+@dataclass
+class LayerSurvey:
+    """What one layer showed on the data. Sums over data, not means.
+
+    Attributes:
+        stage: The layer.
+        activations: Factor of its inputs, the constant of the bias last.
+        jacobians: Factor of the Jacobians to the output with respect to its preactivations.
+        slopes: Gram matrix of its nonlinearity's derivatives (co-firing of ReLU neurons).
+        patterns: Hashed firing patterns of its outputs.
+        asynchrony: Price of mixing pairs of neurons; only where a loss scale is asked for.
+        last_probe: What one of the random probes per datum added to ``jacobians``, while the data stream by.
+        least_slope: The smallest slope of a smooth nonlinearity met; 1 for others.
+    """
+
+    stage: ChainStage
+    activations: Factor
+    jacobians: Factor
+    slopes: Tensor
+    patterns: FiringHash
+    asynchrony: Asynchrony | None = None
+    last_probe: Factor | None = None
+    least_slope: float = 1.0
+
+
+@dataclass
+class Survey:
+    """What all layers showed, the number of data, whether Jacobians were exact, and where probes did not suffice."""
+
+    layers: list[LayerSurvey]
+    data: int = 0
+    exact_jacobians: bool = True
+    uncertain: list[str] = field(default_factory=list)
+
+
+def survey(chain: Chain, x: Tensor, *, seed: int = 0, epsilon: bool = False, tick: Tick = silent) -> Survey:
+    """Stream data through a chain of float64 weights.
+
+    Args:
+        chain: The network.
+        x: Data, rows first.
+        seed: Of the probes used where there are many outputs.
+        epsilon: Also what a count at a loss scale needs: all data's share in the factors, and the approximate
+            synchrony of all pairs of ReLU neurons.
+        tick: Called after each batch.
+
+    Raises:
+        BadInputError: The network's outputs are not finite on the data.
+    """
+    outputs = chain.widths[-1]
+    result = Survey(_empty(chain, epsilon, seed), exact_jacobians=outputs <= MOST_OUTPUTS)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        _measure_noise(chain, chain.rows(x[:NOISE_ROWS]), result.layers, seed)
+        for batch in batches(chain, x):
+            _take_in(chain, batch, result, generator)
+            tick(f"{result.data} data")
+    _mark_saturated(result.layers)
+    for layer in result.layers:
+        if layer.last_probe is not None:
+            layer.jacobians, certain = certified(layer.jacobians, layer.last_probe)
+            if not certain:
+                result.uncertain.append(layer.stage.name)
+    return result
+
+
+def batches(chain: Chain, x: Tensor) -> Iterator[Tensor]:
+    """The data in pieces small enough for all Jacobians of a batch at once."""
+    widest = max(chain.widths) + 1
+    per_row = 8 * widest * (min(chain.widths[-1], MOST_OUTPUTS) + 4 * len(chain.stages))
+    step = max(1, min(x.shape[0], BATCH_BYTES // per_row))
+    for start in range(0, x.shape[0], step):
+        yield x[start : start + step]
+
+
+def twin_of(chain: Chain, seed: int) -> Chain:
+    """The chain with every weight moved by a few units in the last place."""
+    generator = torch.Generator().manual_seed(seed)
+    return Chain(
+        tuple(
+            replace(
+                s,
+                weight=nudged(s.weight, generator),
+                bias=None if s.bias is None else nudged(s.bias, generator),
+            )
+            for s in chain.stages
+        )
+    )
+
+
+def gated_forward(chain: Chain, x: Tensor, slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Activations and slopes of a twin, with the firing patterns of the network itself: a pattern is no rounding."""
+    activations, found = [x], []
+    for stage, slope in zip(chain.stages, slopes, strict=True):
+        p = stage.preactivations(activations[-1])
+        if stage.activation.slopes is None:
+            activations.append(stage.activation(p))
+            found.append(stage.activation.derivative(p))
+        else:
+            activations.append(slope * p)
+            found.append(slope)
+    return activations, found
+
+
+def _empty(chain: Chain, epsilon: bool, seed: int) -> list[LayerSurvey]:
+    layers = []
+    for index, stage in enumerate(chain.stages):
+        like = stage.weight
+        layer = LayerSurvey(
+            stage,
+            Factor(stage.inputs + (stage.bias is not None), whole=epsilon, like=like),
+            Factor(stage.outputs, whole=epsilon, like=like),
+            torch.zeros(stage.outputs, stage.outputs, dtype=torch.float64, device=like.device),
+            FiringHash(stage.outputs, seed),
+        )
+        if chain.widths[-1] > MOST_OUTPUTS:
+            layer.last_probe = Factor(stage.outputs, whole=epsilon, like=like)
+        if index + 1 < len(chain.stages) and epsilon and stage.activation.name == "relu":
+            layer.asynchrony = Asynchrony(stage.outputs)
+        layers.append(layer)
+    return layers
+
+
+def _measure_noise(chain: Chain, rows: Tensor, layers: list[LayerSurvey], seed: int) -> None:
+    """Columns of activations and Jacobians against those of a twin, which shows how far rounding is amplified."""
+    twin = twin_of(chain, seed)
+    activations, preactivations = chain.forward(rows)
+    slopes = chain.slopes(preactivations)
+    near, inclines = gated_forward(twin, nudged(rows, torch.Generator().manual_seed(seed)), slopes)
+    for index, layer in enumerate(layers):
+        bias = layer.stage.bias is not None
+        layer.activations.compare(fold(activations[index], bias), fold(near[index], bias))
+    first = output_directions(slopes[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
+    second = output_directions(inclines[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
+    pairs = zip(backward(chain, slopes, first), backward(twin, inclines, second), strict=True)
+    for (index, one), (_, two) in pairs:
+        width = one.shape[-1]
+        layers[index].jacobians.compare(one.reshape(-1, width), two.reshape(-1, width))
+
+
+def _least(slopes: Tensor, preactivations: Tensor) -> float:
+    """The smallest slope far from zero: one that is small because the function turns there is no saturation."""
+    far = slopes[preactivations.abs() > 5].abs()
+    return float(far.min()) if far.numel() else 1.0
+
+
+def _mark_saturated(layers: list[LayerSurvey]) -> None:
+    """Tell the factors behind a saturated layer's slopes that they may hold more than is seen."""
+    for index, layer in enumerate(layers):
+        hidden, lost = layer.least_slope < SATURATED, layer.least_slope < LOST
+        jacobians = [f for each in layers[: index + 1] for f in (each.jacobians, each.last_probe) if f]
+        for factor in [*jacobians, *(each.activations for each in layers[index + 1 :])]:
+            factor.hidden |= hidden
+            factor.lost |= lost
+
+
+def _take_in(chain: Chain, batch: Tensor, result: Survey, generator: torch.Generator) -> None:
+    activations, preactivations = chain.forward(batch)
+    if not bool(torch.isfinite(activations[-1]).all()):
+        raise BadInputError(
+            "model", "its outputs are not finite on these data; check the weights and the data's scale"
+        )
+    slopes = chain.slopes(preactivations)
+    result.data += batch.shape[0]
+    for index, layer in enumerate(result.layers):
+        r, activation = slopes[index], layer.stage.activation
+        layer.activations.add(fold(activations[index], layer.stage.bias is not None))
+        layer.slopes += r.T @ r
+        layer.patterns.add(preactivations[index] > 0)
+        if not activation.vanishes:
+            layer.least_slope = min(layer.least_slope, _least(r, preactivations[index]))
+        if layer.asynchrony is not None:
+            layer.asynchrony.add(preactivations[index])
+    for index, jacobian in backward(chain, slopes, output_directions(slopes[-1], generator, MOST_OUTPUTS)):
+        layer = result.layers[index]
+        last = 0 if layer.last_probe is None else 1
+        layer.jacobians.add(jacobian[:, last:].reshape(-1, jacobian.shape[-1]))
+        if layer.last_probe is not None:
+            layer.last_probe.add(jacobian[:, 0])

@@ -1,1 +1,0 @@
-"""Each paper's tables and figures, the paper's number beside ours; and the real networks they run on."""

@@ -1,0 +1,394 @@
+"""The order of paired blocks: seed orders, adjacent swaps and insertions, and regression on pairs.
+
+:func:`seed_order` sorts blocks by a number of each. :func:`bubble` is the paper's repair: every adjacent swap is
+tried with a forward pass. :func:`sweep` makes the same walk with one backward pass: a swap is computed where it
+happens and carried to the output by the adjoint. :func:`insert` moves single blocks. :func:`regress_order` sees all
+pairs at once: if block ``a`` comes before block ``b``, exchanging just these two changes the output, to second order
+in the residuals, by ``D_ab = <J_a^T g, r_b> - <J_b^T g, r_a>``; which pairs are the wrong way round is a ridge
+regression of the error on these effects, and blocks are sorted by the expected number of blocks they precede
+(Gauss-Newton on orders). Ranking by comparisons (Bradley-Terry) is in ``strati_reproductions.dropped_net.ranking``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strati.reassembly.residual.forward import run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from strati.reassembly.residual.forward import Floats, Ints, Pass, ResidualWeights
+
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
+"""Ridge penalties tried, as shares of the mean squared norm of a column."""
+
+
+def regress_order(
+    parts: ResidualWeights,
+    ins: Ints,
+    outs: Ints,
+    x: Floats,
+    y: Floats,
+    *,
+    steps: int = 20,
+    floor: float = 0.0,
+    window: int | None = None,
+) -> tuple[Ints, float]:
+    """Reorder the given blocks by repeated regression while the error falls.
+
+    Args:
+        parts: The weights.
+        ins: Input projections in the present order.
+        outs: Output projections.
+        x: Inputs.
+        y: Outputs to reach, rows x outputs.
+        steps: At most so many regressions.
+        floor: Stop when the mean squared error is below this.
+        window: Only pairs at most so many places apart may change; for orders that are nearly right.
+
+    Returns:
+        Positions of the given blocks in the new order, and its mean squared error.
+    """
+    order = np.arange(len(ins))
+    best = parts.mse(ins, outs, x, y)
+    if len(ins) < 2:
+        return order, best
+    for _ in range(steps):
+        passed = run(parts, ins[order], outs[order], x)
+        columns, pairs = flip_effects(passed, window)
+        step_best, step_order = best, order
+        for flips in ridge(columns, (y - passed.output).T.reshape(-1), RIDGES):
+            for reach in (1.0, 2.0):  # the ridge shrinks, so a longer step is often better
+                candidate = order[sorted_by_flips(reach * flips, pairs, len(order))]
+                if np.array_equal(candidate, step_order):
+                    continue
+                mse = parts.mse(ins[candidate], outs[candidate], x, y)
+                if mse < step_best:
+                    step_best, step_order = mse, candidate
+        if step_best >= 0.999 * best:
+            break
+        best, order = step_best, step_order
+        if best < floor:
+            break
+    return order, best
+
+
+def flip_effects(passed: Pass, window: int | None = None) -> tuple[Floats, tuple[Ints, Ints]]:
+    """The effect on the output of exchanging pairs of blocks: (outputs * rows, pairs), and the pairs.
+
+    Args:
+        passed: A forward and backward pass.
+        window: Only pairs at most so many places apart; all of them by default.
+    """
+    adjoint = np.stack(passed.adjoint)  # positions, outputs, rows, width
+    steps = adjoint[:-1] - adjoint[1:]
+    residuals = np.stack(passed.residuals)  # positions, rows, width
+    n = len(residuals)
+    first, second, effects = [], [], []
+    for apart in range(1, min(n - 1, window or n) + 1):
+        early, late = np.arange(n - apart), np.arange(apart, n)
+        effect = np.einsum("aoxd,axd->oxa", steps[early], residuals[late])
+        effect -= np.einsum("aoxd,axd->oxa", steps[late], residuals[early])
+        effects.append(effect.reshape(-1, len(early)))
+        first.append(early)
+        second.append(late)
+    return np.concatenate(effects, axis=1), (np.concatenate(first), np.concatenate(second))
+
+
+def sorted_by_flips(flips: NDArray[np.float64], pairs: tuple[Ints, Ints], n: int) -> Ints:
+    """Positions sorted by the expected number of blocks each precedes, given how far each pair is flipped.
+
+    Pairs that are not named stay as they are.
+    """
+    share = np.clip(flips, 0, 1)
+    before = np.triu(np.ones((n, n)), 1)
+    before[pairs] = 1 - share
+    before[pairs[1], pairs[0]] = share
+    return np.argsort(-before.sum(axis=1), kind="stable")
+
+
+def ridge(columns: Floats, target: Floats, penalties: Sequence[float]) -> list[NDArray[np.float64]]:
+    """Least squares with each of several ridge penalties, in whichever of its two forms is the smaller.
+
+    A penalty is a share of the mean squared norm of a column.
+    """
+    rows, count = columns.shape
+    mean = float(np.mean(np.square(columns, dtype=np.float64))) * rows
+    if not mean > 0 or not np.isfinite(mean):
+        return [np.zeros(count) for _ in penalties]
+    dual = rows < count
+    gram = (columns @ columns.T if dual else columns.T @ columns).astype(np.float64)
+    side = target.astype(np.float64) if dual else (columns.T @ target).astype(np.float64)
+    solutions: list[NDArray[np.float64]] = []
+    for penalty in penalties:
+        shifted = gram.copy()
+        shifted[np.diag_indices_from(shifted)] += penalty * mean
+        solution = np.asarray(np.linalg.solve(shifted, side), dtype=np.float64)
+        solutions.append(np.asarray(columns.T @ solution, dtype=np.float64) if dual else solution)
+    return solutions
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of repair: how many exchanges, and the error after it."""
+
+    round: int
+    swaps: int
+    mse: float
+
+
+def bubble(
+    parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, y: Floats, *, limit: int = 200
+) -> tuple[Ints, tuple[Round, ...]]:
+    """Exchange neighbours while the mean squared error falls (paper, section 4.4).
+
+    Sweeps over all neighbouring pairs, keeping each exchange that lowers the error, until a sweep keeps none.
+
+    Returns:
+        Positions of the given blocks in the new order, and one record per sweep that kept an exchange.
+    """
+    order = np.arange(len(ins))
+    best = parts.mse(ins, outs, x, y)
+    rounds: list[Round] = []
+    while len(rounds) < limit:
+        swaps = 0
+        for k in range(len(order) - 1):
+            order[[k, k + 1]] = order[[k + 1, k]]
+            mse = parts.mse(ins[order], outs[order], x, y)
+            if mse < best:
+                best = mse
+                swaps += 1
+            else:
+                order[[k, k + 1]] = order[[k + 1, k]]
+        if swaps == 0:
+            break
+        rounds.append(Round(len(rounds) + 1, swaps, best))
+    return order, tuple(rounds)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep did: the new order, the error before it, and each exchange with the error predicted after it."""
+
+    order: Ints
+    before: float
+    moves: tuple[tuple[int, float], ...]
+
+
+def sweep(
+    parts: ResidualWeights,
+    ins: Ints,
+    outs: Ints,
+    x: Floats,
+    y: Floats,
+    *,
+    caution: float = 0.5,
+    floor: float = 0.0,
+) -> Swept:
+    """One walk from first to last block, exchanging neighbours where the predicted error falls.
+
+    With ``z`` the stream before blocks ``a, b``, the exchange changes the stream after them by
+    ``D = r_b(z) + r_a(z + r_b(z)) - r_a(z) - r_b(z + r_a(z))``, and the output by ``<adjoint, D>`` to first
+    order. ``z`` follows the exchanges already made; the adjoint is that of the order at the start.
+
+    Args:
+        parts: The weights.
+        ins: Input projections in the present order.
+        outs: Output projections.
+        x: Inputs; a few hundred rows are enough.
+        y: Outputs to reach.
+        caution: An exchange must gain so many standard errors over these rows; without it, few rows make
+            exchanges that other rows take back.
+        floor: Below this error nothing is exchanged.
+
+    Returns:
+        Positions of the given blocks in the new order, the error before, and the exchanges (the first of the two
+        places, the error predicted after it).
+    """
+    streams, pre = _forward(parts, ins, outs, x)
+    error = parts.w_last @ parts.leave(streams[-1], 0) + parts.b_last[:, None] - y.T
+    before = float(np.mean(np.square(error, dtype=np.float64)))
+    order = list(range(len(ins)))
+    if before < floor:
+        return Swept(np.array(order), before, ())
+    adjoint = _backward(parts, ins, outs, streams, pre)
+    moves: list[tuple[int, float]] = []
+    z = streams[0]
+    ra = streams[1] - streams[0] if len(order) > 1 else z
+    for k in range(len(order) - 1):
+        a, b = order[k], order[k + 1]
+        za = z + ra if moves else streams[k + 1]
+        rba = _residual(parts, ins[b], outs[b], za) if moves else streams[k + 2] - za
+        rb = _residual(parts, ins[b], outs[b], z)
+        zb = z + rb
+        rab = _residual(parts, ins[a], outs[a], zb)
+        change = rb + rab
+        change -= ra
+        change -= rba
+        effect = (adjoint[k + 2] * change).sum(axis=1)
+        gain, error_of_gain = _gain(error, effect)
+        if gain > caution * error_of_gain:
+            order[k], order[k + 1] = b, a
+            error += effect
+            z, ra = zb, rab
+            moves.append((k, float(np.vdot(error, error)) / error.size))
+        else:
+            z, ra = za, rba
+    return Swept(np.array(order), before, tuple(moves))
+
+
+def insert(
+    parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, y: Floats, *, tries: int = 12
+) -> tuple[Ints, float, tuple[tuple[int, int, float], ...]]:
+    """Take blocks out and put them elsewhere, while the true error falls.
+
+    Moving a block past others exchanges it with each of them, so its effect on the output is, to second order, the
+    sum of the effects ``<J_a^T g, r_b> - <J_b^T g, r_a>`` of those pairs (:mod:`strati.reassembly.residual.order`): one
+    forward and one backward pass predict all ``n (n - 1)`` moves. The best are tried in turn with a forward pass each.
+
+    Returns:
+        Positions of the given blocks in the new order, its error on these rows, and the moves made: from where, to
+        where, and the error after it.
+    """
+    n = len(ins)
+    order = np.arange(n)
+    passed = run(parts, ins, outs, x)
+    error = passed.output - y
+    best = float(np.mean(np.square(error, dtype=np.float64)))
+    moves: list[tuple[int, int, float]] = []
+    gains = _insertion_gains(passed, error)
+    for flat in np.argsort(-gains, axis=None, kind="stable")[:tries]:
+        block, place = divmod(int(flat), n)
+        if gains[block, place] <= 0:
+            break
+        start = int(np.flatnonzero(order == block)[0])
+        moved = np.insert(np.delete(order, start), place, block)
+        mse = parts.mse(ins[moved], outs[moved], x, y)
+        if mse < best:
+            order, best = moved, mse
+            moves.append((start, place, mse))
+    return order, best, tuple(moves)
+
+
+def insertion_rows(blocks: int) -> int:
+    """So many rows that the effects of all pairs on them stay within some tens of megabytes."""
+    return max(64, min(400, 8_000_000 // blocks**2))
+
+
+def _insertion_gains(passed: Pass, error: Floats) -> NDArray[np.float64]:
+    """By how much the mean squared error is predicted to fall when block ``a`` is put at place ``b``."""
+    residuals = np.stack(passed.residuals, axis=1)  # rows, blocks, width
+    adjoint = np.stack(passed.adjoint, axis=2)  # outputs, rows, places, width
+    steps = adjoint[:, :, :-1] - adjoint[:, :, 1:]
+    rows, n, _ = residuals.shape
+    total = np.zeros((n, n))
+    for q in range(len(steps)):
+        effect = steps[q] @ residuals.transpose(0, 2, 1)  # rows, a, b
+        effect -= effect.transpose(0, 2, 1).copy()
+        # to the right, a meets a + 1, ..., b; to the left it meets a - 1, ..., b, each pair the other way round
+        right = np.cumsum(np.triu(effect, 1), axis=2)
+        left = np.cumsum(np.tril(effect, -1)[:, :, ::-1], axis=2)[:, :, ::-1]
+        moved = np.triu(right, 1) - np.tril(left, -1)
+        total -= np.einsum("xab,xab->ab", moved, moved) + 2 * np.einsum("x,xab->ab", error[:, q], moved)
+    return np.asarray(total / (rows * len(steps)))
+
+
+# The walk works on columns (width x rows): matrix products of a few hundred columns run half again as fast.
+
+
+def _residual(parts: ResidualWeights, i: int, j: int, z: Floats) -> Floats:
+    u = parts.w_in[i] @ parts.enter(z, 0)
+    u += parts.b_in[i][:, None]
+    r: Floats = parts.w_out[j] @ parts.act.spend(u)
+    r += parts.b_out[j][:, None]
+    return r
+
+
+def _forward(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Floats], list[Floats]]:
+    streams, pre = [np.ascontiguousarray(x.T)], []
+    for i, j in zip(ins, outs, strict=True):
+        u = parts.w_in[i] @ parts.enter(streams[-1], 0)
+        u += parts.b_in[i][:, None]
+        z = parts.w_out[j] @ parts.act.value(u)
+        z += parts.b_out[j][:, None]
+        z += streams[-1]
+        pre.append(u)
+        streams.append(z)
+    return streams, pre
+
+
+def _backward(
+    parts: ResidualWeights, ins: Ints, outs: Ints, streams: list[Floats], pre: list[Floats]
+) -> list[Floats]:
+    """Derivatives of the output by the stream before each block: (outputs, width, rows)."""
+    rows = pre[0].shape[1]
+    g: Floats = np.ascontiguousarray(np.broadcast_to(parts.w_last[:, :, None], (*parts.w_last.shape, rows)))
+    g = parts.left_back(streams[-1], g, -2)
+    adjoint = [g]
+    for k in range(len(pre) - 1, -1, -1):
+        inner = parts.w_out[outs[k]].T @ g
+        inner *= parts.act.slope(pre[k])
+        g = g + parts.entered_back(streams[k], parts.w_in[ins[k]].T @ inner, -2)
+        adjoint.append(g)
+    return adjoint[::-1]
+
+
+def _gain(error: Floats, effect: Floats) -> tuple[float, float]:
+    """By how much the mean squared error would fall, with its standard error over rows."""
+    per_row = effect + error
+    per_row += error
+    per_row *= effect
+    gains = per_row[0] if len(per_row) == 1 else per_row.sum(axis=0)
+    count = len(gains)
+    mean = float(gains.sum()) / count
+    return -mean, math.sqrt(max(float(gains @ gains) / count - mean * mean, 0.0) / count)
+
+
+class Seed(StrEnum):
+    """What blocks are sorted by, ascending."""
+
+    DELTA_NORM = "delta-norm"
+    DELTA_NORM_NO_BIAS = "delta-norm-no-bias"
+    FROBENIUS = "frobenius"
+    L1 = "l1"
+    SPREAD = "spread"
+    CONSENSUS = "consensus"
+
+
+def seed_order(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, seed: Seed) -> Ints:
+    """Positions of the blocks ``(ins, outs)`` in a first order.
+
+    ``delta-norm`` is the mean norm of a block's residual on the raw inputs (paper, section 4.1);
+    ``delta-norm-no-bias`` the same without the output bias; ``frobenius`` and ``l1`` are norms of ``W_out``;
+    ``spread`` the norm of the standard deviations of the residual (what the block does beyond a constant);
+    ``consensus`` sorts by the mean rank in ``l1`` and ``spread``.
+    """
+    if seed is Seed.CONSENSUS:
+        ranks = [np.argsort(seed_order(parts, ins, outs, x, s)) for s in (Seed.L1, Seed.SPREAD)]
+        return np.argsort(ranks[0] + ranks[1], kind="stable")
+    return np.argsort(seed_values(parts, ins, outs, x, seed), kind="stable")
+
+
+def seed_values(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, seed: Seed) -> NDArray[np.float64]:
+    """The value of each block that a seed sorts by."""
+    if seed is Seed.FROBENIUS:
+        return np.asarray(np.linalg.norm(parts.w_out[outs].astype(np.float64), axis=(1, 2)))
+    if seed is Seed.L1:
+        return np.asarray(np.abs(parts.w_out[outs].astype(np.float64)).sum(axis=(1, 2)))
+    values = []
+    for i, j in zip(ins, outs, strict=True):
+        r = parts.residual(int(i), int(j), x)
+        if seed is Seed.SPREAD:
+            values.append(np.linalg.norm(r.std(axis=0)))
+        else:
+            shift = parts.b_out[j] if seed is Seed.DELTA_NORM_NO_BIAS else 0
+            values.append(np.linalg.norm(r - shift, axis=1).mean())
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,133 @@
+"""Take a network apart into numbered, unlabelled pieces, and keep the answer: a puzzle for ``strati reassemble``."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from strati.core.errors import BadInputError
+from strati.core.results import Result, Tick, silent
+from strati.core.rng import stream
+from strati.io.load import Network
+from strati.io.load import open as open_network
+from strati.jobs.outputs import check_writable
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import RenderableType
+
+_TENSOR = re.compile(r"(?:blocks\.(\d+)\.(norm|inp|out)|(norm|last))\.(weight|bias)")
+_ORDER = ("norm", "inp", "out", "last")
+
+
+@dataclass(frozen=True)
+class ShuffledResidual(Result):
+    """The layers of a residual network as numbered pieces in a folder.
+
+    Attributes:
+        folder: Where the pieces are.
+        blocks: Number of residual blocks.
+        permutation: Piece numbers in network order.
+    """
+
+    verb: ClassVar[str] = "shuffle"
+
+    folder: Path
+    blocks: int
+    permutation: tuple[int, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """The folder and the answer."""
+        return {"folder": str(self.folder), "permutation": self.permutation}
+
+    def frame(self) -> pd.DataFrame:
+        """One line per place in the network."""
+        import pandas as pd
+
+        return pd.DataFrame({"piece": self.permutation})
+
+    def summary(self) -> RenderableType:
+        """How many pieces were written where."""
+        from rich.text import Text
+
+        return Text(
+            f"Wrote {len(self.permutation)} unlabelled pieces of {self.blocks} residual blocks to {self.folder}."
+        )
+
+
+def shuffle(
+    model: object,
+    out: str | Path,
+    *,
+    answer: str | Path | None = None,
+    permute: bool = False,
+    rescale: bool = False,
+    seed: int = 0,
+    tick: Tick = silent,
+) -> Result:
+    """Write a network's tensors as numbered pieces without names.
+
+    Args:
+        model: A transformer (path, network, module, state dict), or a residual network as ``strati reassemble --out``
+            writes it.
+        out: An empty or new folder.
+        answer: A file outside of ``out`` for the answer.
+        permute: Also permute neurons and heads block by block (transformers).
+        rescale: Also move scales and signs where the function does not change (transformers).
+        seed: Random seed of the numbering and of the changes.
+        tick: Called after each piece.
+
+    Raises:
+        BadInputError: The folder is not empty, or the answer would lie in it.
+        UnsupportedError: The network is neither of the two kinds.
+    """
+    network = open_network(model) if isinstance(model, str | Path) else model
+    if isinstance(network, Network) and all(_TENSOR.fullmatch(tensor.name) for tensor in network.tensors):
+        if permute or rescale:
+            raise BadInputError("shuffle", "permute and rescale are for transformers")
+        return _shuffle_residual(network, Path(out), answer, seed, tick)
+    from strati.reassembly.transformer.shuffle import shuffle_transformer
+
+    return shuffle_transformer(
+        network, out, answer=answer, permute=permute, rescale=rescale, seed=seed, tick=tick
+    )
+
+
+def _shuffle_residual(
+    network: Network, folder: Path, answer: str | Path | None, seed: int, tick: Tick
+) -> ShuffledResidual:
+    from safetensors.numpy import save_file
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInputError(folder, "is not an empty folder; give a new one for the pieces")
+    if answer is not None and Path(answer).resolve().parent == folder.resolve():
+        raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
+    check_writable(folder)
+    layers: dict[tuple[float, int], dict[str, str]] = {}
+    for tensor in network.tensors:
+        match = _TENSOR.fullmatch(tensor.name)
+        assert match is not None  # the caller has seen to it
+        block, inner, outer, kind = match.groups()
+        place = (float("inf") if block is None else int(block), _ORDER.index(inner or outer))
+        layers.setdefault(place, {})[kind] = tensor.name
+    order = stream(seed, "reassembly", "drop").permutation(len(layers))
+    numbers = np.argsort(order).tolist()
+    digits = len(str(len(layers) - 1))
+    with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=f".{folder.name}.") as scratch:
+        made = Path(scratch) / "pieces"
+        made.mkdir()
+        for number, place in zip(numbers, sorted(layers), strict=True):
+            tensors = {kind: np.array(network.read(name)) for kind, name in layers[place].items()}
+            save_file(tensors, made / f"piece_{number:0{digits}d}.safetensors")
+            tick(f"piece {number}")
+        made.replace(folder)
+    blocks = len({block for block, _ in layers if block != float("inf")})
+    shuffled = ShuffledResidual(folder, blocks, tuple(int(n) for n in numbers))
+    if answer is not None:
+        shuffled.to_json(answer)
+    return shuffled

@@ -1,0 +1,327 @@
+"""The loss of an arrangement on data, and the exchanges of pieces that may lower it. Needs torch.
+
+A socket is a place for one piece: a slot of one block. A move gives sockets the pieces of others of the same role,
+and is kept only if the loss falls. What comes before the first changed block is not run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from strati.core.results import Tick
+from strati.core.rng import stream
+from strati.reassembly.transformer.similarity import slots_of, unit_kinds
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.reassembly.transformer.blueprint import Blueprint
+    from strati.reassembly.transformer.result import TransformerReassembly
+    from strati.reassembly.transformer.run import Runner
+
+Socket = tuple[str, int]
+"""The slot's role and the number of the block."""
+
+_FAR = 12
+"""Vectors are exchanged up to so many blocks apart."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Sockets, each with the one whose piece it gets; all others keep theirs."""
+
+    source: Mapping[Socket, Socket]
+
+    @property
+    def start(self) -> int:
+        """The first block that changes."""
+        return min(block for _, block in self.source)
+
+    def inverse(self) -> Move:
+        """The move that undoes it."""
+        return Move({old: new for new, old in self.source.items()})
+
+
+def permuted(orders: Mapping[str, Sequence[int]]) -> Move:
+    """Role to the old block of each block's new piece, as a move."""
+    return Move(
+        {
+            (role, k): (role, int(old))
+            for role, order in orders.items()
+            for k, old in enumerate(order)
+            if old != k
+        }
+    )
+
+
+def exchanged(pairs: Iterable[tuple[Socket, Socket]]) -> Move:
+    """Sockets that exchange their pieces, two by two."""
+    source: dict[Socket, Socket] = {}
+    for socket_a, socket_b in pairs:
+        source[socket_a], source[socket_b] = socket_b, socket_a
+    return Move(source)
+
+
+def swap(roles: Sequence[str], i: int, j: int) -> Move:
+    """Two blocks exchange their pieces of some roles."""
+    return exchanged(((role, i), (role, j)) for role in roles)
+
+
+def all_moves(blueprint: Blueprint, *, matrices: bool) -> Iterator[tuple[bool, list[Move]]]:
+    """Kinds of moves, each with whether a move must gain clearly: chains, vectors, blocks, units.
+
+    Matrices were placed by their weights; while vectors are wrong, many a wrong exchange of matrices gains a little.
+
+    Args:
+        blueprint: The architecture.
+        matrices: Also of matrices.
+    """
+    n = blueprint.blocks
+    if matrices:
+        for group in _groups(blueprint):
+            yield True, [permuted(dict.fromkeys(group, order)) for order in _turned(n)]
+    for slot in blueprint.block:
+        if not slot.matrix:
+            yield (
+                False,
+                [swap([slot.role], i, j) for i in range(n) for j in range(i + 1, min(n, i + _FAR))],
+            )
+    if not matrices:
+        return
+    every = [slot.role for slot in blueprint.block]
+    yield True, reversal(blueprint)
+    yield True, [swap(every, i, j) for i in range(n) for j in range(i + 1, min(n, i + 3))]
+    moves = []
+    for i in range(n):
+        for j in (*range(max(0, i - 4), i - 1), *range(i + 2, min(n, i + 5))):
+            order = list(range(n))
+            order.insert(j, order.pop(i))
+            moves.append(permuted(dict.fromkeys(every, order)))
+    yield True, moves
+    for group in _groups(blueprint):
+        yield True, [swap(group, i, j) for i in range(n) for j in range(i + 1, min(n, i + 5))]
+
+
+def reversal(blueprint: Blueprint) -> list[Move]:
+    """All blocks in the reverse order, if there are several."""
+    every = [slot.role for slot in blueprint.block]
+    back = range(blueprint.blocks)[::-1]
+    return [permuted(dict.fromkeys(every, back))] if blueprint.blocks > 1 else []
+
+
+def _groups(blueprint: Blueprint) -> list[list[str]]:
+    """Roles that move as one: those of each kind of units, with and without the biases of their matrices."""
+    groups = []
+    for roles in unit_kinds(blueprint).values():
+        group = list(slots_of(roles, blueprint))
+        biases = [s.role for s in blueprint.block if not s.matrix and s.role.partition(".")[0] in group]
+        groups += [group, group + biases] if biases else [group]
+    return groups
+
+
+def _turned(n: int) -> list[list[int]]:
+    """A chain turned round, and a place on or back: a chain knows its own order, not where it lies beside others."""
+    order = list(range(n))
+    return [order[::-1], order[1:] + order[:1], order[-1:] + order[:-1]] if n > 1 else []
+
+
+EXACT = 1e-9
+"""Mean squared error, as a share of the outputs' variance, below which given outputs agree to rounding (float32)."""
+
+_SURE = 3.0
+_LOWER = 5.0
+"""Standard errors by which a loss must rise for a place to be sure, and fall for a move to be kept: hundreds of moves
+are tried, so that three would be reached by chance."""
+
+_CLEAR = 0.5
+"""Share of the error of given outputs that a move which must gain clearly may leave."""
+
+
+class OutputLoss:
+    """The network with its pieces as the answer has them, and the loss."""
+
+    def __init__(
+        self, runner: Runner, answer: TransformerReassembly, targets: NDArray[Any] | None, seconds: float
+    ) -> None:
+        self.runner = runner
+        self.seconds = seconds
+        self.blueprint = answer.pieces.blueprint
+        self.targets = targets
+        self.numbers: dict[Socket, int] = {}
+        self.parameters: dict[Socket, Any] = {}
+        tensors = {name: np.asarray(v, np.float32) for name, v in answer.tensors().items()}
+        for block in range(self.blueprint.blocks):
+            names = {slot.role: slot.name.format(block) for slot in self.blueprint.block}
+            by_name = runner.parameters(block, {name: tensors[name] for name in names.values()})
+            for slot in self.blueprint.block:
+                held = answer.blocks[block] if slot.matrix else answer.vectors[block]
+                self.numbers[slot.role, block] = held[slot.role]
+                self.parameters[slot.role, block] = by_name[names[slot.role]]
+        self.least: dict[int, float] = {}
+        self.held: set[int] = set()
+        self.losses = self._losses(runner.keep())
+
+    def look_at(self, inputs: Mapping[str, Any], targets: NDArray[Any] | None) -> None:
+        """OutputLoss by these data from now on."""
+        self.runner.inputs = dict(inputs)
+        self.targets = targets
+        self.losses = self._losses(self.runner.keep())
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return float(self.losses.mean())
+
+    @property
+    def exact(self) -> bool | None:
+        """Whether recorded outputs agree to rounding; ``None`` where there are none."""
+        if self.targets is None:
+            return None
+        return bool(self.loss < EXACT * max(float(np.var(self.targets)), 1e-30))
+
+    def is_matrix(self, role: str) -> bool:
+        """Whether the pieces of a slot are matrices."""
+        slot = self.blueprint.slot(role)
+        return slot is not None and slot.matrix
+
+    def errors(self, count: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Some of the numbers of the outputs, drawn evenly, and by how much they should change."""
+        assert self.targets is not None  # recorded outputs are what this is about
+        size = self.targets.size
+        coordinates = np.sort(stream(0, "reassembly", "outputs").permutation(size)[:count])
+        now = self.some(self.runner.output(0), coordinates)
+        return coordinates, self.targets.reshape(-1)[coordinates].astype(np.float64) - now
+
+    def some(self, output: Any, coordinates: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Those numbers of an output."""
+        return np.asarray(output.double().numpy().reshape(-1)[coordinates])
+
+    def replaced(self, sockets: Sequence[Socket], others: Sequence[Socket]) -> Any:
+        """The output with the pieces of other sockets in these."""
+        previous = [self.parameters[socket].data for socket in sockets]
+        new = [self.parameters[socket].data for socket in others]
+        for socket, values in zip(sockets, new, strict=True):
+            self.parameters[socket].data = values
+        try:
+            return self.runner.output(min(block for _, block in sockets))
+        finally:
+            for socket, values in zip(sockets, previous, strict=True):
+                self.parameters[socket].data = values
+
+    def consider(self, move: Move) -> bool:
+        """Make a move if the true error falls."""
+        if not move.source:
+            return False
+        self._apply(move)
+        new = self._losses(self.runner.output(move.start))
+        if bool(np.isfinite(new).all()) and float(new.mean()) < self.loss * (1 - 1e-6):
+            self.losses = self._losses(self.runner.keep())
+            return True
+        self._apply(move.inverse())
+        return False
+
+    def restore(self, numbers: Mapping[Socket, int]) -> None:
+        """Put pieces back where they were at an earlier time: socket to piece number."""
+        at = {number: socket for socket, number in self.numbers.items()}
+        self._apply(Move({socket: at[n] for socket, n in numbers.items() if at[n] != socket}))
+        self.losses = self._losses(self.runner.keep())
+
+    def _losses(self, output: Any) -> NDArray[np.float64]:
+        """Token by token, or row by row of the given outputs."""
+        import torch
+
+        if self.targets is not None:
+            square = np.square(output.double().numpy() - self.targets)
+            return np.asarray(square.reshape(len(self.targets), -1).mean(axis=1))
+        ids = self.runner.inputs["input_ids"]
+        logits = output[:, :-1].reshape(-1, output.shape[-1])
+        losses = torch.nn.functional.cross_entropy(logits.double(), ids[:, 1:].reshape(-1), reduction="none")
+        return np.asarray(losses.numpy())
+
+    def _apply(self, move: Move) -> None:
+        values = {old: self.parameters[old].data for old in move.source.values()}
+        numbers = {old: self.numbers[old] for old in move.source.values()}
+        for new, old in move.source.items():
+            self.parameters[new].data = values[old]
+            self.numbers[new] = numbers[old]
+
+    def repair(self, late: Callable[[], bool], tick: Tick, *, matrices: bool = True) -> bool:
+        """The best move of each kind while it gains; ``False`` if the time was over first."""
+        gained = True
+        while gained and self.exact is not True:
+            gained = False
+            self.least = {}
+            for clear, moves in all_moves(self.blueprint, matrices=matrices):
+                taken = self.take_best(moves, clear, late)
+                if taken is None:
+                    return False
+                if taken:
+                    gained = True
+                    tick(f"loss {self.loss:.4f}")
+        return True
+
+    def take_best(self, moves: Iterable[Move], clear: bool, late: Callable[[], bool]) -> bool | None:
+        """The best of some moves, if it gains: whether one was made; ``None`` if the time was over first."""
+        best: tuple[float, Move] | None = None
+        for move in moves:
+            if late():
+                return None
+            if self._cannot(move):
+                continue
+            self._apply(move)
+            new = self._losses(self.runner.output(move.start))
+            self._apply(move.inverse())
+            self._note(move, new)
+            if self._better(new, clear) and (best is None or float(new.mean()) < best[0]):
+                best = (float(new.mean()), move)
+        if best is None:
+            return False
+        self._apply(best[1])
+        self.losses = self._losses(self.runner.keep())
+        return True
+
+    def _better(self, new: NDArray[np.float64], clear: bool) -> bool:
+        """Outputs: any gain, or half of the error. A loss: lower by five standard errors over the tokens."""
+        if not bool(np.isfinite(new).all()):
+            return False
+        if self.targets is not None:
+            return float(new.mean()) < self.loss * (_CLEAR if clear else 1 - 1e-6)
+        return self._errors_apart(new) < -_LOWER
+
+    def _errors_apart(self, new: NDArray[np.float64]) -> float:
+        """By how many standard errors over tokens, or rows, a loss is higher than the present one."""
+        change = new - self.losses
+        if np.allclose(new, self.losses, rtol=1e-5, atol=1e-12):
+            return 0.0
+        spread = float(change.std()) / float(np.sqrt(len(change)))
+        return float(change.mean()) / max(spread, 1e-30) if bool(np.isfinite(new).all()) else float("inf")
+
+    def _cannot(self, move: Move) -> bool:
+        """Whether a move touches a piece that must stay where the weights put it."""
+        return any(self.numbers[socket] in self.held for socket in move.source)
+
+    def _note(self, move: Move, new: NDArray[np.float64]) -> None:
+        """Remember, for each piece, how much the data mind the move of it that they mind least."""
+        apart = self._errors_apart(new)
+        for socket in move.source:
+            number = self.numbers[socket]
+            self.least[number] = min(apart, self.least.get(number, float("inf")))
+
+    def settled(self) -> set[int]:
+        """Pieces of which every move that was tried makes the loss clearly worse."""
+        return {number for number, apart in self.least.items() if apart > _SURE}
+
+    def answer(self) -> tuple[tuple[dict[str, int], ...], tuple[dict[str, int], ...]]:
+        """Blocks and vectors as they stand now."""
+        blocks, vectors = (
+            tuple(
+                {s.role: self.numbers[s.role, k] for s in self.blueprint.block if s.matrix is matrix}
+                for k in range(self.blueprint.blocks)
+            )
+            for matrix in (True, False)
+        )
+        return blocks, vectors

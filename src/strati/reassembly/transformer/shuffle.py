@@ -1,0 +1,423 @@
+"""A transformer as numbered tensors without names: its tensors under transformers' names, shuffled, with the answer.
+
+GGUF files of Llamas get transformers' names and order of rotary rows, OpenAI's Whisper files the names of its encoder;
+everything else keeps the names it has. Of a network with two stacks the encoder is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+
+from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.options import resolve
+from strati.core.results import Result, Tick, silent
+from strati.core.rng import stream
+from strati.io import llama_gguf
+from strati.io.layers import is_buffer
+from strati.io.load import Network
+from strati.io.load import open as open_network
+from strati.jobs.outputs import check_writable, write_atomic
+from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of
+from strati.reassembly.transformer.pieces import TransformerPieces, canonical, stored
+from strati.reassembly.transformer.symmetries import apply_random_symmetry
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+    from rich.console import RenderableType
+
+    from strati.core.json_types import ShuffleFields
+
+_WHISPER = {
+    r"^encoder\.blocks\.(\d+)\.attn\.query\.": r"encoder.layers.\1.self_attn.q_proj.",
+    r"^encoder\.blocks\.(\d+)\.attn\.key\.": r"encoder.layers.\1.self_attn.k_proj.",
+    r"^encoder\.blocks\.(\d+)\.attn\.value\.": r"encoder.layers.\1.self_attn.v_proj.",
+    r"^encoder\.blocks\.(\d+)\.attn\.out\.": r"encoder.layers.\1.self_attn.out_proj.",
+    r"^encoder\.blocks\.(\d+)\.attn_ln\.": r"encoder.layers.\1.self_attn_layer_norm.",
+    r"^encoder\.blocks\.(\d+)\.mlp\.0\.": r"encoder.layers.\1.fc1.",
+    r"^encoder\.blocks\.(\d+)\.mlp\.2\.": r"encoder.layers.\1.fc2.",
+    r"^encoder\.blocks\.(\d+)\.mlp_ln\.": r"encoder.layers.\1.final_layer_norm.",
+    r"^encoder\.positional_embedding$": r"encoder.embed_positions.weight",
+    r"^encoder\.ln_post\.": r"encoder.layer_norm.",
+}
+
+
+@dataclass(frozen=True)
+class PieceSource:
+    """A network's tensors, read when asked for, and its configuration.
+
+    Attributes:
+        name: What messages call it.
+        shapes: Names and shapes of the tensors.
+        read: Reads one.
+        config: ``config.json``, or one made from what the file says.
+        left_out: Tensors that are not taken, for the record.
+        folder: The Hugging Face directory it came from, whose tokenizer goes with it.
+    """
+
+    name: str
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], NDArray[Any]]
+    config: Mapping[str, Any]
+    left_out: tuple[str, ...] = field(default=())
+    folder: Path | None = None
+
+
+def source_of(model: object) -> PieceSource:
+    """The tensors of a path, a :class:`~strati.io.load.Network`, a module in memory or a state dict.
+
+    Raises:
+        BadInputError: It is none of these, or cannot be read.
+        UnsupportedError: It has no ``config.json`` and strati cannot make one.
+    """
+    if isinstance(model, str | Path):
+        model = open_network(model)
+    if isinstance(model, Network):
+        return _from_network(model)
+    config: Mapping[str, Any] = {}
+    if hasattr(model, "state_dict"):
+        model_config: Any = getattr(model, "config", None)
+        config = model_config.to_dict() if hasattr(model_config, "to_dict") else {}
+        state = model.state_dict()
+    elif isinstance(model, Mapping):
+        state = model
+    else:
+        raise BadInputError(type(model).__name__, "is not a network: give a path, a module or a state dict")
+    arrays = {str(name): _array(values) for name, values in state.items()}
+    if config.get("tie_word_embeddings") and "lm_head.weight" in arrays:
+        arrays.pop("lm_head.weight")
+    shapes = {
+        name: values.shape for name, values in arrays.items() if values.dtype.kind in "fV" and values.ndim
+    }
+    return _one_stack(PieceSource("network", shapes, arrays.__getitem__, config))
+
+
+def _from_network(network: Network) -> PieceSource:
+    if network.format == "gguf":
+        return _from_gguf(network)
+    shapes = {
+        t.name: t.shape
+        for t in network.tensors
+        if t.floating and t.shape and 0 not in t.shape and t.name not in network.ties and not is_buffer(t)
+    }
+    folder = network.path if network.path.is_dir() else None
+    config = network.config
+    if any(name.startswith("encoder.blocks.") for name in shapes) and not config:
+        return _from_whisper(network, shapes)
+    if not config:
+        raise UnsupportedError(network.path, "has no config.json beside it; give the Hugging Face directory")
+    if network.ties and not config.get("tie_word_embeddings"):
+        config = {**config, "tie_word_embeddings": True}
+    return _one_stack(PieceSource(str(network.path), shapes, network.read, config, folder=folder))
+
+
+def _from_gguf(network: Network) -> PieceSource:
+    facts = {key.removeprefix("llama."): value for key, value in (network.config or {}).items()}
+    if "block_count" not in facts:
+        kind = facts.get("general.architecture", "unknown")
+        raise UnsupportedError(network.path, f"a GGUF of architecture {kind}; only llama is put back")
+    heads, groups = int(facts["attention.head_count"]), int(facts["attention.head_count_kv"])
+    names: dict[str, str] = {}
+    for tensor in network.tensors:
+        kind = tensor.name.split(".")[-2]
+        if tensor.name.startswith("blk.") and kind in llama_gguf._NAMES:
+            names[f"model.layers.{tensor.name.split('.')[1]}.{llama_gguf._NAMES[kind]}.weight"] = tensor.name
+        elif kind in llama_gguf._WHOLE:
+            names[f"{llama_gguf._WHOLE[kind]}.weight"] = tensor.name
+
+    def read(name: str) -> NDArray[Any]:
+        values = np.asarray(network.read(names[name]), np.float32)
+        kind = names[name].split(".")[-2]
+        if kind in ("attn_q", "attn_k"):
+            return llama_gguf._halves(values, heads if kind == "attn_q" else groups)
+        return values
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": int(facts["embedding_length"]),
+        "intermediate_size": int(facts["feed_forward_length"]),
+        "num_hidden_layers": int(facts["block_count"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "max_position_embeddings": int(facts["context_length"]),
+        "rms_norm_eps": float(facts["attention.layer_norm_rms_epsilon"]),
+        "rope_theta": float(facts["rope.freq_base"]),
+        "vocab_size": int(network[names["model.embed_tokens.weight"]].shape[0]),
+        "hidden_act": "silu",
+        "tie_word_embeddings": "lm_head.weight" not in names,
+        "torch_dtype": "float32",
+    }
+    shapes = {name: network[theirs].shape for name, theirs in names.items()}
+    return PieceSource(str(network.path), shapes, read, config)
+
+
+def _from_whisper(network: Network, tensor_shapes: Mapping[str, tuple[int, ...]]) -> PieceSource:
+    """OpenAI's file: the encoder under transformers' names. A head is always 64 wide."""
+    names = {}
+    for name in tensor_shapes:
+        if name.startswith("encoder."):
+            new = name
+            for pattern, better in _WHISPER.items():
+                new = re.sub(pattern, better, new)
+            names[new] = name
+    shapes = {new: tuple(tensor_shapes[old]) for new, old in names.items()}
+    width = shapes["encoder.layer_norm.weight"][0]
+    layers = 1 + max(int(name.split(".")[2]) for name in names if name.startswith("encoder.layers."))
+    config = {
+        "architectures": ["WhisperModel"],
+        "model_type": "whisper",
+        "d_model": width,
+        "encoder_layers": layers,
+        "encoder_attention_heads": width // 64,
+        "num_attention_heads": width // 64,
+        "encoder_ffn_dim": shapes["encoder.layers.0.fc1.weight"][0],
+        "num_mel_bins": shapes["encoder.conv1.weight"][1],
+        "max_source_positions": shapes["encoder.embed_positions.weight"][0],
+        "activation_function": "gelu",
+    }
+    left = tuple(name for name in tensor_shapes if name not in set(names.values()))
+    return PieceSource(str(network.path), shapes, lambda name: network.read(names[name]), config, left)
+
+
+def _one_stack(source: PieceSource) -> PieceSource:
+    """Of an encoder-decoder the encoder alone: cross-attention is no part of a block that strati puts back."""
+    encoder = [n for n in source.shapes if re.search(r"(^|\.)encoder\.", n)]
+    decoder = [n for n in source.shapes if re.search(r"(^|\.)decoder\.", n)]
+    if not encoder or not any(re.search(r"\.\d+\.", n) for n in decoder):
+        return source
+    encoder_shapes = {n: source.shapes[n] for n in encoder}
+    left = tuple(n for n in source.shapes if n not in encoder_shapes)
+    return PieceSource(source.name, encoder_shapes, source.read, source.config, left, source.folder)
+
+
+def _array(values: Any) -> NDArray[Any]:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy()
+    return np.asarray(values)
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.bin",
+              "special_tokens_map.json", "generation_config.json", "preprocessor_config.json")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ShuffleConfig:
+    """How hard the puzzle is.
+
+    Attributes:
+        permute: Permute neurons, heads, and rows of v with columns of out; turn q and k rows, block by block.
+        rescale: Change scales and signs wherever the network does not change.
+        seed: Random seed.
+    """
+
+    permute: bool = False
+    rescale: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ShuffledCheckpoint(Result):
+    """A network taken apart.
+
+    Attributes:
+        pieces: The pieces, if they were kept in memory.
+        folder: Where they lie otherwise.
+        count: How many there are.
+        blueprint: The architecture.
+        answer: Which piece is what.
+        left_out: Tensors that were not taken.
+    """
+
+    verb: ClassVar[str] = "shuffle-transformer"
+
+    pieces: TransformerPieces | None
+    count: int
+    blueprint: Blueprint
+    answer: Mapping[str, Any]
+    left_out: tuple[str, ...]
+    folder: Path | None
+
+    def payload(self) -> ShuffleFields:
+        """The answer: which piece is what."""
+        return cast("ShuffleFields", dict(self.answer))
+
+    def frame(self) -> pd.DataFrame:
+        """One line per block."""
+        import pandas as pd
+
+        return pd.DataFrame(self.answer["blocks"])
+
+    def summary(self) -> RenderableType:
+        """How many pieces of what."""
+        from rich.text import Text
+
+        where = f" to {self.folder}" if self.folder else " in memory"
+        lines = [f"Wrote {self.count} unlabelled pieces of {self.blueprint.blocks} blocks{where}."]
+        if self.left_out:
+            lines.append(f"Left out {len(self.left_out)} tensors of the decoder, such as {self.left_out[0]}.")
+        return Text("\n".join(lines))
+
+
+def shuffle_transformer(
+    model: object,
+    out: str | Path | None = None,
+    *,
+    answer: str | Path | None = None,
+    config: ShuffleConfig | None = None,
+    tick: Tick = silent,
+    **options: Any,
+) -> ShuffledCheckpoint:
+    """Take a transformer apart into unlabelled tensors.
+
+    Args:
+        model: A path, a :class:`~strati.io.load.Network`, a module in memory or a state dict.
+        out: An empty or new folder for the pieces; in memory by default.
+        answer: A file for the answer, outside of ``out``.
+        config: How hard; single options may be given as keywords instead, which win.
+        tick: Called after each piece.
+        options: Fields of :class:`ShuffleConfig`.
+
+    Raises:
+        BadInputError: The folder is not empty, or the answer would lie in it.
+        UnsupportedError: No transformer whose roles strati knows.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> shapes = {"attn.c_attn": (8, 24), "attn.c_proj": (8, 8), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}
+        >>> state = {f"h.{k}.{m}.weight": rng.normal(size=s) for k in (0, 1) for m, s in shapes.items()}
+        >>> state["wte.weight"] = rng.normal(size=(5, 8))
+        >>> dropped = shuffle_transformer(state, network={"n_head": 2}, seed=3)
+        >>> len(dropped.pieces.arrays), sorted(dropped.answer["blocks"][0])
+        (9, ['down', 'out', 'qkv', 'up'])
+    """
+    network = options.pop("network", None)
+    settings = resolve(ShuffleConfig, config, options, of=shuffle_transformer)
+    place = None if out is None else _empty(Path(out))
+    if answer is not None and place is not None and Path(answer).resolve().parent == place.resolve():
+        raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
+    source = source_of(model)
+    if network is not None:
+        source = PieceSource(source.name, source.shapes, source.read, network, source.left_out)
+    blueprint = blueprint_of(source.shapes, source.config, where=source.name)
+    places = [(slot, number) for slot in blueprint.block for number in range(blueprint.blocks)]
+    everything: list[tuple[Slot, int | None]] = [*places, *((slot, None) for slot in blueprint.whole)]
+    order = stream(settings.seed, "drop", "order").permutation(len(everything))
+    number_of = {everything[k]: number for number, k in enumerate(order.tolist())}
+    tensors = (
+        (number_of[slot, block], slot.role, values)
+        for slot, block, values in _tensors(source, blueprint, settings)
+    )
+    pieces = None
+    if place is None:
+        roles: dict[int, str] = {}
+        arrays: dict[int, NDArray[Any]] = {}
+        for number, role, values in tensors:
+            roles[number], arrays[number] = role, values
+        pieces = TransformerPieces(arrays, roles, source.config, blueprint)
+    else:
+        _write_all(place, source, blueprint, len(everything), tensors, tick)
+    dropped = ShuffledCheckpoint(
+        pieces,
+        len(everything),
+        blueprint,
+        _answer(blueprint, number_of, source, settings),
+        source.left_out,
+        place,
+    )
+    if answer is not None:
+        dropped.to_json(answer)
+    return dropped
+
+
+def _tensors(
+    source: PieceSource, blueprint: Blueprint, config: ShuffleConfig
+) -> Iterator[tuple[Slot, int | None, NDArray[Any]]]:
+    for slot in blueprint.whole:
+        yield slot, None, np.asarray(source.read(slot.name))
+    for number in range(blueprint.blocks):
+        raw = {slot: np.asarray(source.read(slot.name.format(number))) for slot in blueprint.block}
+        if config.permute or config.rescale:
+            parts: dict[str, NDArray[Any]] = {}
+            for slot, values in raw.items():
+                parts |= {r: v.astype(np.float64) for r, v in canonical(values, slot, blueprint).items()}
+            rng = stream(config.seed, "drop", "disguise", number)
+            parts = apply_random_symmetry(
+                parts, blueprint, rng, permute=config.permute, rescale=config.rescale
+            )
+            raw = {slot: stored(parts, slot, blueprint).astype(values.dtype) for slot, values in raw.items()}
+        for slot, values in raw.items():
+            yield slot, number, values
+
+
+def _answer(
+    blueprint: Blueprint,
+    number_of: Mapping[tuple[Slot, int | None], int],
+    source: PieceSource,
+    config: ShuffleConfig,
+) -> dict[str, Any]:
+    blocks: list[dict[str, int]] = [{} for _ in range(blueprint.blocks)]
+    vectors: list[dict[str, int]] = [{} for _ in range(blueprint.blocks)]
+    global_numbers: dict[str, int] = {}
+    for (slot, block), number in number_of.items():
+        if block is None:
+            global_numbers[slot.role] = number
+        else:
+            (blocks if slot.matrix else vectors)[block][slot.role] = number
+    embedding = global_numbers.pop("embedding", None)
+    return {
+        "blocks": blocks,
+        "vectors": vectors,
+        "embedding": embedding,
+        "head": global_numbers.pop("head", embedding if blueprint.tied else None),
+        "others": global_numbers,
+        "drop": {"permute": config.permute, "rescale": config.rescale,
+                 "seed": config.seed, "network": source.name},
+    }  # fmt: skip
+
+
+def _empty(place: Path) -> Path:
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise BadInputError(place, "is not an empty folder; give a new one for the pieces")
+    return place
+
+
+def _write_all(
+    place: Path,
+    source: PieceSource,
+    blueprint: Blueprint,
+    count: int,
+    tensors: Iterable[tuple[int, str, NDArray[Any]]],
+    tick: Tick,
+) -> None:
+    """All files into a folder beside the wanted one, which takes its name when it is complete."""
+    from safetensors.numpy import save_file
+
+    check_writable(place)
+    digits = len(str(count - 1))
+    with tempfile.TemporaryDirectory(dir=place.resolve().parent, prefix=f".{place.name}.") as scratch:
+        made = Path(scratch) / "pieces"
+        made.mkdir()
+        for number, role, values in tensors:
+            save_file({role: np.ascontiguousarray(values)}, made / f"piece_{number:0{digits}d}.safetensors")
+            tick(f"piece {number}")
+        write_atomic(made / "config.json", json.dumps(dict(source.config), indent=1) + "\n")
+        write_atomic(made / "blueprint.json", json.dumps(blueprint.to_dict(), indent=1) + "\n")
+        _copy_tokenizer(source, made)
+        made.replace(place)
+
+
+def _copy_tokenizer(source: PieceSource, place: Path) -> None:
+    for name in _TOKENIZER:
+        if source.folder is not None and (source.folder / name).is_file():
+            shutil.copyfile(source.folder / name, place / name)
