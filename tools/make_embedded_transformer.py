@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
-from strati_reproductions import zoo
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from strati_reproductions import zoo
 
 FOLDER = Path(__file__).resolve().parents[1] / "src" / "strati" / "embedded"
 UNKNOWN = "<unk>"
