@@ -42,7 +42,7 @@ total = sum(float(np.sum(a, dtype=np.float64)) for a in tensors)
 """,
 }
 IMPORTS = {
-    "strati": "import strati, strati.io.load, ml_dtypes",
+    "strati": "import strati, strati.io.network, ml_dtypes",
     "safetensors": "from safetensors.numpy import load_file",
     "torch": "import torch; torch.set_num_threads(1)",
     "npz": "",

@@ -128,7 +128,7 @@ def allowed(package: str, imported: str) -> bool:
 
 def test_a_wrong_import_is_noticed() -> None:
     assert not allowed("io", "strati.spectra.scan") and not allowed("spectra", "strati.landscape")
-    assert allowed("spectra", "strati.io.load") and allowed("cli", "strati")
+    assert allowed("spectra", "strati.io.network") and allowed("cli", "strati")
 
 
 def test_no_module_needs_itself():
@@ -167,7 +167,7 @@ def test_torch_stays_inside_functions() -> None:
         f"{path.relative_to(SOURCE)}: {item.name}"
         for path in MODULES
         if part_of(path) in ("core", "jobs", "io", "spectra", "comparison", "reassembly", "cli", "report")
-        if path.parent.name != "models"  # modules for torch, imported where a checkpoint becomes one
+        if path.name != "vision_models.py"  # modules for torch, imported where a checkpoint becomes one
         for item in imports(parsed(path))
         if item.name.split(".")[0] in heavy and not item.checking and not item.function
     ]

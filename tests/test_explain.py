@@ -11,8 +11,8 @@ from command import run_strati
 from tooling import tool
 
 import strati
+from strati.core.display import as_text
 from strati.core.errors import BadInputError
-from strati.core.tables import as_text
 from strati.explain import entries, explain
 from strati.spectra.phases import Phase
 from strati.spectra.state import WRONG, LayerState

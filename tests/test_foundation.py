@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strati.core.display import as_html, printable
 from strati.core.errors import BadInputError, MissingExtraError, StratiError, require
+from strati.core.files import check_writable, export_table, write_atomic
 from strati.core.results import Flag, Result, jsonable
 from strati.core.rng import derive, stream
-from strati.core.text import as_html, printable
-from strati.jobs.outputs import check_writable, export_table, write_atomic
 
 
 class TestText:

@@ -171,7 +171,7 @@ def stories15m(seed: int) -> Iterator[tuple[Array, Array]]:
     """Every linear layer of its blocks, on 16 sequences of 128 tokens sampled from it."""
     import torch
 
-    from strati.evaluate.hooks import Site, recording
+    from strati.evaluate.hooks import Site, capture
     from strati.io.to_module import as_module
     from strati_reproductions import zoo
 
@@ -186,7 +186,7 @@ def stories15m(seed: int) -> Iterator[tuple[Array, Array]]:
         seen[place.module] = value.reshape(-1, value.shape[-1]).double().numpy()
         return value
 
-    with torch.no_grad(), recording(model, [Site(name, "input") for name in linear], keep):
+    with torch.no_grad(), capture(model, [Site(name, "input") for name in linear], keep):
         model(tokens)
     for name in linear:
         yield model.get_submodule(name).weight.detach().double().numpy(), seen[name]

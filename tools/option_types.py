@@ -32,7 +32,7 @@ IMPORTS = {
 }
 TYPE_CHECKING_IMPORTS = {
     "ActivationName": "from strati.io.to_module import ActivationName",
-    "Conv": "from strati.io.load import Conv",
+    "Conv": "from strati.io.network import Conv",
     "torch": "import torch",
 }
 BUILTINS = {"bool", "float", "int", "str", "None", "tuple", "dict", "list"}

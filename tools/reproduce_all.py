@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from strati.core.errors import StratiError
-from strati.jobs.outputs import write_atomic
+from strati.core.files import write_atomic
 from strati_reproductions.claims import CLAIMS, Claim
 from strati_reproductions.registry import ENTRIES, reproduce
 from strati_reproductions.rows import HEADINGS, caption, cell, columns_used

@@ -251,8 +251,8 @@ def torchvision_resnet() -> dict[str, tuple[int, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["timm", "torchvision", "resnet"])
 def test_files_named_by_timm_and_torchvision_get_their_line(kind: str, tmp_path: Path) -> None:
-    from strati.io.models.vit import Timm, TorchVision
     from strati.io.to_module import as_module
+    from strati.io.vision_models import Timm, TorchVision
     from strati_reproductions.robust_and_critical.user_model import HALF, IMAGENET, _scale, pretrained_own
     from strati_reproductions.robust_and_critical.vit_cifar import shapes
 

@@ -13,7 +13,7 @@ from .interventions.compress.plan import Plan, plan
 from .interventions.study import Study, load_study, study
 from .interventions.study_config import StudyConfig
 from .io.inspection import inspect
-from .io.load import Network, open
+from .io.network import Network, open
 from .io.to_module import as_module
 from .landscape.basis.basis import interaction_basis
 from .landscape.basis.graph import InteractionGraph, interaction_graph

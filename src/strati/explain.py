@@ -72,7 +72,7 @@ class Explanation(Result):
         """The meanings as paragraphs; of all names a list by kind."""
         from rich.console import Group
 
-        from strati.core.tables import NextCommand, Paragraph
+        from strati.core.display import NextCommand, Paragraph
 
         if self.name is None:
             lines = [Paragraph(f"{len(self.entries)} names can be explained.")]

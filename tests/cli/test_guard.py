@@ -93,7 +93,7 @@ def test_what_a_spec_or_a_study_names_is_an_input(place: Path) -> None:
 def test_every_option_that_writes_is_known() -> None:
     import click
 
-    from strati.cli.guard import OUTPUTS
+    from strati.cli.common import OUTPUTS
     from strati.cli.main import VERBS
     from strati.cli.main import strati as group
 

@@ -52,7 +52,7 @@ def test_table(model):
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_every_width(model, width):
     import strati
-    from strati.core.tables import as_text
+    from strati.core.display import as_text
 
     lines = as_text(strati.inspect(strati.embedded.path("digits-mlp.safetensors")).summary(), width=width)
     assert max(map(len, lines.splitlines())) <= width

@@ -166,7 +166,7 @@ def test_torch_is_not_imported(model: Path) -> None:
 def test_every_width_keeps_names_and_states(tmp_path: Path, width: int) -> None:
     """No line is wider than the terminal, the first sentence is short, the last line is a command."""
     import strati
-    from strati.core.tables import as_text
+    from strati.core.display import as_text
 
     rng = np.random.default_rng(0)
     names = [f"encoder.layer.{i}.attention.output.dense.weight" for i in (2, 10)] + ["pooler.dense.weight"]
@@ -184,7 +184,7 @@ def test_every_width_keeps_names_and_states(tmp_path: Path, width: int) -> None:
 def test_a_healthy_network_gets_no_mark() -> None:
     """The embedded network has 98 % accuracy: two layers have learned, one is too small to tell."""
     import strati
-    from strati.core.tables import as_text
+    from strati.core.display import as_text
 
     scan = strati.scan(strati.embedded.path("digits-mlp.safetensors"))
     assert [str(item.state) for item in scan] == ["learned", "learned", "too-small"]
@@ -197,7 +197,7 @@ def test_a_healthy_network_gets_no_mark() -> None:
 
 def test_columns_and_order_are_the_users(model: Path) -> None:
     import strati
-    from strati.core.tables import TableOptions, as_text
+    from strati.core.display import TableOptions, as_text
 
     scan = strati.scan(model)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import strati
-from strati.core.tables import Column, as_text, table
+from strati.core.display import Column, as_text, table
 
 COLUMNS = (
     Column("layer", keep=True),

@@ -67,7 +67,7 @@ def main() -> None:
         import strati.io.formats.onnx_file
         import strati.io.formats.safetensors_file
         import strati.io.formats.torch_file
-        import strati.io.load
+        import strati.io.network
         import strati.io.quantised.recognise  # noqa: F401
 
     def target(data: bytes) -> None:

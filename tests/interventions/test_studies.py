@@ -410,7 +410,7 @@ def test_counts_of_degeneracy_say_what_a_change_did_to_the_layer() -> None:
 
 
 def test_frames_are_written_and_read_alike(calm: Any, tmp_path: Path) -> None:
-    from strati.jobs.outputs import export_table
+    from strati.core.files import export_table
 
     for ending in ("csv", "parquet"):
         export_table(calm.frame(), tmp_path / f"rows.{ending}")

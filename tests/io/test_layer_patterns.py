@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strati
-from strati.io.layer_patterns import module_name, select, select_names
+from strati.io.layers import module_name, select, select_names
 
 
 def transformer(blocks: int = 4) -> strati.Network:

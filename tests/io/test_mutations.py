@@ -157,7 +157,7 @@ def test_bounded_time_and_memory(tmp_path, case):
     path = tmp_path / f"bomb{ending}"
     path.write_bytes(data)
     program = (
-        "import resource, sys, numpy, strati, strati.io.load\n"
+        "import resource, sys, numpy, strati, strati.io.network\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"
         f"    print(strati.open({str(path)!r}))\n"

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 import strati
 from strati.io.quantised import rounding_error as rounding
-from strati.io.quantised.unpack import bit_stream, whole_words
+from strati.io.quantised.codes import bit_stream, whole_words
 
 ORACLE = Path(__file__).parent / "oracle" / "packed.npz"
 
@@ -228,7 +228,7 @@ def test_compressed_tensors_nvfp4(tmp_path):
     packed["weight_scale"] = packed["weight_scale"].to(torch.float8_e4m3fn)
     net = network(tmp_path, {f"fc.{name}": value for name, value in packed.items()}, config)
     got = net.read("fc.weight")
-    assert net.layers()[0].quantisation == strati.io.raw_checkpoint.Quantisation("nvfp4", 4, 16)
+    assert net.layers()[0].quantisation == strati.io.checkpoint_file.Quantisation("nvfp4", 4, 16)
     expected = NVFP4PackedCompressor.decompress(packed, scheme)["weight"].float().numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-6)  # the package computes in bfloat16
 

@@ -194,7 +194,7 @@ def test_compressed_float4(tmp_path, kind, fused):
         check(network(tmp_path, stack(parts), config), np.stack(expected), kind, **close)
     else:
         net = network(tmp_path, {f"fc.{name}": value for name, value in parts[0].items()}, config)
-        assert net.layers()[0].quantisation == strati.io.raw_checkpoint.Quantisation(
+        assert net.layers()[0].quantisation == strati.io.checkpoint_file.Quantisation(
             kind, 4, 16 if kind == "nvfp4" else 32
         )
         np.testing.assert_allclose(net.read("fc.weight"), expected[0], **close)

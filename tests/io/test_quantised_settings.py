@@ -56,7 +56,7 @@ def test_gptq_groups_that_do_not_divide_the_inputs(tmp_path, bits, group, second
     config |= {"checkpoint_format": "gptq_v2"} if second else {}
     net = network(tmp_path, tensors, config)
     np.testing.assert_allclose(net.read("fc.weight"), weight, rtol=1e-6)
-    assert net.layers()[0].quantisation == strati.io.raw_checkpoint.Quantisation(
+    assert net.layers()[0].quantisation == strati.io.checkpoint_file.Quantisation(
         "gptq", bits, None if group == 160 else group
     )
 

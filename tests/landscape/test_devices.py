@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from strati.evaluate.hooks import Site, recording
+from strati.evaluate.hooks import Site, capture
 from strati.landscape.counts.gram import fold
 from strati.landscape.counts.ranks import Factor, nudged
 from strati.landscape.jacobians import Probes
@@ -82,7 +82,7 @@ def test_probes_are_drawn_on_the_networks_device() -> None:
             seen.append(tensor)
             return tensor
 
-        with recording(model, [Site("0", "input"), Site("0")], visit):
+        with capture(model, [Site("0", "input"), Site("0")], visit):
             target = model(cuda(mode, 7, 5))
         assert [t.device.type for t in seen] == ["cuda", "cuda"]
         for probes in (Probes(2, most=8), Probes(2, most=1), Probes(2, most=1, law="normal")):

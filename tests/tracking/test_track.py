@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import strati
+from strati.core.display import as_text
 from strati.core.errors import BadInputError
-from strati.core.tables import as_text
 from strati.tracking.checkpoints import in_order
 
 

@@ -45,7 +45,7 @@ class Catalogue(Result):
 
     def summary(self) -> RenderableType:
         """Names, papers, and what each redoes."""
-        from strati.core.tables import Column, table
+        from strati.core.display import Column, table
 
         rows = ((name, entry.paper, entry.summary) for name, entry in self.entries.items())
         return table([Column("name", keep=True), "paper", Column("what", keep=True)], rows)

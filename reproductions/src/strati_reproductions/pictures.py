@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strati.core.errors import require
-from strati.jobs.outputs import write_atomic
+from strati.core.files import write_atomic
 from strati_reproductions.picture_data import figure_csv
 
 OURS = "#0072B2"

@@ -157,7 +157,7 @@ class Reproduction(Result):
 
     def summary(self) -> RenderableType:
         """A table of the paper's numbers and those measured here, without empty columns."""
-        from strati.core.tables import Column, table
+        from strati.core.display import Column, table
 
         cells = [row.cells(self.mode) for row in self.rows]
         used = columns_used(cells)

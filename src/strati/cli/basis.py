@@ -18,7 +18,7 @@ from strati.cli.common import (
     show,
 )
 from strati.cli.landscape import data_options, read_inputs
-from strati.jobs.outputs import check_writable
+from strati.core.files import check_writable
 from strati.jobs.progress import progress
 
 if TYPE_CHECKING:

@@ -62,9 +62,9 @@ def command(
     """
     from strati.cli.common import show
     from strati.comparison.check import CODES, check
+    from strati.core.files import write_atomic
     from strati.core.options import default
-    from strati.io.load import open as open_network
-    from strati.jobs.outputs import write_atomic
+    from strati.io.network import open as open_network
     from strati.report.page import build_page
     from strati.spectra.scan import scan
 

@@ -1,4 +1,4 @@
-"""What every verb shares: output options, and showing, saving and drawing a result."""
+"""What the commands share: options, protection of inputs from being overwritten, and showing and saving a result."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from strati.cli.guard import guard_outputs
-from strati.core.errors import BadInputError, require
+from strati.core.display import visible
+from strati.core.errors import BadInputError, StratiError, require
+from strati.core.files import check_writable
 from strati.core.options import default
 from strati.core.results import Result
-from strati.core.text import visible
-from strati.jobs.outputs import check_writable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -211,7 +210,7 @@ def table_options(function: F) -> F:
     @click.option("--wide", is_flag=True, help="Show every column, however wide the terminal.")
     @functools.wraps(function)
     def wrapped(*args: Any, columns: str | None, sort: str | None, wide: bool, **options: Any) -> Any:
-        from strati.core.tables import TableOptions
+        from strati.core.display import TableOptions
 
         names = tuple(name.strip() for name in (columns or "").split(",") if name.strip())
         click.get_current_context().meta[_WIDE] = wide
@@ -278,7 +277,7 @@ def show(renderable: Any, *, notes: Sequence[str] = ()) -> None:
     from rich.console import Console
     from rich.segment import Segment, Segments
 
-    from strati.core.tables import NextCommand
+    from strati.core.display import NextCommand
 
     console = Console(width=screen_width(), highlight=False, markup=False, emoji=False)
 
@@ -303,3 +302,111 @@ def show(renderable: Any, *, notes: Sequence[str] = ()) -> None:
         for piece in [*line, Segment.line()]
     ]
     console.print(Segments(pieces), end="", soft_wrap=True)
+
+
+FORCE = "strati.force"
+OUTPUTS = frozenset(
+    {
+        "--json",
+        "--html",
+        "--export",
+        "--out",
+        "--output",
+        "--sparsify",
+        "--make",
+        "--answer",
+        "--plot",
+        "--figures",
+        "--align",
+    }
+)
+"""Options of any verb that name what is written; arguments and every other option that is a path are inputs."""
+
+_RESULTS = (".html", ".csv", ".parquet")
+_STORE = ".sqlite"
+
+
+def guard_outputs(context: click.Context, *, also: Iterable[str | None] = ()) -> None:
+    """Refuse to write over an input, or, without ``--force``, over a file that opens as a network.
+
+    Args:
+        context: The command with its words read.
+        also: Paths that are read though no word of the command names them, such as those in a spec.
+
+    Raises:
+        BadInputError: An output is one of the inputs, is given twice, lies among the files that ``--out`` keeps, or is
+            a network without ``--force``.
+    """
+    written = {parameter.name for parameter in context.command.params if is_output(parameter)}
+    outputs = [Path(text) for name in written for text in _texts(context.params.get(name)) if text != "-"]
+    words = [text for name, value in context.params.items() if name not in written for text in _texts(value)]
+    named = [text for text in also if text is not None]
+    inputs = [path for text in words + named if (path := _existing(text)) is not None]
+    folders = [
+        Path(text) for name in ("out", "folder") if name in written for text in _texts(context.params[name])
+    ]
+    force = bool(context.meta.get(FORCE) or context.params.get("force"))
+    for number, output in enumerate(outputs):
+        if output.absolute() in [other.absolute() for other in outputs[:number]]:
+            raise BadInputError(output, "is given for two outputs; give each a name of its own")
+        if any(_is_kept_in(output, folder) for folder in folders):
+            raise BadInputError(output, "lies among the files that --out keeps; choose another name")
+        if _existing(str(output)) is None:
+            continue
+        if any(_is_part_of(output, given) for given in inputs):
+            raise BadInputError(output, "is one of the inputs and is not overwritten; choose another name")
+        if output.is_file() and not force and _is_network(output):
+            raise BadInputError(output, "exists and is a network; choose another name, or add --force")
+
+
+def is_output(parameter: click.Parameter) -> bool:
+    """Whether a parameter of a verb names what is written."""
+    return isinstance(parameter, click.Option) and any(word in OUTPUTS for word in parameter.opts)
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, tuple | list):
+        return [text for item in value for text in _texts(item)]
+    return [os.fspath(value)] if isinstance(value, str | os.PathLike) and os.fspath(value) else []
+
+
+def _existing(text: str) -> Path | None:
+    path = Path(text)
+    try:
+        return path if path.exists() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_kept_in(output: Path, folder: Path) -> bool:
+    """Whether a file lies among those that a folder of work keeps: its store, or what an earlier run left there."""
+    if not output.absolute().is_relative_to(folder.absolute()) or output.absolute() == folder.absolute():
+        return False
+    return output.suffix.lower() == _STORE or (output.is_file() and _is_part_of(output, folder))
+
+
+def _is_part_of(output: Path, given: Path) -> bool:
+    """Whether an existing output is an input, or a file of an input folder that is no earlier result."""
+    if output.samefile(given):
+        return True
+    if not output.is_file():
+        return False
+    if given.name.endswith(".index.json"):  # its shards are inputs too
+        return output.parent.samefile(given.parent) and _is_network(output)
+    inside = given.is_dir() and output.resolve().is_relative_to(given.resolve())
+    return inside and output.suffix.lower() not in _RESULTS and not _is_result(output)
+
+
+def _is_result(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(19).startswith(b'{"schema": "strati.')
+
+
+def _is_network(path: Path) -> bool:
+    from strati.io.network import open as open_network
+
+    try:
+        open_network(path)
+    except StratiError:
+        return False
+    return True

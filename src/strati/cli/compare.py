@@ -89,9 +89,9 @@ def command(
       strati compare --series step-*.safetensors --html run.html
     """
     from strati.comparison.compare import compare
+    from strati.core.files import check_table, export_table
     from strati.interventions.compress.reorder_units import write_renumbered
-    from strati.io.load import open as open_network
-    from strati.jobs.outputs import check_table, export_table
+    from strati.io.network import open as open_network
 
     if len(models) < 2 + merge:
         raise click.UsageError(
@@ -120,7 +120,7 @@ def command(
     )
     networks = [open_network(m) for m in models]
     if estimate:
-        from strati.io.layer_patterns import select
+        from strati.io.layers import select
         from strati.spectra.estimate import estimate_scan
 
         chosen = [select(n.layers(), layers) for n in networks]

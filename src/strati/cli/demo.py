@@ -83,7 +83,7 @@ def command(folder: str, seed: int, output: Output) -> None:
         steps.append(Step(title, shlex.join(["strati", *words]), time.perf_counter() - start))
     result = Tour(str(home), str(home / "report.html"), tuple(steps))
     if output.html is not None:
-        from strati.jobs.outputs import write_atomic
+        from strati.core.files import write_atomic
 
         write_atomic(output.html, (home / "report.html").read_text())
     emit(result, Output(output.json, None, output.quiet))

@@ -25,7 +25,7 @@ def command(piece: str, model: str, output: Output) -> None:
 
 def identify_piece(piece: str, model: str, output: Output) -> None:
     """Identify one tensor, or match blocks where the piece is a network; then name the next command."""
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
     from strati.reassembly.transformer.identify import Identified, correspond, identify
 
     network = open_network(piece)

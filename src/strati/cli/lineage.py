@@ -33,8 +33,8 @@ def command(models: tuple[str, ...], level: float, export: str | None, seed: int
       strati lineage checkpoints/ --json family.json
     """
     from strati.comparison.lineage import expanded, lineage
-    from strati.io.load import open as open_network
-    from strati.jobs.outputs import check_table, export_table
+    from strati.core.files import check_table, export_table
+    from strati.io.network import open as open_network
 
     if export is not None:
         check_table(export)

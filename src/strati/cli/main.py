@@ -23,10 +23,10 @@ from typing import NoReturn
 import click
 
 from strati._version import __version__
-from strati.cli.guard import FORCE
+from strati.cli.common import FORCE
 from strati.core import plugins
+from strati.core.display import printable
 from strati.core.errors import MissingExtraError, StoppedError, StratiError
-from strati.core.text import printable
 
 VERBS = {
     "inspect": "List the layers of a network: roles, shapes, sizes.",

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from strati.cli import interrupts
-from strati.cli.common import Command, Output, emit, layers_option, output_options, show
-from strati.cli.guard import guard_outputs
+from strati.cli.common import Command, Output, emit, guard_outputs, layers_option, output_options, show
 from strati.cli.study import data_options
 from strati.core.errors import BadInputError
 from strati.jobs.progress import progress
@@ -75,10 +74,10 @@ def command(
       strati plan measured --action truncate --budget parameters=0.8 --json plan.json
       strati plan measured --budget bits=4.0 --export types.sh --format llama.cpp
     """
+    from strati.core.files import check_writable
     from strati.interventions.compress.model_study import is_study_folder
     from strati.interventions.compress.plan import plan
     from strati.interventions.study import load_study
-    from strati.jobs.outputs import check_writable
 
     if export is not None:
         check_writable(export)

@@ -11,8 +11,8 @@ import click
 
 from strati.cli.common import Command, Output, emit, output_options, seed_option, show
 from strati.core.errors import BadInputError
+from strati.core.files import check_writable
 from strati.core.options import default
-from strati.jobs.outputs import check_writable
 from strati.jobs.progress import progress
 from strati.reassembly.residual.config import ReassembleConfig
 

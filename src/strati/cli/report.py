@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Command, Output, check_page, emit
-from strati.cli.guard import guard_outputs
+from strati.cli.common import Command, Output, check_page, emit, guard_outputs
 from strati.core.results import Result
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Page(Result):
         """Where it is and how large, and how to open it."""
         from rich.console import Group
 
-        from strati.core.tables import NextCommand, Paragraph, command_path
+        from strati.core.display import NextCommand, Paragraph, command_path
 
         count = f"{len(self.results)} result{'s' if len(self.results) != 1 else ''}"
         return Group(

@@ -29,7 +29,7 @@ from strati.spectra.scan import ScanConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from strati.core.tables import TableOptions
+    from strati.core.display import TableOptions
     from strati.io.layers import Layer
 
 
@@ -101,9 +101,9 @@ def command(
       strati scan llama-7b/ --estimate
       strati scan llama-7b/ --out scan-7b --workers 8
     """
-    from strati.io.layer_patterns import select
-    from strati.io.load import open as open_network
-    from strati.jobs.outputs import check_table, export_table
+    from strati.core.files import check_table, export_table
+    from strati.io.layers import select
+    from strati.io.network import open as open_network
     from strati.spectra.scan import scan
 
     if export is not None:

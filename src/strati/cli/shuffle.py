@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from strati.cli.common import Command, Output, emit, output_options, seed_option, show
-from strati.jobs.outputs import check_writable
+from strati.core.files import check_writable
 from strati.jobs.progress import progress
 
 

@@ -14,14 +14,14 @@ from strati.cli.common import (
     Output,
     emit,
     estimate_option,
+    guard_outputs,
     layers_option,
     output_options,
     workers_option,
 )
-from strati.cli.guard import guard_outputs
 from strati.core.errors import BadInputError, StoppedError
+from strati.core.files import check_table, export_table
 from strati.interventions.study_config import StudyConfig
-from strati.jobs.outputs import check_table, export_table
 from strati.jobs.progress import progress
 
 F = TypeVar("F", bound=Callable[..., Any])

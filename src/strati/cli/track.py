@@ -140,8 +140,8 @@ def command(
     options["layers"] = tuple(options.get("layers") or ())
     source: Any = checkpoints[0] if len(checkpoints) == 1 else list(checkpoints)
     if estimate:
-        from strati.io.layer_patterns import select
-        from strati.io.load import open as open_network
+        from strati.io.layers import select
+        from strati.io.network import open as open_network
         from strati.spectra.estimate import estimate_scan
         from strati.tracking.checkpoints import in_order
 

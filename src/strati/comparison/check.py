@@ -26,14 +26,14 @@ from strati.comparison.damage import (
 from strati.comparison.expected_tensors import Expectation, expectation, is_known_buffer
 from strati.comparison.matching import bare_names
 from strati.comparison.update_rank import UpdateKind
+from strati.core.display import printable
 from strati.core.errors import BadInputError, IncompleteError
 from strati.core.options import nearest, resolve
 from strati.core.results import Result, Tick, silent
-from strati.core.text import printable
 from strati.io.adapters.merge import is_adapter
-from strati.io.layer_patterns import as_patterns, select
-from strati.io.load import Network, Openable
-from strati.io.load import open as open_network
+from strati.io.layers import as_patterns, select
+from strati.io.network import Network, Openable
+from strati.io.network import open as open_network
 from strati.io.roles import Role
 from strati.spectra.phases import Phase
 from strati.spectra.scan import scan
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.comparison.results import ComparedLayer, Comparison
-    from strati.core.json_types import CheckFields
     from strati.core.option_types import CheckOptions
+    from strati.schemas.json_types import CheckFields
 
 CODES = {
     "not-finite": "some weights are NaN or infinite",
@@ -242,7 +242,7 @@ class Check(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import NextCommand
+        from strati.core.display import NextCommand
 
         failures = [finding for finding in self.found if self._fails(finding)]
         notes = [finding for finding in self.found if not self._fails(finding)]

@@ -28,9 +28,9 @@ from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Flag, Tick, silent
 from strati.io.adapters.merge import carries_adapter, is_adapter, merged, unwrapped
-from strati.io.layer_patterns import as_patterns, select
-from strati.io.load import Network, Openable
-from strati.io.load import open as open_network
+from strati.io.layers import as_patterns, select
+from strati.io.network import Network, Openable
+from strati.io.network import open as open_network
 from strati.jobs.driver import Run
 from strati.spectra.layerwise import at_once
 from strati.spectra.scan import Scanned

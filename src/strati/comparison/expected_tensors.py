@@ -19,8 +19,8 @@ from strati.io.adapters.merge import is_adapter
 from strati.io.layers import is_buffer
 
 if TYPE_CHECKING:
-    from strati.io.load import Network
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.checkpoint_file import Tensor
+    from strati.io.network import Network
 
 Shape = tuple[int, ...]
 _NUMBER = re.compile(r"(?:^|(?<=[./]))([0-9]{1,6})[./]")

@@ -21,8 +21,8 @@ from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
 from strati.io.adapters.merge import carries_adapter, is_adapter, merged, unwrapped
-from strati.io.load import Network, Openable
-from strati.io.load import open as open_network
+from strati.io.network import Network, Openable
+from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
     from strati.comparison.hidden_units import Weights

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from strati.comparison.independence import SMALLEST
 from strati.comparison.relation import LineageDirection, RelationKind
+from strati.core.display import printable
 from strati.core.results import Result
-from strati.core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import LineageFields
+    from strati.schemas.json_types import LineageFields
 
 BLOCK_LEVEL = 1e-3
 """P-value below which a block counts as shared."""
@@ -189,7 +189,7 @@ class Lineage(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, NextCommand, command_path, table
+        from strati.core.display import Column, NextCommand, command_path, table
 
         short = _short_names(self.networks)
         parts: list[RenderableType] = [Text(line) for line in self.lines()]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from strati.comparison.results import ComparedLayer
     from strati.comparison.unit_alignment import Renumbering
+    from strati.io.checkpoint_file import Tensor
     from strati.io.layers import Layer
-    from strati.io.load import Network
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.network import Network
 
 _STRIP = 4_000_000  # entries that are turned into float64 at once
 

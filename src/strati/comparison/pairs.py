@@ -26,10 +26,9 @@ from strati.comparison.update_rank import UpdateKind
 from strati.core.results import Flag
 from strati.core.rng import stream
 from strati.io.align import Aligned, align, rescaled
-from strati.jobs.driver import Run, kept_values
-from strati.jobs.engine import Load, Outcome, Unit
+from strati.jobs.driver import Run, run_cached
+from strati.jobs.engine import Load, Outcome, Unit, in_thread, in_threads
 from strati.jobs.store import Finished, unit_key
-from strati.jobs.work_threads import in_threads, interruptible
 from strati.spectra.layerwise import Values, weights_identity
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def _stored(rows: Sequence[PairedRow], seed: int, merge: bool, folder: Path, run
         key = unit_key({"facts": facts, "weights": weights, "views": views, "layout": LAYOUT})
         readers = {str(n): reader for n, reader in enumerate(_readers(row))}
         units.append(Unit(key, row.name, "", facts, readers))
-    values = kept_values(folder / STORE, units, _work, _keep, run, holds="updates", layout=LAYOUT)
+    values = run_cached(folder / STORE, units, _work, _keep, run, holds="updates", layout=LAYOUT)
     return [_from_record(value) for value in values]
 
 
@@ -189,7 +188,7 @@ class WholeReader:
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
     with threadpool_limits(limits=1):
         versions = [load(str(n)) for n in range(len(unit.files))]
-        return asdict(interruptible(partial(pair_update, versions, unit.config)))
+        return asdict(in_thread(partial(pair_update, versions, unit.config)))
 
 
 def _keep(outcome: Outcome) -> Finished:

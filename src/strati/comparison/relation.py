@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.io.layers import Layer
-    from strati.io.load import Network
+    from strati.io.network import Network
 
     Matrix = NDArray[Any]
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from strati.comparison.role_differences import Difference, RoleDistribution
     from strati.comparison.series import CheckpointSeries
     from strati.comparison.unit_alignment import UnitOrder
-    from strati.core.json_types import CompareFields
     from strati.core.results import FloatArray
+    from strati.schemas.json_types import CompareFields
 
 
 @dataclass(frozen=True)

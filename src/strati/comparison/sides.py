@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from strati.core.results import Flag, Tick
     from strati.io.layers import Layer
-    from strati.io.load import Network
+    from strati.io.network import Network
     from strati.jobs.driver import Run
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.comparison.matching import without_shared_prefix
-from strati.core.text import printable
+from strati.core.display import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -358,7 +358,7 @@ def renderable(result: Comparison) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from strati.core.tables import Column, NextCommand, table
+    from strati.core.display import Column, NextCommand, table
 
     names = [name.removesuffix(".weight") for name in without_shared_prefix([x.name for x in result.layers])]
     cells: dict[Column, Callable[[ComparedLayer], str]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from strati.core.text import printable
+from strati.core.display import printable
 
 
 class StratiError(Exception):

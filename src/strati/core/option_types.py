@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     import torch
 
-    from strati.io.load import Conv
+    from strati.io.network import Conv
     from strati.io.to_module import ActivationName
 
 

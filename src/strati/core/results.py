@@ -70,7 +70,7 @@ class Result:
 
     def __repr__(self) -> str:
         """The summary as a terminal shows it, long ones shortened."""
-        from strati.core.tables import as_text
+        from strati.core.display import as_text
 
         return as_text(self.summary(), lines=SHORT)
 
@@ -115,7 +115,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The main table, for notebooks; text from files is escaped."""
-        from strati.core.text import printable
+        from strati.core.display import printable
 
         def safe(value: Any) -> Any:
             return printable(value, limit=400) if isinstance(value, str) else value

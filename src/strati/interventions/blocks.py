@@ -28,7 +28,7 @@ def find_blocks(
     Args:
         model: The network.
         run: Runs it once on some input.
-        patterns: As :mod:`strati.io.layer_patterns` reads them; a block is kept if it or a layer in it is meant.
+        patterns: As :mod:`strati.io.layers` reads them; a block is kept if it or a layer in it is meant.
         required: Whether a network without such blocks is an error.
 
     Raises:

@@ -143,7 +143,7 @@ def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
     """
     from strati.io.adapters.merge import carries_adapter, is_adapter, unwrapped
     from strati.io.adapters.module import merge_with_base
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     network = open_network(source)
     if is_adapter(network):

@@ -1,7 +1,7 @@
 """Networks changed in memory for as long as a ``with`` block lasts.
 
 ``with truncated(model, {"fc1": 4}): ...``: within, the layers named have the changed weights; afterwards the old ones
-are back, whatever happened. Keys are layer names or patterns (:mod:`strati.io.layer_patterns`); a value is the setting,
+are back, whatever happened. Keys are layer names or patterns (:mod:`strati.io.layers`); a value is the setting,
 as a number (``4``), as text (``"bits=4,group=64"``) or as a mapping.
 """
 
@@ -30,7 +30,7 @@ from strati.io.to_module import as_module
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 Settings = Mapping[str, Any]
 

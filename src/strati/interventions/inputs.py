@@ -15,7 +15,7 @@ from strati.evaluate.batches import NO_LABEL, as_batches, read_path
 from strati.interventions.study_spec import Spec, builtin_names, spec_keys
 from strati.interventions.tasks import IGNORED, StudyData, windows
 from strati.io.in_memory import as_array
-from strati.io.load import Network
+from strati.io.network import Network
 from strati.io.to_module import as_module
 
 

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from strati.core.display import printable
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.rng import stream
-from strati.core.text import printable
 from strati.interventions.baselines import BlockInfluence, LayerBaselines
 from strati.interventions.cached_forward import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.interventions.changes import LayerEdits, Others, Values, make_change

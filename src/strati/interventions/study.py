@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from strati.core import plugins
+from strati.core.display import natural
 from strati.core.errors import BadInputError, require
+from strati.core.files import write_atomic
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.core.text import natural
 from strati.interventions import study_spec as specs
 from strati.interventions.job import Job
 from strati.interventions.study_config import StudyConfig, override
 from strati.interventions.study_spec import STORE, Spec, read_spec
-from strati.jobs.driver import Keep, Run, drive, open_store, shared_folder, stoppable
+from strati.jobs.driver import Keep, Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome, Unit
-from strati.jobs.outputs import write_atomic
 from strati.jobs.store import Finished, Store
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import nn
 
-    from strati.core.json_types import StudyFields
     from strati.core.option_types import StudyOptions
     from strati.interventions.measure_layer import Evaluate
+    from strati.schemas.json_types import StudyFields
 
 FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
@@ -245,7 +245,7 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         store = stack.enter_context(
             open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
         )
-        stack.enter_context(stoppable(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
+        stack.enter_context(interruptible(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
         list(store.units())  # a damaged row is found now, not after hours
         job.prepare(folder)
         trainings = _untrained(folder, store, job.train(folder))

@@ -38,7 +38,7 @@ class StudyConfig:
             drop where the network has residual blocks.
         draws: Draws of every intervention that has chance in it.
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
-        layers: Patterns of the layers to change (:mod:`strati.io.layer_patterns`).
+        layers: Patterns of the layers to change (:mod:`strati.io.layers`).
         spectral: Record every number of the layer's spectrum.
         activations: Record how the layer's outputs differ from the intact ones (needs data).
         degeneracy: Record what ``degeneracy`` counts (needs data).

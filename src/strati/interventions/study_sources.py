@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from strati.core.errors import BadInputError
+from strati.core.files import write_atomic
 from strati.interventions.changes import tensors_of
 from strati.interventions.checkpoints import in_single, open_checkpoint, trained_networks
 from strati.interventions.inputs import study_data
@@ -39,7 +40,6 @@ from strati.interventions.study_units import (
 from strati.interventions.targets import Target, weights_digest
 from strati.interventions.tasks import Find, StudyData, Task, make_task, prepare, task_of
 from strati.jobs.engine import Unit
-from strati.jobs.outputs import write_atomic
 from strati.jobs.store import Store, unit_key
 
 

@@ -28,7 +28,7 @@ from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import Spec
 from strati.interventions.targets import Target, chosen_names, find_targets
 from strati.interventions.tasks import StudyData, Task, task_of
-from strati.io.models.filling import load_arrays
+from strati.io.in_memory import load_arrays
 from strati.jobs.engine import Load, Unit
 from strati.jobs.store import unit_key
 

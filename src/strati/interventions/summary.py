@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from strati.core.tables import Column, NextCommand, table
+from strati.core.display import Column, NextCommand, table
 from strati.interventions.audit.evidence import LEAST
 from strati.interventions.compress.cost_scale import UNIT
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.layer_patterns import as_patterns, select
+from strati.io.layers import as_patterns, select
 from strati.io.roles import Role, blocks, role_of
 from strati.io.views import kernel
 
@@ -88,7 +88,7 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
 
     Args:
         model: The network.
-        patterns: Which layers to keep, as :mod:`strati.io.layer_patterns` reads patterns.
+        patterns: Which layers to keep, as :mod:`strati.io.layers` reads patterns.
 
     Raises:
         BadInputError: A pattern matches nothing, or no layer is left.
@@ -143,7 +143,7 @@ def chosen_names(
 
     Args:
         layers: Names of layers.
-        patterns: As :mod:`strati.io.layer_patterns` reads them.
+        patterns: As :mod:`strati.io.layers` reads them.
         whole: Names of whole blocks. A block is also meant where a layer inside it is, unless it is left out itself.
 
     Raises:
@@ -168,7 +168,7 @@ def chosen_names(
 
 @dataclass(frozen=True)
 class _Named:
-    """A module as :func:`strati.io.layer_patterns.select` looks at it."""
+    """A module as :func:`strati.io.layers.select` looks at it."""
 
     name: str
     tensor: str

@@ -287,12 +287,4 @@ def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
 
 def _part(layer: Layer, cut: View, word: str, role: Role) -> Layer:
     """A part of a fused layer as a layer of its own."""
-    return replace(
-        layer,
-        name=f"{layer.name}[{word}]",
-        role=role,
-        shape=(cut.rows, cut.cols),
-        view=cut.text,
-        parameters=cut.rows * cut.cols,
-        cut=cut,
-    )
+    return replace(layer, name=f"{layer.name}[{word}]", role=role, cut=cut)

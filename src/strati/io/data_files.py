@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.display import printable
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.core.text import printable
+from strati.io.checkpoint_file import MappedFile
 from strati.io.formats import numpy_file as npz
-from strati.io.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.core.results import FloatArray
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.checkpoint_file import Tensor
 
 TARGETS = ("y", "target", "targets", "label", "labels", "true", "pred", "prediction", "predictions")
 """Column names (also with a number behind: ``y_0``, ``pred1``) that are taken for outputs, not inputs."""

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from strati.core.errors import BadInputError
-from strati.io.detect_format import ENDINGS as FILE_ENDINGS
+from strati.io.file_formats import ENDINGS as FILE_ENDINGS
 from strati.io.formats.hf_directory import ENDINGS
 
 _ID = re.compile(r"((?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95})(?:@([\w][\w./+-]{0,255}))?")

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.core.results import Flag
+from strati.io.checkpoint_file import Hint, Kind, RawCheckpoint, Skipped, numpy_dtype
+from strati.io.checkpoint_file import Tensor as Record
 from strati.io.formats import state_dict as state
-from strati.io.raw_checkpoint import Hint, Kind, RawCheckpoint, Skipped, numpy_dtype
-from strati.io.raw_checkpoint import Tensor as Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -358,3 +359,36 @@ def unsupported_input(x: object) -> BadInputError:
     return BadInputError(
         kind, "is not a network; pass a path, a model name in the cache, a state dict or an nn.Module"
     )
+
+
+def load_arrays(model: nn.Module, arrays: Mapping[str, Any], what: str | Path) -> None:
+    """Fill a module with arrays by name.
+
+    Args:
+        model: The module; it is changed.
+        arrays: Values by the names of its ``state_dict()``. Others are ignored.
+        what: Where they come from, for messages.
+
+    Raises:
+        BadInputError: A tensor is missing or of another shape.
+
+    Examples:
+        >>> import torch
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> load_arrays(layer, {"weight": np.ones((1, 2)), "bias": np.zeros(1)}, "example")
+        >>> layer(torch.ones(1, 2)).tolist()
+        [[2.0]]
+    """
+    import torch
+
+    with torch.no_grad():
+        for name, old in model.state_dict().items():
+            if name not in arrays:
+                if name.endswith("num_batches_tracked"):
+                    continue
+                raise BadInputError(what, f"the tensor {name} is missing")
+            if tuple(arrays[name].shape) != tuple(old.shape):
+                raise BadInputError(
+                    what, f"{name} has shape {tuple(arrays[name].shape)}, not {tuple(old.shape)}"
+                )
+            old.copy_(torch.from_numpy(np.array(arrays[name])))

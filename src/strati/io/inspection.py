@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
+from strati.core.display import Column, Table, command_path, printable, table
 from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
-from strati.core.tables import Column, Table, command_path, table
-from strati.core.text import printable
-from strati.io.layer_patterns import select
-from strati.io.load import Conv, Network
-from strati.io.load import open as open_network
-from strati.io.raw_checkpoint import Skipped
+from strati.io.checkpoint_file import Skipped
+from strati.io.layers import select
+from strati.io.network import Conv, Network
+from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import InspectedLayer, InspectFields, NetworkFields
     from strati.core.option_types import InspectOptions
     from strati.io.adapters.lora import AdapterUpdate
+    from strati.io.checkpoint_file import Tensor
     from strati.io.layers import Layer
-    from strati.io.load import Openable
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.network import Openable
+    from strati.schemas.json_types import InspectedLayer, InspectFields, NetworkFields
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Inspection(Result):
         """What the file is, its layers, totals by role and block, and the next command."""
         from rich.console import Group
 
-        from strati.core.tables import NextCommand, Paragraph
+        from strati.core.display import NextCommand, Paragraph
 
         lines: list[RenderableType] = [Paragraph(self._headline(), "bold"), Paragraph(self._counts())]
         lines += [Paragraph(f"warning: {printable(flag.text, 300)}", "yellow") for flag in self.warnings]
@@ -235,7 +234,7 @@ class InspectConfig:
     """Options of :func:`inspect`.
 
     Attributes:
-        layers: Patterns of the layers to list (:mod:`strati.io.layer_patterns`); all by default.
+        layers: Patterns of the layers to list (:mod:`strati.io.layers`); all by default.
         split_qkv: Show fused query-key-value matrices as three layers.
         conv: ``"pool"`` the k x k slices of a convolution, or ``"flatten"`` it to one matrix.
     """

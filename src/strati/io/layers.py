@@ -1,109 +1,136 @@
-"""From tensors to layers: each weight matrix with its role, its block and the view of the tensor it is.
+"""Layers: the weight matrices of a network with their roles, blocks and views, and patterns that select among them.
 
-Every tensor is either one or more layers, with the view named, or listed as skipped with its reason.
-What a name means is decided in ``roles.py``; how a tensor is cut, in ``views.py``.
+Every tensor is one or more layers, or it is listed as skipped with the reason. ``roles.py`` decides what a name means,
+``views.py`` which matrices a tensor holds.
+
+A pattern (``layers=``, ``--layers``) is one of
+
+- a shell pattern (``*``, ``?``, ``[...]``), matched against the layer's, the tensor's and the module's name:
+  ``fc1`` is ``fc1.weight``, ``h.*.mlp.c_fc`` is that layer of every block;
+- ``role:PATTERN``, matched against the role: ``role:mlp.*``;
+- ``block:3``, ``block:3-7`` or ``block:0,3-7``: the blocks of these numbers;
+- any of these with a leading ``!``, which excludes what it matches.
+
+The layers that match any pattern are selected, without the excluded ones; if every pattern has a ``!``, all other
+layers are selected. A pattern that matches nothing is an error, so that a misspelt one is not silently ignored.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from dataclasses import fields as dataclass_fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import groupby
-from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from strati.io import views
-from strati.io.name_context import Names, is_raw
-from strati.io.quantised.auxiliary_tensors import auxiliary_reason
+from strati.core.errors import BadInputError
+from strati.io.checkpoint_file import Quantisation, Skipped, Tensor
 from strati.io.quantised.rounding_error import Rounding, rounding_of
-from strati.io.raw_checkpoint import Hint, Quantisation, Skipped, Tensor
-from strati.io.roles import Role, expert_of, modules
-from strati.io.views import View
+from strati.io.roles import Role, blocks, expert_of, role_of
+from strati.io.views import EXPERTS, View, views_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.io.adapters.lora import AdapterUpdate
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One weight matrix, or the slices of one kernel, of a network. Its values are read when asked for.
+    """One weight matrix, or the slices of one kernel, of a network. Its values are read on demand.
 
     Attributes:
-        name: The tensor's name, with ``[q]`` or ``[3]`` behind it where it is a part of the tensor.
-        role: What it does.
+        name: The tensor's name, with ``[q]`` or ``[3]`` appended if the layer is a part of the tensor.
+        role: What the layer does.
         block: The block it belongs to, if its name says so.
         kind: ``linear``, ``conv``, ``depthwise``, ``embedding``, ``lstm``, ``gru``, ``rnn`` or ``stack``.
-        shape: Rows and columns of one matrix.
-        dtype: The dtype it is stored in.
-        view: Which matrix of the tensor this is.
-        parameters: Number of its entries.
-        quantised: Stored as a lossy code.
-        tensor: The name of the tensor it is part of.
-        count: How many matrices :meth:`matrices` yields.
-        expert: Which expert of a mixture it belongs to, if any.
-        quantisation: How it was rounded before it was stored; ``None`` where it was not.
-        adapter: The low-rank update it is; ``None`` where it is a weight.
-        known: What rounding did to it, where that is known already; ``None`` to decode it and see.
+        tensor: The name of the tensor that it is part of.
+        cut: The matrices of the tensor that it consists of.
+        expert: The expert of a mixture that it belongs to, if any.
+        network: The network.
     """
 
     name: str
     role: Role
     block: int | None
     kind: str
-    shape: tuple[int, int]
-    dtype: str
-    view: str
-    parameters: int
-    quantised: bool
     tensor: str
-    count: int
-    network: Network = field(repr=False, compare=False)
     cut: View = field(repr=False)
     expert: int | None = None
-    quantisation: Quantisation | None = None
-    adapter: AdapterUpdate | None = None
-    known: Rounding | None = field(default=None, compare=False)
+    network: Network = field(repr=False, compare=False)
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Between processes an update travels as its network: how its factors are read does not."""
-        fields = {
-            item.name: getattr(self, item.name) for item in dataclass_fields(self) if item.name != "adapter"
-        }
-        return _restored, (fields, self.adapter is not None)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of one matrix."""
+        return self.cut.rows, self.cut.cols
+
+    @property
+    def count(self) -> int:
+        """How many matrices :meth:`matrices` yields."""
+        return self.cut.count
+
+    @property
+    def view(self) -> str:
+        """Which matrix of the tensor this is, in words."""
+        return self.cut.text
+
+    @property
+    def dtype(self) -> str:
+        """The dtype it is stored in."""
+        return self.network[self.tensor].dtype
+
+    @property
+    def quantised(self) -> bool:
+        """Whether it is stored as a lossy code."""
+        return self.network[self.tensor].quantised
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """How it was rounded before it was stored; ``None`` if it was not."""
+        return self.network.contents.quantisation.get(self.tensor)
+
+    @property
+    def adapter(self) -> AdapterUpdate | None:
+        """The low-rank update that it is; ``None`` if it is a weight."""
+        return self.network.contents.adapters.get(self.tensor)
+
+    @property
+    def parameters(self) -> int:
+        """Number of its entries; of a low-rank update, those of its two factors."""
+        update = self.adapter
+        rows, cols = self.shape
+        return rows * cols * self.count if update is None else update.rank * (update.rows + update.cols)
 
     def matrices(self) -> Iterator[NDArray[Any]]:
-        """The matrices one at a time, in their own dtype; views of the file where it stores them plainly."""
-        part = self.network.contents.read_part
-        if part is not None and self.cut.index is not None:
-            return self.cut.of_part(part(self.tensor, self.cut.index))
+        """The matrices one at a time, in their own dtype; views of the file if it stores them plainly."""
+        read_part = self.network.contents.read_part
+        if read_part is not None and self.cut.index is not None:
+            return self.cut.of_part(read_part(self.tensor, self.cut.index))
         return self.cut.matrices(self.network.read(self.tensor))
 
     def noise_floor(self) -> float | None:
-        """The eigenvalue below which rounding hides what the weights were; ``None`` where they were not rounded."""
-        found = self.rounding()
-        return None if found is None else found.floor
+        """The eigenvalue below which rounding hides the original weights; ``None`` if they were not rounded."""
+        rounding = self.rounding()
+        return None if rounding is None else rounding.floor
 
     def rounding(self) -> Rounding | None:
-        """What rounding did to the weights, found once; ``None`` where they were not rounded, or that is not known."""
+        """The error that rounding left, computed once; ``None`` if the weights were not rounded or it is unknown."""
         read = self.network.contents.rounding
-        if self.known is not None or self.quantisation is None or read is None:
-            return self.known
-        found = self.network.roundings
-        if (self.name, self.view) not in found:
+        if self.quantisation is None or read is None:
+            return None
+        cache, key = self.network.roundings, (self.name, self.view)
+        if key not in cache:
             variance = read(self.tensor, self.cut.index)
             parts = self.cut.matrices if self.cut.index is None else self.cut.of_part
-            found[self.name, self.view] = None if variance is None else rounding_of(parts(variance))
-        return found[self.name, self.view]
+            cache[key] = None if variance is None else rounding_of(parts(variance))
+        return cache[key]
 
-
-def _restored(fields: dict[str, Any], update: bool) -> Layer:
-    network = fields["network"]
-    return Layer(**fields, adapter=network.contents.adapters[fields["tensor"]] if update else None)
+    def set_rounding(self, rounding: Rounding | None) -> None:
+        """Take the rounding error from an earlier run, so that the weights need not be decoded again."""
+        self.network.roundings[self.name, self.view] = rounding
 
 
 def build_layers(
@@ -114,56 +141,35 @@ def build_layers(
     layers: list[Layer] = []
     skipped = list(network.contents.unread)
     for tensor in network.tensors:
-        if tensor.name in network.ties:
-            skipped.append(Skipped(tensor.name, f"tied to {network.ties[tensor.name]}, counted there"))
-            continue
-        reason = _skip_reason(tensor, names.label(tensor.name))
-        if network.format == "peft" and ".base_layer." in tensor.name:
-            reason = "the base's own weight, kept beside its update"
+        reason = _skip_reason(network, tensor)
         if reason is not None:
             skipped.append(Skipped(tensor.name, reason))
             continue
-        hint = network.contents.hints.get(tensor.name, Hint())
-        kind, whole = _base_view(names, tensor, hint, flatten)
-        role = names.role(tensor, kind)
-        used_by = f", used by {hint.label}" if hint.label is not None else ""
-        for suffix, view, part in _parts(names, tensor, role, kind, whole, split_qkv):
+        kind, parts = views_of(names, tensor, split_qkv=split_qkv, flatten=flatten)
+        for suffix, view, role in parts:
             layers.append(
                 Layer(
-                    tensor.name + suffix,
-                    part,
-                    names.blocks[tensor.name],
-                    kind,
-                    (view.rows, view.cols),
-                    tensor.dtype,
-                    view.text + used_by,
-                    _size(view, network.contents.adapters.get(tensor.name)),
-                    tensor.quantised,
-                    tensor.name,
-                    view.count,
-                    network,
-                    view,
-                    _expert(names.label(tensor.name), suffix),
-                    network.contents.quantisation.get(tensor.name),
-                    network.contents.adapters.get(tensor.name),
+                    name=tensor.name + suffix,
+                    role=role,
+                    block=names.blocks[tensor.name],
+                    kind=kind,
+                    tensor=tensor.name,
+                    cut=view,
+                    expert=_expert(names.label(tensor.name), suffix),
+                    network=network,
                 )
             )
     # A safetensors file keeps no order, so its tensors come sorted by name; other formats keep their own.
-    ordered = _in_flow(layers) if network.format == "safetensors" else layers
+    ordered = _in_forward_order(layers) if network.format == "safetensors" else layers
     return tuple(ordered), tuple(skipped)
 
 
-def _size(view: View, update: AdapterUpdate | None) -> int:
-    """Number of parameters: of an update, those of its two factors."""
-    return view.rows * view.cols * view.count if update is None else update.rank * (update.rows + update.cols)
+def _in_forward_order(layers: list[Layer]) -> list[Layer]:
+    """Layers sorted by name in the order of the forward pass: embeddings, blocks from q to MLP out, heads.
 
-
-def _in_flow(layers: list[Layer]) -> list[Layer]:
-    """Layers sorted by name in the order in which data meet them: embeddings, blocks from q to MLP out, heads.
-
-    Within a block only layers of a transformer's roles are moved; everything else keeps its place.
+    Within a block only layers of a transformer's roles are moved; everything else keeps its position.
     """
-    flow = {role: place for place, role in enumerate(Role) if role.startswith(("attention", "mlp"))}
+    flow = {role: position for position, role in enumerate(Role) if role.startswith(("attention", "mlp"))}
     heads = {_top(x.name) for x in layers if x.role is Role.HEAD} - {
         _top(x.name) for x in layers if x.role not in (Role.HEAD, Role.LINEAR)
     }
@@ -195,12 +201,9 @@ def _branch(layer: Layer) -> int:
     return 1 if re.search("cross|encoder_attn|EncDec", layer.name) else 0
 
 
-_EXPERTS = r"expert|exps|moe[._]"
-
-
 def _expert(name: str, suffix: str) -> int | None:
-    """The expert's number: in the name, or the place in a stack of experts."""
-    if suffix[1:-1].isdigit() and re.search(_EXPERTS, name):
+    """The expert's number: in the name, or the position in a stack of experts."""
+    if suffix[1:-1].isdigit() and EXPERTS.search(name):
         return int(suffix[1:-1])
     return expert_of(name)
 
@@ -216,16 +219,64 @@ _OPTIMISER = re.compile(
     r"^(?:optimi[sz]ers?|optim|opt_state|lr_schedulers?)(?:_states?|_state_dict)?[./].|[./](?:(?:max_)?exp_avg(?:_sq)?"
     r"|momentum_buffer|square_avg|acc_delta|exp_inf)$"
 )
+_AUXILIARY: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(
+            r"(?:^|[._])(?:scales?|scale_inv|scales_inv|qscales?|q_scale|q_scale_max|scb|absmax|nested_absmax|quant_map"
+            r"|nested_quant_map|global_scale|scale_2|scale_packed|weight_format|codebooks?|s_channel|s_group|scb_stats)$",
+            re.IGNORECASE,
+        ),
+        "scales of a quantised weight",
+    ),
+    (
+        re.compile(r"(?:^|[._])(?:qzeros|zeros?|zero_points?|scaled_zeros)$"),
+        "zero points of a quantised weight",
+    ),
+    (
+        re.compile(r"(?:^|[._])(?:g_idx|perm|q_perm|q_invperm|q_groups|q_group_map|workspace)$"),
+        "an index that a quantised weight is ordered by",
+    ),
+    (
+        re.compile(r"quant_state\.bitsandbytes__|(?:^|[._])(?:weight_shape|quant_state)$"),
+        "a quantised weight's description of itself",
+    ),
+    (re.compile(r"(?:^|[._])(?:bias(?:es)?|e_score_correction_bias)$"), "a bias"),
+    (
+        re.compile(r"trainable_tokens_(?:delta|original)(?:\.[^.]+)?$"),
+        "rows that an adapter puts in place of an embedding's",
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:A_logs?|A_b_log|A_re|A_im|A_real|A_imag|log_A_real|dt_bias|ssm_a)$"),
+        "a state-space model's decay rates",
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:time_(?:decay|faaaa|first)|(?:query|key|diagonal)_decay|slope_rate)$"),
+        "a linear attention's decay rates",
+    ),
+)
+"""Names of tensors that accompany weights and are none, whatever their shape, and what they are."""
+
+
+def auxiliary_reason(name: str) -> str | None:
+    """Why a tensor of that name is no weight, however many dimensions it has; ``None`` if it may be one.
+
+    Examples:
+        >>> auxiliary_reason("model.layers.0.mlp.up_proj.scales")
+        'scales of a quantised weight'
+        >>> auxiliary_reason("backbone.layers.3.mixer.A_log"), auxiliary_reason("fc1.weight")
+        ("a state-space model's decay rates", None)
+    """
+    return next((reason for pattern, reason in _AUXILIARY if pattern.search(name)), None)
 
 
 def is_buffer(tensor: Tensor) -> bool:
     """Whether a tensor is known to hold no parameters: running statistics, rotary tables, masks, optimiser state."""
-    return bool(_STATISTICS.search(tensor.name) or _OPTIMISER.search(tensor.name)) or _masks(
+    return bool(_STATISTICS.search(tensor.name) or _OPTIMISER.search(tensor.name)) or _is_mask(
         tensor, tensor.name
     )
 
 
-def _masks(tensor: Tensor, label: str) -> bool:
+def _is_mask(tensor: Tensor, label: str) -> bool:
     if len(tensor.shape) < 2:
         return False
     if _MASK.search(tensor.name) or _MASK.search(label):
@@ -234,20 +285,24 @@ def _masks(tensor: Tensor, label: str) -> bool:
     return bool(_MASKING_BIAS.search(tensor.name)) and rows == cols and all(side == 1 for side in leading)
 
 
-def _skip_reason(tensor: Tensor, label: str) -> str | None:
+def _skip_reason(network: Network, tensor: Tensor) -> str | None:
     """Why a tensor is no weight matrix, or ``None``."""
+    if tensor.name in network.ties:
+        return f"tied to {network.ties[tensor.name]}, counted there"
+    if network.format == "peft" and ".base_layer." in tensor.name:
+        return "the base's own weight, kept beside its update"
     if 0 in tensor.shape:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
-    companion = auxiliary_reason(tensor.name)
-    if companion is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
-        return companion
+    auxiliary = auxiliary_reason(tensor.name)
+    if auxiliary is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return auxiliary
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
         return "one dimension (a bias, norm or scale)"
-    if _masks(tensor, label):
+    if _is_mask(tensor, network.names.label(tensor.name)):
         return "a mask, not a weight"
     if _OPTIMISER.search(tensor.name):
         return "optimizer state, not part of the network"
@@ -260,126 +315,182 @@ def _skip_reason(tensor: Tensor, label: str) -> str | None:
     return None
 
 
-def _base_view(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str, View]:
-    """The kind of a tensor and the view of all of it (of a stack: of its first matrix)."""
-    shape = tensor.shape
-    kind = hint.kind
-    gates = _gates(names, tensor) if kind is None else {"lstm": 4, "gru": 3, "rnn": 1}.get(kind, 0)
-    if gates and len(shape) == 2:
-        return {4: "lstm", 3: "gru", 1: "rnn"}[gates], views.gates(shape, gates, inputs_first=hint.transposed)
-    if gates:
-        return {4: "lstm", 3: "gru", 1: "rnn"}[gates], views.part_of_stack(shape, 0, "direction")
-    if hint.merge is not None:
-        return "linear", views.merged(shape, *hint.merge)
-    if kind == "depthwise":
-        return kind, views.depthwise(shape, inputs_first=hint.transposed)
-    if kind == "conv" and len(shape) == 2:  # an update of a kernel
-        flat = replace(views.as_stored(shape), text="kernel flattened: outputs x (inputs x positions)")
-        return "conv", flat
-    if len(shape) == 2:
-        embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
-        # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
-        turned = hint.transposed or (kind is None and names.inputs_first(tensor.name))
-        table = embedding and not is_raw(tensor.name)
-        view = views.transposed(shape) if turned and not table else views.as_stored(shape)
-        return "embedding" if embedding else "linear", view
-    split_by_head = names.head_by_head(tensor.name)
-    if split_by_head is not None:
-        return "linear", views.per_head(shape, turned=split_by_head[0], out=split_by_head[1])
-    if kind == "conv" or (kind is None and _is_kernel(names, tensor)):
-        return "conv", views.kernel(shape, inputs_first=hint.transposed, flatten=flatten)
-    if all(side == 1 for side in shape[:-2]):
-        embedding = names.role(tensor, "linear") is Role.EMBEDDING
-        return "embedding" if embedding else "linear", views.as_stored(shape)
-    return "stack", views.part_of_stack(shape, 0, "matrix")
+class Selectable(Protocol):
+    """Anything with a name, the name of its tensor, a role and a block, such as :class:`Layer`."""
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+
+    @property
+    def tensor(self) -> str:
+        """The tensor that it is, or is part of."""
+
+    @property
+    def role(self) -> Role:
+        """What it does."""
+
+    @property
+    def block(self) -> int | None:
+        """The block it belongs to."""
 
 
-def _is_kernel(names: Names, tensor: Tensor) -> bool:
-    """Whether a tensor is a convolution ``(out, in, k, ...)`` rather than a stack of matrices ``(n, ..., out, in)``."""
-    words = " ".join(modules(names.label(tensor.name)))
-    axes = len(tensor.shape)
-    if axes > 5 or re.search(r"expert|moe|stack|exps", words):
-        return False
-    if re.search(r"conv|downsample", words):
-        return True
-    if names.role(tensor, "linear") is Role.EMBEDDING and all(side == 1 for side in tensor.shape[:-2]):
-        return False
-    if axes > 3:
-        return max(tensor.shape[2:]) <= 64  # no kernel is 65 wide
-    bias = names.shape(_bias_name(tensor.name))
-    if bias is not None:
-        return bias == tensor.shape[:1]
-    return tensor.shape[2] <= 16 and tensor.shape[2] < min(tensor.shape[:2])
+L = TypeVar("L", bound=Selectable)
 
 
-def _gates(names: Names, tensor: Tensor) -> int:
-    """Gates of a torch recurrent layer: the recurrent matrix is gates x hidden by hidden."""
-    found = re.search(r"weight_(ih|hh)(_l[0-9]+(?:_reverse)?)?$", tensor.name)
-    if not found or len(tensor.shape) != 2:
-        return 0
-    recurrent = names.shape(tensor.name[: found.start()] + f"weight_hh{found[2] or ''}") or tensor.shape
-    if len(recurrent) != 2 or recurrent[1] == 0 or recurrent[0] != tensor.shape[0]:
-        return 0
-    ratio, rest = divmod(recurrent[0], recurrent[1])
-    return ratio if rest == 0 and ratio in (1, 3, 4) else 0
+def select(layers: Sequence[L], patterns: str | Iterable[str] | None) -> tuple[L, ...]:
+    """The layers that match the patterns, in their own order; all of them if there is no pattern.
+
+    Args:
+        layers: The layers to select from.
+        patterns: One pattern or several, as the module's docstring describes them.
+
+    Raises:
+        BadInputError: A pattern matches nothing (the nearest layers are named), or nothing is left.
+
+    Examples:
+        >>> import numpy as np, strati
+        >>> net = strati.open({f"h.{i}.{n}.weight": np.eye(2) for i in range(3) for n in ("attn.q_proj", "mlp.fc1")})
+        >>> [layer.name for layer in select(net.layers(), ["role:mlp.*", "!block:1-2"])]
+        ['h.0.mlp.fc1.weight']
+        >>> select(net.layers(), "h.0.mlp.fc2")
+        Traceback (most recent call last):
+        strati.core.errors.BadInputError: h.0.mlp.fc2: matches no layer; nearest: h.0.mlp.fc1, ...
+    """
+    listed = as_patterns(patterns)
+    if not listed:
+        return tuple(layers)
+    included: set[int] = set()
+    excluded: set[int] = set()
+    for pattern in listed:
+        matches = _matching(layers, pattern.removeprefix("!"), pattern)
+        (excluded if pattern.startswith("!") else included).update(matches)
+    if all(pattern.startswith("!") for pattern in listed):
+        included = set(range(len(layers)))
+    selected = included - excluded
+    if not selected:
+        raise BadInputError(", ".join(listed), f"leaves none of the {len(layers)} layers; drop a '!' pattern")
+    return tuple(layer for index, layer in enumerate(layers) if index in selected)
 
 
-def _bias_name(name: str) -> str:
-    return re.sub(r"(weight|kernel)(:0)?$", r"bias\2", name)
+def select_names(
+    names: Iterable[str], patterns: str | Iterable[str] | None, *, whole_blocks: bool = False
+) -> tuple[str, ...]:
+    """Like :func:`select` for bare names of tensors or modules; roles and blocks follow from the names.
+
+    Args:
+        names: The names to select from.
+        patterns: As in :func:`select`.
+        whole_blocks: Names may be those of blocks themselves (``h.3``), not only of tensors inside them.
+
+    Examples:
+        >>> select_names(["fc1", "fc2", "fc3"], "!fc2")
+        ('fc1', 'fc3')
+        >>> select_names(["h.0", "h.1", "h.2"], "block:1-2", whole_blocks=True)
+        ('h.1', 'h.2')
+    """
+    tensors = {name: f"{name.partition(':')[0]}.any.weight" if whole_blocks else name for name in names}
+    block_of = blocks(tensors.values())
+    layers = [
+        _NamedLayer(name, name, role_of(name, block_of[tensor]), block_of[tensor])
+        for name, tensor in tensors.items()
+    ]
+    return tuple(layer.name for layer in select(layers, patterns))
 
 
-_QKV = (Role.QUERY, Role.KEY, Role.VALUE)
+def as_patterns(patterns: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The patterns that users pass as ``layers=``: none, one or several.
+
+    Raises:
+        BadInputError: Something else, or an empty pattern.
+
+    Examples:
+        >>> as_patterns(None), as_patterns("fc*"), as_patterns(["fc1", "!fc2"])
+        ((), ('fc*',), ('fc1', '!fc2'))
+    """
+    if patterns is None:
+        return ()
+    try:
+        listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    except TypeError:
+        raise BadInputError("layers", f"must be patterns, not a {type(patterns).__name__}") from None
+    for pattern in listed:
+        if not isinstance(pattern, str):
+            raise BadInputError("layers", f"must be patterns (text), not a {type(pattern).__name__}")
+        if not pattern.removeprefix("!").strip():
+            raise BadInputError("layers", "has an empty pattern; give a layer's name, or '*' for all")
+    return listed
 
 
-def _parts(
-    names: Names, tensor: Tensor, role: Role, kind: str, whole: View, split_qkv: bool
-) -> list[tuple[str, View, Role]]:
-    """The layers that a tensor makes up: suffix of the name, view, role."""
-    if whole.index is not None:
-        what = (
-            "direction"
-            if kind in ("lstm", "gru", "rnn")
-            else "expert"
-            if re.search(_EXPERTS, names.label(tensor.name))
-            else "matrix"
-        )
-        turned = names.stack_inputs_first(tensor.name)
-        return [
-            (f"[{i}]", views.part_of_stack(tensor.shape, i, what, turned=turned), role)
-            for i in range(prod(tensor.shape[:-2]))
-        ]
-    many = names.experts_in_rows(tensor.name) if kind == "linear" else 0
-    if many:
-        turned = role is Role.MLP_OUT
-        return [(f"[{i}]", views.part_of_rows(whole, i, many, turned=turned), role) for i in range(many)]
-    if role is Role.QKV and split_qkv and kind == "linear":
-        parts = _split(names, tensor, whole)
-        if parts:
-            return [(f"[{'qkv'[i]}]", view, _QKV[i]) for i, view in enumerate(parts)]
-        return [("", replace(whole, text=f"{whole.text}, not split: how it is fused is not known"), role)]
-    return [("", whole, role)]
+def module_name(tensor: str) -> str:
+    """The module that a tensor belongs to: its name without the last word, or the name itself if it is one word.
+
+    Examples:
+        >>> module_name("h.0.mlp.c_fc.weight"), module_name("dense/dense_1/kernel:0"), module_name("W1")
+        ('h.0.mlp.c_fc', 'dense/dense_1', 'W1')
+    """
+    return re.sub(r"[./][^./]*$", "", tensor) or tensor
 
 
-_BY_HEAD = frozenset({"gpt_neox", "gpt_neox_japanese", "bloom", "persimmon", "falcon"})
-"""Model types whose ``query_key_value`` is ordered head by head, each head holding its q, k and v."""
+@dataclass(frozen=True)
+class _NamedLayer:
+    name: str
+    tensor: str
+    role: Role
+    block: int | None
 
 
-def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
-    """The three views of a fused matrix; none where the file does not say how it is fused."""
-    word = modules(tensor.name)[-1]
-    heads, groups, width = names.heads()
-    if word == "query_key_value":  # ordered head by head: needs the number of heads
-        by_head = (names.network.config or {}).get("model_type") in _BY_HEAD
-        if by_head and heads and groups == heads and whole.rows % (3 * heads) == 0:
-            return [views.part_of_heads(whole, i, heads) for i in range(3)]
-        return []
-    if heads and groups and groups != heads:
-        width = width or whole.rows // (heads + 2 * groups)
-        sizes = (heads * width, groups * width, groups * width)
-    elif whole.rows % 3 == 0 and (heads or whole.rows == 3 * whole.cols):
-        sizes = (whole.rows // 3,) * 3  # else keys and values may have fewer heads than queries
+def _matching(layers: Sequence[Selectable], pattern: str, written: str) -> set[int]:
+    kind, colon, argument = pattern.partition(":")
+    if colon and kind == "block":
+        return _in_blocks(layers, argument, written)
+    if colon and kind == "role":
+        matches = {i for i, layer in enumerate(layers) if fnmatchcase(str(layer.role), argument)}
+        roles = ", ".join(sorted({str(layer.role) for layer in layers})) or "none"
+        reason = f"no layer has this role; the roles here are: {roles}"
     else:
-        return []
-    if sum(sizes) != whole.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):
-        return []
-    return [views.part_of_qkv(whole, i, sizes) for i in range(3)]
+        matches = {i for i, layer in enumerate(layers) if _has_name(layer, pattern)}
+        reason = "matches no layer" if matches else f"matches no layer; {_nearest(layers, pattern)}"
+    if not matches:
+        raise BadInputError(written, reason)
+    return matches
+
+
+def _has_name(layer: Selectable, pattern: str) -> bool:
+    # A name may itself hold brackets ("c_attn.weight[q]"), which a shell pattern would read as a set of letters.
+    names = (layer.name, layer.tensor, module_name(layer.tensor))
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+
+
+def _in_blocks(layers: Sequence[Selectable], ranges: str, written: str) -> set[int]:
+    selected: set[int] = set()
+    numbers = {layer.block for layer in layers if layer.block is not None}
+    for part in ranges.split(","):
+        ends = re.fullmatch(r"\s*([0-9]{1,8})\s*(?:-\s*([0-9]{1,8})\s*)?", part)
+        if ends is None:
+            raise BadInputError(written, "is not a range of blocks; write block:3, block:3-7 or block:0,3-7")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if first > last:
+            raise BadInputError(written, f"runs backwards; write block:{last}-{first}")
+        selected |= {number for number in numbers if first <= number <= last}
+    if not selected:
+        span = (
+            f"the blocks here are {min(numbers)} to {max(numbers)}"
+            if numbers
+            else "no layer here has a block"
+        )
+        raise BadInputError(written, f"matches no layer; {span}")
+    return {i for i, layer in enumerate(layers) if layer.block in selected}
+
+
+def _nearest(layers: Sequence[Selectable], pattern: str) -> str:
+    """The layers whose names are nearest: those that contain its letters first, then by similarity."""
+    names = list(dict.fromkeys(module_name(layer.tensor) for layer in layers))
+    if not names:
+        return "there are no layers"
+    plain = re.sub(r"[*?\[\]!]", "", pattern)
+    inside = [name for name in names if plain and plain.lower() in name.lower()]
+    close = difflib.get_close_matches(plain, names, n=3, cutoff=0.3)
+    listed = list(dict.fromkeys([*inside, *close]))[:3] or names[:3]
+    hint = f"; write '*{plain}*' to match part of a name" if inside and "*" not in pattern else ""
+    return f"nearest: {', '.join(listed)}{hint}"

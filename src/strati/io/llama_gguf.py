@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError, require
-from strati.io.load import open as open_network
+from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 _NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -37,7 +37,7 @@ def llama_from_gguf(source: Network | Path) -> nn.Module:
         MissingExtraError: transformers or gguf is not installed.
         BadInputError: The file is broken or lacks a tensor or a setting.
     """
-    from strati.io.models.filling import load_arrays
+    from strati.io.in_memory import load_arrays
 
     transformers = require("transformers", "transformers", "running a Llama")
     file = open_network(source)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 _NAME = re.compile(r"(blocks\.\d+\.(inp|out)|last)\.(weight|bias)")
 

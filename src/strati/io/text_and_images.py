@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError, require
-from strati.io.mapped_file import MappedFile
+from strati.io.checkpoint_file import MappedFile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.core.option_types import ModuleOptions
-    from strati.io.load import Network, Openable
+    from strati.io.network import Network, Openable
 
 ActivationName = Literal["relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu", "identity"]
 _CLASSES = {
@@ -100,7 +100,7 @@ def as_module(
     """
     require("torch", "torch", "running a network")
     chosen = resolve(ModuleConfig, config, options, of=as_module)
-    from strati.io.load import open
+    from strati.io.network import open
 
     if is_module(model):
         check_values(model)
@@ -136,13 +136,13 @@ def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Mo
     """A network whose names and shapes say what it is."""
     from torch import nn
 
-    from strati.io.models import resnet, vit
-    from strati.io.models.filling import load_arrays
+    from strati.io import vision_models as vision
+    from strati.io.in_memory import load_arrays
     from strati.io.residual_network import is_residual, residual_module
 
     shapes = {tensor.name: tensor.shape for tensor in network.tensors}
-    if resnet.is_resnet(shapes) or vit.is_vit(shapes):
-        model = resnet.resnet(shapes) if resnet.is_resnet(shapes) else vit.vit(shapes, heads)
+    if vision.is_resnet(shapes) or vision.is_vit(shapes):
+        model = vision.resnet(shapes) if vision.is_resnet(shapes) else vision.vit(shapes, heads)
         double = any(t.dtype == "float64" for t in network.tensors)
         arrays = {name: np.asarray(network.read(name), np.float64 if double else None) for name in shapes}
         if not double:

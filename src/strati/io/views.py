@@ -1,19 +1,27 @@
-"""Which matrices of a tensor are looked at: transposed, sliced, cut into gates, experts or kernel positions.
+"""Views: which matrices a tensor holds (transposed, sliced, cut into gates, experts or kernel positions).
 
-A view is a few array steps and a sentence that names them; it makes no copy where numpy needs none.
+:func:`views_of` chooses the views of a tensor by its name, its shape and what its format says. A view is a few array
+operations and a sentence that names them; it copies only where numpy has to.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.io.checkpoint_file import Hint
+from strati.io.roles import Role, is_raw, modules
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from strati.io.checkpoint_file import Tensor
+    from strati.io.roles import Names
 
 Step = tuple[str, tuple[int, ...]]
 
@@ -75,6 +83,152 @@ def _apply(array: NDArray[Any], step: str, numbers: tuple[int, ...]) -> NDArray[
         cut = array.reshape(heads, parts, array.shape[0] // (heads * parts), array.shape[1])
         return cut[:, which].reshape(-1, array.shape[1])
     raise AssertionError(step)
+
+
+def views_of(
+    names: Names, tensor: Tensor, *, split_qkv: bool, flatten: bool
+) -> tuple[str, list[tuple[str, View, Role]]]:
+    """The matrices that a tensor holds.
+
+    Args:
+        names: The network's names and shapes, which decide what the tensor is.
+        tensor: The tensor.
+        split_qkv: Cut fused query-key-value matrices into three.
+        flatten: View a convolution as one matrix instead of one per kernel position.
+
+    Returns:
+        The kind of layer, and for each matrix the suffix of its name, its view and its role.
+    """
+    hint = names.hints.get(tensor.name, Hint())
+    kind, whole = _base_view(names, tensor, hint, flatten)
+    parts = _parts(names, tensor, names.role(tensor, kind), kind, whole, split_qkv)
+    if hint.label is not None:
+        parts = [
+            (suffix, replace(view, text=f"{view.text}, used by {hint.label}"), role)
+            for suffix, view, role in parts
+        ]
+    return kind, parts
+
+
+_RECURRENT = {4: "lstm", 3: "gru", 1: "rnn"}
+EXPERTS = re.compile(r"expert|exps|moe[._]")
+"""Found in the names of tensors of a mixture of experts."""
+
+
+def _base_view(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple[str, View]:
+    """The kind of a tensor and the view of all of it (of a stack: of its first matrix)."""
+    shape = tensor.shape
+    kind = hint.kind
+    count = _gate_count(names, tensor) if kind is None else {"lstm": 4, "gru": 3, "rnn": 1}.get(kind, 0)
+    if count and len(shape) == 2:
+        return _RECURRENT[count], gates(shape, count, inputs_first=hint.transposed)
+    if count:
+        return _RECURRENT[count], part_of_stack(shape, 0, "direction")
+    if hint.merge is not None:
+        return "linear", merged(shape, *hint.merge)
+    if kind == "depthwise":
+        return kind, depthwise(shape, inputs_first=hint.transposed)
+    if kind == "conv" and len(shape) == 2:  # an update of a kernel
+        flat = replace(as_stored(shape), text="kernel flattened: outputs x (inputs x positions)")
+        return "conv", flat
+    if len(shape) == 2:
+        embedding = names.role(tensor, "linear") is Role.EMBEDDING or kind == "embedding"
+        # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
+        turned = hint.transposed or (kind is None and names.inputs_first(tensor.name))
+        table = embedding and not is_raw(tensor.name)
+        view = transposed(shape) if turned and not table else as_stored(shape)
+        return "embedding" if embedding else "linear", view
+    split_by_head = names.head_by_head(tensor.name)
+    if split_by_head is not None:
+        return "linear", per_head(shape, turned=split_by_head[0], out=split_by_head[1])
+    if kind == "conv" or (kind is None and _is_kernel(names, tensor)):
+        return "conv", kernel(shape, inputs_first=hint.transposed, flatten=flatten)
+    if all(side == 1 for side in shape[:-2]):
+        embedding = names.role(tensor, "linear") is Role.EMBEDDING
+        return "embedding" if embedding else "linear", as_stored(shape)
+    return "stack", part_of_stack(shape, 0, "matrix")
+
+
+def _is_kernel(names: Names, tensor: Tensor) -> bool:
+    """Whether a tensor is a convolution ``(out, in, k, ...)`` rather than a stack of matrices ``(n, ..., out, in)``."""
+    words = " ".join(modules(names.label(tensor.name)))
+    axes = len(tensor.shape)
+    if axes > 5 or re.search(r"expert|moe|stack|exps", words):
+        return False
+    if re.search(r"conv|downsample", words):
+        return True
+    if names.role(tensor, "linear") is Role.EMBEDDING and all(side == 1 for side in tensor.shape[:-2]):
+        return False
+    if axes > 3:
+        return max(tensor.shape[2:]) <= 64  # no kernel is 65 wide
+    bias = names.shape(re.sub(r"(weight|kernel)(:0)?$", r"bias\2", tensor.name))
+    if bias is not None:
+        return bias == tensor.shape[:1]
+    return tensor.shape[2] <= 16 and tensor.shape[2] < min(tensor.shape[:2])
+
+
+def _gate_count(names: Names, tensor: Tensor) -> int:
+    """Gates of a torch recurrent layer: the recurrent matrix is gates x hidden by hidden."""
+    match = re.search(r"weight_(ih|hh)(_l[0-9]+(?:_reverse)?)?$", tensor.name)
+    if not match or len(tensor.shape) != 2:
+        return 0
+    recurrent = names.shape(tensor.name[: match.start()] + f"weight_hh{match[2] or ''}") or tensor.shape
+    if len(recurrent) != 2 or recurrent[1] == 0 or recurrent[0] != tensor.shape[0]:
+        return 0
+    ratio, remainder = divmod(recurrent[0], recurrent[1])
+    return ratio if remainder == 0 and ratio in _RECURRENT else 0
+
+
+_QKV = (Role.QUERY, Role.KEY, Role.VALUE)
+
+
+def _parts(
+    names: Names, tensor: Tensor, role: Role, kind: str, whole: View, split_qkv: bool
+) -> list[tuple[str, View, Role]]:
+    """The layers that a tensor makes up: suffix of the name, view, role."""
+    if whole.index is not None:
+        part = "expert" if EXPERTS.search(names.label(tensor.name)) else "matrix"
+        part = "direction" if kind in _RECURRENT.values() else part
+        turned = names.stack_inputs_first(tensor.name)
+        return [
+            (f"[{i}]", part_of_stack(tensor.shape, i, part, turned=turned), role)
+            for i in range(prod(tensor.shape[:-2]))
+        ]
+    many = names.experts_in_rows(tensor.name) if kind == "linear" else 0
+    if many:
+        turned = role is Role.MLP_OUT
+        return [(f"[{i}]", part_of_rows(whole, i, many, turned=turned), role) for i in range(many)]
+    if role is Role.QKV and split_qkv and kind == "linear":
+        parts = _split(names, tensor, whole)
+        if parts:
+            return [(f"[{'qkv'[i]}]", view, _QKV[i]) for i, view in enumerate(parts)]
+        return [("", replace(whole, text=f"{whole.text}, not split: how it is fused is not known"), role)]
+    return [("", whole, role)]
+
+
+_BY_HEAD = frozenset({"gpt_neox", "gpt_neox_japanese", "bloom", "persimmon", "falcon"})
+"""Model types whose ``query_key_value`` is ordered head by head, each head holding its q, k and v."""
+
+
+def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
+    """The three views of a fused matrix; none where the file does not say how it is fused."""
+    word = modules(tensor.name)[-1]
+    heads, groups, width = names.heads()
+    if word == "query_key_value":  # ordered head by head: needs the number of heads
+        by_head = (names.network.config or {}).get("model_type") in _BY_HEAD
+        if by_head and heads and groups == heads and whole.rows % (3 * heads) == 0:
+            return [part_of_heads(whole, i, heads) for i in range(3)]
+        return []
+    if heads and groups and groups != heads:
+        width = width or whole.rows // (heads + 2 * groups)
+        sizes = (heads * width, groups * width, groups * width)
+    elif whole.rows % 3 == 0 and (heads or whole.rows == 3 * whole.cols):
+        sizes = (whole.rows // 3,) * 3  # else keys and values may have fewer heads than queries
+    else:
+        return []
+    if sum(sizes) != whole.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):
+        return []
+    return [part_of_qkv(whole, i, sizes) for i in range(3)]
 
 
 def as_stored(shape: tuple[int, ...]) -> View:

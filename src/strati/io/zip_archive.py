@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import StratiError
-from strati.io.mapped_file import FileSlice, MappedReader
+from strati.io.checkpoint_file import FileSlice, MappedReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAX_DIRECTORY = 16_000_000
 FREE_EXPANSION = 16_000_000

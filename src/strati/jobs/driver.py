@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from strati.core.errors import BadInputError, StoppedError
+from strati.core.files import lock
 from strati.core.results import Tick, silent
 from strati.jobs.engine import Body, Engine, Outcome, Unit, cores, run_here
-from strati.jobs.locks import lock
 from strati.jobs.store import Finished, Store
 
 
@@ -92,7 +92,7 @@ def _unless_done(todo: Sequence[Unit], store: Store, run: Run) -> Iterator[Unit]
 
 
 @contextmanager
-def stoppable(count: Callable[[], int], run: Run) -> Iterator[None]:
+def interruptible(count: Callable[[], int], run: Run) -> Iterator[None]:
     """Turn Ctrl-C into a sentence that says how far it got and how to go on."""
     try:
         yield
@@ -153,7 +153,7 @@ def open_store(
     return store
 
 
-def kept_values(
+def run_cached(
     path: Path, units: Sequence[Unit], body: Body, keep: Keep, run: Run, *, holds: str, layout: int
 ) -> Iterator[Any]:
     """The values of units in their order, each computed once and kept in a store that many runs may share.
@@ -177,7 +177,7 @@ def kept_values(
     with (
         shared_folder(path.parent) as alone,
         open_store(path, identity=holds, layout=layout, about={"holds": holds}, kind="run") as store,
-        stoppable(lambda: len(store.keys(failed=False) & keys), run),
+        interruptible(lambda: len(store.keys(failed=False) & keys), run),
     ):
         done = store.keys(failed=False)
         todo = [unit for unit in units if unit.key not in done]

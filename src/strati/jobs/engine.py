@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from strati.core.display import printable
 from strati.core.errors import BadInputError, StratiError
-from strati.core.text import printable
 
 Reader = Callable[[], Any]
 """Reads what a unit needs, where the run was started or on a machine that sees the same files; can be pickled."""
@@ -128,3 +129,40 @@ def read(path: str | Reader) -> Any:
         return Path(path).read_bytes()
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def in_threads(work: Callable[[T], U], items: Sequence[T], count: int) -> list[U]:
+    """The results of ``work`` on every item, ``count`` at once, in the items' order.
+
+    Python handles a signal only between two of its own steps, and an eigenvalue solver is one step of many seconds.
+    Here the main thread only waits, so Ctrl-C interrupts it at once; what the threads still compute is discarded.
+
+    Examples:
+        >>> in_threads(lambda x: x * x, [1, 2, 3], 2)
+        [1, 4, 9]
+    """
+    if not items:
+        return []
+    pool = ThreadPoolExecutor(max(1, min(count, len(items))))
+    wait = True
+    try:
+        return list(pool.map(work, items))
+    except KeyboardInterrupt:
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait=wait, cancel_futures=True)
+
+
+def in_thread(work: Callable[[], U]) -> U:
+    """The result of ``work``, computed on a thread so that Ctrl-C interrupts at once.
+
+    Examples:
+        >>> in_thread(lambda: 2 + 2)
+        4
+    """
+    return in_threads(lambda body: body(), [work], 1)[0]

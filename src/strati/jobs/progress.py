@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from strati.core.display import printable
 from strati.core.results import Tick, silent
-from strati.core.text import printable
 
 PATIENCE = 2.0
 """Seconds of work before a bar appears."""

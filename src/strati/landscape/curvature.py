@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import CurvatureFields
     from strati.core.option_types import CurvatureOptions
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
+    from strati.schemas.json_types import CurvatureFields
 
 EXACT_UP_TO = 600
 """Parameters up to which the matrix is computed whole, column by column, and every number is exact."""
@@ -121,7 +121,7 @@ class Curvature(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, table
+        from strati.core.display import Column, table
 
         largest = self.top[0]
         first = (

@@ -24,7 +24,7 @@ from strati.evaluate.batches import NO_LABEL, as_batches
 from strati.evaluate.batches import as_tensor as as_tensor
 from strati.evaluate.models import Inputs as Inputs
 from strati.evaluate.models import attention_in_batches, output_tensor
-from strati.io.layer_patterns import as_patterns, select_names
+from strati.io.layers import as_patterns, select_names
 
 Potential = Callable[[Tensor], Tensor]
 """A differentiable function of a flat tensor with a scalar value."""
@@ -61,7 +61,7 @@ class FlatModel:
 
     Args:
         model: Any module.
-        layers: Patterns as :mod:`strati.io.layer_patterns` has them (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``);
+        layers: Patterns as :mod:`strati.io.layers` has them (``"fc1"`` means ``fc1.weight`` and ``fc1.bias``);
             the rest stays fixed. ``None`` means all that require gradients.
         dtype: Compute in this type, e.g. ``torch.float64``; ``None`` keeps the module's own, or single precision
             for one in half precision.

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.core.errors import BadInputError
+from strati.core.files import check_writable
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
-from strati.io.load import Network
-from strati.io.load import open as open_network
-from strati.jobs.outputs import check_writable
+from strati.io.network import Network
+from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
     import pandas as pd

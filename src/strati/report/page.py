@@ -13,8 +13,8 @@ from typing import Any
 
 from strati._version import __version__
 from strati.core.errors import BadInputError
+from strati.core.files import write_atomic
 from strati.core.results import Result
-from strati.jobs.outputs import write_atomic
 from strati.report import assets
 from strati.report.pack import pack
 from strati.report.runs import read_run

@@ -70,7 +70,7 @@ class ScanEstimate(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.text import printable
+        from strati.core.display import printable
 
         lines = [
             f"{printable(self.path)}: {self.matrices:,} matrices, {self.bytes / 1e9:.2f} GB of weights to read",

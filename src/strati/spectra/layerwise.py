@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Condition
@@ -22,10 +22,9 @@ import numpy as np
 from strati.core.results import Tick, silent
 from strati.core.rng import derive
 from strati.io.quantised.rounding_error import Rounding
-from strati.jobs.driver import Run, kept_values
-from strati.jobs.engine import Load, Outcome, Unit, cores
+from strati.jobs.driver import Run, run_cached
+from strati.jobs.engine import Load, Outcome, Unit, cores, in_thread, in_threads
 from strati.jobs.store import Finished, unit_key
-from strati.jobs.work_threads import in_threads, interruptible
 from strati.spectra.record import LAYOUT, from_record, to_record
 from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
 from strati.spectra.stored import matrices_of
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.io.layers import Layer
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 _PROCESS = 100 << 20  # what a worker needs before it has any matrix
 _SETTINGS = ("quantization_config", "compression_config", "adapter_config")
@@ -91,10 +90,10 @@ def stored_spectra(
     files: dict[int, Any] = {}
     units = [_unit(layer, options, files) for layer in layers]
     body = partial(_work, options=options)
-    values = kept_values(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT)
+    values = run_cached(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT)
     for layer, value in zip(layers, values, strict=True):
-        known = None if value["rounding"] is None else Rounding(**value["rounding"])
-        yield replace(layer, known=known), from_record(value)
+        layer.set_rounding(None if value["rounding"] is None else Rounding(**value["rounding"]))
+        yield layer, from_record(value)
 
 
 def at_once(layers: Sequence[Layer], workers: int) -> int:
@@ -183,7 +182,7 @@ def _work(unit: Unit, load: Load, *, options: SpectrumConfig) -> dict[str, Any]:
     config = unit.config
     work = partial(_spectrum, lambda: iter(values.matrices), config["name"], config["dtype"], options)
     rounding = None if values.rounding is None else asdict(values.rounding)
-    return to_record(interruptible(work)) | {"rounding": rounding}
+    return to_record(in_thread(work)) | {"rounding": rounding}
 
 
 def _keep(outcome: Outcome) -> Finished:

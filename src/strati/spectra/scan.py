@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
+from strati.core.display import TableOptions
 from strati.core.errors import BadInputError
 from strati.core.options import nearest, resolve
 from strati.core.results import Flag, Result, Tick, silent
-from strati.core.tables import TableOptions
 from strati.io.roles import Role
 from strati.jobs.driver import Run
 from strati.spectra import on_device
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import NetworkFields, ScanFields
     from strati.core.option_types import ScanOptions
+    from strati.io.checkpoint_file import Skipped
     from strati.io.layers import Layer
-    from strati.io.load import Openable
-    from strati.io.raw_checkpoint import Skipped
+    from strati.io.network import Openable
+    from strati.schemas.json_types import NetworkFields, ScanFields
 
 
 @dataclass(frozen=True)
@@ -242,8 +242,8 @@ def scan(
         >>> s.table["phase"].tolist(), str(s["fc"].phase)
         (['random-like'], 'random-like')
     """
-    from strati.io.layer_patterns import select
-    from strati.io.load import open as open_network
+    from strati.io.layers import select
+    from strati.io.network import open as open_network
 
     settings = resolve(ScanConfig, config, options, of=scan)
     if out is None and (engine != "local" or address is not None):

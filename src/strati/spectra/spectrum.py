@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
+from strati.core.display import as_html
 from strati.core.options import resolve
 from strati.core.results import Flag, Tick, jsonable, silent
-from strati.core.text import as_html
 from strati.spectra import flags, ranks
 from strati.spectra.bulk import Bulk, noise_limit
 from strati.spectra.eigenvalues import Eigenvalues

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from strati.core.errors import BadInputError
-from strati.core.options import nearest
-from strati.core.tables import (
+from strati.core.display import (
     MOST_ROWS,
     Column,
     NextCommand,
@@ -22,9 +20,11 @@ from strati.core.tables import (
     Table,
     TableOptions,
     command_path,
+    printable,
     table,
 )
-from strati.core.text import printable
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
 from strati.spectra.state import LayerState, faults
 
 if TYPE_CHECKING:

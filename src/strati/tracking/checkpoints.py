@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strati.core.errors import BadInputError
-from strati.io.raw_checkpoint import natural
+from strati.io.checkpoint_file import natural
 
 _NUMBER = re.compile(r"[0-9]+")
 ENDINGS = (
@@ -168,7 +168,7 @@ def _files(path: Path) -> str:
 
 
 def _values(source: Any) -> str:
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     network = open_network(source)
     digest = hashlib.sha256()

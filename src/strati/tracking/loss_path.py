@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 
 def loss_path(
@@ -47,7 +47,7 @@ def loss_path(
     import torch
 
     from strati.evaluate.batches import as_batches
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
     from strati.io.to_module import as_module
 
     if points < 3:

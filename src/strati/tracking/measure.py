@@ -125,7 +125,7 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
         from strati.io.to_module import as_module
 
         return as_module(checkpoint.source, activation=config.activation)
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     network = open_network(checkpoint.source)
     holder = copy.deepcopy(model).eval()

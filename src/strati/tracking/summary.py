@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from strati.comparison.matching import without_shared_prefix
-from strati.core.tables import Column, NextCommand, Paragraph, Table, command_path
+from strati.core.display import Column, NextCommand, Paragraph, Table, command_path
 from strati.spectra.state import LayerState
 from strati.tracking.change_points import LEAST
 

@@ -19,7 +19,7 @@ from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
 from strati.io.roles import places
 from strati.io.to_module import as_module
-from strati.jobs.driver import Run, drive, open_store, shared_folder, stoppable
+from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome, Unit
 from strati.jobs.store import Finished, Store, unit_key
 from strati.tracking.change_points import LEAST, find_changes
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import nn
 
-    from strati.core.json_types import TrackFields
     from strati.core.option_types import TrackOptions
-    from strati.io.load import Openable
+    from strati.io.network import Openable
+    from strati.schemas.json_types import TrackFields
 
 STORE = "track.sqlite"
 LAYOUT = 4
@@ -202,7 +202,7 @@ def track(
             resume=getattr(tick, "resume", Run.resume),
             tick=tick,
         )
-        stack.enter_context(stoppable(lambda: len(store.keys()), run))
+        stack.enter_context(interruptible(lambda: len(store.keys()), run))
         used, labels = grouped(data, chosen.data_groups)
         shown = digest(used) if set(what) - {"spectra"} else ""
         settings = _settings(store, ordered, used, shown, holder, chosen) if "llc" in what else {}

@@ -17,6 +17,7 @@ from scipy import stats
 
 from strati._version import __version__
 from strati.core.errors import BadInputError, StratiError, require
+from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.evaluator import Measurement
 from strati.interventions.compress.plan import plan
@@ -25,7 +26,6 @@ from strati.interventions.scores import standard_error
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of
 from strati.interventions.tasks import StudyData
-from strati.jobs.outputs import write_atomic
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
 from strati_reproductions.acting.subjects import ActingCase

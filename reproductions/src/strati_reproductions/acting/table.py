@@ -12,6 +12,7 @@ from scipy import stats
 
 from strati._version import __version__
 from strati.core.errors import BadInputError, StratiError, require
+from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.cost_scale import scale_of
 from strati.interventions.compress.evaluator import InterventionEvaluator
@@ -21,7 +22,6 @@ from strati.interventions.measure_layer import Subject
 from strati.interventions.scores import standard_error
 from strati.interventions.study import Study, study
 from strati.interventions.tasks import make_task
-from strati.jobs.outputs import write_atomic
 from strati_reproductions.acting.subjects import CASES, ActingCase
 from strati_reproductions.registry import Reproduction, Row
 

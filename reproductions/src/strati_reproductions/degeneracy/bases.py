@@ -169,7 +169,7 @@ def _once(net: nn.Module, path: Path, train: Callable[[], None]) -> None:
     """Train a network, or take the weights that an earlier run left."""
     from safetensors.torch import load_file, save
 
-    from strati.jobs.outputs import write_atomic
+    from strati.core.files import write_atomic
 
     if path.is_file():
         net.load_state_dict(load_file(path))

@@ -27,7 +27,7 @@ from strati.landscape.objective import FlatModel, run
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 RANK = 1e-9
 """Singular values of the Jacobian below this share of the largest count as zero."""

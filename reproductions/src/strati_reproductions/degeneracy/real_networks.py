@@ -119,7 +119,7 @@ def snapshots(
     """A network of five hidden layers at some moments of its training, from files where an earlier run left them."""
     from safetensors.torch import load_file, save
 
-    from strati.jobs.outputs import write_atomic
+    from strati.core.files import write_atomic
 
     x, y = data
     per_epoch = -(-len(x) // 256)

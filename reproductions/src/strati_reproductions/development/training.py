@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.files import write_atomic
 from strati.core.results import Tick, silent
-from strati.jobs.outputs import write_atomic
 
 if TYPE_CHECKING:
     import torch

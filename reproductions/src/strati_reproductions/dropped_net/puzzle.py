@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from strati.core.files import write_atomic
 from strati.io.data_files import read_data
-from strati.jobs.outputs import write_atomic
 from strati.reassembly.residual.forward import ResidualWeights, run, stack
 from strati.reassembly.residual.order import Round, Seed, bubble, seed_order
 from strati.reassembly.residual.pairing import Pairing, pair

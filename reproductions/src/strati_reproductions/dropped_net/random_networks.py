@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.files import write_atomic
 from strati.core.rng import stream
-from strati.jobs.outputs import write_atomic
 from strati.reassembly.reassemble import reassemble
 from strati.reassembly.residual.make import Recipe, train
 from strati.reassembly.residual.result import Reassembly

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
+from strati.core.files import write_atomic
 from strati.core.results import Tick, silent
 from strati.core.rng import derive
-from strati.jobs.outputs import write_atomic
 from strati.reassembly.residual.make import Recipe, Trained
 
 if TYPE_CHECKING:

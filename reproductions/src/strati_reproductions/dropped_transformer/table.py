@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strati.jobs.outputs import write_atomic
+from strati.core.files import write_atomic
 from strati.reassembly.residual.config import ReassembleConfig
 from strati.reassembly.transformer import calibration
 from strati.reassembly.transformer.scoring import score

@@ -17,7 +17,7 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
-from strati.io.load import open as open_network
+from strati.io.network import open as open_network
 from strati.spectra.scan import scan
 from strati_reproductions import zoo
 from strati_reproductions.eigenspectra.figures import Shown, as_shown, linear_and_log, spectra_grid

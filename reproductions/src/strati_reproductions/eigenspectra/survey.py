@@ -16,7 +16,7 @@ import numpy as np
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick
 from strati.core.rng import stream
-from strati.io.load import open as open_network
+from strati.io.network import open as open_network
 from strati.spectra.scan import scan
 from strati_reproductions.external_data import external_data
 

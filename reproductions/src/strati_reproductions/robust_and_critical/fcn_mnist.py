@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from strati.core.errors import StratiError
+from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.audit.audit import Audit, audit
 from strati.interventions.study import Study, study
 from strati.interventions.study_spec import Spec, read_spec
 from strati.jobs.engine import cores
-from strati.jobs.outputs import write_atomic
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
 from strati_reproductions.pictures import drawn, save

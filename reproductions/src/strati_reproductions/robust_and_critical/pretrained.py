@@ -224,7 +224,7 @@ def _geoclip(quick: bool, seed: int) -> PretrainedCase:
     """No labels come with these: performance is the mean cosine between changed and intact embeddings."""
     import torch
 
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     home = zoo.path("geoclip")
     file = open_network(home / "location_encoder.pth")

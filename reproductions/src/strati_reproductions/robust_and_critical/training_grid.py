@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.interventions.study_spec import Spec, read_spec
 from strati.interventions.tasks import StudyData, find_data, prepare
-from strati.jobs.outputs import write_atomic
 from strati.spectra.tail import fit_tail
 from strati_reproductions.pictures import COLOURS, PAPER, drawn, legend_below, panels, save
 from strati_reproductions.registry import Reproduction, Row

@@ -73,7 +73,7 @@ def trained_vit(
     """
     import torch
 
-    from strati.io.models.vit import vit
+    from strati.io.vision_models import vit
 
     model = vit(shapes(), HEADS)
     _start(model, seed)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from strati.core.errors import BadInputError
-from strati.jobs.locks import lock
+from strati.core.files import lock
 from strati_reproductions.zoo.catalogue import CATALOGUE, Item, Package
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 
+from strati.core.display import natural
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.core.text import natural
 from strati.interventions.audit.correlations import rank_correlations, rmse_intervals
 from strati.interventions.audit.evidence import (
     LEAST,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import AuditFields
     from strati.core.option_types import AuditOptions
+    from strati.schemas.json_types import AuditFields
 
 Interval = tuple[float, float] | None
 

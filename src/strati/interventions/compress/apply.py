@@ -212,7 +212,7 @@ def _file_of(model: Any) -> Path | None:
     """The file or folder whose format the changed network is written in; ``None`` for a network in memory."""
     from strati.io.adapters.merge import is_adapter
     from strati.io.in_memory import is_module
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     if is_module(model):
         return None

@@ -118,7 +118,7 @@ class Edits:
         """A file or directory in the format it came in."""
         from strati.interventions.compress import rewrite_checkpoint as files
         from strati.interventions.compress.factored import write_map
-        from strati.io.load import open as open_network
+        from strati.io.network import open as open_network
 
         network = open_network(source)
         rewrite, places = self._rewrite(network)
@@ -220,7 +220,7 @@ class Edits:
         if source is not None:
             place = folder if source.is_dir() else folder / source.name
             return open_network_of(place, study)
-        from strati.io.load import open as open_network
+        from strati.io.network import open as open_network
 
         made = copy.deepcopy(self.model)
         for name in sorted(self.removed, key=lambda n: -int(n.rpartition(".")[2])):

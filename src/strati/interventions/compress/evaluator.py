@@ -221,7 +221,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Inter
     from strati.interventions.checkpoints import open_checkpoint, trained_networks
     from strati.interventions.study_spec import NetworkSpec
     from strati.interventions.study_units import state_digest, unpack
-    from strati.io.models.filling import load_arrays
+    from strati.io.in_memory import load_arrays
 
     if not (folder / "data.npz").is_file():
         return []

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import BadInputError
+from strati.core.files import check_writable, write_atomic
 from strati.core.options import nearest
 from strati.interventions.compress.curves import KEEP
 from strati.interventions.kinds import read_setting
-from strati.jobs.outputs import check_writable, write_atomic
 
 if TYPE_CHECKING:
     from strati.interventions.compress.plan import Plan, PlannedLayer

@@ -126,7 +126,7 @@ def load_factored(path: str | Path, model: nn.Module | None = None) -> nn.Module
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     files = [p for p in sorted(folder.iterdir()) if p.name != MAP and p.suffix in _WEIGHTS]
     found = {}

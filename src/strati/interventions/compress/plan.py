@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import PlanFields
     from strati.core.option_types import PlanOptions
     from strati.interventions.compress.candidates import Candidates
     from strati.interventions.compress.evaluator import InterventionEvaluator
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         CombinationEvaluator,
         Prediction,
     )
+    from strati.schemas.json_types import PlanFields
 
 Format = Literal["peft", "llama.cpp", "csv", "json"]
 
@@ -49,7 +49,7 @@ class PlanConfig:
     Args:
         action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``. ``None``:
             ``quantise`` for a budget of bits, else ``truncate``.
-        layers: Patterns of the layers that may be changed (:mod:`strati.io.layer_patterns`).
+        layers: Patterns of the layers that may be changed (:mod:`strati.io.layers`).
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
         confidence: Coverage of the intervals.

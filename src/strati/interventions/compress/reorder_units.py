@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from strati.comparison.unit_alignment import Renumbering, UnitOrder
     from strati.io.layers import Layer
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 
 def write_renumbered(network: Network, order: UnitOrder | None, target: str | Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from strati.core.tables import Column, table
+from strati.core.display import Column, table
 from strati.interventions.compress.cost_scale import UNIT, CostScale
 from strati.interventions.compress.curves import KEEP
 from strati.interventions.compress.outcome import PlanOutcome, Quantity

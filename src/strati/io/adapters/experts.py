@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.io.adapters.patterns import PatternTable
-    from strati.io.raw_checkpoint import RawCheckpoint, Tensor
+    from strati.io.checkpoint_file import RawCheckpoint, Tensor
 
 _APART = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),

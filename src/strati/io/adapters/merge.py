@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.io.adapters.lora import AdapterUpdate
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 _PREFIXES = ("base_model.model.", "model.", "module.", "transformer.")
 
@@ -46,7 +46,7 @@ def merged(base: Network, adapter: Network) -> Network:
     Raises:
         BadInputError: An update has no weight to be added to, or does not fit it.
     """
-    from strati.io.load import Network as Opened
+    from strati.io.network import Network as Opened
 
     names = _lookup(base)
     saved = _saved(names, adapter)
@@ -142,7 +142,7 @@ def unwrapped(network: Network) -> Network:
     Raises:
         BadInputError: There are several adapters, and nothing says which are active.
     """
-    from strati.io.load import Network as Opened
+    from strati.io.network import Network as Opened
 
     contents = network.contents
     updates = _in_use(network)

@@ -12,7 +12,7 @@ from strati.io.adapters.merge import bare_name, merged
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.io.load import Network
+    from strati.io.network import Network
 
 _INSTEAD = "or load both with PEFT and pass the model"
 
@@ -59,7 +59,7 @@ def merge_with_base(adapter: Network) -> Network:
 
 def _base(adapter: Network) -> Network:
     """The network that an adapter names as its base: a folder, beside the adapter or not, or a name in the cache."""
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     config = adapter.config or {}
     named = (config.get("adapter_config") or config).get("base_model_name_or_path")

@@ -18,7 +18,7 @@ from strati.core.results import Flag
 from strati.io.adapters.experts import parameter_updates
 from strati.io.adapters.lora import AdapterUpdate
 from strati.io.adapters.patterns import PatternTable
-from strati.io.raw_checkpoint import Hint, RawCheckpoint, Skipped, Tensor
+from strati.io.checkpoint_file import Hint, RawCheckpoint, Skipped, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

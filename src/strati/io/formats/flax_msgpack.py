@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import require
-from strati.io.formats.safetensors_file import DTYPES
-from strati.io.formats.state_dict import is_optimizer
-from strati.io.raw_checkpoint import (
+from strati.io.checkpoint_file import (
     MAX_DIMENSIONS,
     MAX_TENSORS,
     Hint,
@@ -26,11 +24,13 @@ from strati.io.raw_checkpoint import (
     Tensor,
     numpy_dtype,
 )
+from strati.io.formats.safetensors_file import DTYPES
+from strati.io.formats.state_dict import is_optimizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAX_DEPTH = 64
 MAX_NAME = 4_096

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import UnsupportedError, require
+from strati.io.checkpoint_file import MAX_TENSORS, Quantisation, RawCheckpoint, Tensor, natural, numpy_dtype
 from strati.io.quantised.rounding_error import even, lattice
-from strati.io.raw_checkpoint import MAX_TENSORS, Quantisation, RawCheckpoint, Tensor, natural, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAX_PAIRS = 100_000
 MAX_TEXT = 10_000_000

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import require
-from strati.io.mapped_file import FileSlice, MappedFile, MappedReader
+from strati.io.checkpoint_file import FileSlice, MappedFile, MappedReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import BadInputError, IncompleteError, UnsupportedError
 from strati.core.results import Flag
-from strati.io.detect_format import DISTRIBUTED
+from strati.io.checkpoint_file import MappedFile, RawCheckpoint, natural
+from strati.io.file_formats import DISTRIBUTED
 from strati.io.formats.safetensors_file import strict_json
-from strati.io.mapped_file import MappedFile
 from strati.io.quantised.recognise import decoded
-from strati.io.raw_checkpoint import RawCheckpoint, natural
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import UnsupportedError
-from strati.io.raw_checkpoint import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor
 from strati.io.zip_archive import ZipArchive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAX_HEADER = 4_096  # numpy evaluates it as a literal, which takes memory and stack in proportion
 _HEADERS = {

@@ -15,17 +15,17 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import BadInputError
-from strati.io.formats.onnx_roles import labels
-from strati.io.mapped_file import MappedFile
-from strati.io.raw_checkpoint import (
+from strati.io.checkpoint_file import (
     MAX_DIMENSIONS,
     MAX_TENSORS,
     Hint,
+    MappedFile,
     RawCheckpoint,
     Skipped,
     Tensor,
     numpy_dtype,
 )
+from strati.io.formats.onnx_roles import labels
 from strati.io.roles import Role, blocks, role_of
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import UnsupportedError
-from strati.io.raw_checkpoint import MAX_DIMENSIONS, RawCheckpoint, Tensor, natural, numpy_dtype
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Tensor, natural, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAX_HEADER = 25_000_000
 MAX_CONTAINERS = 600_000  # '[' and '{' in the header: three per tensor

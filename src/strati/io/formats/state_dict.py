@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from strati.core.results import Flag
-from strati.io.raw_checkpoint import Skipped
+from strati.io.checkpoint_file import Skipped
 
 if TYPE_CHECKING:
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import UnsupportedError
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor, numpy_dtype
 from strati.io.formats import state_dict as state
 from strati.io.formats.restricted_pickle import BrokenError, Inert, PickledName, PickleStream, RefusedError
-from strati.io.raw_checkpoint import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor, numpy_dtype
 from strati.io.zip_archive import ZipArchive
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
 
 MAGIC = 0x1950A86A20F9469CFC6C
 MAX_PICKLE = 32_000_000  # of names and numbers: the weights are not among them

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.quantised.packed import Decoded, Get, Packed, SchemeMismatchError
+from strati.io.quantised.codes import Decoded, Get, Packed, SchemeMismatchError, nibbles
 from strati.io.quantised.rounding_error import even, uneven
-from strati.io.quantised.unpack import nibbles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.checkpoint_file import Tensor
 
 STATE = "quant_state.bitsandbytes__"
 BESIDE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")

@@ -3,7 +3,8 @@
 Integers are stored with half their range added, in one unbroken stream of bits along the inputs (older files: as many
 whole codes as fit a word); zero points likewise along the outputs. E2M1 is two codes to a byte with a float8 scale per
 16 inputs over a scale of the whole tensor (nvfp4), or a power of two per 32 (mxfp4); E2M3 is four codes to three bytes
-(mxfp6). Unpacked float8 and int8 weights are ``scaled``.
+(mxfp6). Unpacked float8 and int8 weights are ``scaled``. gpt-oss stores mxfp4 as ``X_blocks`` of shape
+``(experts, out, in / 32, 16)``, two codes to a byte with the low bits first, and ``X_scales`` of powers of two.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.quantised.packed import Decoded, Get, Packed, SchemeMismatchError, configured_bits
-from strati.io.quantised.rounding_error import even, uneven
-from strati.io.quantised.unpack import (
+from strati.io.quantised.codes import (
     FP4,
     FP6,
+    Decoded,
+    Get,
+    Packed,
+    SchemeMismatchError,
     bit_stream,
+    configured_bits,
     nibbles,
     octet_stream,
     powers_of_two,
     spread,
     whole_words,
 )
+from strati.io.quantised.rounding_error import even, uneven
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.checkpoint_file import Tensor
+
 
 WORDS = (
     "weight_packed",
@@ -233,3 +239,29 @@ def _bits(inputs: int, words: int, told: set[int]) -> tuple[int, bool]:
         if len(known) == 1 or (known and not told and 4 in known):
             return (known[0] if len(known) == 1 else 4), unbroken
     raise SchemeMismatchError("no number of bits fits its codes and its shape")
+
+
+def mxfp4_blocks(name: str, blocks: Tensor, scales: Tensor) -> Packed:
+    """Describe the weight behind ``name_blocks``, as gpt-oss stores it.
+
+    Raises:
+        SchemeMismatchError: The shapes do not fit together.
+    """
+    if (
+        len(blocks.shape) < 3
+        or blocks.shape[:-1] != scales.shape
+        or blocks.shape[-1] != 16
+        or 0 in blocks.shape
+    ):
+        raise SchemeMismatchError("its scales do not fit its blocks")
+    shape = (*blocks.shape[:-2], 32 * blocks.shape[-2])
+
+    def decode(get: Get) -> Decoded:
+        codes = nibbles(get(blocks.name).view(np.uint8))  # ... x groups x 32
+        factors = powers_of_two(get(scales.name))
+        values = FP4[codes]
+        values *= factors[..., None]
+        shape = (*codes.shape[:-2], 32 * codes.shape[-2])
+        return Decoded(values.reshape(shape), uneven(codes.reshape(-1, 32), FP4, factors).reshape(shape))
+
+    return Packed(name, shape, "mxfp4", 4, 32, (blocks.name, scales.name), decode)

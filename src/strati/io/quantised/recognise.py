@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.io.quantised import awq, compressed, gptq, microscaling, scaled
+from strati.io.checkpoint_file import Quantisation, RawCheckpoint, Skipped, Tensor
+from strati.io.layers import auxiliary_reason
 from strati.io.quantised import bnb as bitsandbytes
-from strati.io.quantised.auxiliary_tensors import auxiliary_reason
-from strati.io.quantised.packed import Decoded, Packed, SchemeMismatchError
-from strati.io.raw_checkpoint import Quantisation, RawCheckpoint, Skipped, Tensor
+from strati.io.quantised import compressed, gptq_awq, scaled
+from strati.io.quantised.codes import Decoded, Packed, SchemeMismatchError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -215,15 +215,14 @@ class _Found:
             if len(parts["scales"].shape) != len(parts["qweight"].shape) or parts["qweight"].dtype != "int32":
                 continue
             name = f"{prefix}.weight"
-            kind = awq if awq.fits(parts) else gptq
-            scheme = kind.__name__.rpartition(".")[2]
+            describe = gptq_awq.awq if gptq_awq.is_awq(parts) else gptq_awq.gptq
             members = [parts[w].name for w in ("qweight", "qzeros", "scales", "g_idx") if w in parts]
 
-            def build(prefix: str = prefix, parts: Any = parts, kind: Any = kind) -> Packed:
-                made: Packed = kind.find(prefix, parts, self.config)
-                return made
+            def build(prefix: str = prefix, parts: Any = parts, describe: Any = describe) -> Packed:
+                packed: Packed = describe(prefix, parts, self.config)
+                return packed
 
-            yield name, scheme, members, build
+            yield name, describe.__name__, members, build
 
     def _bitsandbytes(self) -> Iterator[_Candidate]:
         for tensor in self.contents.tensors:
@@ -295,7 +294,7 @@ class _Found:
             if name != tensor.name and scales is not None and tensor.dtype == "uint8":
 
                 def build(name: str = name, blocks: Tensor = tensor, scales: Tensor = scales) -> Packed:
-                    return microscaling.find(name, blocks, scales)
+                    return compressed.mxfp4_blocks(name, blocks, scales)
 
                 yield name, "mxfp4", [tensor.name, scales.name], build
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.io.quantised.packed import (
+from strati.io.quantised.codes import (
     Decoded,
     Get,
     Packed,
     SchemeMismatchError,
     configured_bits,
+    powers_of_two,
     weight_settings,
 )
 from strati.io.quantised.rounding_error import even, floats
-from strati.io.quantised.unpack import powers_of_two
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.raw_checkpoint import Tensor
+    from strati.io.checkpoint_file import Tensor
 
 SCALES = ("_scale", "_scale_inv", "_scales")
 """What stands behind a weight's name in its scale's."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from strati.core.option_types import BasisOptions
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-9}
 """Eigenvalues below this share of the largest count as zero, by the precision the network runs in."""

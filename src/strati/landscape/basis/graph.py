@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import GraphFields
     from strati.core.results import FloatArray
+    from strati.schemas.json_types import GraphFields
 
 EDGES_SHOWN = 20_000
 """The JSON form lists at most this many edges, the strongest."""

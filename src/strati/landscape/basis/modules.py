@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import ModulesFields
     from strati.core.option_types import ModulesOptions
     from strati.core.results import FloatArray
     from strati.landscape.basis.ablation import BasisComparison
+    from strati.schemas.json_types import ModulesFields
 
 RELATIVE_EPSILON = 1e-3
 """The default cutoff is this share of the strongest edge."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.results import Flag
-from strati.evaluate.hooks import Site, recording
+from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import output_tensor
 from strati.landscape.basis.sites import Reading, find_sites
 from strati.landscape.basis.whitening import Moments, MomentStream
@@ -196,7 +196,7 @@ class ProbeBackend:
 
         inside = [site for site in numbers if site.module]
         with (
-            recording(self._model, inside, read) if inside else nullcontext(),
+            capture(self._model, inside, read) if inside else nullcontext(),
             torch.set_grad_enabled(gradients),
         ):
             for site in numbers:

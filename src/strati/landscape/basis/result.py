@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import BasisFields
     from strati.core.results import FloatArray
     from strati.landscape.basis.whitening import Moments
     from strati.landscape.jacobians import MatrixEstimate
+    from strati.schemas.json_types import BasisFields
 
 Kind = Literal["interaction", "local", "pca", "neuron"]
 
@@ -201,7 +201,7 @@ class InteractionBasis(Result):
         return f"{span} directions per layer carry 99 % {what}."
 
     def _widths(self) -> str:
-        from strati.core.text import printable
+        from strati.core.display import printable
 
         parts = [
             f"{printable(c.name, 32)} {needed(c.eigenvalues, 0.99)} of {c.width}"
@@ -250,7 +250,7 @@ def needed(values: FloatArray, share: float) -> int:
 
 def as_table(title: str, frame: pd.DataFrame, warnings: Sequence[Flag]) -> RenderableType:
     """A table with its warnings below, for terminals."""
-    from strati.core.tables import Column, rows_of, table
+    from strati.core.display import Column, rows_of, table
 
     columns = [Column(str(name), right=name not in ("layer", "basis")) for name in frame.columns]
     notes = [f"{flag.code}: {flag.text}" for flag in warnings]

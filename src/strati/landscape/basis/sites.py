@@ -16,7 +16,7 @@ from strati.core.errors import BadInputError, UnsupportedError
 from strati.evaluate.batches import whole_inputs
 from strati.evaluate.hooks import Site
 from strati.evaluate.models import takes_tokens
-from strati.io.layer_patterns import select_names
+from strati.io.layers import select_names
 
 RESIDUAL, MLP = "residual", "mlp"
 _DOWN = ("down_proj", "c_proj", "dense_4h_to_h", "fc2", "w2", "lin2", "wo", "output.dense")

@@ -28,7 +28,7 @@ from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
 from strati.evaluate.models import device_of
-from strati.io.layer_patterns import select_names
+from strati.io.layers import select_names
 from strati.io.to_module import as_module
 from strati.landscape.basis.linear_maps import LinearMap, Seen
 from strati.landscape.basis.sites import as_data
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from rich.console import RenderableType
 
-    from strati.core.json_types import SparsifyFields
     from strati.core.option_types import SparsifyOptions
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
+    from strati.schemas.json_types import SparsifyFields
 
 TOLERANCE = 1e-12
 """Directions below this share of the largest second moment count as dependent."""
@@ -108,7 +108,7 @@ class Sparsified(Result):
         """Write the weights as an ordinary ``.safetensors`` checkpoint, whole or not at all."""
         from safetensors.numpy import save
 
-        from strati.jobs.outputs import write_atomic
+        from strati.core.files import write_atomic
 
         write_atomic(path, save({name: np.ascontiguousarray(value) for name, value in self.tensors.items()}))
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.evaluate.hooks import Site, recording
+from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import output_tensor
-from strati.io.layer_patterns import select_names
+from strati.io.layers import select_names
 from strati.landscape.basis.linear_maps import LinearMap, Seen
 from strati.landscape.mlp.sequential import RELU, ChainStage
 
@@ -223,7 +223,7 @@ def _watch(model: nn.Module, layers: list[RewrittenLayer], x: Tensor) -> list[Re
         by_name[place.module].seen.add(by_name[place.module].rows(tensor.detach()))
         return tensor
 
-    with recording(model, [Site(name, "input") for name in by_name], visit):
+    with capture(model, [Site(name, "input") for name in by_name], visit):
         outputs_of(model, x)
     return [by_name[name] for name in order]
 
@@ -278,7 +278,7 @@ def _between(
         seen[place.module].append(layers[place.module].rows(tensor.detach()))
         return tensor
 
-    with recording(model, [Site(name, "input") for name in seen], visit):
+    with capture(model, [Site(name, "input") for name in seen], visit):
         outputs_of(model, x)
     into, out = (np.concatenate(rows) if rows else np.zeros((0, 1)) for rows in seen.values())
     return into, out

@@ -20,7 +20,7 @@ from strati.core.errors import UnsupportedError
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
 from strati.evaluate.batches import device_of, whole_inputs
-from strati.io.layer_patterns import select_names
+from strati.io.layers import select_names
 from strati.io.to_module import as_module
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts import multiprecision as digits
@@ -34,7 +34,7 @@ from strati.landscape.mlp.structure import count_layers, undecided_layers
 
 if TYPE_CHECKING:
     from strati.core.option_types import DegeneracyOptions
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 NARROW = 160
 """Up to this width one thread is as fast as two."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.results import Flag, Tick, silent
-from strati.evaluate.hooks import Precision, Site, listening, recording
-from strati.io.layer_patterns import select_names
+from strati.evaluate.hooks import Precision, Site, capture, on_output
+from strati.io.layers import select_names
 from strati.landscape.counts import exact as exactly
 from strati.landscape.counts.gram import pairs_above
 from strati.landscape.counts.heads import HeadWeights, find_attention, value_used
@@ -170,7 +170,7 @@ def _watching(model: nn.Module, layers: list[Watched], take: Any) -> Iterator[li
         return tracked.clone()  # what follows may write into it in place
 
     places = [Site(w.name, side) for w in layers for side in ("input", "output")]
-    with recording(model, places, visit):
+    with capture(model, places, visit):
         yield outputs
 
 
@@ -199,7 +199,7 @@ def _stream(
     for start in range(0, x.shape[0], step):
         with (
             _watching(flat.module, layers, Watched.take) as outputs,
-            listening(flat.module, [*patterns, *(one.values for one in attention if near)], hear),
+            on_output(flat.module, [*patterns, *(one.values for one in attention if near)], hear),
             torch.enable_grad(),
         ):
             result = run(flat, flat.theta, x[start : start + step])

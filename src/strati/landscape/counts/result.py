@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import DegeneracyFields
+    from strati.schemas.json_types import DegeneracyFields
 
 Method = Literal["exact", "structural"]
 MOST_EXACT = 20_000

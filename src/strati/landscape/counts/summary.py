@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strati.core.tables import Column, table
-from strati.core.text import printable
+from strati.core.display import Column, printable, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

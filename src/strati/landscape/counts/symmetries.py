@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from strati.evaluate.hooks import Site, recording
+from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import output_tensor
 from strati.landscape.counts.attention_bases import attention_families
 from strati.landscape.counts.layer_statistics import Watched
@@ -113,7 +113,7 @@ def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str]
         return tensor
 
     places = [Site(w.name, "input") for w in layers] + [Site(n) for n in [*(w.name for w in layers), *norms]]
-    with torch.no_grad(), recording(flat.module, places, visit):
+    with torch.no_grad(), capture(flat.module, places, visit):
         flat(flat.theta, x)
     return order, reads
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import CoefficientFields
+    from strati.schemas.json_types import CoefficientFields
 
 
 class NoEstimate(StrEnum):

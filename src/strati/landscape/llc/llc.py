@@ -53,7 +53,7 @@ from strati.landscape.objective import FlatModel, Loss, Objective, Potential, co
 
 if TYPE_CHECKING:
     from strati.core.option_types import LLCOptions
-    from strati.io.load import Openable
+    from strati.io.network import Openable
 
 __all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
 

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Result, Tick, silent
 from strati.evaluate.models import takes_tokens
-from strati.io.layer_patterns import module_name
+from strati.io.layers import module_name
 from strati.io.roles import Role, blocks, role_of
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.estimate import LearningCoefficient
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import PartFields, PartsFields
+    from strati.schemas.json_types import PartFields, PartsFields
 
 Head = tuple[int, int]
 """Block and head, both from 0."""
@@ -93,7 +93,7 @@ class PartCoefficients(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, table
+        from strati.core.display import Column, table
 
         names = ("parameters", "lambda", "+-", "nbeta", "gamma")
         drawn = table(

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati.core.json_types import ScaleFields, ScalesFields
     from strati.core.option_types import LLCOptions
     from strati.core.results import FloatArray
-    from strati.io.load import Openable
+    from strati.io.network import Openable
+    from strati.schemas.json_types import ScaleFields, ScalesFields
 
 _COLUMNS = ("epsilon", "lambda", "stderr", "effective", "nbeta", "gauss_newton", "gap", "reason")
 _TOO_STIFF = (
@@ -134,7 +134,7 @@ class EffectiveParameters(Result):
 
     def summary(self) -> RenderableType:
         """The rows as a table."""
-        from strati.core.tables import Column, table
+        from strati.core.display import Column, table
 
         names = ("epsilon", "lambda", "+-", "effective", "Gauss-Newton", "gap")
         rows = [

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.core.errors import BadInputError, require
+from strati.core.files import write_atomic
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import derive, stream
-from strati.jobs.outputs import write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd

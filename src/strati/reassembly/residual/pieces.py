@@ -310,7 +310,7 @@ def _as_number(name: object) -> int | None:
 
 
 def _read(number: int, file: Path) -> Piece:
-    from strati.io.load import open as open_network
+    from strati.io.network import open as open_network
 
     network = open_network(file)
     arrays = {tensor.name: network.read(tensor.name) for tensor in network.tensors}

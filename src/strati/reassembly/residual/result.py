@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from strati.core.json_types import ReassembleFields
     from strati.reassembly.residual.order import Round
     from strati.reassembly.residual.pairing import Pairing
     from strati.reassembly.residual.pieces import PieceSet
     from strati.reassembly.residual.unique import Uniqueness
+    from strati.schemas.json_types import ReassembleFields
 
 _WIDTH = 79
 """Longest line of a summary."""
@@ -104,7 +104,7 @@ class Reassembly(Result):
         """Write the rebuilt network as safetensors, blocks in order; whole or not at all."""
         from safetensors.numpy import save
 
-        from strati.jobs.outputs import write_atomic
+        from strati.core.files import write_atomic
 
         about = {
             "architecture": "residual blocks x + out(act(inp(x))), then last"
@@ -163,7 +163,7 @@ class Reassembly(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, Table
+        from strati.core.display import Column, Table
 
         columns = tuple(Column(name, right=True, keep=True) for name in ("block", "in", "out", "pair score"))
         rows = tuple((k, i, j, f"{score:.2f}") for k, i, j, score in self._rows())

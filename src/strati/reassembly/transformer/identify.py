@@ -11,8 +11,8 @@ import numpy as np
 from strati.core.assignment import assign
 from strati.core.errors import BadInputError
 from strati.core.results import Result
-from strati.io.load import Network
-from strati.io.load import open as open_network
+from strati.io.network import Network
+from strati.io.network import open as open_network
 from strati.reassembly.transformer.blueprint import blueprint_of
 from strati.reassembly.transformer.shuffle import PieceSource, source_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from strati.core.json_types import CorrespondFields, IdentifyFields
+    from strati.schemas.json_types import CorrespondFields, IdentifyFields
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Identified(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, Table
+        from strati.core.display import Column, Table
 
         best = self.candidates[0]
         place = best.name if best.block is None else f"{best.role} of block {best.block}"
@@ -153,7 +153,7 @@ class Correspondence(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, Table
+        from strati.core.display import Column, Table
 
         in_order = self.partners == tuple(range(len(self.partners)))
         verdict = "All blocks correspond in order." if in_order else "The blocks correspond in another order."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.load import open as open_network
+from strati.io.network import open as open_network
 from strati.reassembly.residual.pieces import numbered
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, from_config, from_dict
 

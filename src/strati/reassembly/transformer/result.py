@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.core.errors import BadInputError
+from strati.core.files import check_writable, write_atomic
 from strati.core.results import Flag, Result
-from strati.jobs.outputs import check_writable, write_atomic
 
 if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from strati.core.json_types import TransformerFields
     from strati.reassembly.transformer.matrices import MatrixPairing
     from strati.reassembly.transformer.pieces import TransformerPieces
     from strati.reassembly.transformer.symmetries import EqualHalves
+    from strati.schemas.json_types import TransformerFields
 
 SURE_DIRECTION = 3.0
 """Nats from which the direction is called sure: odds of 20 to 1."""
@@ -126,7 +126,7 @@ class TransformerReassembly(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.tables import Column, Table
+        from strati.core.display import Column, Table
 
         attention = ("q", "k", "v", "qkv", "out")
         rows = tuple(

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.files import check_writable, write_atomic
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
 from strati.io import llama_gguf
 from strati.io.layers import is_buffer
-from strati.io.load import Network
-from strati.io.load import open as open_network
-from strati.jobs.outputs import check_writable, write_atomic
+from strati.io.network import Network
+from strati.io.network import open as open_network
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of
 from strati.reassembly.transformer.pieces import TransformerPieces, canonical, stored
 from strati.reassembly.transformer.symmetries import apply_random_symmetry
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
-    from strati.core.json_types import ShuffleFields
+    from strati.schemas.json_types import ShuffleFields
 
 _WHISPER = {
     r"^encoder\.blocks\.(\d+)\.attn\.query\.": r"encoder.layers.\1.self_attn.q_proj.",
@@ -73,7 +73,7 @@ class PieceSource:
 
 
 def source_of(model: object) -> PieceSource:
-    """The tensors of a path, a :class:`~strati.io.load.Network`, a module in memory or a state dict.
+    """The tensors of a path, a :class:`~strati.io.network.Network`, a module in memory or a state dict.
 
     Raises:
         BadInputError: It is none of these, or cannot be read.
@@ -281,7 +281,7 @@ def shuffle_transformer(
     """Take a transformer apart into unlabelled tensors.
 
     Args:
-        model: A path, a :class:`~strati.io.load.Network`, a module in memory or a state dict.
+        model: A path, a :class:`~strati.io.network.Network`, a module in memory or a state dict.
         out: An empty or new folder for the pieces; in memory by default.
         answer: A file for the answer, outside of ``out``.
         config: How hard; single options may be given as keywords instead, which win.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.display import printable
 from strati.core.errors import require
-from strati.core.text import printable
 
 if TYPE_CHECKING:
     from strati.landscape.basis.ablation import AblationPoint

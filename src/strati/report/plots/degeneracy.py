@@ -23,7 +23,7 @@ def plot_degeneracy(result: Degeneracy, *, share: bool = True) -> Any:
     require("matplotlib", "plot", "drawing")
     from matplotlib.figure import Figure
 
-    from strati.core.text import printable
+    from strati.core.display import printable
 
     layers = result.layers
     figure = Figure(figsize=(7.5, 1.2 + 0.32 * len(layers)), layout="constrained")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.display import printable
 from strati.core.errors import BadInputError, require
-from strati.core.text import printable
 from strati.report.plots.compare import PHASES, ROLE_COLOURS
 from strati.spectra import marchenko_pastur as law
 

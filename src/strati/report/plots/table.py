@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from strati.core.display import printable
 from strati.core.errors import require
-from strati.core.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,26 +1,28 @@
-"""One table for every verb, and text of what a terminal shows: names first, numbers give way on narrow terminals.
+"""Text for users: tables, paragraphs, the next command, and names from untrusted files escaped for terminals and HTML.
 
-A :class:`Table` knows its columns and cells; how many columns fit is decided when it is drawn. Columns that identify a
-row or warn about it (``keep``) are never dropped: they are folded. What was dropped is named below the table.
-Cells are plain text, never markup, whatever a file's names hold.
+A :class:`Table` decides when it is drawn how many of its columns fit. Columns that identify a row or warn about it
+(``keep``) are never dropped but folded; dropped columns are named below the table. Cells are plain text, never markup,
+whatever a file's names contain.
 """
 
 from __future__ import annotations
 
+import html
 import io
 import math
+import re
 import shlex
 import shutil
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strati.core.text import printable, visible
-
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
+
 
 MOST_ROWS = 400
 _NARROWEST = 12
@@ -331,3 +333,65 @@ def command_path(path: str | Path) -> str:
     if place.is_absolute() and place.is_relative_to(Path.cwd()):
         place = place.relative_to(Path.cwd())
     return shlex.quote(str(place))
+
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def printable(text: str, limit: int = 160) -> str:
+    r"""Escape what a terminal would act upon or hide, on one line, of bounded length.
+
+    Control characters, bidirectional marks, zero-width characters and surrogates become ``\x..``,
+    ``\u....`` or ``\U........`` escapes; what is longer than ``limit`` is cut in the middle.
+
+    Examples:
+        >>> printable("layer\x1b[31m\u202eevil")
+        'layer\\x1b[31m\\u202eevil'
+    """
+    if len(text) > 4 * limit:
+        text = text[: 2 * limit] + text[-2 * limit :]
+    safe = "".join(_escape(c) if unicodedata.category(c) in _HIDDEN else c for c in text)
+    if len(safe) > limit:
+        keep = (limit - 3) // 2
+        safe = f"{safe[:keep]}...{safe[-keep:]}"
+    return safe
+
+
+def visible(text: str) -> str:
+    r"""Escape what a terminal would act upon or hide, whatever the length; line ends stay.
+
+    Examples:
+        >>> visible("one\x1b[31m\ntwo")
+        'one\\x1b[31m\ntwo'
+    """
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escape(c) for c in text)
+
+
+def as_html(text: object) -> str:
+    """Escape text for HTML, elements and attributes alike.
+
+    Examples:
+        >>> as_html("<b onclick='x'>")
+        '&lt;b onclick=&#x27;x&#x27;&gt;'
+    """
+    return html.escape(printable(str(text), limit=2000), quote=True)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A key that sorts names as people do: numbers in them by their size.
+
+    Examples:
+        >>> sorted(["layer10", "layer2", "layer"], key=natural)
+        ['layer', 'layer2', 'layer10']
+    """
+    pieces = re.split(r"([0-9]+)", text)
+    return tuple((0, int(p), p) if p.isdecimal() else (1, 0, p) for p in pieces if p)

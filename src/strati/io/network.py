@@ -1,4 +1,4 @@
-"""``strati.open``: whatever names a network becomes a :class:`Network`. Headers are checked, weights are not read."""
+"""``strati.open`` and the :class:`Network` that it returns. Headers are checked; weights are read on demand."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
+
+from strati.core.display import as_html
 from strati.core.errors import BadInputError
 from strati.core.results import Flag
-from strati.core.text import as_html
 from strati.io import in_memory
 from strati.io import layers as _layers
-from strati.io import tied_weights as _ties
+from strati.io import network as _ties
 from strati.io.adapters.recognise import updates
+from strati.io.checkpoint_file import RawCheckpoint, Skipped, Tensor
 from strati.io.file_formats import file_contents
-from strati.io.name_context import Names
 from strati.io.quantised.recognise import decoded
-from strati.io.raw_checkpoint import RawCheckpoint, Skipped, Tensor
+from strati.io.roles import Names, Role
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from strati.io.layers import Layer
     from strati.io.quantised.rounding_error import Rounding
+
 
 Openable: TypeAlias = "Network | str | os.PathLike[str] | Mapping[str, Any] | nn.Module"
 """Whatever names a network; every function that takes one takes all of these."""
@@ -251,3 +254,54 @@ class Network:
         if key not in self._plans:
             self._plans[key] = _layers.build_layers(self, split_qkv=key[0], flatten=conv == "flatten")
         return self._plans[key]
+
+
+def ties(network: Network) -> Mapping[str, str]:
+    """Tensors that are another one again: by shared storage, or embeddings and heads equal byte for byte."""
+    names = network.names
+    tied = dict(network.contents.ties)
+    _prefer_embeddings(names, tied)
+    alike: dict[tuple[tuple[int, ...], str], list[Tensor]] = {}
+    for tensor in network.tensors:
+        # GGUF leaves a tied head out by itself, and dequantising both to compare them would cost memory.
+        plain = tensor.floating and not tensor.quantised
+        if tensor.name not in tied and len(tensor.shape) == 2 and tensor.size > 1 and plain:
+            role = names.role(tensor, "linear")
+            if role in (Role.EMBEDDING, Role.HEAD):
+                alike.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
+    for group in alike.values():
+        group.sort(key=lambda t: names.role(t, "linear") is Role.HEAD)  # an embedding counts before a head
+        for position, tensor in enumerate(group):
+            for earlier in group[:position]:
+                if earlier.name not in tied and _equal(network, earlier.name, tensor.name):
+                    tied[tensor.name] = earlier.name
+                    break
+    return tied
+
+
+def _prefer_embeddings(names: Names, tied: dict[str, str]) -> None:
+    """Where a head comes before the embedding it shares its weights with, let the embedding count."""
+    groups: dict[str, list[str]] = {}
+    for name, first in tied.items():
+        groups.setdefault(first, []).append(name)
+    for first, others in groups.items():
+        if names.by_role(first) is Role.EMBEDDING:
+            continue
+        better = next((name for name in others if names.by_role(name) is Role.EMBEDDING), None)
+        if better is not None:
+            del tied[better]
+            for name in [first, *(other for other in others if other != better)]:
+                tied[name] = better
+
+
+def _equal(network: Network, a: str, b: str) -> bool:
+    """Whether two tensors hold the same bytes and are not one constant; stops at the first difference."""
+    first, second = network.read(a), network.read(b)
+    rows = max(1, 1_000_000 // max(1, first.shape[1]))
+    varied = False
+    for start in range(0, first.shape[0], rows):
+        x, y = first[start : start + rows], second[start : start + rows]
+        if x.tobytes() != y.tobytes():
+            return False
+        varied = varied or bool(np.any(x != first[0, 0]))
+    return varied

@@ -1,8 +1,9 @@
-"""GPTQ: ``qweight``, ``qzeros``, ``scales``, ``g_idx`` of a linear map.
+"""GPTQ and AWQ: a linear map stored as ``qweight``, ``qzeros``, ``scales`` and, with GPTQ, ``g_idx``.
 
-Codes of 2, 3, 4 or 8 bits are packed along the inputs, lowest bits first, in one unbroken stream of bits; zero points
-along the outputs. ``W[in, out] = scales[g, out] (code - zero)`` with ``g = g_idx[in]``, or ``in // group`` where there
-is no index. The first format stores ``zero - 1``, the second (``gptq_v2``) the zero itself.
+Both have ``W[in, out] = scales[g, out] (code - zero[g, out])`` with ``g = g_idx[in]``, or ``in // group`` where there
+is no index. GPTQ packs codes of 2, 3, 4 or 8 bits along the inputs, lowest bits first, in one unbroken stream of bits,
+and zero points along the outputs; its first format stores ``zero - 1``, the second (``gptq_v2``) the zero itself. AWQ
+packs codes of 4 bits along the outputs, eight neighbouring outputs to a word in an order of their own.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.io.quantised.packed import Decoded, Get, Packed, SchemeMismatchError
+from strati.io.quantised.codes import Decoded, Get, Packed, SchemeMismatchError, bit_stream
 from strati.io.quantised.rounding_error import even
-from strati.io.quantised.unpack import bit_stream
 
 if TYPE_CHECKING:
-    from strati.io.raw_checkpoint import Tensor
+    from numpy.typing import NDArray
+
+    from strati.io.checkpoint_file import Tensor
+
 
 BITS = (2, 3, 4, 8)
 
 
-def find(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Packed:
-    """The weight behind ``prefix.qweight``.
+def gptq(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Packed:
+    """Describe the GPTQ weight behind ``prefix.qweight``.
 
     Args:
         prefix: The module's name.
@@ -95,3 +98,56 @@ def _group(inputs: int, groups: int, told: object, *, ordered: bool) -> int:
     if ordered and inputs % groups:
         raise SchemeMismatchError("its inputs do not divide into its groups")
     return -(-inputs // groups)
+
+
+_PLACE = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+"""Where in its word the code of each of eight neighbouring outputs lies."""
+
+
+def is_awq(parts: Mapping[str, Tensor]) -> bool:
+    """Whether the shapes are AWQ's (eight outputs to a word) rather than GPTQ's."""
+    return parts["qweight"].shape[-1] * 8 == parts["scales"].shape[-1]
+
+
+def awq(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) -> Packed:
+    """Describe the AWQ weight behind ``prefix.qweight``.
+
+    Raises:
+        SchemeMismatchError: The shapes do not fit together, or not what the configuration says.
+    """
+    words, scales = parts["qweight"].shape, parts["scales"].shape
+    lead, (inputs, packed), (groups, outputs) = words[:-2], words[-2:], scales[-2:]
+    if config.get("bits", config.get("w_bit", 4)) != 4:
+        raise SchemeMismatchError(
+            f"its configuration says {config.get('bits', config.get('w_bit'))} bits, AWQ has 4"
+        )
+    if str(config.get("version", "gemm")).lower() != "gemm":
+        raise SchemeMismatchError(f"it is laid out for {config['version']} kernels")
+    if scales[:-2] != lead or packed * 8 != outputs or not groups or inputs % groups or not inputs:
+        raise SchemeMismatchError("its scales do not fit its codes")
+    if "qzeros" in parts and parts["qzeros"].shape != (*lead, groups, packed):
+        raise SchemeMismatchError("its zero points do not fit its scales")
+    members = tuple(parts[word].name for word in ("qweight", "qzeros", "scales") if word in parts)
+
+    def codes(get: Get, word: str) -> NDArray[np.float32]:
+        raw = bit_stream(get(f"{prefix}.{word}"), 4, outputs).reshape(-1, packed, 8)[..., _PLACE]
+        return raw.reshape(-1, outputs).T.astype(np.float32)
+
+    def decode(get: Get) -> Decoded:
+        factors = get(f"{prefix}.scales").astype(np.float32).T
+        offsets = codes(get, "qzeros") if "qzeros" in parts else np.full(factors.shape, 8, np.float32)
+        values = codes(get, "qweight")
+        values -= np.repeat(offsets, inputs // groups, axis=1)
+        wide = np.repeat(factors, inputs // groups, axis=1)
+        values *= wide
+        return Decoded(values, even(wide))
+
+    return Packed(
+        f"{prefix}.weight",
+        (*lead, outputs, inputs),
+        "awq",
+        4,
+        None if groups == 1 else inputs // groups,
+        members,
+        decode,
+    )

@@ -1,6 +1,7 @@
-"""Keras' HDF5 files: weights only, layers are never built. Kernels are stored inputs first.
+"""Keras files: HDF5 (``.h5``), and ``.keras`` archives, a zip with ``model.weights.h5`` and ``config.json``.
 
-How the file itself is read is the business of :mod:`strati.io.formats.hdf5_process`.
+Only weights are read, by :mod:`strati.io.formats.hdf5_process`; layers are never built. A layer that holds Python code
+(``Lambda``) is named in a warning, and its code is not looked at. Kernels are stored inputs first.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.results import Flag
+from strati.io.checkpoint_file import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor, natural
 from strati.io.formats import hdf5_process as hdf5
 from strati.io.formats.hdf5_process import Hdf5Contents
-from strati.io.raw_checkpoint import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor, natural
-from strati.io.zip_archive import FREE_EXPANSION, MAX_RATIO
+from strati.io.formats.safetensors_file import strict_json
+from strati.io.zip_archive import FREE_EXPANSION, MAX_RATIO, ZipArchive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.io.mapped_file import MappedFile
+    from strati.io.checkpoint_file import MappedFile
+
+
+WEIGHTS = "model.weights.h5"
+MAX_CONFIG = 25_000_000
+MAX_DEPTH = 40
 
 
 def contents(source: MappedFile) -> RawCheckpoint:
@@ -29,6 +36,10 @@ def contents(source: MappedFile) -> RawCheckpoint:
     Raises:
         BadInputError: The file is damaged, or one of its datasets is larger than the bytes behind it.
     """
+    return _archive(source) if source.head(2) == b"PK" else _hdf5(source)
+
+
+def _hdf5(source: MappedFile) -> RawCheckpoint:
     found, order = hdf5.listing(source)
     weights = [f for f in found if not re.match(r"optimizer(_weights|_state|/|$)", f.path)]
     if not weights:
@@ -134,3 +145,35 @@ def _gates(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> str | None:
         return None
     ratio, rest = divmod(other.shape[1], other.shape[0])
     return _RECURRENT.get(ratio) if rest == 0 else None
+
+
+def _archive(source: MappedFile) -> RawCheckpoint:
+    archive = ZipArchive.of(source)
+    found = _hdf5(archive.part(WEIGHTS))
+    config: Any = None
+    if "config.json" in archive.entries:
+        config = strict_json(source, archive.small("config.json", limit=MAX_CONFIG), "its config.json")
+    if not isinstance(config, dict):
+        return found
+    code = sorted(_lambdas(config, 0))
+    flags: tuple[Flag, ...] = ()
+    if code:
+        names = ", ".join(code[:3]) + (", ..." if len(code) > 3 else "")
+        flags = (Flag("lambda-layer", f"has layers made of Python code ({names}); the code is not run"),)
+    return RawCheckpoint(**(vars(found) | {"warnings": found.warnings + flags, "config": config}))
+
+
+def _lambdas(node: Any, depth: int) -> set[str]:
+    """Names of the layers that hold code."""
+    if depth > MAX_DEPTH:
+        return set()
+    if isinstance(node, list):
+        return set().union(*(_lambdas(child, depth + 1) for child in node)) if node else set()
+    if not isinstance(node, dict):
+        return set()
+    found = set().union(*(_lambdas(child, depth + 1) for child in node.values())) if node else set()
+    if node.get("class_name") == "Lambda":
+        inner = node.get("config")
+        name = inner.get("name") if isinstance(inner, dict) else None
+        found.add(str(name or "Lambda"))
+    return found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strati.interventions.audit.verdicts import Verdict
     from strati.interventions.compress.outcome import PlanOutcome, Quantity
     from strati.interventions.compress.plan import PlannedLayer
-    from strati.io.raw_checkpoint import Skipped
+    from strati.io.checkpoint_file import Skipped
     from strati.io.roles import Role
     from strati.landscape.basis.modules import FoundModule
     from strati.landscape.basis.result import Kind
