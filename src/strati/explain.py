@@ -107,12 +107,12 @@ def explain(name: str | None = None) -> Explanation:
     """
     if name is None:
         return Explanation(None, entries())
-    wanted = name.strip().strip("`").lower()
-    chosen = tuple(entry for entry in entries() if wanted in (entry.name, entry.name.replace("_", "-")))
-    if not chosen:
+    key = name.strip().strip("`").lower()
+    meanings = tuple(entry for entry in entries() if key in (entry.name, entry.name.replace("_", "-")))
+    if not meanings:
         names = sorted({entry.name for entry in entries()})
-        raise BadInputError(name, f"no code, state, phase, metric or column; {nearest(wanted, names)}")
-    return Explanation(chosen[0].name, chosen)
+        raise BadInputError(name, f"no code, state, phase, metric or column; {nearest(key, names)}")
+    return Explanation(meanings[0].name, meanings)
 
 
 @lru_cache(maxsize=1)

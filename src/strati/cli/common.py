@@ -353,7 +353,7 @@ def guard_outputs(context: click.Context, *, also: Iterable[str | None] = ()) ->
             raise BadInputError(output, "lies among the files that --out keeps; choose another name")
         if _existing(str(output)) is None:
             continue
-        if any(_is_part_of(output, given) for given in inputs):
+        if any(_is_part_of(output, source) for source in inputs):
             raise BadInputError(output, "is one of the inputs and is not overwritten; choose another name")
         if output.is_file() and not force and _is_network(output):
             raise BadInputError(output, "exists and is a network; choose another name, or add --force")
@@ -385,15 +385,15 @@ def _is_kept_in(output: Path, folder: Path) -> bool:
     return output.suffix.lower() == _STORE or (output.is_file() and _is_part_of(output, folder))
 
 
-def _is_part_of(output: Path, given: Path) -> bool:
+def _is_part_of(output: Path, source: Path) -> bool:
     """Whether an existing output is an input, or a file of an input folder that is no earlier result."""
-    if output.samefile(given):
+    if output.samefile(source):
         return True
     if not output.is_file():
         return False
-    if given.name.endswith(".index.json"):  # its shards are inputs too
-        return output.parent.samefile(given.parent) and _is_network(output)
-    inside = given.is_dir() and output.resolve().is_relative_to(given.resolve())
+    if source.name.endswith(".index.json"):  # its shards are inputs too
+        return output.parent.samefile(source.parent) and _is_network(output)
+    inside = source.is_dir() and output.resolve().is_relative_to(source.resolve())
     return inside and output.suffix.lower() not in _RESULTS and not _is_result(output)
 
 

@@ -98,15 +98,15 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
         for name in ("digits-mlp.safetensors", "digits-mlp-init.safetensors", "digits.npz")
     )
     chance = ["--seed", str(seed)]
-    found = {
+    results = {
         name: str(home / f"{name}.json")
         for name in ("scan", "compare", "degeneracy", "basis", "audit", "pieces")
     }
     dropped, study = str(home / "dropped"), str(home / "study")
     return [
         ("What is in the file", ["inspect", model]),
-        ("What each layer is", ["scan", model, "--eigenvalues", "--json", found["scan"]]),
-        ("What training changed", ["compare", initial, model, "--eigenvalues", "--json", found["compare"]]),
+        ("What each layer is", ["scan", model, "--eigenvalues", "--json", results["scan"]]),
+        ("What training changed", ["compare", initial, model, "--eigenvalues", "--json", results["compare"]]),
         (
             "Which layers the network needs",
             [
@@ -114,7 +114,7 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
                 *("--reinitialise", "--initial", initial, "--rerandomise", "--draws", "10", *chance),
             ],
         ),
-        ("Which metrics to trust", ["audit", study, "--json", found["audit"]]),
+        ("Which metrics to trust", ["audit", study, "--json", results["audit"]]),
         (
             "How many parameters are used",
             [
@@ -128,16 +128,16 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
                 "100",
                 *chance,
                 "--json",
-                found["degeneracy"],
+                results["degeneracy"],
             ],
         ),
-        ("Which directions interact", ["basis", model, "--data", data, *chance, "--json", found["basis"]]),
+        ("Which directions interact", ["basis", model, "--data", data, *chance, "--json", results["basis"]]),
         ("A residual network, dropped", ["reassemble", "--make", dropped, "--blocks", "8", *chance]),
         (
             "... and put back together",
-            ["reassemble", dropped, f"{dropped}/data.csv", "--json", found["pieces"]],
+            ["reassemble", dropped, f"{dropped}/data.csv", "--json", results["pieces"]],
         ),
-        ("All of it on one page", ["report", *found.values(), "-o", str(home / "report.html")]),
+        ("All of it on one page", ["report", *results.values(), "-o", str(home / "report.html")]),
     ]
 
 

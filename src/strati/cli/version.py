@@ -51,6 +51,6 @@ def details() -> str:
             lines.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             lines.append(f"{name} not installed")
-    known = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HF_HOME", "STRATI_DATA")
-    lines += [f"{name}={os.environ[name]}" for name in known if name in os.environ]
+    variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "HF_HOME", "STRATI_DATA")
+    lines += [f"{name}={os.environ[name]}" for name in variables if name in os.environ]
     return "\n".join(lines)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.io.checkpoint_file import natural
+from strati.core.display import natural
 from strati.spectra.entries import WILD_GAP
 
 if TYPE_CHECKING:

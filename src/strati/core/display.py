@@ -76,15 +76,15 @@ class Table:
         """Draw what fits into the width there is."""
         from rich.text import Text
 
-        shown = self.rows[:MOST_ROWS]
-        cells = [[as_cell(value) for value in row] for row in shown]
-        kept, dropped = self._fitting(cells, options.max_width)
+        listed = self.rows[:MOST_ROWS]
+        cells = [[as_cell(cell) for cell in row] for row in listed]
+        fitting, dropped = self._fitting(cells, options.max_width)
         if self.title:
             yield Paragraph(printable(self.title, 300), "bold")
-        yield self._drawn(cells, kept, options.max_width)
+        yield self._drawn(cells, fitting, options.max_width)
         notes = list(self.notes)
-        if len(self.rows) > len(shown):
-            notes.insert(0, f"{len(self.rows) - len(shown):,} more rows")
+        if len(self.rows) > len(listed):
+            notes.insert(0, f"{len(self.rows) - len(listed):,} more rows")
         if dropped:
             names = ", ".join(" ".join(self.columns[i].name.split()) for i in dropped)
             notes.insert(0, f"not shown, the terminal is too narrow: {names}")
@@ -93,18 +93,18 @@ class Table:
     def _fitting(self, cells: list[list[Text]], width: int) -> tuple[list[int], list[int]]:
         """Which columns are drawn, and which are dropped."""
         widths = self._least(cells)
-        kept = list(range(len(self.columns)))
+        fitting = list(range(len(self.columns)))
         order = sorted(
-            (i for i in kept if not self.columns[i].keep), key=lambda i: (-self.columns[i].gives, -i)
+            (i for i in fitting if not self.columns[i].keep), key=lambda i: (-self.columns[i].gives, -i)
         )
         dropped = []
         for index in order:
-            if self._total([widths[i] for i in kept]) <= width:
+            if self._total([widths[i] for i in fitting]) <= width:
                 break
             # A folded name is better than a lost number only down to a name of some length.
-            kept.remove(index)
+            fitting.remove(index)
             dropped.append(index)
-        return kept, sorted(dropped)
+        return fitting, sorted(dropped)
 
     def _widths(self, cells: list[list[Text]]) -> list[int]:
         return [
@@ -132,14 +132,14 @@ class Table:
     def _total(widths: Sequence[int]) -> int:
         return sum(widths) + 2 * len(widths) + 1
 
-    def _drawn(self, cells: list[list[Text]], kept: list[int], width: int) -> RenderableType:
+    def _drawn(self, cells: list[list[Text]], fitting: list[int], width: int) -> RenderableType:
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as Rich
         from rich.text import Text
 
         widths = self._widths(cells)
-        room = width - 2 * len(kept) - 1
-        limits = {i: widths[i] for i in kept}
+        room = width - 2 * len(fitting) - 1
+        limits = {i: widths[i] for i in fitting}
         for i, least in enumerate(self._least(cells)):
             if i in limits and sum(limits.values()) > room:
                 limits[i] = max(least, limits[i] - (sum(limits.values()) - room))
@@ -149,7 +149,7 @@ class Table:
             box=SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
         )
-        for i in kept:
+        for i in fitting:
             column = self.columns[i]
             table.add_column(
                 Text(column.name),
@@ -159,7 +159,7 @@ class Table:
                 width=limits[i],
             )
         for row in cells:
-            table.add_row(*(row[i] for i in kept))
+            table.add_row(*(row[i] for i in fitting))
         return table
 
 
@@ -267,7 +267,7 @@ def rows_of(frame: Any) -> Iterator[tuple[Any, ...]]:
         [(1,), (None,)]
     """
     for row in frame.itertuples(index=False):
-        yield tuple(_plain(value) for value in row)
+        yield tuple(_plain(entry) for entry in row)
 
 
 def _plain(value: Any) -> Any:
@@ -387,11 +387,13 @@ def _escape(character: str) -> str:
 
 
 def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that sorts names as people do: numbers in them by their size.
+    """A sort key that orders the numbers in names by their size: ``h.2`` before ``h.10``.
 
     Examples:
-        >>> sorted(["layer10", "layer2", "layer"], key=natural)
-        ['layer', 'layer2', 'layer10']
+        >>> sorted(["h.10.w", "h.2.w", "h", "b"], key=natural)
+        ['b', 'h', 'h.2.w', 'h.10.w']
     """
-    pieces = re.split(r"([0-9]+)", text)
-    return tuple((0, int(p), p) if p.isdecimal() else (1, 0, p) for p in pieces if p)
+    pieces = (
+        piece.lstrip("0") if piece.isdecimal() else piece for piece in re.split(r"([0-9]+)", text) if piece
+    )
+    return tuple((0, len(p), p) if not p or p.isdecimal() else (1, 0, p) for p in pieces)

@@ -101,8 +101,8 @@ def _fitting(called: str, name: str, value: Any, kind: str) -> Any:
                 return value
             if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
                 return value
-    wanted = " or ".join(dict.fromkeys(_WORDS[part.split("[")[0]] for part in parts))
-    raise BadInputError(called, f"option {name!r} must be {wanted}, not {value!r}")
+    expected = " or ".join(dict.fromkeys(_WORDS[part.split("[")[0]] for part in parts))
+    raise BadInputError(called, f"option {name!r} must be {expected}, not {value!r}")
 
 
 _WORDS = {
@@ -128,18 +128,18 @@ def _own(of: str | Callable[..., Any]) -> list[str]:
     """The keywords that a function takes beside its config's fields."""
     if isinstance(of, str):
         return []
-    known = inspect.signature(of).parameters.values()
-    return [p.name for p in known if p.kind is p.KEYWORD_ONLY and not p.name.startswith("_")]
+    parameters = inspect.signature(of).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and not p.name.startswith("_")]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """What to say of an unknown name: the nearest known one, or all of them.
 
     Examples:
         >>> nearest("seeed", ["seed", "chains"])
         "did you mean 'seed'?"
     """
-    names = list(known)
+    names = list(choices)
     if not names:
         return "there are none"
     close = difflib.get_close_matches(name, names, n=1)

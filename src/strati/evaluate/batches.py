@@ -137,11 +137,11 @@ class Batches:
             BadInputError: They do not fit into memory.
         """
         parts: list[Batch] = []
-        taken, told = 0, not self.streamed
+        taken, warned = 0, not self.streamed
         for batch in self:
             expected = batch.nbytes // batch.rows * self.rows if self.rows else taken + batch.nbytes
-            if not told and expected > _WORTH_SAYING:
-                told = True
+            if not warned and expected > _WORTH_SAYING:
+                warned = True
                 size = f"{expected / 2**30:.1f} GB" if self.rows else f"over {expected / 2**20:.0f} MB"
                 warnings.warn(f"{of} needs all data at once: reading the stream whole, {size}", stacklevel=3)
             if self.streamed and not parts and self.rows and 2 * expected > _free_memory():
@@ -205,13 +205,13 @@ def as_batches(
     source, count = _stream(data, rows)
 
     def make() -> Iterator[Batch]:
-        for item in source:
-            found = _arrays(item, shifts=shifts)
-            if found is None:
+        for raw in source:
+            pair = _arrays(raw, shifts=shifts)
+            if pair is None:
                 raise BadInputError(
-                    "data", f"yields a {type(item).__name__}; a batch is x, (x, y) or a dict of tensors"
+                    "data", f"yields a {type(raw).__name__}; a batch is x, (x, y) or a dict of tensors"
                 )
-            yield _batch(*found, tokens=tokens, context=context)
+            yield _batch(*pair, tokens=tokens, context=context)
 
     return Batches(make, count, streamed=True, device=place, dtype=dtype)
 
@@ -300,8 +300,8 @@ def _stream(data: Any, rows: int) -> tuple[Iterable[Any], int | None]:
     from torch.utils.data import DataLoader, Dataset, IterableDataset
 
     if isinstance(data, DataLoader):
-        known = data.dataset if data.batch_sampler is not None and not data.drop_last else None
-        return data, len(known) if hasattr(known, "__len__") else None  # type: ignore[arg-type]
+        dataset = data.dataset if data.batch_sampler is not None and not data.drop_last else None
+        return data, len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
     if isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=rows, collate_fn=_collate), None
     indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, tuple | list)
@@ -366,8 +366,8 @@ def _batch(x: Any, y: Any, *, tokens: bool | None, context: int) -> Batch:
     sizes = {int(t.shape[0]) for t in (inputs.values() if isinstance(inputs, Mapping) else [inputs])}
     if len(sizes) > 1 or (target is not None and target.shape[0] not in sizes):
         targets = target is not None and len(sizes) == 1
-        found = f"{len(target):,} targets" if target is not None and targets else "other numbers of rows"
-        raise BadInputError("data", f"has {batch.rows:,} inputs and {found}; give one target for each input")
+        other = f"{len(target):,} targets" if target is not None and targets else "other numbers of rows"
+        raise BadInputError("data", f"has {batch.rows:,} inputs and {other}; give one target for each input")
     return batch
 
 
@@ -419,8 +419,8 @@ def read_path(path: Path, model: nn.Module | None) -> Any:
     if path.suffix.lower() == ".txt":
         config: Any = getattr(model, "config", None)
         return read_text(path, getattr(config, "_name_or_path", None) or None)
-    found = read_data(path)
-    return found.x, found.y
+    table = read_data(path)
+    return table.x, table.y
 
 
 def _cut(batch: Batch, rows: int) -> Iterator[Batch]:

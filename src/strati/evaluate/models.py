@@ -33,9 +33,9 @@ def output_tensor(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "last_hidden_state", "out"):
-        found = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(found, Tensor):
-            return found
+        tensor = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(tensor, Tensor):
+            return tensor
     parts = list(output.values()) if isinstance(output, Mapping) else output
     if isinstance(parts, tuple | list):
         for part in parts:
@@ -75,8 +75,8 @@ def longest_input(model: nn.Module | None) -> int | None:
         >>> longest_input(nn.Linear(2, 2)) is None
         True
     """
-    found = getattr(getattr(model, "config", None), "max_position_embeddings", None)
-    return int(found) if isinstance(found, int) and found > 0 else None
+    positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return int(positions) if isinstance(positions, int) and positions > 0 else None
 
 
 def is_transformer(model: nn.Module) -> bool:
@@ -111,8 +111,8 @@ def attention_in_batches() -> AbstractContextManager[None]:
     """
     if torch._C._functorch.maybe_current_level() is None:
         return nullcontext()
-    found: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
-    return found
+    context: AbstractContextManager[None] = sdpa_kernel(SDPBackend.MATH)
+    return context
 
 
 def device_of(model: nn.Module | None, device: torch.device | str | None = None) -> torch.device | None:

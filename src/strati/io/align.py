@@ -73,16 +73,16 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
     if plain == 0:
         return Aligned(first, second)
     best, how = plain, None
-    found = second
+    aligned = second
     for name, rows in _reordered(first.shape, role, widths):
         distance = _distance(first, second, rows)
         if distance < min(best, _BETTER * plain):
-            best, how, found = distance, name, second[rows]
+            best, how, aligned = distance, name, second[rows]
     if first.shape[0] == first.shape[1] and role not in (Role.EMBEDDING, Role.HEAD):
         distance = _distance(first, second.T)
         if distance < min(best, _BETTER * plain):
-            how, found = "transposed", second.T
-    return Aligned(first, found, how)
+            how, aligned = "transposed", second.T
+    return Aligned(first, aligned, how)
 
 
 def rescaled(pair: Aligned) -> Aligned:
@@ -215,13 +215,13 @@ def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Laye
         if halves and (named or (place not in gated and inner.get(place, 0) * 2 == layer.shape[0])):
             fused.add(layer.name)
     turns = _alternating([x for x in layers if x.name in fused], others)
-    found: list[Layer] = []
+    separate: list[Layer] = []
     for layer in layers:
         if layer.name in fused:
-            found += [_half(layer, i, role, turns) for i, role in ((0, Role.MLP_GATE), (1, Role.MLP_IN))]
+            separate += [_half(layer, i, role, turns) for i, role in ((0, Role.MLP_GATE), (1, Role.MLP_IN))]
         else:
-            found.append(layer)
-    return tuple(found)
+            separate.append(layer)
+    return tuple(separate)
 
 
 def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0) -> tuple[Layer, ...]:
@@ -239,14 +239,18 @@ def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0)
     for other in others:
         if other.role in QKV and other.count == 1:
             apart.setdefault(other.block, {}).setdefault(other.role, other)
-    found: list[Layer] = []
+    separate: list[Layer] = []
     for layer in layers:
         parts = apart.get(layer.block, {})
         shapes = [parts[role].shape for role in QKV if role in parts]
-        whole = (sum(rows for rows, _ in shapes), layer.shape[1])
-        fits = len(shapes) == 3 and layer.shape == whole and {cols for _, cols in shapes} == {whole[1]}
+        fused_shape = (sum(rows for rows, _ in shapes), layer.shape[1])
+        fits = (
+            len(shapes) == 3
+            and layer.shape == fused_shape
+            and {cols for _, cols in shapes} == {fused_shape[1]}
+        )
         if layer.role is not Role.QKV or layer.count != 1 or not fits:
-            found.append(layer)
+            separate.append(layer)
             continue
         sizes = (shapes[0][0], shapes[1][0], shapes[2][0])
         ways = [[part_of_qkv(layer.cut, i, sizes) for i in range(3)]]
@@ -257,8 +261,8 @@ def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0)
             if len(ways) > 1
             else ways[0]
         )
-        found += [_part(layer, cut, "qkv"[i], QKV[i]) for i, cut in enumerate(cuts)]
-    return tuple(found)
+        separate += [_part(layer, cut, "qkv"[i], QKV[i]) for i, cut in enumerate(cuts)]
+    return tuple(separate)
 
 
 def _apart_by(layer: Layer, cut: View, other: Layer) -> float:
@@ -271,8 +275,11 @@ def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
     for layer in fused:
         gate = gates.get((layer.block, layer.expert))
         if gate is not None and gate.shape == (layer.shape[0] // 2, layer.shape[1]):
-            whole, part = next(layer.matrices()), next(gate.matrices())
-            halves, in_turn = _distance(part, whole[: gate.shape[0]]), _distance(part, whole[::2])
+            fused_weight, part = next(layer.matrices()), next(gate.matrices())
+            halves, in_turn = (
+                _distance(part, fused_weight[: gate.shape[0]]),
+                _distance(part, fused_weight[::2]),
+            )
             if min(halves, in_turn) < _BETTER * max(halves, in_turn):
                 return in_turn < halves
     config = fused[0].network.config or {} if fused else {}

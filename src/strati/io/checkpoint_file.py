@@ -1,7 +1,7 @@
-"""What a format reader gets and what it returns: a :class:`MappedFile` of untrusted bytes, and a :class:`RawCheckpoint`.
+"""What the format readers in ``formats/`` get and what they return.
 
-:class:`MappedFile` gives bounds-checked access to a file without reading it. :class:`RawCheckpoint` lists the tensors
-by name, says how to read one, and carries the warnings about the file. What the bytes mean is decided in ``formats/``.
+They get a :class:`MappedFile`: bounds-checked access to the bytes of an untrusted file without reading it. They return
+a :class:`RawCheckpoint`: the tensors by name, how to read one, and the warnings about the file.
 """
 
 from __future__ import annotations
@@ -147,19 +147,27 @@ class RawCheckpoint:
     files: tuple[Path, ...] = ()
 
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, size and time of change of each file: what tells these values from others without reading them.
+        """Name, size and modification time of each file, which identify the values without reading them.
 
         Raises:
             BadInputError: A file is gone.
         """
-        found = []
+        stamps = []
         for file in self.files:
             try:
                 state = file.stat()
             except OSError as error:
                 raise BadInputError(file, f"cannot be read ({error.strerror or error})") from None
-            found.append((file.name, state.st_size, state.st_mtime_ns))
-        return tuple(found)
+            stamps.append((file.name, state.st_size, state.st_mtime_ns))
+        return tuple(stamps)
+
+    def matrix(self, name: str, index: int) -> NDArray[Any]:
+        """One matrix of a tensor that stacks several."""
+        if self.read_part is not None:
+            return self.read_part(name, index)
+        stack = self.read(name)
+        matrix: NDArray[Any] = stack.reshape(-1, *stack.shape[-2:])[index]
+        return matrix
 
 
 @cache
@@ -176,33 +184,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         small: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return small
     return np.dtype(name)
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key that puts ``h.2`` before ``h.10``.
-
-    Examples:
-        >>> sorted(["h.10.w", "h.2.w", "b"], key=natural)
-        ['b', 'h.2.w', 'h.10.w']
-    """
-    key: list[tuple[int, int, str]] = []
-    digits, text = "", ""
-    for character in name:
-        if character in "0123456789":
-            if text:
-                key.append((1, 0, text))
-                text = ""
-            digits += character
-        else:
-            if digits:
-                key.append((0, len(digits.lstrip("0")), digits.lstrip("0")))
-                digits = ""
-            text += character
-    if digits:
-        key.append((0, len(digits.lstrip("0")), digits.lstrip("0")))
-    if text:
-        key.append((1, 0, text))
-    return tuple(key)
 
 
 class MappedFile:

@@ -11,6 +11,7 @@ import csv
 import fnmatch
 import io
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,10 +209,9 @@ def _header(path: str | Path, head: bytes) -> tuple[str, ...]:
     empty = [str(i + 1) for i, name in enumerate(columns) if not name]
     if empty:
         raise BadInputError(path, f"column {', '.join(empty[:5])} of the header has no name")
-    seen: set[str] = set()
-    repeated = sorted({name for name in columns if name in seen or seen.add(name)})  # type: ignore[func-returns-value]
-    if repeated:
-        raise BadInputError(path, f"column {repeated[0]!r} is there more than once; rename or remove one")
+    [(name, count)] = Counter(columns).most_common(1)
+    if count > 1:
+        raise BadInputError(path, f"column {name!r} is there more than once; rename or remove one")
     return columns
 
 
@@ -249,10 +249,10 @@ def _number(path: str | Path, line: int, column: str, cell: str) -> float:
         raise BadInputError(path, f"{where}: missing value (an empty field); fill it or drop the row")
     if not _is_number(cell):
         raise BadInputError(path, f"{where}: {cell.strip()!r} is not a number")
-    value = float(cell)
-    if not np.isfinite(value):
+    number = float(cell)
+    if not np.isfinite(number):
         raise BadInputError(path, f"{where}: {cell.strip()} is not a finite number; fill it or drop the row")
-    return value
+    return number
 
 
 def _is_number(text: str) -> bool:
@@ -297,10 +297,10 @@ def _from_table(
 def _target_columns(path: str | Path, names: Sequence[str], target: str | Sequence[str] | None) -> list[str]:
     if isinstance(target, str):
         return _select(path, names, target)
-    for wanted in TARGETS if target is None else target:
-        exact = [n for n in names if n.lower() == wanted.lower()]
+    for name in TARGETS if target is None else target:
+        exact = [n for n in names if n.lower() == name.lower()]
         numbered = _by_number(
-            [n for n in names if re.fullmatch(rf"{re.escape(wanted)}_?\d+", n, re.IGNORECASE)]
+            [n for n in names if re.fullmatch(rf"{re.escape(name)}_?\d+", n, re.IGNORECASE)]
         )
         if exact or numbered:
             return exact or numbered
@@ -309,14 +309,14 @@ def _target_columns(path: str | Path, names: Sequence[str], target: str | Sequen
     raise BadInputError(path, f"has no target column ({' or '.join(target)}); name it in `target`")
 
 
-def _select(path: str | Path, names: Sequence[str], wanted: str) -> list[str]:
-    chosen: list[str] = []
-    for pattern in (part.strip() for part in wanted.split(",")):
-        found = [n for n in names if n == pattern] or _by_number(fnmatch.filter(names, pattern))
-        if not found:
+def _select(path: str | Path, names: Sequence[str], patterns: str) -> list[str]:
+    selected: list[str] = []
+    for pattern in (part.strip() for part in patterns.split(",")):
+        matches = [n for n in names if n == pattern] or _by_number(fnmatch.filter(names, pattern))
+        if not matches:
             raise BadInputError(path, f"no column {pattern!r}; there are: {_some(names)}")
-        chosen += [n for n in found if n not in chosen]
-    return chosen
+        selected += [n for n in matches if n not in selected]
+    return selected
 
 
 def _output_like(name: str) -> bool:
@@ -393,11 +393,11 @@ def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> DataTable:
 
 def _arrays(source: MappedFile) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz``, or the one of an ``.npy`` under the name ``""``."""
-    found = npz.contents(source)
-    if found.unread and not found.tensors:
+    contents = npz.contents(source)
+    if contents.unread and not contents.tensors:
         raise UnsupportedError(
-            source.path, f"{found.unread[0].name}: {found.unread[0].reason}; save plain numbers"
+            source.path, f"{contents.unread[0].name}: {contents.unread[0].reason}; save plain numbers"
         )
     single = source.head(6) == b"\x93NUMPY"
     # copies, so that nothing points into the file when its handle goes
-    return {"" if single else t.name: np.array(found.read(t.name)) for t in found.tensors}
+    return {"" if single else t.name: np.array(contents.read(t.name)) for t in contents.tensors}

@@ -41,19 +41,19 @@ def file_contents(path: Path) -> RawCheckpoint:
             raise
         return replace(added, files=(path,))
     read = importlib.import_module(f"strati.io.formats.{_READERS[kind]}").contents
-    found: RawCheckpoint = read(source)
-    if len(found.tensors) > MAX_TENSORS:
+    contents: RawCheckpoint = read(source)
+    if len(contents.tensors) > MAX_TENSORS:
         raise BadInputError(
             path,
-            f"lists {len(found.tensors):,} tensors, more than the limit of {MAX_TENSORS:,};"
+            f"lists {len(contents.tensors):,} tensors, more than the limit of {MAX_TENSORS:,};"
             " the header is probably corrupt",
         )
-    for name in [tensor.name for tensor in found.tensors] + [skipped.name for skipped in found.unread]:
+    for name in [tensor.name for tensor in contents.tensors] + [skipped.name for skipped in contents.unread]:
         if not name.isascii() and name.encode("utf-8", "ignore").decode() != name:
             # Half a surrogate pair: tables and other programs take no such text, and no framework writes it.
             raise BadInputError(path, f"the name {name} is not Unicode text; re-save the file")
-    warnings = found.warnings + wrong_ending(source, kind)
-    return replace(found, warnings=warnings, files=(path, *found.files))
+    warnings = contents.warnings + wrong_ending(source, kind)
+    return replace(contents, warnings=warnings, files=(path, *contents.files))
 
 
 def _of_other_packages(path: Path) -> RawCheckpoint | None:
@@ -138,9 +138,9 @@ def sniff(source: MappedFile) -> str:
         raise UnsupportedError(source.path, "is a web page, not a model; the download went wrong")
     named = _PROTOCOL_0.match(head)
     if named:
-        asked = b".".join(named.groups()).decode("ascii", "replace")
+        symbol = b".".join(named.groups()).decode("ascii", "replace")
         raise UnsupportedError(
-            source.path, f"is a pickle that asks for {asked}, which is not a tensor: refused"
+            source.path, f"is a pickle that asks for {symbol}, which is not a tensor: refused"
         )
     by_ending = ENDINGS.get(source.path.suffix.lower())
     if by_ending == "torch" and head[:1] in (b"(", b"]", b"}"):
@@ -151,12 +151,12 @@ def sniff(source: MappedFile) -> str:
     raise UnsupportedError(source.path, f"unsupported format{claim}: expected {READABLE}")
 
 
-def wrong_ending(source: MappedFile, found: str) -> tuple[Flag, ...]:
+def wrong_ending(source: MappedFile, kind: str) -> tuple[Flag, ...]:
     """A flag if the ending belongs to another format."""
     claimed = ENDINGS.get(source.path.suffix.lower())
-    if claimed is None or claimed == found:
+    if claimed is None or claimed == kind:
         return ()
-    return (Flag("wrong-ending", f"its ending says {claimed}, its content is {found}"),)
+    return (Flag("wrong-ending", f"its ending says {claimed}, its content is {kind}"),)
 
 
 def _zip(source: MappedFile) -> str:

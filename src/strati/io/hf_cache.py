@@ -20,11 +20,11 @@ def is_cache_id(text: str) -> bool:
         >>> [is_cache_id(name) for name in ("gpt2", "openai-community/gpt2", "org/name@v1.0", "model.safetensors")]
         [True, True, True, False]
     """
-    found = _ID.fullmatch(text)
+    match = _ID.fullmatch(text)
     return (
-        found is not None
+        match is not None
         and ".." not in text
-        and Path(found[1]).suffix.lower() not in (*FILE_ENDINGS, ".json", ".keras", ".msgpack")
+        and Path(match[1]).suffix.lower() not in (*FILE_ENDINGS, ".json", ".keras", ".msgpack")
     )
 
 
@@ -36,9 +36,9 @@ def cached_model(text: str) -> Path:
     Raises:
         BadInputError: It is not there, or without weights; the message gives the command that would fetch it.
     """
-    found = _ID.fullmatch(text)
-    assert found is not None, "not a cache id"
-    revision = found[2]
+    match = _ID.fullmatch(text)
+    assert match is not None, "not a cache id"
+    revision = match[2]
     if importlib.util.find_spec("huggingface_hub") is None:
         raise BadInputError(
             text, "no such file; to look it up in the Hugging Face cache: pip install 'strati[transformers]'"
@@ -46,7 +46,7 @@ def cached_model(text: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    name = found[1] if "/" in found[1] else _with_organisation(text, found[1])
+    name = match[1] if "/" in match[1] else _with_organisation(text, match[1])
     command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
     try:
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))

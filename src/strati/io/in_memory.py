@@ -45,9 +45,9 @@ def check_values(module: nn.Module) -> None:
 
     held = itertools.chain(module.named_parameters(), module.named_buffers())
     first = True
-    for name, value in held:
+    for name, tensor in held:
         first = False
-        _check_there(name, value)
+        _check_there(name, tensor)
     if first:
         raise BadInputError(type(module).__name__, "has no parameters; give a module with weights")
 
@@ -61,16 +61,18 @@ def module_contents(module: nn.Module) -> RawCheckpoint:
     from torch import Tensor
 
     tensors = {
-        name: value for name, value in module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+        name: tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if isinstance(tensor, Tensor)
     }
     kind = type(module).__name__
     if not tensors:
         raise BadInputError(kind, "has no parameters; give a module with weights")
     named, _, warnings = state.state_dict(_Name(kind), tensors, Tensor)  # type: ignore[arg-type]
     hints = _hints(module)
-    known = {new: hints[old] for old, new in zip(tensors, named, strict=True) if old in hints}
+    typed = {new: hints[old] for old, new in zip(tensors, named, strict=True) if old in hints}
     config = _config(module)
-    return _contents("module", named, known, config, (*warnings, *_not_read(config)))
+    return _contents("module", named, typed, config, (*warnings, *_not_read(config)))
 
 
 def mapping_contents(mapping: Mapping[Any, Any]) -> RawCheckpoint:
@@ -82,8 +84,8 @@ def mapping_contents(mapping: Mapping[Any, Any]) -> RawCheckpoint:
     torch = sys.modules.get("torch")
     leaf: Any = (np.ndarray, torch.Tensor) if torch is not None else np.ndarray
     named, beside, warnings = state.state_dict(_Name("state dict"), _plain(mapping), leaf)  # type: ignore[arg-type]
-    found = _contents("state dict", named, {}, None, warnings)
-    return replace(found, unread=(*found.unread, *beside))
+    contents = _contents("state dict", named, {}, None, warnings)
+    return replace(contents, unread=(*contents.unread, *beside))
 
 
 def frozen(contents: RawCheckpoint) -> RawCheckpoint:
@@ -168,17 +170,17 @@ def _contents(
     ties: dict[str, str] = {}
     shared: dict[str, tuple[object, int]] = {}
     first: dict[object, str] = {}
-    for name, value in named.items():
-        reason = _unreadable(name, value)
+    for name, tensor in named.items():
+        reason = _unreadable(name, tensor)
         if reason is not None:
             unread.append(Skipped(name, reason))
             continue
-        shape = tuple(int(side) for side in value.shape)
-        dtype = str(value.dtype).removeprefix("torch.")
-        tensors.append(Record(name, shape, dtype, prod(shape) * int(value.dtype.itemsize)))
+        shape = tuple(int(side) for side in tensor.shape)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        tensors.append(Record(name, shape, dtype, prod(shape) * int(tensor.dtype.itemsize)))
         if prod(shape) == 0:
             continue
-        storage, entries, place = _place(value)
+        storage, entries, place = _place(tensor)
         shared[name] = (storage, entries)
         tied = first.setdefault((storage, dtype, place), name)
         if tied != name:
@@ -267,43 +269,47 @@ def as_array(value: Any) -> NDArray[Any]:
     name = str(tensor.dtype).removeprefix("torch.")
     if numpy_dtype(name).kind == "V" or name.startswith(("bfloat", "float8")):  # numpy has no such type
         raw = {1: torch.uint8, 2: torch.int16}[tensor.dtype.itemsize]
-        found: NDArray[Any] = tensor.contiguous().view(raw).numpy().view(numpy_dtype(name))
-        return found
-    plain: NDArray[Any] = tensor.numpy()
-    return plain
+        return cast("NDArray[Any]", tensor.contiguous().view(raw).numpy().view(numpy_dtype(name)))
+    return cast("NDArray[Any]", tensor.numpy())
 
 
 def _config(module: nn.Module) -> Mapping[str, Any] | None:
     """The hyperparameters of a transformers model, as its ``config.json`` would have them."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     config = to_dict() if callable(to_dict) else None
-    known: dict[str, Any] | None = config if isinstance(config, dict) else None
+    merged: dict[str, Any] | None = config if isinstance(config, dict) else None
     adapters = getattr(module, "peft_config", None)
     if isinstance(adapters, Mapping) and adapters:
-        told = {str(name): adapter.to_dict() for name, adapter in adapters.items()}
-        known = (known or {}) | {
-            "adapter_config": next(iter(told.values())),
-            "adapter_configs": told,
+        settings = {str(name): adapter.to_dict() for name, adapter in adapters.items()}
+        merged = (merged or {}) | {
+            "adapter_config": next(iter(settings.values())),
+            "adapter_configs": settings,
             "active_adapters": _active(module),
         }
-    return known
+    return merged
 
 
 def _active(module: nn.Module) -> list[str]:
     """The adapters that a PEFT model computes with, besides those that are merged into its weights already."""
-    for one in module.modules():
-        if hasattr(one, "merged_adapters") and hasattr(one, "active_adapters"):
-            if getattr(one, "disable_adapters", False):
+    for layer in module.modules():
+        if hasattr(layer, "merged_adapters") and hasattr(layer, "active_adapters"):
+            if getattr(layer, "disable_adapters", False):
                 return []
-            active, merged = cast("list[str]", one.active_adapters), cast("list[str]", one.merged_adapters)
+            active, merged = (
+                cast("list[str]", layer.active_adapters),
+                cast("list[str]", layer.merged_adapters),
+            )
             return [str(name) for name in active if name not in merged]
     return []
 
 
 def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
     """What to say of a model with adapters of a kind that is not read."""
-    told = (config or {}).get("adapter_configs", {})
-    kinds = {str(getattr(kind, "value", kind)) for kind in (one.get("peft_type") for one in told.values())}
+    settings = (config or {}).get("adapter_configs", {})
+    kinds = {
+        str(getattr(kind, "value", kind))
+        for kind in (adapter.get("peft_type") for adapter in settings.values())
+    }
     others = sorted(kinds - {"LORA"})
     if not others:
         return ()
@@ -314,9 +320,9 @@ def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
 def _hints(module: nn.Module) -> dict[str, Hint]:
     """What the types of the modules say about their tensors."""
     hints: dict[str, Hint] = {}
-    for path, one in module.named_modules(remove_duplicate=False):
-        for name, parameter in one.named_parameters(recurse=False, remove_duplicate=False):
-            hint = _hint(one, name, parameter)
+    for path, submodule in module.named_modules(remove_duplicate=False):
+        for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
+            hint = _hint(submodule, name, parameter)
             full = f"{path}.{name}" if path else name
             label = full.replace(".base_layer.", ".").removeprefix("base_model.model.")
             if ".base_layer." in full:  # wrapped by PEFT: the role is that of the layer inside

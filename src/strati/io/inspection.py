@@ -168,8 +168,8 @@ class Inspection(Result):
 
     def _skipped_lines(self) -> list[str]:
         groups: dict[str, list[str]] = {}
-        for item in self.skipped:
-            groups.setdefault(printable(item.reason, 200), []).append(printable(item.name, 60))
+        for tensor in self.skipped:
+            groups.setdefault(printable(tensor.reason, 200), []).append(printable(tensor.name, 60))
         lines = [
             f"skipped {len(names):,}: {reason}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
             for reason, names in sorted(groups.items(), key=lambda group: -len(group[1]))
@@ -272,16 +272,16 @@ def inspect(
         >>> str(row["role"]), row["rows"], row["cols"], row["view"]
         ('attention.qkv', 12, 4, 'transposed (stored inputs x outputs)')
     """
-    chosen = resolve(InspectConfig, config, options, of=inspect)
+    settings = resolve(InspectConfig, config, options, of=inspect)
     network = open_network(model)
-    layers = select(network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv), chosen.layers)
-    skipped = network.skipped(split_qkv=chosen.split_qkv, conv=chosen.conv)
+    layers = select(network.layers(split_qkv=settings.split_qkv, conv=settings.conv), settings.layers)
+    skipped = network.skipped(split_qkv=settings.split_qkv, conv=settings.conv)
     stored = {tensor.name: tensor for tensor in network.tensors}
     rows = []
     for layer in layers:
         rows.append(_row(layer, stored.get(layer.tensor)))
         tick(layer.name)
-    analysed = {layer.tensor for layer in network.layers(split_qkv=chosen.split_qkv, conv=chosen.conv)}
+    analysed = {layer.tensor for layer in network.layers(split_qkv=settings.split_qkv, conv=settings.conv)}
     others = tuple(
         {
             "name": tensor.name,
@@ -308,8 +308,8 @@ def summary_of(network: Network) -> NetworkFields:
 
 def _row(layer: Layer, stored: Tensor | None) -> InspectedLayer:
     rows, cols = layer.shape
-    whole = stored is not None and stored.size
-    size = round(stored.nbytes * layer.parameters / stored.size) if whole and stored is not None else 0
+    sized = stored is not None and stored.size
+    size = round(stored.nbytes * layer.parameters / stored.size) if sized and stored is not None else 0
     flags = [Flag("quantised", f"stored as {layer.dtype}; the values are what is left of the original")]
     row: InspectedLayer = {
         "name": layer.name,

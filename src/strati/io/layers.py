@@ -106,9 +106,8 @@ class Layer:
 
     def matrices(self) -> Iterator[NDArray[Any]]:
         """The matrices one at a time, in their own dtype; views of the file if it stores them plainly."""
-        read_part = self.network.contents.read_part
-        if read_part is not None and self.cut.index is not None:
-            return self.cut.of_part(read_part(self.tensor, self.cut.index))
+        if self.cut.index is not None:
+            return self.cut.of_part(self.network.contents.matrix(self.tensor, self.cut.index))
         return self.cut.matrices(self.network.read(self.tensor))
 
     def noise_floor(self) -> float | None:

@@ -44,10 +44,10 @@ def llama_from_gguf(source: Network | Path) -> nn.Module:
     settings = file.config or {}
 
     def fact(name: str) -> float:
-        value = settings.get(f"llama.{name}")
-        if not isinstance(value, int | float):
+        number = settings.get(f"llama.{name}")
+        if not isinstance(number, int | float):
             raise BadInputError(file.path, f"has no setting llama.{name}; convert it again")
-        return value
+        return number
 
     heads = int(fact("attention.head_count"))
     groups = int(settings.get("llama.attention.head_count_kv") or heads)

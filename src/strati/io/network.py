@@ -174,13 +174,15 @@ class Network:
         return f"<Network {self.path.name}: {self.format}, {len(self.tensors)} tensors>"
 
     def _repr_html_(self) -> str:
-        shown = self.tensors[:60]
+        listed = self.tensors[:60]
         cells = "".join(
             f"<tr><td>{as_html(t.name)}</td><td>{as_html(t.dtype)}</td><td>{as_html(t.shape)}</td></tr>"
-            for t in shown
+            for t in listed
         )
         more = (
-            f"<p>... and {len(self.tensors) - len(shown)} more</p>" if len(self.tensors) > len(shown) else ""
+            f"<p>... and {len(self.tensors) - len(listed)} more</p>"
+            if len(self.tensors) > len(listed)
+            else ""
         )
         head = "<tr><th>tensor</th><th>dtype</th><th>shape</th></tr>"
         return f"<p>{as_html(repr(self))}</p><table>{head}{cells}</table>{more}"

@@ -121,8 +121,8 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
         return Role.QKV
     if (attention or block is not None) and last in _SHORT:
         return _SHORT[last]
-    for role, known in _ANYWHERE.items():
-        if last in known:
+    for role, words_of_role in _ANYWHERE.items():
+        if last in words_of_role:
             return role
     if last.endswith(
         ("embedding", "embeddings", "_emb", "_embed", "embd", "embed_tokens", "embed_positions")
@@ -162,8 +162,8 @@ def _mlp(
         return Role.MLP_IN if index == 0 else Role.MLP_OUT
     if last == "w1" and not {"w3", "v1"} & set(siblings):
         return Role.MLP_IN
-    for role, known in _IN_BLOCK.items():
-        if last in known:
+    for role, words_of_role in _IN_BLOCK.items():
+        if last in words_of_role:
             return role
     return Role.LINEAR
 
@@ -200,10 +200,10 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
     staged: dict[str, tuple[int, int]] = {}
     numbers: dict[str, int | None] = {}
     for name in names:
-        found = _STAGED.search(name.lower())
-        if found:
-            staged[name] = (int(found[1] or found[2]), int(found[3]))
-        numbers[name] = None if found else _number(name)
+        match = _STAGED.search(name.lower())
+        if match:
+            staged[name] = (int(match[1] or match[2]), int(match[3]))
+        numbers[name] = None if match else _number(name)
     order = {place: position for position, place in enumerate(sorted(set(staged.values())))}
     for name, place in staged.items():
         numbers[name] = order[place]
@@ -266,11 +266,11 @@ def place_of(name: str) -> Place:
         inside = joined[staged.end() :]
         return Place(joined[: staged.start()], int(staged[1] or staged[2]), int(staged[3]), inside)
     for position, (word, following) in enumerate(pairwise(words)):
-        found = _NUMBERED.search(word)
-        if _counts(word) or (found and not _counts(following)):
-            tower = [*words[:position], word[: found.start(1)].rstrip("_")] if found else words[:position]
+        match = _NUMBERED.search(word)
+        if _counts(word) or (match and not _counts(following)):
+            tower = [*words[:position], word[: match.start(1)].rstrip("_")] if match else words[:position]
             inside = ".".join(words[position + 1 :])
-            return Place(".".join(tower), None, int(found[1] if found else word), inside)
+            return Place(".".join(tower), None, int(match[1] if match else word), inside)
     return Place("", None, None, joined)
 
 
@@ -299,9 +299,9 @@ _EXPERT_LISTS = _words("experts expert ffn_gate ffn_up ffn_down")
 def _number(name: str) -> int | None:
     words = modules(name)
     for word, following in pairwise(words):
-        found = _NUMBERED.search(word)
-        if _counts(word) or (found and not _counts(following)):
-            return int(found[1] if found else word)
+        match = _NUMBERED.search(word)
+        if _counts(word) or (match and not _counts(following)):
+            return int(match[1] if match else word)
     return None
 
 
@@ -397,14 +397,14 @@ class Names:
         settings = (self.network.config or {}).get("ffn_config")
         many = settings.get("moe_num_experts") if isinstance(settings, Mapping) else None
         rows = self.shapes[name][0] if self.shapes[name] else 0
-        known = words[-3:-1] == ["experts", "mlp"] and words[-1] in ("w1", "v1", "w2")
-        return many if known and type(many) is int and many > 1 and rows % many == 0 else 0
+        is_fused = words[-3:-1] == ["experts", "mlp"] and words[-1] in ("w1", "v1", "w2")
+        return many if is_fused and type(many) is int and many > 1 and rows % many == 0 else 0
 
     def head_by_head(self, name: str) -> tuple[bool, bool] | None:
         """Of a projection stored as ``(heads, a, b)``: whether inputs come first, whether it leads out of the heads."""
         role, shape = self.by_role(name), self.shapes[name]
-        known = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUT)
-        if not is_raw(name) or len(shape) != 3 or role not in known:
+        projections = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUT)
+        if not is_raw(name) or len(shape) != 3 or role not in projections:
             return None
         return self._raw_turned(name), role is Role.ATTENTION_OUT
 
@@ -431,9 +431,9 @@ class Names:
 
         def number(*keys: str) -> int:
             for key in keys:
-                value = config.get(key)
-                if type(value) is int and 0 < value < 2**20:
-                    return value
+                setting = config.get(key)
+                if type(setting) is int and 0 < setting < 2**20:
+                    return setting
             return 0
 
         heads = number("num_attention_heads", "n_head", "num_heads")

@@ -35,13 +35,13 @@ def read_text(path: str | Path, tokenizer: str | Path | None) -> NDArray[Any]:
         raise BadInputError(path, "is text, and the model has no tokenizer; give token numbers as .npy")
     transformers = require("transformers", "transformers", "reading text through a tokenizer")
     try:
-        found = transformers.AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
+        encoder = transformers.AutoTokenizer.from_pretrained(str(tokenizer), local_files_only=True)
     except (OSError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInputError(
             path, f"is text, and {tokenizer} has no tokenizer ({reason}); give token numbers as .npy"
         ) from None
-    return np.asarray(found(text, verbose=False)["input_ids"], dtype=np.int64)
+    return np.asarray(encoder(text, verbose=False)["input_ids"], dtype=np.int64)
 
 
 def as_windows(tokens: NDArray[Any], context: int) -> NDArray[Any]:

@@ -64,8 +64,8 @@ class ModuleConfig:
     def __post_init__(self) -> None:
         """Refuse a nonlinearity that is not known."""
         if self.activation not in get_args(ActivationName):
-            known = ", ".join(get_args(ActivationName))
-            raise BadInputError(self.activation, f"no such activation; there are: {known}")
+            names = ", ".join(get_args(ActivationName))
+            raise BadInputError(self.activation, f"no such activation; there are: {names}")
 
 
 def as_module(
@@ -99,7 +99,7 @@ def as_module(
         ['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear']
     """
     require("torch", "torch", "running a network")
-    chosen = resolve(ModuleConfig, config, options, of=as_module)
+    settings = resolve(ModuleConfig, config, options, of=as_module)
     from strati.io.network import open
 
     if is_module(model):
@@ -107,14 +107,14 @@ def as_module(
         tick(type(model).__name__)
         return model
     network = open(model)
-    found = network.module if network.module is not None else _rebuilt(network, chosen)
+    module = network.module if network.module is not None else _rebuilt(network, settings)
     tick(str(network.path))
-    return found
+    return module
 
 
-def _rebuilt(network: Network, chosen: ModuleConfig) -> nn.Module:
+def _rebuilt(network: Network, settings: ModuleConfig) -> nn.Module:
     if network.parts or is_adapter(network):
-        return adapted_module(network, lambda base: as_module(base, config=chosen))
+        return adapted_module(network, lambda base: as_module(base, config=settings))
     folder = Path(network.path)
     config = network.config or {}
     if not network.in_memory and folder.is_dir() and ("model_type" in config or "architectures" in config):
@@ -129,7 +129,7 @@ def _rebuilt(network: Network, chosen: ModuleConfig) -> nn.Module:
             "holds an ONNX graph, which strati does not run; convert it, module = onnx2torch.convert('FILE.onnx')"
             " (pip install onnx2torch), and pass the module",
         )
-    return _from_tensors(network, chosen.activation, chosen.heads)
+    return _from_tensors(network, settings.activation, settings.heads)
 
 
 def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Module:
@@ -217,9 +217,9 @@ def _line_up(network: Network) -> list[tuple[str, NDArray[Any], NDArray[Any] | N
             )
     if not weights:
         raise BadInputError(where, "holds no linear layer; there is nothing to count")
-    for one in weights:
-        if not one.floating:
-            raise UnsupportedError(one.name, f"holds {one.dtype}, not real weights; {_ADVICE}")
+    for tensor in weights:
+        if not tensor.floating:
+            raise UnsupportedError(tensor.name, f"holds {tensor.dtype}, not real weights; {_ADVICE}")
     shapes = [(t.name, (t.shape[0], t.shape[1])) for t in weights]
     biases = {t.name: vectors[b].shape[0] for t in weights if (b := _bias(t.name, vectors)) is not None}
     order, transposed = _order(shapes, biases, where)
@@ -248,20 +248,20 @@ def _order(
     shapes: list[tuple[str, tuple[int, int]]], biases: dict[str, int], where: object
 ) -> tuple[list[str], bool]:
     """The order in which the matrices fit one behind the other, and whether they are stored (in, out)."""
-    natural = sorted(
+    by_name = sorted(
         shapes, key=lambda item: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", item[0])]
     )
     kernels = all(name.rsplit("/")[-1].split(".")[-1].startswith("kernel") for name, _ in shapes)
     ways = (True, False) if kernels else (False, True)
     fitting = [t for t in ways if all(shape[t] == biases.get(name, shape[t]) for name, shape in shapes)]
     for transposed in fitting or ways:
-        for candidate in (natural, shapes):
+        for candidate in (by_name, shapes):
             if _fits([shape for _, shape in candidate], transposed):
                 return [name for name, _ in candidate], transposed
     for transposed in fitting or ways:
-        found = _search(natural, transposed)
-        if found is not None:
-            return found, transposed
+        order = _search(by_name, transposed)
+        if order is not None:
+            return order, transposed
     raise UnsupportedError(
         where,
         f"its matrices do not fit one behind the other, so it is not a multilayer perceptron; {_ADVICE}",
@@ -278,19 +278,19 @@ def _search(shapes: list[tuple[str, tuple[int, int]]], transposed: bool) -> list
     """The one order that fits, if names do not give it; ``None`` if there is none or more than one."""
     if len(shapes) > _TOO_MANY_ORDERS:
         return None
-    found: list[list[str]] = []
+    orders: list[list[str]] = []
 
     def extend(taken: list[str], width: int | None) -> None:
         if len(taken) == len(shapes):
-            found.append(taken)
+            orders.append(taken)
             return
         for name, (rows, cols) in shapes:
             first, last = (rows, cols) if transposed else (cols, rows)
-            if name not in taken and width in (None, first) and len(found) < 2:
+            if name not in taken and width in (None, first) and len(orders) < 2:
                 extend([*taken, name], last)
 
     extend([], None)
-    return found[0] if len(found) == 1 else None
+    return orders[0] if len(orders) == 1 else None
 
 
 def _stem(name: str) -> str:
@@ -301,9 +301,9 @@ def _bias(weight: str, vectors: dict[str, Any]) -> str | None:
     """The bias of a weight: the same name with another last word, as every framework spells it."""
     pairs = (("weight", "bias"), ("kernel", "bias"), ("Weight", "Bias"), ("W", "b"), ("w", "b"))
     for mine, theirs in pairs:
-        head, found, tail = weight.rpartition(mine)
+        head, separator, tail = weight.rpartition(mine)
         name = f"{head}{theirs}{tail}"
-        if found and name in vectors:
+        if separator and name in vectors:
             return name
     return None
 
@@ -322,11 +322,11 @@ def _transformer(folder: Path, network: Network) -> nn.Module:
             folder / "config.json", f"is not readable JSON ({type(error).__name__})"
         ) from None
     names = config.get("architectures") if isinstance(config, dict) else None
-    wanted = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "AutoModel"
-    kind = getattr(transformers, wanted, None)
+    class_name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else "AutoModel"
+    kind = getattr(transformers, class_name, None)
     if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise UnsupportedError(
-            wanted, f"is not a model class of transformers, and code beside it is not run; {_ADVICE}"
+            class_name, f"is not a model class of transformers, and code beside it is not run; {_ADVICE}"
         )
     with _quiet(transformers):
         try:
@@ -344,7 +344,7 @@ def _transformer(folder: Path, network: Network) -> nn.Module:
     missing = sorted(report.get("missing_keys") or ())
     if missing:
         raise BadInputError(
-            folder, f"lacks {len(missing)} weights of {wanted}, first {missing[0]}; the files do not fit"
+            folder, f"lacks {len(missing)} weights of {class_name}, first {missing[0]}; the files do not fit"
         )
     loaded: nn.Module = model.eval()
     return loaded

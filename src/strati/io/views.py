@@ -100,8 +100,8 @@ def views_of(
         The kind of layer, and for each matrix the suffix of its name, its view and its role.
     """
     hint = names.hints.get(tensor.name, Hint())
-    kind, whole = _base_view(names, tensor, hint, flatten)
-    parts = _parts(names, tensor, names.role(tensor, kind), kind, whole, split_qkv)
+    kind, base = _base_view(names, tensor, hint, flatten)
+    parts = _parts(names, tensor, names.role(tensor, kind), kind, base, split_qkv)
     if hint.label is not None:
         parts = [
             (suffix, replace(view, text=f"{view.text}, used by {hint.label}"), role)
@@ -183,10 +183,10 @@ _QKV = (Role.QUERY, Role.KEY, Role.VALUE)
 
 
 def _parts(
-    names: Names, tensor: Tensor, role: Role, kind: str, whole: View, split_qkv: bool
+    names: Names, tensor: Tensor, role: Role, kind: str, base: View, split_qkv: bool
 ) -> list[tuple[str, View, Role]]:
     """The layers that a tensor makes up: suffix of the name, view, role."""
-    if whole.index is not None:
+    if base.index is not None:
         part = "expert" if EXPERTS.search(names.label(tensor.name)) else "matrix"
         part = "direction" if kind in _RECURRENT.values() else part
         turned = names.stack_inputs_first(tensor.name)
@@ -197,38 +197,38 @@ def _parts(
     many = names.experts_in_rows(tensor.name) if kind == "linear" else 0
     if many:
         turned = role is Role.MLP_OUT
-        return [(f"[{i}]", part_of_rows(whole, i, many, turned=turned), role) for i in range(many)]
+        return [(f"[{i}]", part_of_rows(base, i, many, turned=turned), role) for i in range(many)]
     if role is Role.QKV and split_qkv and kind == "linear":
-        parts = _split(names, tensor, whole)
+        parts = _split(names, tensor, base)
         if parts:
             return [(f"[{'qkv'[i]}]", view, _QKV[i]) for i, view in enumerate(parts)]
-        return [("", replace(whole, text=f"{whole.text}, not split: how it is fused is not known"), role)]
-    return [("", whole, role)]
+        return [("", replace(base, text=f"{base.text}, not split: how it is fused is not known"), role)]
+    return [("", base, role)]
 
 
 _BY_HEAD = frozenset({"gpt_neox", "gpt_neox_japanese", "bloom", "persimmon", "falcon"})
 """Model types whose ``query_key_value`` is ordered head by head, each head holding its q, k and v."""
 
 
-def _split(names: Names, tensor: Tensor, whole: View) -> list[View]:
+def _split(names: Names, tensor: Tensor, base: View) -> list[View]:
     """The three views of a fused matrix; none where the file does not say how it is fused."""
     word = modules(tensor.name)[-1]
     heads, groups, width = names.heads()
     if word == "query_key_value":  # ordered head by head: needs the number of heads
         by_head = (names.network.config or {}).get("model_type") in _BY_HEAD
-        if by_head and heads and groups == heads and whole.rows % (3 * heads) == 0:
-            return [part_of_heads(whole, i, heads) for i in range(3)]
+        if by_head and heads and groups == heads and base.rows % (3 * heads) == 0:
+            return [part_of_heads(base, i, heads) for i in range(3)]
         return []
     if heads and groups and groups != heads:
-        width = width or whole.rows // (heads + 2 * groups)
+        width = width or base.rows // (heads + 2 * groups)
         sizes = (heads * width, groups * width, groups * width)
-    elif whole.rows % 3 == 0 and (heads or whole.rows == 3 * whole.cols):
-        sizes = (whole.rows // 3,) * 3  # else keys and values may have fewer heads than queries
+    elif base.rows % 3 == 0 and (heads or base.rows == 3 * base.cols):
+        sizes = (base.rows // 3,) * 3  # else keys and values may have fewer heads than queries
     else:
         return []
-    if sum(sizes) != whole.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):
+    if sum(sizes) != base.rows or word in ("to_kv", "kv", "kv_proj", "kv_a_proj_with_mqa", "kv_b_proj"):
         return []
-    return [part_of_qkv(whole, i, sizes) for i in range(3)]
+    return [part_of_qkv(base, i, sizes) for i in range(3)]
 
 
 def as_stored(shape: tuple[int, ...]) -> View:

@@ -41,8 +41,10 @@ def resnet(shapes: Shapes) -> nn.Module:
         UnsupportedError: Some of the tensors belong to another kind of residual network.
     """
     model = ResNet(shapes).eval()
-    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    foreign = sorted(name for name in shapes if name not in own and not name.endswith("num_batches_tracked"))
+    shapes_built = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    foreign = sorted(
+        name for name in shapes if name not in shapes_built and not name.endswith("num_batches_tracked")
+    )
     if foreign:
         raise UnsupportedError(foreign[0], "is not of a plain residual network; build the nn.Module yourself")
     return model
@@ -124,8 +126,8 @@ class ResNet(nn.Module):
         for stage in self.stages:
             x = self.get_submodule(stage)(x)
         features = x.mean(dim=(2, 3))
-        found: Tensor = features if self.head is None else self.get_submodule(self.head)(features)
-        return found
+        logits: Tensor = features if self.head is None else self.get_submodule(self.head)(features)
+        return logits
 
 
 HEADS = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1280: 16, 1408: 16, 1664: 16}
@@ -165,8 +167,8 @@ def vit(shapes: Shapes, heads: int | None = None) -> nn.Module:
     if width % count:
         raise BadInputError("heads", f"{count} heads do not divide the width {width}")
     model = (Timm(shapes, count) if timm else TorchVision(shapes, count)).eval()
-    own = model.state_dict()
-    foreign = sorted(name for name in shapes if name not in own)
+    built = model.state_dict()
+    foreign = sorted(name for name in shapes if name not in built)
     if foreign:
         raise UnsupportedError(
             foreign[0], "is not of a plain vision transformer; build the nn.Module yourself"
@@ -216,8 +218,10 @@ class Attention(nn.Module):
         """The attention's output."""
         batch, places, _ = x.shape
         q, k, v = self.qkv(x).view(batch, places, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out: Tensor = self.proj(_attend(self.get_submodule("q_norm")(q), self.get_submodule("k_norm")(k), v))
-        return out
+        output: Tensor = self.proj(
+            _attend(self.get_submodule("q_norm")(q), self.get_submodule("k_norm")(k), v)
+        )
+        return output
 
 
 class Mlp(nn.Module):
@@ -229,8 +233,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The MLP's output."""
-        out: Tensor = self.fc2(functional.gelu(self.fc1(x)))
-        return out
+        output: Tensor = self.fc2(functional.gelu(self.fc1(x)))
+        return output
 
 
 class TimmBlock(nn.Module):
@@ -247,8 +251,8 @@ class TimmBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
         x = x + self.ls1(self.attn(self.norm1(x)))
-        out: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
-        return out
+        output: Tensor = x + self.ls2(self.mlp(self.norm2(x)))
+        return output
 
 
 class Patches(nn.Module):
@@ -261,8 +265,8 @@ class Patches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Patches as a sequence."""
-        out: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return out
+        output: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return output
 
 
 class Timm(nn.Module):
@@ -298,8 +302,8 @@ class Timm(nn.Module):
         x = self.norm(self.blocks(self.norm_pre(x)))
         start = sum(self.get_parameter(name).shape[1] for name in self.tokens)
         pooled = x[:, start:].mean(dim=1) if self.mean else x[:, 0]
-        out: Tensor = self.head(self.fc_norm(pooled))
-        return out
+        output: Tensor = self.head(self.fc_norm(pooled))
+        return output
 
 
 class TorchVisionBlock(nn.Module):
@@ -317,10 +321,10 @@ class TorchVisionBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
-        seen = self.ln_1(x)
-        x = x + self.self_attention(seen, seen, seen, need_weights=False)[0]
-        out: Tensor = x + self.mlp(self.ln_2(x))
-        return out
+        normed = self.ln_1(x)
+        x = x + self.self_attention(normed, normed, normed, need_weights=False)[0]
+        output: Tensor = x + self.mlp(self.ln_2(x))
+        return output
 
 
 class Encoder(nn.Module):
@@ -338,8 +342,8 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The encoded sequence."""
-        out: Tensor = self.ln(self.layers(x + self.pos_embedding))
-        return out
+        output: Tensor = self.ln(self.layers(x + self.pos_embedding))
+        return output
 
 
 class TorchVision(nn.Module):
@@ -362,5 +366,5 @@ class TorchVision(nn.Module):
         """Logits of images; features where there is no classifier."""
         x = self.conv_proj(x).flatten(2).transpose(1, 2)
         x = self.encoder(torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1))
-        out: Tensor = self.heads(x[:, 0])
-        return out
+        output: Tensor = self.heads(x[:, 0])
+        return output

@@ -126,9 +126,10 @@ class ZipArchive:
                 while filled < size and (piece := stream.read(min(_PIECE, size - filled))):
                     inflated[filled : filled + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
                     filled += len(piece)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
-            why = "has a wrong checksum" if "CRC" in str(error) else "cannot be inflated"
-            raise self.source.error(f"the zip entry {name} {why}; the file is damaged") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError):
+            raise self.source.error(
+                f"the zip entry {name} cannot be inflated, or its checksum is wrong; the file is damaged"
+            ) from None
         if filled != size:
             raise self.source.error(f"the zip entry {name} is smaller than it claims; the file is damaged")
         return inflated

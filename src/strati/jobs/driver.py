@@ -184,8 +184,12 @@ def run_cached(
         run.expect(len(todo))
         drive(store, body, todo if alone else todo[::-1], keep, run)
         for unit in units:
-            found = store.get(unit.key)
-            if found is None or found.reason is not None:
-                why = found.reason if found is not None and found.reason else "was not computed; run it again"
+            finished = store.get(unit.key)
+            if finished is None or finished.reason is not None:
+                why = (
+                    finished.reason
+                    if finished is not None and finished.reason
+                    else "was not computed; run it again"
+                )
                 raise BadInputError(unit.name, why)
-            yield found.value
+            yield finished.value

@@ -132,9 +132,9 @@ class _Crew:
         taken = {worker.group for worker in self._workers}
         for worker in self._workers:
             if worker.ready and worker.alive and worker.unit is None and waiting:
-                own = (i for i, unit in enumerate(waiting) if unit.group == worker.group)
+                same_group = (i for i, unit in enumerate(waiting) if unit.group == worker.group)
                 free = (i for i, unit in enumerate(waiting) if unit.group not in taken)
-                unit = waiting.pop(next(own, next(free, 0)))
+                unit = waiting.pop(next(same_group, next(free, 0)))
                 worker.give(unit)
                 taken.add(unit.group)
 
@@ -182,13 +182,13 @@ def _script_hidden() -> Iterator[None]:
     """Start a child that does not import the running script again: without a guard it would start its work anew."""
     main = sys.modules["__main__"].__dict__
     names = ("__file__", "__spec__")
-    kept = {name: main.pop(name) for name in names if name in main}
+    hidden = {name: main.pop(name) for name in names if name in main}
     main["__spec__"] = None  # is asked for
     try:
         yield
     finally:
         del main["__spec__"]
-        main.update(kept)
+        main.update(hidden)
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def _interrupts_held() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # its own start would lift the block
+    resource_tracker.ensure_running()  # its same_group start would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -149,5 +149,5 @@ class _Count:
         units = f"{self._done}/{self._total if self._total is not None else '?'}"
         if self._sizes is None:
             return units
-        whole = sum(self._sizes.bytes.values())
-        return f"{units} layers, {min(self._bytes, whole) / 1e9:.2f}/{whole / 1e9:.2f} GB"
+        total = sum(self._sizes.bytes.values())
+        return f"{units} layers, {min(self._bytes, total) / 1e9:.2f}/{total / 1e9:.2f} GB"

@@ -89,11 +89,11 @@ class Store:
     def about(self) -> dict[str, Any]:
         """What was written when the store was created."""
         with _explained(self.path):
-            found = self._db.execute("SELECT name, value, checksum FROM about ORDER BY name").fetchall()
-        for name, value, checksum in found:
-            if checksum != _checksum(name, value):
+            rows = self._db.execute("SELECT name, value, checksum FROM about ORDER BY name").fetchall()
+        for name, text, checksum in rows:
+            if checksum != _checksum(name, text):
                 raise _damaged(self.path, f"the entry {name!r} has a wrong checksum")
-        return {name: json.loads(value) for name, value, _ in found}
+        return {name: json.loads(text) for name, text, _ in rows}
 
     def put(self, unit: Finished) -> None:
         """Keep a finished unit, in one transaction; what is there as done already stays as it is.
@@ -101,9 +101,9 @@ class Store:
         Raises:
             BadInputError: The disk is full or the store cannot be written.
         """
-        value = _text(unit.value)
+        text = _text(unit.value)
         status = "done" if unit.reason is None else "failed"
-        row = (unit.key, unit.name, status, unit.reason, value)
+        row = (unit.key, unit.name, status, unit.reason, text)
         with _explained(self.path):
             # IMMEDIATE: with a plain BEGIN two writers meet at the upgrade of their lock and both give up.
             self._db.execute("BEGIN IMMEDIATE")
@@ -123,8 +123,8 @@ class Store:
     def keys(self, *, failed: bool = True) -> set[str]:
         """The keys of the finished units, with or without the failed ones."""
         with _explained(self.path):
-            found = self._db.execute("SELECT key FROM units WHERE ? OR status = 'done'", (failed,)).fetchall()
-        return {key for (key,) in found}
+            rows = self._db.execute("SELECT key FROM units WHERE ? OR status = 'done'", (failed,)).fetchall()
+        return {key for (key,) in rows}
 
     def __contains__(self, key: object) -> bool:
         with _explained(self.path):
@@ -149,18 +149,18 @@ class Store:
             BadInputError: A row was damaged.
         """
         with _explained(self.path):
-            found = self._db.execute(
+            rows = self._db.execute(
                 "SELECT key, name, status, reason, value, checksum FROM units ORDER BY key"
             )
-            for row in found:
+            for row in rows:
                 yield self._checked(row)
 
     def _checked(self, row: tuple[Any, ...]) -> Finished:
         *fields, checksum = row
         if checksum != _checksum(*fields):
             raise _damaged(self.path, f"the row of unit {fields[1]!r} has a wrong checksum")
-        key, name, _, reason, value = fields
-        return Finished(key, name, json.loads(value), reason)
+        key, name, _, reason, text = fields
+        return Finished(key, name, json.loads(text), reason)
 
     def close(self) -> None:
         """Close the file; the last one to close it folds the write-ahead log into it."""
@@ -201,8 +201,8 @@ def _create(path: Path, about: Mapping[str, Any]) -> None:
                     f"PRAGMA application_id={APPLICATION}; PRAGMA user_version={SCHEMA}; {_TABLES}"
                 )
                 for key in sorted(about):
-                    value = _text(about[key])
-                    db.execute("INSERT INTO about VALUES (?, ?, ?)", (key, value, _checksum(key, value)))
+                    text = _text(about[key])
+                    db.execute("INSERT INTO about VALUES (?, ?, ?)", (key, text, _checksum(key, text)))
             finally:
                 db.close()
         try:
@@ -245,7 +245,7 @@ def _explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         text = str(error)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL or "disk is full" in text:
+        if code == sqlite3.SQLITE_FULL:
             why = "the disk is full; what was finished is kept, free some space and run the same command to resume"
             raise BadInputError(path, why) from None
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

@@ -63,7 +63,7 @@ def _place(name: str, placed: dict[str, str]) -> None:
     source = (STATIC / f"{name}.js").read_text(encoding="utf-8")
     for _, needed in _IMPORT.findall(source):
         _place(needed, placed)
-    exports = [found for _, found in _EXPORT.findall(source)]
+    exports = [name for _, name in _EXPORT.findall(source)]
     body = _IMPORT.sub(lambda m: f"const {{{m[1]}}} = module_{m[2]};", source)
     body = _EXPORT.sub(r"\1 \2", body)
     placed[name] = f"const module_{name} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"

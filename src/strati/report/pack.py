@@ -69,16 +69,16 @@ def kept_ranks(values: FloatArray, most: int, marks: Sequence[float] = ()) -> In
     if size <= most:
         return np.arange(size)
     near = max(2, most // 16)
-    chosen = [np.arange(near), np.arange(size - 2 * near, size)]
+    indices = [np.arange(near), np.arange(size - 2 * near, size)]
     places = [int(np.searchsorted(values, mark)) for mark in sorted(marks)[:4]]
-    chosen += [np.arange(max(0, at - near // 2), min(size, at + near // 2)) for at in places]
+    indices += [np.arange(max(0, at - near // 2), min(size, at + near // 2)) for at in places]
     stretches = [(low, high) for low, high in pairwise(sorted({0, *places, size})) if high > low]
-    room = most - len(np.unique(np.concatenate(chosen)))
+    room = most - len(np.unique(np.concatenate(indices)))
     for place, (low, high) in enumerate(sorted(stretches, key=lambda s: s[1] - s[0])):
         share = min(room // (len(stretches) - place), high - low)
-        chosen.append(np.linspace(low, high - 1, share).round().astype(np.int64))
+        indices.append(np.linspace(low, high - 1, share).round().astype(np.int64))
         room -= share
-    return np.unique(np.concatenate(chosen))
+    return np.unique(np.concatenate(indices))
 
 
 def _slim(value: Any, name: str | None, owner: Mapping[str, Any], words: list[IntArray], budget: int) -> Any:
@@ -114,12 +114,12 @@ def _is_spectrum(value: Sequence[Any]) -> bool:
 
 def _count_spectra(value: Any) -> int:
     if isinstance(value, Mapping):
-        own = sum(
+        here = sum(
             1 if _is_spectrum(v) else sum(isinstance(w, list | tuple) for w in v)
             for k, v in value.items()
             if k.endswith("eigenvalues") and isinstance(v, list | tuple)
         )
-        return own + sum(_count_spectra(v) for k, v in value.items() if not k.endswith("eigenvalues"))
+        return here + sum(_count_spectra(v) for k, v in value.items() if not k.endswith("eigenvalues"))
     if isinstance(value, list | tuple):
         return sum(_count_spectra(v) for v in value if isinstance(v, Mapping | list | tuple))
     return 0

@@ -44,8 +44,8 @@ def write_report(
         >>> [result["schema"] for result in write_report(found, file)]
         ['strati.scan/1']
     """
-    given = [runs] if isinstance(runs, Result | Mapping | str | os.PathLike) else list(runs)
-    results = [read_run(run) for run in given]
+    listed = [runs] if isinstance(runs, Result | Mapping | str | os.PathLike) else list(runs)
+    results = [read_run(run) for run in listed]
     write_atomic(os.fspath(path), build_page(results))
     return results
 

@@ -94,13 +94,13 @@ def check_result(result: Any, what: object) -> str:
     if not isinstance(result, Mapping):
         raise BadInputError(what, "is not a result of strati; give a JSON result that strati wrote")
     schema = result.get("schema")
-    found = re.fullmatch(r"strati\.([a-z-]+)/(\d+)", schema) if isinstance(schema, str) else None
-    if found is None:
+    match = re.fullmatch(r"strati\.([a-z-]+)/(\d+)", schema) if isinstance(schema, str) else None
+    if match is None:
         raise BadInputError(what, "has no schema of strati; give a JSON result that strati wrote")
-    verb, version = found.groups()
+    verb, version = match.groups()
     if verb not in ROWS or version != "1":
-        known = ", ".join(f"strati.{name}/1" for name in ROWS)
-        raise BadInputError(what, f"holds {schema}, which this version cannot draw; it knows {known}")
+        readable = ", ".join(f"strati.{name}/1" for name in ROWS)
+        raise BadInputError(what, f"holds {schema}, which this version cannot draw; it knows {readable}")
     needed = _NEEDED.get(verb, "layers")
     if needed not in result:
         raise BadInputError(what, f"lacks {needed!r}; the file was changed, write the result again")

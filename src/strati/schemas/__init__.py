@@ -22,8 +22,8 @@ def names() -> tuple[str, ...]:
         >>> "strati.scan/1" in names()
         True
     """
-    found = (path.stem.rpartition("-") for path in sorted(HOME.glob("*.json")))
-    return tuple(f"strati.{verb}/{version}" for verb, _, version in found)
+    parts = (path.stem.rpartition("-") for path in sorted(HOME.glob("*.json")))
+    return tuple(f"strati.{verb}/{version}" for verb, _, version in parts)
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strati.core.display import natural
 from strati.core.errors import BadInputError
-from strati.io.checkpoint_file import natural
 
 _NUMBER = re.compile(r"[0-9]+")
 ENDINGS = (

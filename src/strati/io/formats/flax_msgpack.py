@@ -92,15 +92,15 @@ def _leaves(
     """Arrays by dotted name; optimizer state is named and left out."""
     if depth > MAX_DEPTH:
         raise source.error("its tables are nested too deep; it is probably corrupt")
-    for key, value in tree.items():
+    for key, child in tree.items():
         name = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, ArrayPlace):
-            yield name.removeprefix("params."), value
-        elif isinstance(value, dict):
-            if not prefix and (key in ("opt_state", "optimizer") or is_optimizer(value)):
+        if isinstance(child, ArrayPlace):
+            yield name.removeprefix("params."), child
+        elif isinstance(child, dict):
+            if not prefix and (key in ("opt_state", "optimizer") or is_optimizer(child)):
                 yield name, "optimizer state, not part of the network"
             else:
-                yield from _leaves(source, value, name, depth + 1)
+                yield from _leaves(source, child, name, depth + 1)
 
 
 def _hints(places: dict[str, ArrayPlace]) -> dict[str, Hint]:

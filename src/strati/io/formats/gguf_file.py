@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.display import natural
 from strati.core.errors import UnsupportedError, require
-from strati.io.checkpoint_file import MAX_TENSORS, Quantisation, RawCheckpoint, Tensor, natural, numpy_dtype
+from strati.io.checkpoint_file import MAX_TENSORS, Quantisation, RawCheckpoint, Tensor, numpy_dtype
 from strati.io.quantised.rounding_error import even, lattice
 
 if TYPE_CHECKING:
@@ -204,10 +205,10 @@ def _dequantise(source: MappedFile, name: str, place: TensorPlace, start: int) -
     gguf = require("gguf", "gguf", "reading quantised GGUF tensors")
     label, block, size = _CODED[place.type]
     rows = (*place.shape[:-1], place.shape[-1] // block * size)
-    data = source.array(start + place.offset, rows, np.dtype(np.uint8))
+    blocks = source.array(start + place.offset, rows, np.dtype(np.uint8))
     try:
         with np.errstate(all="ignore"):
-            values: NDArray[Any] = gguf.quants.dequantize(data, gguf.GGMLQuantizationType(place.type))
+            values: NDArray[Any] = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(place.type))
     except (NotImplementedError, ValueError):
         raise UnsupportedError(
             name, f"is coded as {label}, which the installed gguf cannot dequantise"
@@ -252,9 +253,9 @@ class _Cursor:
     def number(self, form: str) -> Any:
         size = struct.calcsize(form)
         self.source.check(self.position, size)
-        (value,) = struct.unpack_from(form, self.data, self.position)
+        (number,) = struct.unpack_from(form, self.data, self.position)
         self.position += size
-        return value
+        return number
 
     def text(self, limit: int) -> str:
         raw = self.raw(limit)

@@ -65,8 +65,8 @@ def listing(source: MappedFile) -> tuple[list[Hdf5Contents], list[str]]:
         MissingExtraError: h5py is not installed.
     """
     table = json.loads(_child(source, ["list"]))
-    found = [Hdf5Contents(**(item | {"shape": tuple(item["shape"])})) for item in table["datasets"]]
-    return found, table["order"]
+    datasets = [Hdf5Contents(**(fields | {"shape": tuple(fields["shape"])})) for fields in table["datasets"]]
+    return datasets, table["order"]
 
 
 def values(source: MappedFile, item: Hdf5Contents) -> NDArray[Any]:
@@ -119,7 +119,7 @@ def main(words: list[str]) -> None:
     """The child's program: list the datasets as JSON, or write the bytes of one."""
     import resource
 
-    memory, seconds, path, offset, size, verb, *rest = words
+    memory, seconds, path, offset, size, verb, *arguments = words
     try:
         import h5py
     except ImportError:
@@ -128,16 +128,16 @@ def main(words: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (int(memory), int(memory)))
     try:
         # The file itself, or the part of it that is an HDF5 file of its own: an archive's entry stored as it is.
-        whole = MappedFile(path)
-        part = FileSlice(whole, whole.data[int(offset) : int(offset) + int(size)], offset=int(offset))
+        outer = MappedFile(path)
+        part = FileSlice(outer, outer.data[int(offset) : int(offset) + int(size)], offset=int(offset))
         stream = path if int(offset) == 0 else MappedReader(part, limit=int(size))
         with h5py.File(stream, "r", locking=False) as file:
             root = file[_ROOT] if _is_group(h5py, file, _ROOT) else file
             if verb == "list":
-                found = [vars(item) for item in _walk(h5py, root, "", 0, set())]
-                answer = json.dumps({"datasets": found, "order": _order(h5py, root)}).encode()
+                datasets = [vars(dataset) for dataset in _walk(h5py, root, "", 0, set())]
+                answer = json.dumps({"datasets": datasets, "order": _order(h5py, root)}).encode()
             else:
-                answer = np.ascontiguousarray(root[rest[0]][()]).tobytes()
+                answer = np.ascontiguousarray(root[arguments[0]][()]).tobytes()
     except Exception:
         # Whatever h5py raises here (it uses a dozen kinds), the file is at fault; the parent says so.
         sys.exit(_DAMAGED)
@@ -151,24 +151,24 @@ def _is_group(h5py: Any, group: Any, name: str) -> bool:
     return isinstance(group[name], h5py.Group)
 
 
-def _walk(h5py: Any, group: Any, path: str, depth: int, seen: set[int]) -> Iterator[Hdf5Contents]:
-    if depth > MAX_DEPTH or len(seen) > MAX_DATASETS or len(path) > MAX_NAME:
+def _walk(h5py: Any, group: Any, path: str, depth: int, visited: set[int]) -> Iterator[Hdf5Contents]:
+    if depth > MAX_DEPTH or len(visited) > MAX_DATASETS or len(path) > MAX_NAME:
         raise ValueError("groups nested too deep, or too many")
     for name in group:
         place = f"{path}/{name}" if path else str(name)
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             yield Hdf5Contents(place, reason="a link out of its place, which is not followed", elsewhere=True)
             continue
-        item = group[name]
-        address = h5py.h5o.get_info(item.id).addr
-        if address in seen:
+        child = group[name]
+        address = h5py.h5o.get_info(child.id).addr
+        if address in visited:
             yield Hdf5Contents(place, reason="the same object again, under another name")
             continue
-        seen.add(address)
-        if isinstance(item, h5py.Group):
-            yield from _walk(h5py, item, place, depth + 1, seen)
-        elif isinstance(item, h5py.Dataset):
-            yield _dataset(h5py, item, place)
+        visited.add(address)
+        if isinstance(child, h5py.Group):
+            yield from _walk(h5py, child, place, depth + 1, visited)
+        elif isinstance(child, h5py.Dataset):
+            yield _dataset(h5py, child, place)
 
 
 def _dataset(h5py: Any, item: Any, path: str) -> Hdf5Contents:

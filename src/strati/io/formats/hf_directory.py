@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strati.core.display import natural
 from strati.core.errors import BadInputError, IncompleteError, UnsupportedError
 from strati.core.results import Flag
-from strati.io.checkpoint_file import MappedFile, RawCheckpoint, natural
+from strati.io.checkpoint_file import MappedFile, RawCheckpoint
 from strati.io.file_formats import DISTRIBUTED
 from strati.io.formats.safetensors_file import strict_json
 from strati.io.quantised.recognise import decoded
@@ -56,7 +57,7 @@ _REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
         "is an Orbax checkpoint; restore it with orbax and save the parameters with flax.serialization.to_bytes",
     ),
 )
-"""Folders of formats that are not read, told by the names of their files, and what to do about each."""
+"""Folders of formats that are not read, recognised by the names of their files, and what to do about each."""
 
 _SHARD = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})(\.[a-z]+)")
 
@@ -108,7 +109,7 @@ def _pipeline(folder: Path) -> RawCheckpoint:
             parts[name] = decoded(_merge(place, _component(place), _config(place)))
     if not parts:
         raise BadInputError(folder, "is a diffusers pipeline without weights; download its components")
-    return _joined(parts)
+    return _joined(parts, "diffusers", ".")
 
 
 def _component(folder: Path) -> Mapping[str, set[str] | None]:
@@ -119,51 +120,7 @@ def _component(folder: Path) -> Mapping[str, set[str] | None]:
             if place.exists() or place.is_symlink():
                 leads_to(folder, place)
                 return _indexed(folder, place) if ending.endswith(".json") else {place.name: None}
-    return _found(folder)
-
-
-def _joined(parts: Mapping[str, RawCheckpoint]) -> RawCheckpoint:
-    """Components side by side, each tensor's name behind its component's."""
-    owner = {f"{part}.{t.name}": (part, t.name) for part, found in parts.items() for t in found.tensors}
-
-    def read(name: str) -> NDArray[Any]:
-        part, own = owner[name]
-        return parts[part].read(own)
-
-    def read_part(name: str, index: int) -> NDArray[Any]:
-        part, own = owner[name]
-        alone = parts[part].read_part
-        if alone is not None:
-            return alone(own, index)
-        whole = parts[part].read(own)
-        chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
-        return chosen
-
-    def rounding(name: str, index: int | None) -> NDArray[Any] | None:
-        part, own = owner[name]
-        known = parts[part].rounding
-        return None if known is None else known(own, index)
-
-    def named(field: str) -> dict[str, Any]:
-        return {f"{part}.{k}": v for part, found in parts.items() for k, v in getattr(found, field).items()}
-
-    return RawCheckpoint(
-        format="diffusers",
-        tensors=tuple(
-            replace(t, name=f"{part}.{t.name}") for part, found in parts.items() for t in found.tensors
-        ),
-        read=read,
-        unread=tuple(
-            replace(s, name=f"{part}.{s.name}") for part, found in parts.items() for s in found.unread
-        ),
-        ties={f"{part}.{k}": f"{part}.{v}" for part, found in parts.items() for k, v in found.ties.items()},
-        hints=named("hints"),
-        warnings=tuple(w for found in parts.values() for w in found.warnings),
-        quantisation=named("quantisation"),
-        rounding=rounding,
-        read_part=read_part,
-        files=tuple(file for found in parts.values() for file in found.files),
-    )
+    return _single_model(folder)
 
 
 def _plain_name(name: str) -> bool:
@@ -190,8 +147,7 @@ def _adapter(folder: Path) -> RawCheckpoint:
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         if (folder / name).exists() or (folder / name).is_symlink():
             leads_to(folder, folder / name)
-            found = _merge(folder, {name: None}, {"adapter_config": config})
-            return RawCheckpoint(**(vars(found) | {"format": "peft"}))
+            return replace(_merge(folder, {name: None}, {"adapter_config": config}), format="peft")
     raise BadInputError(
         folder, "has an adapter_config.json but no adapter_model.safetensors; download it again"
     )
@@ -203,7 +159,7 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
         if (folder / name).exists() or (folder / name).is_symlink():
             leads_to(folder, folder / name)
             return _indexed(folder, folder / name) if name.endswith(".json") else {name: None}
-    return _found(folder)
+    return _single_model(folder)
 
 
 def _config(folder: Path) -> Mapping[str, Any] | None:
@@ -212,9 +168,9 @@ def _config(folder: Path) -> Mapping[str, Any] | None:
     if config is not None and ("quantization_config" in config or "compression_config" in config):
         return config
     for name, method in QUANTISED.items():
-        told = _table(folder, name)
-        if told is not None:
-            return {**(config or {}), "quantization_config": {"quant_method": method, **told}}
+        settings = _table(folder, name)
+        if settings is not None:
+            return {**(config or {}), "quantization_config": {"quant_method": method, **settings}}
     return config
 
 
@@ -291,7 +247,7 @@ def leads_to(folder: Path, path: Path) -> Path:
     raise BadInputError(path, "is a link that leads out of the folder; refused")
 
 
-def _found(folder: Path) -> dict[str, set[str] | None]:
+def _single_model(folder: Path) -> dict[str, set[str] | None]:
     """The weights of a directory without index."""
     names = _listed(folder)
     weights = [n for n in names if n.lower().endswith(ENDINGS) and n not in NO_WEIGHTS]
@@ -347,18 +303,14 @@ def _counted(folder: Path, shards: list[str]) -> dict[str, set[str] | None]:
 
 def _stale(folder: Path, files: Mapping[str, set[str] | None]) -> list[Flag]:
     """Shards in the folder that are not read: left over from another download, perhaps."""
-    known = {(m[1], m[4]) for m in map(_SHARD.fullmatch, files) if m}
-    if known and all(expected is None for expected in files.values()):
+    stems = {(m[1], m[4]) for m in map(_SHARD.fullmatch, files) if m}
+    if stems and all(expected is None for expected in files.values()):
         return []
-    known |= {
+    stems |= {
         (Path(name).stem, Path(name).suffix) for name in files
     }  # shards beside the one file with all weights
-    found = [
-        m[0]
-        for m in (_SHARD.fullmatch(entry.name) for entry in folder.iterdir())
-        if m and (m[1], m[4]) in known
-    ]
-    left = sorted(set(found) - set(files))
+    matches = (_SHARD.fullmatch(entry.name) for entry in folder.iterdir())
+    left = sorted({m[0] for m in matches if m and (m[1], m[4]) in stems} - set(files))
     text = f"{len(left)} shards belong to no index and are not read: {', '.join(left[:3])}"
     return [Flag("stale-shard", text)] if left else []
 
@@ -366,54 +318,96 @@ def _stale(folder: Path, files: Mapping[str, set[str] | None]) -> list[Flag]:
 def _merge(
     folder: Path, files: Mapping[str, set[str] | None], config: Mapping[str, Any] | None
 ) -> RawCheckpoint:
+    """The checkpoint that some files of a folder hold together; each may have a set of tensors that it must hold."""
     from strati.io.file_formats import file_contents
 
     parts: dict[str, RawCheckpoint] = {}
     owner: dict[str, str] = {}
-    extra = _stale(folder, files)
+    flags = _stale(folder, files)
     for name, expected in files.items():
         part = file_contents(folder / name)
-        here = {tensor.name for tensor in part.tensors}
-        missing = sorted(expected - here - {s.name for s in part.unread}) if expected is not None else []
-        if missing:
-            error = IncompleteError(
-                folder / name, f"lacks {missing[0]}, which the index says it holds; download it again"
-            )
-            error.names = tuple(missing)
-            raise error
-        unlisted = sorted(here - expected) if expected is not None else []
-        if unlisted:
-            text = f"{name} holds {len(unlisted)} tensors that the index does not list ({unlisted[0]}, ...); read too"
-            extra.append(Flag("unlisted-tensors", text))
-        for tensor in here:
+        names = {tensor.name for tensor in part.tensors}
+        if expected is not None:
+            flags += _check_listed(folder / name, names, {s.name for s in part.unread}, expected)
+        for tensor in names:
             if tensor in owner:
                 raise BadInputError(folder, f"has {tensor} in both {owner[tensor]} and {name}; remove one")
             owner[tensor] = name
         parts[name] = part
+    first = next(iter(parts.values()))
     if len(parts) == 1:
-        only = next(iter(parts.values()))
-        known = config if config is not None else only.config
-        return replace(only, config=known, warnings=(*only.warnings, *extra))
+        return replace(
+            first, config=first.config if config is None else config, warnings=(*first.warnings, *flags)
+        )
+    joined = _joined(parts, first.format, "")
+    tensors = tuple(sorted(joined.tensors, key=lambda tensor: natural(tensor.name)))
+    return replace(joined, tensors=tensors, config=config, warnings=(*joined.warnings, *flags))
+
+
+def _check_listed(file: Path, names: set[str], unread: set[str], expected: set[str]) -> list[Flag]:
+    """Compare the tensors of a shard with those that the index lists for it.
+
+    Raises:
+        IncompleteError: The shard lacks some of them.
+    """
+    missing = sorted(expected - names - unread)
+    if missing:
+        error = IncompleteError(file, f"lacks {missing[0]}, which the index says it holds; download it again")
+        error.names = tuple(missing)
+        raise error
+    unlisted = sorted(names - expected)
+    if not unlisted:
+        return []
+    text = f"{file.name} holds {len(unlisted)} tensors that the index does not list ({unlisted[0]}, ...); read too"
+    return [Flag("unlisted-tensors", text)]
+
+
+def _joined(parts: Mapping[str, RawCheckpoint], format: str, separator: str) -> RawCheckpoint:
+    """Several checkpoints as one; with a separator, names get their part's name and the separator in front."""
+    prefix = {part: f"{part}{separator}" if separator else "" for part in parts}
+    owner = {
+        prefix[part] + tensor.name: (contents, tensor.name)
+        for part, contents in parts.items()
+        for tensor in contents.tensors
+    }
 
     def read(name: str) -> NDArray[Any]:
-        return parts[owner[name]].read(name)
+        contents, stored = owner[name]
+        return contents.read(stored)
+
+    def read_part(name: str, index: int) -> NDArray[Any]:
+        contents, stored = owner[name]
+        return contents.matrix(stored, index)
 
     def rounding(name: str, index: int | None) -> NDArray[Any] | None:
-        part = parts[owner[name]]
-        return part.rounding(name, index) if part.rounding is not None else None
+        contents, stored = owner[name]
+        return None if contents.rounding is None else contents.rounding(stored, index)
 
-    tensors = sorted((t for part in parts.values() for t in part.tensors), key=lambda t: natural(t.name))
+    def by_name(field: str) -> dict[str, Any]:
+        return {
+            prefix[part] + key: entry for part, c in parts.items() for key, entry in getattr(c, field).items()
+        }
+
+    def renamed(field: str) -> tuple[Any, ...]:
+        return tuple(
+            replace(entry, name=prefix[part] + entry.name)
+            for part, c in parts.items()
+            for entry in getattr(c, field)
+        )
+
     return RawCheckpoint(
-        format=next(iter(parts.values())).format,
-        tensors=tuple(tensors),
+        format=format,
+        tensors=renamed("tensors"),
         read=read,
-        unread=tuple(s for part in parts.values() for s in part.unread),
-        ties={k: v for part in parts.values() for k, v in part.ties.items()},
-        hints={k: v for part in parts.values() for k, v in part.hints.items()},
-        shared={k: ((name, v[0]), v[1]) for name, part in parts.items() for k, v in part.shared.items()},
-        config=config,
-        warnings=(*(w for part in parts.values() for w in part.warnings), *extra),
-        quantisation={k: v for part in parts.values() for k, v in part.quantisation.items()},
+        unread=renamed("unread"),
+        ties={prefix[part] + a: prefix[part] + b for part, c in parts.items() for a, b in c.ties.items()},
+        hints=by_name("hints"),
+        shared={
+            prefix[p] + k: ((p, storage), n) for p, c in parts.items() for k, (storage, n) in c.shared.items()
+        },
+        warnings=tuple(flag for contents in parts.values() for flag in contents.warnings),
+        quantisation=by_name("quantisation"),
         rounding=rounding,
-        files=tuple(file for part in parts.values() for file in part.files),
+        read_part=read_part,
+        files=tuple(file for contents in parts.values() for file in contents.files),
     )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.core.display import natural
 from strati.core.results import Flag
-from strati.io.checkpoint_file import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor, natural
+from strati.io.checkpoint_file import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor
 from strati.io.formats import hdf5_process as hdf5
 from strati.io.formats.hdf5_process import Hdf5Contents
 from strati.io.formats.safetensors_file import strict_json
@@ -40,26 +41,28 @@ def contents(source: MappedFile) -> RawCheckpoint:
 
 
 def _hdf5(source: MappedFile) -> RawCheckpoint:
-    found, order = hdf5.listing(source)
-    weights = [f for f in found if not re.match(r"optimizer(_weights|_state|/|$)", f.path)]
+    datasets, order = hdf5.listing(source)
+    weights = [f for f in datasets if not re.match(r"optimizer(_weights|_state|/|$)", f.path)]
     if not weights:
         raise source.error("holds no weights; save the model with model.save_weights")
     rank = {name: position for position, name in enumerate(order)}
     weights.sort(key=lambda f: (rank.get(f.path.split("/")[0], len(rank)), natural(f.path)))
-    by_path = {item.path: item for item in weights}
+    by_path = {dataset.path: dataset for dataset in weights}
     if len(by_path) != len(weights):
         raise source.error("has two weights of one name; re-save the file")
     tensors, unread = [], []
-    for item in weights:
-        reason = item.reason or _check(source, item)
+    for dataset in weights:
+        reason = dataset.reason or _check(source, dataset)
         if reason is not None:
-            unread.append(Skipped(item.path, reason))
+            unread.append(Skipped(dataset.path, reason))
         else:
-            dtype = np.dtype(item.dtype)
-            tensors.append(Tensor(item.path, item.shape, dtype.name, prod(item.shape) * dtype.itemsize))
-    if not tensors and any(item.elsewhere for item in weights):
+            dtype = np.dtype(dataset.dtype)
+            tensors.append(
+                Tensor(dataset.path, dataset.shape, dtype.name, prod(dataset.shape) * dtype.itemsize)
+            )
+    if not tensors and any(dataset.elsewhere for dataset in weights):
         raise source.error("keeps its weights in other files, which are not opened; copy them into one file")
-    left = len(found) - len(weights)
+    left = len(datasets) - len(weights)
     flags = (Flag("left-aside", f"{left} tensors of the optimiser left aside"),) if left else ()
 
     def read(name: str) -> NDArray[Any]:
@@ -143,24 +146,24 @@ def _gates(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> str | None:
     other = by_path.get(beside)
     if other is None or len(other.shape) != 2 or other.shape[0] == 0 or other.shape[1] != tensor.shape[1]:
         return None
-    ratio, rest = divmod(other.shape[1], other.shape[0])
-    return _RECURRENT.get(ratio) if rest == 0 else None
+    ratio, remainder = divmod(other.shape[1], other.shape[0])
+    return _RECURRENT.get(ratio) if remainder == 0 else None
 
 
 def _archive(source: MappedFile) -> RawCheckpoint:
     archive = ZipArchive.of(source)
-    found = _hdf5(archive.part(WEIGHTS))
+    contents = _hdf5(archive.part(WEIGHTS))
     config: Any = None
     if "config.json" in archive.entries:
         config = strict_json(source, archive.small("config.json", limit=MAX_CONFIG), "its config.json")
     if not isinstance(config, dict):
-        return found
+        return contents
     code = sorted(_lambdas(config, 0))
     flags: tuple[Flag, ...] = ()
     if code:
         names = ", ".join(code[:3]) + (", ..." if len(code) > 3 else "")
         flags = (Flag("lambda-layer", f"has layers made of Python code ({names}); the code is not run"),)
-    return RawCheckpoint(**(vars(found) | {"warnings": found.warnings + flags, "config": config}))
+    return RawCheckpoint(**(vars(contents) | {"warnings": contents.warnings + flags, "config": config}))
 
 
 def _lambdas(node: Any, depth: int) -> set[str]:
@@ -171,9 +174,9 @@ def _lambdas(node: Any, depth: int) -> set[str]:
         return set().union(*(_lambdas(child, depth + 1) for child in node)) if node else set()
     if not isinstance(node, dict):
         return set()
-    found = set().union(*(_lambdas(child, depth + 1) for child in node.values())) if node else set()
+    names = set().union(*(_lambdas(child, depth + 1) for child in node.values())) if node else set()
     if node.get("class_name") == "Lambda":
         inner = node.get("config")
         name = inner.get("name") if isinstance(inner, dict) else None
-        found.add(str(name or "Lambda"))
-    return found
+        names.add(str(name or "Lambda"))
+    return names

@@ -102,12 +102,12 @@ def contents(source: MappedFile) -> RawCheckpoint:
     ]
     if len(spans) != 1:
         raise source.error("holds no graph; no ONNX file, or a damaged one")
-    found = Graph()
-    _collect(wire, spans[0], found, "", {})
+    graph = Graph()
+    _collect(wire, spans[0], graph, "", {})
     tensors: list[Tensor] = []
     unread: list[Skipped] = []
     places: dict[str, tuple[MappedFile, int, Tensor]] = {}
-    for name, weight in found.weights.items():
+    for name, weight in graph.weights.items():
         located = _locate(source, name, weight)
         if isinstance(located, str):
             unread.append(Skipped(name, located))
@@ -124,11 +124,11 @@ def contents(source: MappedFile) -> RawCheckpoint:
         return home.array(offset, tensor.shape, numpy_dtype(tensor.dtype))
 
     beside = tuple(dict.fromkeys(home.path for home, _, _ in places.values() if home is not source))
-    return RawCheckpoint("onnx", tuple(tensors), read, tuple(unread), hints=found.hints, files=beside)
+    return RawCheckpoint("onnx", tuple(tensors), read, tuple(unread), hints=graph.hints, files=beside)
 
 
 def _collect(
-    wire: Wire, span: tuple[int, int], found: Graph, prefix: str, outer: Mapping[str, tuple[str, bool]]
+    wire: Wire, span: tuple[int, int], graph: Graph, prefix: str, outer: Mapping[str, tuple[str, bool]]
 ) -> None:
     """Gather the weights of a graph and of the graphs inside its nodes, which see the outer values."""
     if prefix.count("]/") > MAX_DEPTH:
@@ -143,7 +143,7 @@ def _collect(
             weights[weight.name] = weight
         elif (number, kind) == (1, 2):
             nodes.append(_node(wire, a, b))
-        if len(weights) + len(nodes) + len(found.weights) > MAX_TENSORS:
+        if len(weights) + len(nodes) + len(graph.weights) > MAX_TENSORS:
             raise wire.source.error(
                 f"has more than {MAX_TENSORS:,} nodes and weights, the limit; the file is probably corrupt"
             )
@@ -152,16 +152,16 @@ def _collect(
         if node.constant is not None and node.outputs and len(node.constant.shape) > 1:
             node.constant.name = node.outputs[0]
             weights.setdefault(node.outputs[0], node.constant)
-    seen = _place(nodes, weights, found, prefix, outer)
+    sources = _place(nodes, weights, graph, prefix, outer)
     for node in nodes:
         for position, inner in enumerate(node.graphs):
-            _collect(wire, inner, found, f"{prefix}{node.name or node.operator}[{position}]/", seen)
+            _collect(wire, inner, graph, f"{prefix}{node.name or node.operator}[{position}]/", sources)
 
 
 def _place(
     nodes: list[Node],
     weights: dict[str, Weight],
-    found: Graph,
+    graph: Graph,
     prefix: str,
     outer: Mapping[str, tuple[str, bool]],
 ) -> dict[str, tuple[str, bool]]:
@@ -170,43 +170,43 @@ def _place(
     Returns:
         For each value of the graph that is a weight: the weight's name, and whether it is turned.
     """
-    own = {name: name if name not in found.weights else f"{prefix}{name}" for name in weights}
-    behind = dict(outer) | {name: (unique, False) for name, unique in own.items()}
-    shapes = {unique: len(weights[name].shape) for name, unique in own.items()}
+    unique_names = {name: name if name not in graph.weights else f"{prefix}{name}" for name in weights}
+    sources = dict(outer) | {name: (unique, False) for name, unique in unique_names.items()}
+    shapes = {unique: len(weights[name].shape) for name, unique in unique_names.items()}
     used: dict[str, None] = {}
     for node in nodes:
-        for position, value in enumerate(node.inputs):
-            if value not in behind:
+        for position, input_name in enumerate(node.inputs):
+            if input_name not in sources:
                 continue
-            weight, turned = behind[value]
+            weight, turned = sources[input_name]
             if node.operator in ("Identity", "Cast", "Transpose", "DequantizeLinear") and position == 0:
                 turns = node.operator == "Transpose" and shapes.get(weight) == 2
                 for output in node.outputs[:1]:
-                    behind.setdefault(output, (weight, turned != turns))
+                    sources.setdefault(output, (weight, turned != turns))
                 continue
             hint = _hint(node, position, weight, turned)
-            if weight not in found.hints or (found.hints[weight].kind is None and hint.kind is not None):
-                found.hints[weight] = hint
+            if weight not in graph.hints or (graph.hints[weight].kind is None and hint.kind is not None):
+                graph.hints[weight] = hint
             used[weight] = None
-    _label_by_flow(nodes, behind, shapes, found)
-    by_unique = {unique: weights[name] for name, unique in own.items()}
+    _label_by_flow(nodes, sources, shapes, graph)
+    by_unique = {unique: weights[name] for name, unique in unique_names.items()}
     for unique in dict.fromkeys([*(u for u in used if u in by_unique), *by_unique]):
-        found.weights[unique] = by_unique[unique]
-    return behind
+        graph.weights[unique] = by_unique[unique]
+    return sources
 
 
 def _label_by_flow(
-    nodes: list[Node], behind: Mapping[str, tuple[str, bool]], shapes: Mapping[str, int], found: Graph
+    nodes: list[Node], sources: Mapping[str, tuple[str, bool]], shapes: Mapping[str, int], graph: Graph
 ) -> None:
     """Where the names of an attention's or MLP's weights say nothing, let the graph's shape name them."""
-    told = labels(nodes, {value: weight for value, (weight, _) in behind.items()}, shapes)
-    names = {weight: found.hints.get(weight, Hint()).label or weight for weight in told}
+    flow_labels = labels(nodes, {output_name: weight for output_name, (weight, _) in sources.items()}, shapes)
+    names = {weight: graph.hints.get(weight, Hint()).label or weight for weight in flow_labels}
     by_name = blocks(names.values())
     unclear = {w for w, n in names.items() if role_of(n, by_name[n]) is Role.LINEAR}
-    if not any(told[weight].startswith("blocks.") for weight in unclear):
-        told = {weight: label for weight, label in told.items() if weight in unclear}
-    for weight, label in told.items():
-        found.hints[weight] = replace(found.hints.get(weight, Hint()), label=label)
+    if not any(flow_labels[weight].startswith("blocks.") for weight in unclear):
+        flow_labels = {weight: label for weight, label in flow_labels.items() if weight in unclear}
+    for weight, label in flow_labels.items():
+        graph.hints[weight] = replace(graph.hints.get(weight, Hint()), label=label)
 
 
 def _hint(node: Node, position: int, weight: str, turned: bool) -> Hint:
@@ -378,8 +378,8 @@ class Wire:
             if number == 0 or number > 1 << 20:
                 raise self._damaged()
             if kind == 0:
-                value, position = self.varint(position, stop)
-                yield number, kind, value, 0
+                number, position = self.varint(position, stop)
+                yield number, kind, number, 0
             elif kind in (1, 5):
                 size = 8 if kind == 1 else 4
                 if position + size > stop:
@@ -399,15 +399,15 @@ class Wire:
 
     def varint(self, position: int, stop: int) -> tuple[int, int]:
         """A number of variable length, and where it ends."""
-        value = shift = 0
+        number = shift = 0
         while True:
             if position >= stop or shift > 63:
                 raise self._damaged()
             byte = self.data[position]
             position += 1
-            value |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return value, position
+                return number, position
             shift += 7
 
     def text(self, start: int, stop: int, limit: int = 65_536) -> str:
@@ -427,8 +427,8 @@ class Wire:
         while position < stop:
             if len(values) > 1_000:
                 raise self._damaged()
-            value, position = self.varint(position, stop)
-            values.append(value)
+            number, position = self.varint(position, stop)
+            values.append(number)
         return values
 
     def _damaged(self) -> Exception:

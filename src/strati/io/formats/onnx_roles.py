@@ -81,7 +81,7 @@ class _Linear:
 
 
 @dataclass
-class _Found:
+class _Labels:
     """Labels by weight; ``blocks`` holds the position at which each attention ends."""
 
     labels: dict[str, str] = field(default_factory=dict)
@@ -102,19 +102,19 @@ def labels(
         Weight -> label; empty where the graph has no attention.
     """
     flow = _Flow(nodes, weights, dimensions)
-    found = _Found()
+    labelled = _Labels()
     for position, node in enumerate(nodes):
         if node.operator == "Softmax":
-            _attention(flow, position, node, found)
+            _attention(flow, position, node, labelled)
         elif node.operator in _FUSED_ATTENTION and len(node.inputs) >= 3:
             projections = [flow.behind(value) for value in node.inputs[:3]]
-            _name_attention(flow, position, node.outputs, projections, found)
-    if not found.blocks:
+            _name_attention(flow, position, node.outputs, projections, labelled)
+    if not labelled.blocks:
         return {}
     for linear in flow.linears.values():
-        _mlp(flow, linear, found)
-    _ends(flow, found)
-    return found.labels
+        _mlp(flow, linear, labelled)
+    _ends(flow, labelled)
+    return labelled.labels
 
 
 class _Flow:
@@ -124,18 +124,18 @@ class _Flow:
         self, nodes: Sequence[GraphNode], weights: Mapping[str, str], dimensions: Mapping[str, int]
     ) -> None:
         self.nodes, self.weights, self.dimensions = nodes, weights, dimensions
-        self.made_by = {value: i for i, node in enumerate(nodes) for value in node.outputs}
+        self.made_by = {name: i for i, node in enumerate(nodes) for name in node.outputs}
         self.used_by: dict[str, list[int]] = {}
         for i, node in enumerate(nodes):
-            for value in node.inputs:
-                self.used_by.setdefault(value, []).append(i)
+            for name in node.inputs:
+                self.used_by.setdefault(name, []).append(i)
         self.linears: dict[int, _Linear] = {}
         for i, node in enumerate(nodes):
             if node.operator in _LINEAR and len(node.inputs) > 1:
-                own = [value for value in node.inputs[:2] if value in weights]
-                if len(own) == 1 and dimensions.get(weights[own[0]], 0) >= 2:
-                    source = node.inputs[1] if node.inputs[0] == own[0] else node.inputs[0]
-                    self.linears[i] = _Linear(weights[own[0]], i, source)
+                weight_inputs = [name for name in node.inputs[:2] if name in weights]
+                if len(weight_inputs) == 1 and dimensions.get(weights[weight_inputs[0]], 0) >= 2:
+                    source = node.inputs[1] if node.inputs[0] == weight_inputs[0] else node.inputs[0]
+                    self.linears[i] = _Linear(weights[weight_inputs[0]], i, source)
 
     def activations(self, position: int) -> list[str]:
         """A node's inputs that are neither weights nor constants."""
@@ -154,13 +154,13 @@ class _Flow:
 
     def back_to_product(self, value: str) -> int | None:
         """The product of activations before a softmax."""
-        seen, waiting = set[str](), [value]
+        visited, waiting = set[str](), [value]
         while waiting:
             here = waiting.pop()
             maker = self.made_by.get(here)
-            if here in seen or maker is None:
+            if here in visited or maker is None:
                 continue
-            seen.add(here)
+            visited.add(here)
             if self.product(maker):
                 return maker
             if self.nodes[maker].operator in _SCORES:
@@ -169,12 +169,12 @@ class _Flow:
 
     def masks(self, softmax: int) -> Iterator[str]:
         """Weights of two axes or more that join the scores between product and softmax."""
-        seen, waiting = set[int](), [softmax]
+        visited, waiting = set[int](), [softmax]
         while waiting:
             maker = waiting.pop()
-            if maker in seen or self.product(maker) or maker in self.linears:
+            if maker in visited or self.product(maker) or maker in self.linears:
                 continue
-            seen.add(maker)
+            visited.add(maker)
             if maker != softmax and self.nodes[maker].operator not in _SCORES:
                 continue
             for value in self.nodes[maker].inputs:
@@ -183,13 +183,13 @@ class _Flow:
             waiting += [self.made_by[v] for v in self.activations(maker)]
 
     def _back(self, value: str, allowed: frozenset[str] | None) -> Iterator[_Linear]:
-        seen, waiting = set[str](), [value]
+        visited, waiting = set[str](), [value]
         while waiting:
             here = waiting.pop()
             maker = self.made_by.get(here)
-            if here in seen or maker is None:
+            if here in visited or maker is None:
                 continue
-            seen.add(here)
+            visited.add(here)
             if maker in self.linears:
                 yield self.linears[maker]
             elif not self.product(maker) and (allowed is None or self.nodes[maker].operator in allowed):
@@ -197,12 +197,12 @@ class _Flow:
 
     def ahead(self, values: Sequence[str], allowed: frozenset[str]) -> Iterator[int]:
         """Nodes reached from values through allowed operators; the first others are included."""
-        seen, waiting = set[int](), [n for v in values for n in self.used_by.get(v, ())]
+        visited, waiting = set[int](), [n for v in values for n in self.used_by.get(v, ())]
         while waiting:
             node = waiting.pop(0)
-            if node in seen:
+            if node in visited:
                 continue
-            seen.add(node)
+            visited.add(node)
             yield node
             if self.nodes[node].operator in allowed and node not in self.linears:
                 waiting += [n for v in self.nodes[node].outputs for n in self.used_by.get(v, ())]
@@ -215,7 +215,7 @@ class _Flow:
         return False
 
 
-def _attention(flow: _Flow, position: int, softmax: GraphNode, found: _Found) -> None:
+def _attention(flow: _Flow, position: int, softmax: GraphNode, labelled: _Labels) -> None:
     scores = flow.back_to_product(softmax.inputs[0]) if softmax.inputs else None
     if scores is None:
         return
@@ -227,9 +227,9 @@ def _attention(flow: _Flow, position: int, softmax: GraphNode, found: _Found) ->
     operands = flow.activations(scores)
     projections = [flow.behind(v) for v in (*operands[:2], *values[:1])]
     if len(projections) == 3:
-        _name_attention(flow, mixed, flow.nodes[mixed].outputs, projections, found)
+        _name_attention(flow, mixed, flow.nodes[mixed].outputs, projections, labelled)
         for mask in flow.masks(position):
-            found.labels.setdefault(mask, f"blocks.{len(found.blocks) - 1}.attn.mask")
+            labelled.labels.setdefault(mask, f"blocks.{len(labelled.blocks) - 1}.attn.mask")
 
 
 def _comes_from(flow: _Flow, value: str, softmax: int) -> bool:
@@ -251,54 +251,56 @@ def _comes_from(flow: _Flow, value: str, softmax: int) -> bool:
 
 
 def _name_attention(
-    flow: _Flow, end: int, results: Sequence[str], projections: list[list[_Linear]], found: _Found
+    flow: _Flow, end: int, results: Sequence[str], projections: list[list[_Linear]], labelled: _Labels
 ) -> None:
-    nearest = [max(found_, key=lambda x: x.position) if found_ else None for found_ in projections]
+    nearest = [max(linears, key=lambda x: x.position) if linears else None for linears in projections]
     query, key, value = nearest
     if query is None or key is None or value is None:
         return
     crossed = query.source != key.source and query.weight != key.weight
-    if not (crossed and found.blocks):  # cross-attention belongs to the block of the self-attention before it
-        found.blocks.append(end)
-    found.blocks[-1] = max(found.blocks[-1], end)
-    place = f"blocks.{len(found.blocks) - 1}.{'cross_attn' if crossed else 'attn'}"
+    if not (
+        crossed and labelled.blocks
+    ):  # cross-attention belongs to the block of the self-attention before it
+        labelled.blocks.append(end)
+    labelled.blocks[-1] = max(labelled.blocks[-1], end)
+    place = f"blocks.{len(labelled.blocks) - 1}.{'cross_attn' if crossed else 'attn'}"
     if query.weight == key.weight == value.weight:
-        found.labels.setdefault(query.weight, f"{place}.qkv")
+        labelled.labels.setdefault(query.weight, f"{place}.qkv")
     else:
-        found.labels.setdefault(query.weight, f"{place}.q_proj")
-        found.labels.setdefault(
+        labelled.labels.setdefault(query.weight, f"{place}.q_proj")
+        labelled.labels.setdefault(
             key.weight, f"{place}.{'kv_proj' if key.weight == value.weight else 'k_proj'}"
         )
-        found.labels.setdefault(value.weight, f"{place}.v_proj")
+        labelled.labels.setdefault(value.weight, f"{place}.v_proj")
     shaping = frozenset(
         {"Transpose", "Reshape", "Cast", "Identity", "Concat", "Squeeze", "Unsqueeze", "Dropout"}
     )
     after = next((n for n in flow.ahead(results, shaping) if n in flow.linears), None)
     if after is not None:
-        found.labels.setdefault(flow.linears[after].weight, f"{place}.out_proj")
+        labelled.labels.setdefault(flow.linears[after].weight, f"{place}.out_proj")
 
 
-def _mlp(flow: _Flow, last: _Linear, found: _Found) -> None:
+def _mlp(flow: _Flow, last: _Linear, labelled: _Labels) -> None:
     """Name the two or three maps of an MLP by the last of them."""
-    before = [end for end in found.blocks if end < last.position]
-    if not before or last.weight in found.labels or not flow.joins_residual(last):
+    before = [end for end in labelled.blocks if end < last.position]
+    if not before or last.weight in labelled.labels or not flow.joins_residual(last):
         return
     maker = flow.made_by.get(last.source)
     if maker is None or flow.nodes[maker].operator not in _ELEMENTWISE:
         return
     first = list(flow._back(last.source, _ELEMENTWISE))
-    weights = {linear.weight for linear in first} - found.labels.keys()
+    weights = {linear.weight for linear in first} - labelled.labels.keys()
     place = f"blocks.{len(before) - 1}.mlp"
     if len(weights) == 1 and len(first) == 1 and _bends(flow, first[0], last):
-        found.labels[first[0].weight] = f"{place}.fc1"
-        found.labels[last.weight] = f"{place}.fc2"
+        labelled.labels[first[0].weight] = f"{place}.fc1"
+        labelled.labels[last.weight] = f"{place}.fc2"
     elif len(weights) == 2 and len(first) == 2:
         gates = [linear for linear in first if _bends(flow, linear, last, through_products=False)]
         if len(gates) == 1:
-            found.labels[gates[0].weight] = f"{place}.gate_proj"
+            labelled.labels[gates[0].weight] = f"{place}.gate_proj"
             other = first[1] if first[0] is gates[0] else first[0]
-            found.labels[other.weight] = f"{place}.up_proj"
-            found.labels[last.weight] = f"{place}.down_proj"
+            labelled.labels[other.weight] = f"{place}.up_proj"
+            labelled.labels[last.weight] = f"{place}.down_proj"
 
 
 def _bends(flow: _Flow, first: _Linear, last: _Linear, *, through_products: bool = True) -> bool:
@@ -324,16 +326,16 @@ def _nonlinear_before(flow: _Flow, product: int, first: _Linear) -> bool:
     return False
 
 
-def _ends(flow: _Flow, found: _Found) -> None:
+def _ends(flow: _Flow, labelled: _Labels) -> None:
     """The head after the last block, and positions added to the stream before the first."""
-    rest = [x for x in flow.linears.values() if x.weight not in found.labels]
-    if rest:
-        last = max(rest, key=lambda x: x.position)
-        if last.position > found.blocks[-1] and last.position == max(flow.linears):
-            found.labels[last.weight] = "head"
-    for position, node in enumerate(flow.nodes[: found.blocks[0]]):
+    unlabelled = [x for x in flow.linears.values() if x.weight not in labelled.labels]
+    if unlabelled:
+        last = max(unlabelled, key=lambda x: x.position)
+        if last.position > labelled.blocks[-1] and last.position == max(flow.linears):
+            labelled.labels[last.weight] = "head"
+    for position, node in enumerate(flow.nodes[: labelled.blocks[0]]):
         if node.operator == "Add" and flow.activations(position):
             for value in node.inputs:
                 weight = flow.weights.get(value)
                 if weight is not None and flow.dimensions.get(weight, 0) >= 2:
-                    found.labels.setdefault(weight, "pos_embed")
+                    labelled.labels.setdefault(weight, "pos_embed")

@@ -172,7 +172,7 @@ def _check_opcodes(stream: io.BytesIO) -> None:
 
 
 def _effect(opcode: Any) -> tuple[int, bool, int]:
-    names = [item.name for item in opcode.stack_before]
+    names = [operand.name for operand in opcode.stack_before]
     marked = "mark" in names
     return names.index("mark") if marked else len(names), marked, len(opcode.stack_after)
 

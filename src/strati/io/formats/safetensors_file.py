@@ -7,11 +7,13 @@ The safetensors library itself takes the last of two tensors of one name without
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from strati.core.display import natural
 from strati.core.errors import UnsupportedError
-from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Tensor, natural, numpy_dtype
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Tensor, numpy_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -124,11 +126,7 @@ def strict_json(source: MappedFile, raw: bytes, what: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise KeyError(key)
-            seen.add(key)
+        raise KeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
     return table
 
 
@@ -154,8 +152,8 @@ def _entry(source: MappedFile, name: str, entry: object) -> tuple[Tensor, int, i
             f"{name} of shape {tuple(shape)[:8]} and dtype {dtype} cannot fill the {end - begin:,} bytes"
             " its offsets give it; the header is corrupt"
         )
-    known = DTYPES[dtype] if dtype in DTYPES else _PACKED[dtype][0]
-    return Tensor(name, tuple(shape), known, end - begin), begin, end
+    stored_as = DTYPES[dtype] if dtype in DTYPES else _PACKED[dtype][0]
+    return Tensor(name, tuple(shape), stored_as, end - begin), begin, end
 
 
 def _naturals(values: object) -> bool:

@@ -208,14 +208,14 @@ def _gather(
     ties: dict[str, str] = {}
     shared: dict[str, tuple[object, int]] = {}
     first: dict[object, str] = {}
-    kept: dict[str, Stored] = {}
+    readable: dict[str, Stored] = {}
     for name, stored in named.items():
         reason = _check(source, name, stored, sizes)
         if reason is not None or stored.storage is None:
             unread.append(Skipped(name, reason or "has no storage"))
             continue
         tensors.append(Tensor(name, stored.shape, stored.dtype, prod(stored.shape) * _itemsize(stored.dtype)))
-        kept[name] = stored
+        readable[name] = stored
         shared[name] = (stored.storage.key, sizes[stored.storage.key] // _itemsize(stored.dtype))
         steps = tuple(sorted((s, n) for s, n in zip(stored.stride, stored.shape, strict=True) if n > 1))
         place = (stored.storage.key, stored.dtype, stored.offset, steps)
@@ -225,7 +225,7 @@ def _gather(
                 ties[name] = tied
 
     def read(name: str) -> NDArray[Any]:
-        return _view(kept[name], locate)
+        return _view(readable[name], locate)
 
     return RawCheckpoint("torch", tuple(tensors), read, tuple(unread), ties, shared=shared, warnings=warnings)
 
@@ -234,7 +234,7 @@ def _check(source: MappedFile, name: str, stored: Stored, sizes: dict[str, int])
     """Refuse a lie; return the reason where the tensor is honest but cannot be read."""
     if stored.reason is not None or stored.storage is None:
         return stored.reason
-    storage, item = stored.storage, _itemsize(stored.dtype)
+    storage, itemsize = stored.storage, _itemsize(stored.dtype)
     if storage.key not in sizes:
         raise source.error(f"the bytes of {name} (storage {storage.key}) are missing; the file is damaged")
     available = sizes[storage.key]
@@ -246,11 +246,11 @@ def _check(source: MappedFile, name: str, stored: Stored, sizes: dict[str, int])
     if prod(stored.shape) == 0:
         return None
     last = stored.offset + sum((n - 1) * s for n, s in zip(stored.shape, stored.stride, strict=True))
-    if (last + 1) * item > available:
+    if (last + 1) * itemsize > available:
         raise source.error(
             f"{name} of shape {stored.shape[:8]} reaches beyond its storage; the file is corrupt"
         )
-    if prod(stored.shape) * item > available:
+    if prod(stored.shape) * itemsize > available:
         return f"repeats its storage: shape {stored.shape[:8]} out of {available:,} bytes (an expanded view)"
     if stored.dtype in _BYTES:
         return f"dtype {stored.dtype} is not analysed"
@@ -282,14 +282,16 @@ def _itemsize(dtype: str) -> int:
 def _persistent_id(identity: Any) -> Storage:
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise BrokenError("it names a storage in an unknown way")
-    _, kind, key, _, entries, *rest = identity
+    _, kind, key, _, entries, *view_of = identity
     if not isinstance(kind, PickledName) or kind.name.rpartition(".")[2] not in _STORAGES:
         raise BrokenError("it names a storage of an unknown type")
     if not isinstance(key, str) or not _natural(entries):
         raise BrokenError("it names a storage without key or size")
     dtype = _STORAGES[kind.name.rpartition(".")[2]]
-    if rest and rest[0] is not None:  # a view of a larger storage: (its key, first entry, number of entries)
-        view = rest[0]
+    if (
+        view_of and view_of[0] is not None
+    ):  # a view of a larger storage: (its key, first entry, number of entries)
+        view = view_of[0]
         if not isinstance(view, tuple) or len(view) != 3 or not _natural(view[1]) or not _natural(view[2]):
             raise BrokenError("it has a storage view in an unknown way")
         if view[1] + view[2] > entries:

@@ -67,12 +67,12 @@ def weight_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         [{'num_bits': 4}]
     """
     groups = config.get("config_groups")
-    told = (
+    listed = (
         [g.get("weights") for g in groups.values() if isinstance(g, Mapping)]
         if isinstance(groups, Mapping)
         else []
     )
-    return [weights for weights in told if isinstance(weights, Mapping)]
+    return [weights for weights in listed if isinstance(weights, Mapping)]
 
 
 def configured_bits(config: Mapping[str, Any]) -> set[int]:
@@ -152,8 +152,8 @@ def nibbles(octets: NDArray[np.uint8], *, high_first: bool = False) -> NDArray[n
 def powers_of_two(exponents: NDArray[Any]) -> NDArray[np.float32]:
     """E8M0 scales: ``2^(e - 127)``; 255 is not a number."""
     codes = exponents.view(np.uint8).astype(np.int32)
-    found = np.ldexp(np.float32(1), codes - 127).astype(np.float32)
-    return np.where(codes == 255, np.float32(np.nan), found)
+    powers = np.ldexp(np.float32(1), codes - 127).astype(np.float32)
+    return np.where(codes == 255, np.float32(np.nan), powers)
 
 
 def spread(scales: NDArray[Any], cols: int) -> NDArray[np.float32]:

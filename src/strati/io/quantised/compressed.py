@@ -80,8 +80,8 @@ def _integers(
     if min(shape) < 1 or packed[:-1] != shape[:-1]:
         raise SchemeMismatchError("its weight_shape does not fit its codes")
     bits, dense = _bits(inputs, packed[-1], configured_bits(config))
-    whole = ((), (1,), lead, (*lead, 1), shape[:-1])  # one scale of all, of an expert, of an output
-    if scale not in whole and scale[:-1] not in (shape[:-1], (*lead, 1)):
+    shared_scales = ((), (1,), lead, (*lead, 1), shape[:-1])  # one scale of all, of an expert, of an output
+    if scale not in shared_scales and scale[:-1] not in (shape[:-1], (*lead, 1)):
         raise SchemeMismatchError("its scales do not fit its codes")
     groups = scale[-1] if len(scale) == len(shape) else 1
     index = parts.get("weight_g_idx")
@@ -150,25 +150,27 @@ def _shape(
         SchemeMismatchError: There is no shape, or the experts differ in it.
     """
     lead = parts["weight_packed"].shape[:-2]
-    kept = parts.get("weight_shape")
-    if kept is None or kept.size not in (2, len(lead) + 2, 2 * prod(lead)):
+    shape_tensor = parts.get("weight_shape")
+    if shape_tensor is None or shape_tensor.size not in (2, len(lead) + 2, 2 * prod(lead)):
         raise SchemeMismatchError("its weight_shape is missing")
-    told = np.asarray(read(f"{prefix}.weight_shape")).astype(np.int64)
-    if told.ndim == 1 and told.size == len(lead) + 2:
-        sides = told[None]
-        lead = tuple(int(side) for side in told[:-2])
+    stored_shape = np.asarray(read(f"{prefix}.weight_shape")).astype(np.int64)
+    if stored_shape.ndim == 1 and stored_shape.size == len(lead) + 2:
+        sides = stored_shape[None]
+        lead = tuple(int(side) for side in stored_shape[:-2])
     else:
-        sides = told.reshape(-1, 2)
+        sides = stored_shape.reshape(-1, 2)
     if (sides != sides[0]).any():
         raise SchemeMismatchError("its experts are of different shapes")
     return lead, (int(sides[0, -2]), int(sides[0, -1]))
 
 
-def _floats(prefix: str, parts: Mapping[str, Tensor], told: set[int]) -> Packed:
-    whole = parts.get("weight_global_scale")
-    if whole is None and parts["weight_scale"].dtype.startswith("float8_e4"):
+def _floats(prefix: str, parts: Mapping[str, Tensor], configured: set[int]) -> Packed:
+    tensor_scale = parts.get("weight_global_scale")
+    if tensor_scale is None and parts["weight_scale"].dtype.startswith("float8_e4"):
         raise SchemeMismatchError("its weight_global_scale is missing")
-    return _small_floats(prefix, parts["weight_packed"], parts["weight_scale"], whole, told, WORDS, parts)
+    return _small_floats(
+        prefix, parts["weight_packed"], parts["weight_scale"], tensor_scale, configured, WORDS, parts
+    )
 
 
 def find_modelopt(prefix: str, parts: Mapping[str, Tensor]) -> Packed:
@@ -186,8 +188,8 @@ def _small_floats(
     prefix: str,
     codes: Tensor,
     scale: Tensor,
-    whole: Tensor | None,
-    told: set[int],
+    tensor_scale: Tensor | None,
+    configured: set[int],
     words: tuple[str, ...],
     parts: Mapping[str, Tensor],
 ) -> Packed:
@@ -196,28 +198,31 @@ def _small_floats(
     if len(packed) < 2 or scales[:-1] != packed[:-1] or 0 in packed or not scales[-1]:
         raise SchemeMismatchError("its scales do not fit its codes")
     bits = next((b for b in (4, 6) if 8 * packed[-1] in (b * 16 * scales[-1], b * 32 * scales[-1])), 0)
-    if not bits or (told and bits not in told):
+    if not bits or (configured and bits not in configured):
         raise SchemeMismatchError("its scales do not fit codes of 4 or 6 bits")
     shape = (*packed[:-1], 8 * packed[-1] // bits)
     group = shape[-1] // scales[-1]
-    if whole is not None and whole.size not in (1, *packed[:1]):
+    if tensor_scale is not None and tensor_scale.size not in (1, *packed[:1]):
         raise SchemeMismatchError("its scale of the whole tensor is not one number")
-    book, divided = (FP4 if bits == 4 else FP6), whole is not None and whole.name.endswith("global_scale")
+    book, divided = (
+        (FP4 if bits == 4 else FP6),
+        tensor_scale is not None and tensor_scale.name.endswith("global_scale"),
+    )
 
     def decode(get: Get) -> Decoded:
         octets = get(codes.name).view(np.uint8)
-        found = nibbles(octets) if bits == 4 else octet_stream(octets, bits)
+        indices = nibbles(octets) if bits == 4 else octet_stream(octets, bits)
         raw = get(scale.name)
         exponent = raw.dtype == np.uint8 or raw.dtype.name == "float8_e8m0fnu"
         factors = powers_of_two(raw) if exponent else raw.astype(np.float32)
-        if whole is not None:
-            one = get(whole.name).astype(np.float32).reshape(-1)[0]
-            factors = factors / one if divided else factors * one
-        values = book[found]
+        if tensor_scale is not None:
+            factor = get(tensor_scale.name).astype(np.float32).reshape(-1)[0]
+            factors = factors / factor if divided else factors * factor
+        values = book[indices]
         values *= spread(factors, shape[-1])
-        return Decoded(values, uneven(found.reshape(-1, group), book, factors).reshape(values.shape))
+        return Decoded(values, uneven(indices.reshape(-1, group), book, factors).reshape(values.shape))
 
-    scheme = "nvfp4" if whole is not None else f"mxfp{bits}"
+    scheme = "nvfp4" if tensor_scale is not None else f"mxfp{bits}"
     members = tuple(parts[word].name for word in words if word in parts)
     return Packed(f"{prefix}.weight", shape, scheme, bits, group, members, decode)
 
@@ -226,7 +231,7 @@ def _members(prefix: str, parts: Mapping[str, Tensor]) -> tuple[str, ...]:
     return tuple(f"{prefix}.{word}" for word in WORDS if word in parts)
 
 
-def _bits(inputs: int, words: int, told: set[int]) -> tuple[int, bool]:
+def _bits(inputs: int, words: int, configured: set[int]) -> tuple[int, bool]:
     """Bits of a code, and whether codes are one unbroken stream.
 
     Raises:
@@ -235,9 +240,9 @@ def _bits(inputs: int, words: int, told: set[int]) -> tuple[int, bool]:
     dense = [bits for bits in range(1, 9) if -(-inputs * bits // 32) == words]
     loose = [bits for bits in range(1, 9) if -(-inputs // (32 // bits)) == words]
     for fitting, unbroken in ((dense, True), (loose, False)):
-        known = [bits for bits in fitting if bits in told] if told else fitting
-        if len(known) == 1 or (known and not told and 4 in known):
-            return (known[0] if len(known) == 1 else 4), unbroken
+        possible = [bits for bits in fitting if bits in configured] if configured else fitting
+        if len(possible) == 1 or (possible and not configured and 4 in possible):
+            return (possible[0] if len(possible) == 1 else 4), unbroken
     raise SchemeMismatchError("no number of bits fits its codes and its shape")
 
 

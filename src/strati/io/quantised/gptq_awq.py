@@ -44,13 +44,13 @@ def gptq(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
     if scales[:-2] != lead or columns != outputs or not outputs or not packed or not groups:
         raise SchemeMismatchError("its scales do not fit its codes")
     if zeros is not None:
-        bits, rest = divmod(32 * zeros[-1], outputs)
-        if rest or zeros != (*lead, groups, zeros[-1]):
+        bits, remainder = divmod(32 * zeros[-1], outputs)
+        if remainder or zeros != (*lead, groups, zeros[-1]):
             raise SchemeMismatchError("its zero points do not fit its scales")
     else:
         bits = config.get("bits") or 4
-    inputs, rest = divmod(32 * packed, bits) if bits in BITS else (0, 1)
-    if rest or (index is not None and index != (*lead, inputs)):
+    inputs, remainder = divmod(32 * packed, bits) if bits in BITS else (0, 1)
+    if remainder or (index is not None and index != (*lead, inputs)):
         raise SchemeMismatchError(f"its codes do not fit {bits} bits")
     varied = bool(config.get("dynamic"))  # settings of their own for some modules
     if config.get("bits", bits) != bits and not varied:
@@ -85,16 +85,16 @@ def gptq(prefix: str, parts: Mapping[str, Tensor], config: Mapping[str, Any]) ->
     return Packed(f"{prefix}.weight", (*lead, outputs, inputs), "gptq", bits, shared, members, decode)
 
 
-def _group(inputs: int, groups: int, told: object, *, ordered: bool) -> int:
+def _group(inputs: int, groups: int, configured: object, *, ordered: bool) -> int:
     """Inputs that share a scale: what the configuration says where it fits, else equal parts; the last may be shorter.
 
     Raises:
         SchemeMismatchError: The inputs are in order, and neither fits.
     """
-    if type(told) is int and told > 0 and -(-inputs // told) == groups:
-        return told
-    if ordered and type(told) is int and told > 0:
-        raise SchemeMismatchError(f"its {groups} groups do not fit {inputs} inputs in groups of {told}")
+    if type(configured) is int and configured > 0 and -(-inputs // configured) == groups:
+        return configured
+    if ordered and type(configured) is int and configured > 0:
+        raise SchemeMismatchError(f"its {groups} groups do not fit {inputs} inputs in groups of {configured}")
     if ordered and inputs % groups:
         raise SchemeMismatchError("its inputs do not divide into its groups")
     return -(-inputs // groups)

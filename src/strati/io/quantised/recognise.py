@@ -1,14 +1,15 @@
-"""Which tensors of a checkpoint are one quantised weight together, and the checkpoint with them decoded.
+"""Which tensors of a checkpoint form one quantised weight together, and the checkpoint with these weights decoded.
 
-The scheme is told by the tensors' names, types and shapes, and by ``quantization_config`` where there is one. Where the
-two disagree, or the scheme is not known, the tensors are listed as skipped with its name: a guess would be a number
-about nothing.
+The scheme follows from the tensors' names, types and shapes, and from ``quantization_config`` if there is one. If the
+two disagree, or the scheme is not known, the tensors are listed as skipped with the scheme's name: a guess would give
+numbers without meaning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,7 @@ import numpy as np
 
 from strati.io.checkpoint_file import Quantisation, RawCheckpoint, Skipped, Tensor
 from strati.io.layers import auxiliary_reason
-from strati.io.quantised import bnb as bitsandbytes
-from strati.io.quantised import compressed, gptq_awq, scaled
+from strati.io.quantised import bnb, compressed, gptq_awq, scaled
 from strati.io.quantised.codes import Decoded, Packed, SchemeMismatchError
 
 if TYPE_CHECKING:
@@ -29,63 +29,62 @@ DECODED = frozenset(
         "awq",
         "bitsandbytes",
         "fp8",
-        "finegrained_fp8",
-        "fbgemm_fp8",
+        "finegrained-fp8",
+        "fbgemm-fp8",
         "compressed-tensors",
         "mxfp4",
         "modelopt",
     }
 )
-"""Values of ``quant_method`` whose tensors are decoded; others are named and skipped."""
+"""Values of ``quant_method`` (with hyphens) whose tensors are decoded; others are named and skipped."""
 
-_TOLD = {
+_METHODS = {
     "fp8": frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"}),
     "int8": frozenset({"compressed-tensors", "modelopt"}),
 }
-"""Configurations under which weights of a small type with a scale are found; other schemes have their own."""
+"""Values of ``quant_method`` for weights of a small type with a scale; any other scheme has its own name only."""
 
-_STEP = f".{bitsandbytes.STATE}"
+_Candidate = tuple[str, str, list[str], Callable[[], Packed]]
+"""A weight that may be stored by a scheme: its name, the scheme, the tensors, and a function that describes it."""
 
 
 def decoded(contents: RawCheckpoint) -> RawCheckpoint:
-    """The same checkpoint with its quantised weights as tensors of their own, read when asked for.
+    """The same checkpoint with each quantised weight as one tensor, decoded when it is read.
 
-    A checkpoint without any comes back as it is.
+    A checkpoint without quantised weights is returned unchanged.
     """
-    found = _Found(contents)
-    found.search()
-    if not found.packed and not found.skipped:
+    search = _Search(contents)
+    search.run()
+    if not search.packed and not search.skipped:
         return contents
-    owner = {member: packed for packed in found.packed for member in packed.members}
-    gone = {skipped.name for skipped in found.skipped}
-    tensors: list[Tensor] = []
-    placed: set[str] = set()
+    owner = {member: packed for packed in search.packed for member in packed.members}
+    not_decoded = {skipped.name for skipped in search.skipped}
+    tensors: dict[str, Tensor] = {}
     skipped = list(contents.unread)
     for tensor in contents.tensors:
         packed = owner.get(tensor.name)
         if packed is None:
-            if tensor.name not in gone:
-                tensors.append(tensor)
+            if tensor.name not in not_decoded:
+                tensors[tensor.name] = tensor
             continue
-        if packed.name not in placed:
-            placed.add(packed.name)
-            nbytes = sum(found.tensors[member].nbytes for member in packed.members)
-            dtype = _dtype(packed, found.tensors.get(packed.name))
-            tensors.append(Tensor(packed.name, packed.shape, dtype, nbytes, quantised=True))
+        if packed.name not in tensors:
+            nbytes = sum(search.tensors[member].nbytes for member in packed.members)
+            dtype = _dtype(packed, search.tensors.get(packed.name))
+            tensors[packed.name] = Tensor(packed.name, packed.shape, dtype, nbytes, quantised=True)
         if tensor.name != packed.name:
             skipped.append(Skipped(tensor.name, f"part of {packed.name} ({packed.scheme}), decoded there"))
-    reader = _Reader(contents, {packed.name: packed for packed in found.packed})
-    kinds = {p.name: Quantisation(p.scheme, p.bits, p.group) for p in found.packed}
-    hints = {p.name: p.hint for p in found.packed if p.hint is not None}
+    reader = _Reader(contents, {packed.name: packed for packed in search.packed})
+    schemes = {p.name: Quantisation(p.scheme, p.bits, p.group) for p in search.packed}
+    hints = {p.name: p.hint for p in search.packed if p.hint is not None}
     return replace(
         contents,
-        tensors=tuple(tensors),
+        tensors=tuple(tensors.values()),
         read=reader.read,
         read_part=reader.part,
         rounding=reader.rounding,
-        unread=(*skipped, *found.skipped),
+        unread=(*skipped, *search.skipped),
         hints={**contents.hints, **hints},
-        quantisation={**contents.quantisation, **kinds},
+        quantisation={**contents.quantisation, **schemes},
     )
 
 
@@ -96,17 +95,17 @@ def _dtype(packed: Packed, stored: Tensor | None) -> str:
 
 
 class _Reader:
-    """Reads tensors, decoding the quantised ones; of a stack of experts one at a time."""
+    """Reads tensors and decodes the quantised ones; of a stack of experts one at a time."""
 
     def __init__(self, contents: RawCheckpoint, packed: Mapping[str, Packed]) -> None:
-        self._plain = contents
+        self._stored = contents
         self._packed = packed
         self._shapes = {tensor.name: tensor.shape for tensor in contents.tensors}
 
     def read(self, name: str) -> NDArray[Any]:
         packed = self._packed.get(name)
         if packed is None:
-            return self._plain.read(name)
+            return self._stored.read(name)
         if len(packed.shape) == 2 or not packed.stacked:
             return self._decode(packed, None).values
         parts = [self._decode(packed, index).values for index in range(prod(packed.shape[:-2]))]
@@ -114,32 +113,33 @@ class _Reader:
 
     def part(self, name: str, index: int) -> NDArray[Any]:
         packed = self._packed.get(name)
-        if packed is not None and packed.stacked:
+        if packed is None:
+            return self._stored.matrix(name, index)
+        if packed.stacked:
             return self._decode(packed, index).values
-        whole = self.read(name)
-        chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
-        return chosen
+        matrix: NDArray[Any] = self.read(name).reshape(-1, *packed.shape[-2:])[index]
+        return matrix
 
     def rounding(self, name: str, index: int | None) -> NDArray[Any] | None:
         packed = self._packed.get(name)
         if packed is None:
-            return self._plain.rounding(name, index) if self._plain.rounding is not None else None
+            return self._stored.rounding(name, index) if self._stored.rounding is not None else None
         several = len(packed.shape) > 2
         if packed.stacked or not several:
             part = self._decode(packed, index if several else None)
             return np.broadcast_to(part.variance, part.values.shape)
-        whole = np.broadcast_to(self._decode(packed, None).variance, packed.shape)
-        return whole if index is None else whole.reshape(-1, *whole.shape[-2:])[index]
+        variance = np.broadcast_to(self._decode(packed, None).variance, packed.shape)
+        return variance if index is None else variance.reshape(-1, *variance.shape[-2:])[index]
 
     def _decode(self, packed: Packed, index: int | None) -> Decoded:
         lead = packed.shape[:-2]
 
         def get(name: str) -> NDArray[Any]:
-            whole = self._plain.read(name)
+            stored = self._stored.read(name)
             if index is None or self._shapes[name][: len(lead)] != lead:
-                return whole
-            taken: NDArray[Any] = whole.reshape(-1, *whole.shape[len(lead) :])[index]
-            return taken
+                return stored
+            part: NDArray[Any] = stored.reshape(-1, *stored.shape[len(lead) :])[index]
+            return part
 
         with np.errstate(
             over="ignore", invalid="ignore"
@@ -147,196 +147,154 @@ class _Reader:
             return packed.decode(get)
 
 
-class _Found:
-    """The quantised weights of a checkpoint, and the tensors of those that cannot be decoded."""
+class _Search:
+    """Finds the quantised weights of a checkpoint, and the tensors of those that cannot be decoded."""
 
     def __init__(self, contents: RawCheckpoint) -> None:
-        self.contents = contents
         self.tensors = {tensor.name: tensor for tensor in contents.tensors}
         self.packed: list[Packed] = []
         self.skipped: list[Skipped] = []
-        self._taken: set[str] = set()
-        config = contents.config or {}
-        told = config.get("quantization_config", config.get("compression_config"))
-        self.config: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
-        method = self.config.get("quant_method", "")
-        self.method = method.lower().replace("_", "-") if isinstance(method, str) else ""
+        self._contents = contents
+        self._used: set[str] = set()
+        settings = contents.config or {}
+        config = settings.get("quantization_config", settings.get("compression_config"))
+        self._config: Mapping[str, Any] = config if isinstance(config, Mapping) else {}
+        method = self._config.get("quant_method", "")
+        self._method = method.lower().replace("_", "-") if isinstance(method, str) else ""
         self._modules: dict[str, dict[str, Tensor]] = {}
         for tensor in contents.tensors:
             prefix, _, word = tensor.name.rpartition(".")
             self._modules.setdefault(prefix, {})[word] = tensor
 
-    def search(self) -> None:
-        """Look for every scheme in turn; what one has taken the next does not see."""
-        known = {name.replace("_", "-") for name in DECODED}
-        if self.method and self.method not in known:
-            self._unknown()
+    def run(self) -> None:
+        """Look for every scheme in turn; a tensor belongs to the first that uses it."""
+        if self._method and self._method not in DECODED:
+            self._skip_unknown_scheme()
             return
-        for make in (
-            self._words,
-            self._bitsandbytes,
+        for candidates in (
+            self._gptq_awq,
+            self._bitsandbytes_4bit,
+            self._bitsandbytes_8bit,
             self._compressed,
             self._sparse,
             self._nvfp4,
-            self._microscaling,
+            self._mxfp4,
             self._scaled,
         ):
-            for name, scheme, members, build in make():
-                self._try(name, scheme, members, build)
+            for name, scheme, members, describe in candidates():
+                self._add(name, scheme, members, describe)
 
-    def _try(self, name: str, scheme: str, members: list[str], build: Callable[[], Packed]) -> None:
-        if any(member in self._taken for member in members):
+    def _add(self, name: str, scheme: str, members: list[str], describe: Callable[[], Packed]) -> None:
+        if any(member in self._used for member in members):
             return
         try:
-            self._agree(scheme)
-            packed = build()
+            if self._method and self._method not in _METHODS.get(scheme, frozenset({scheme})):
+                raise SchemeMismatchError(
+                    f"its tensors are those of {scheme}, its configuration says {self._method}"
+                )
+            packed = describe()
             if packed.name in self.tensors and packed.name not in packed.members:
                 raise SchemeMismatchError("there is another tensor of its name")
         except SchemeMismatchError as problem:
-            for member in members:
-                self.skipped.append(Skipped(member, f"{name}: stored by {scheme}, not decoded: {problem}"))
-            self._taken.update(members)
+            reason = f"{name}: stored by {scheme}, not decoded: {problem}"
+            self.skipped += [Skipped(member, reason) for member in members]
+            self._used.update(members)
             return
         self.packed.append(packed)
-        self._taken.update(packed.members)
+        self._used.update(packed.members)
 
-    def _agree(self, scheme: str) -> None:
-        """Refuse tensors of one scheme under the configuration of another."""
-        told = _TOLD.get(scheme, frozenset({scheme}))
-        if self.method and self.method not in told:
-            raise SchemeMismatchError(
-                f"its tensors are those of {scheme}, its configuration says {self.method}"
-            )
-
-    def _words(self) -> Iterator[_Candidate]:
+    def _gptq_awq(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
             if "qweight" not in parts or "scales" not in parts or len(parts["qweight"].shape) < 2:
                 continue
             if len(parts["scales"].shape) != len(parts["qweight"].shape) or parts["qweight"].dtype != "int32":
                 continue
-            name = f"{prefix}.weight"
             describe = gptq_awq.awq if gptq_awq.is_awq(parts) else gptq_awq.gptq
             members = [parts[w].name for w in ("qweight", "qzeros", "scales", "g_idx") if w in parts]
+            call = partial(describe, prefix, parts, self._config)
+            yield f"{prefix}.weight", describe.__name__, members, call
 
-            def build(prefix: str = prefix, parts: Any = parts, describe: Any = describe) -> Packed:
-                packed: Packed = describe(prefix, parts, self.config)
-                return packed
-
-            yield name, describe.__name__, members, build
-
-    def _bitsandbytes(self) -> Iterator[_Candidate]:
-        for tensor in self.contents.tensors:
-            name, step, _ = tensor.name.partition(_STEP)
-            if not step or name not in self.tensors:
+    def _bitsandbytes_4bit(self) -> Iterator[_Candidate]:
+        for tensor in self._contents.tensors:
+            name, state, _ = tensor.name.partition(f".{bnb.STATE}")
+            if not state or name not in self.tensors:
                 continue
             parts = {"": self.tensors[name], tensor.name[len(name) + 1 :]: tensor}
-            beside = {word: f"{name}.{word}" for word in bitsandbytes.BESIDE}
-            parts |= {word: self.tensors[full] for word, full in beside.items() if full in self.tensors}
+            companions = {word: f"{name}.{word}" for word in bnb.BESIDE}
+            parts |= {word: self.tensors[full] for word, full in companions.items() if full in self.tensors}
             members = [part.name for part in parts.values()]
+            yield name, "bitsandbytes", members, partial(bnb.find_4bit, name, parts, self._contents.read)
 
-            def build(name: str = name, parts: Any = parts) -> Packed:
-                return bitsandbytes.find_4bit(name, parts, self.contents.read)
-
-            yield name, "bitsandbytes", members, build
-        for prefix, words in self._modules.items():
-            if "SCB" in words and "weight" in words and words["weight"].dtype == "int8":
-                weight, scale = words["weight"], words["SCB"]
-                layout = words.get("weight_format")
-
-                def build8(
-                    weight: Tensor = weight, scale: Tensor = scale, layout: Tensor | None = layout
-                ) -> Packed:
-                    return bitsandbytes.find_8bit(weight.name, weight, scale, layout, self.contents.read)
-
+    def _bitsandbytes_8bit(self) -> Iterator[_Candidate]:
+        for prefix, parts in self._modules.items():
+            if "SCB" in parts and "weight" in parts and parts["weight"].dtype == "int8":
+                weight, scale, layout = parts["weight"], parts["SCB"], parts.get("weight_format")
                 members = [part.name for part in (weight, scale, layout) if part is not None]
-                yield f"{prefix}.weight", "bitsandbytes", members, build8
+                describe = partial(bnb.find_8bit, weight.name, weight, scale, layout, self._contents.read)
+                yield f"{prefix}.weight", "bitsandbytes", members, describe
 
     def _compressed(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
             if "weight_packed" in parts and len(parts["weight_packed"].shape) >= 2:
                 members = [parts[word].name for word in compressed.WORDS if word in parts]
-
-                def build(prefix: str = prefix, parts: Any = parts) -> Packed:
-                    return compressed.find(prefix, parts, self.config, self.contents.read)
-
-                yield f"{prefix}.weight", "compressed-tensors", members, build
+                describe = partial(compressed.find, prefix, parts, self._config, self._contents.read)
+                yield f"{prefix}.weight", "compressed-tensors", members, describe
 
     def _sparse(self) -> Iterator[_Candidate]:
-        """What compressed-tensors keeps of a weight with many zeros; not decoded."""
+        """Weights with many zeros as compressed-tensors keeps them; not decoded."""
+
+        def describe() -> Packed:
+            raise SchemeMismatchError("it is kept as a mask of bits and what is not zero")
+
         for prefix, parts in self._modules.items():
             words = [w for w in ("compressed", "bitmask", "shape", "row_offsets", "meta") if w in parts]
             if {"compressed", "bitmask"} <= set(words):
-
-                def build() -> Packed:
-                    raise SchemeMismatchError("it is kept as a mask of bits and what is not zero")
-
-                yield f"{prefix}.weight", "compressed-tensors", [parts[word].name for word in words], build
+                yield f"{prefix}.weight", "compressed-tensors", [parts[word].name for word in words], describe
 
     def _nvfp4(self) -> Iterator[_Candidate]:
         for prefix, parts in self._modules.items():
-            weight = parts.get("weight")
-            if (
-                weight is not None
-                and weight.dtype == "uint8"
-                and {"weight_scale", "weight_scale_2"} <= set(parts)
-            ):
+            packed = "weight" in parts and parts["weight"].dtype == "uint8"
+            if packed and {"weight_scale", "weight_scale_2"} <= set(parts):
                 members = [parts[word].name for word in compressed.MODELOPT]
+                describe = partial(compressed.find_modelopt, prefix, parts)
+                yield f"{prefix}.weight", "modelopt", members, describe
 
-                def build(prefix: str = prefix, parts: Any = parts) -> Packed:
-                    return compressed.find_modelopt(prefix, parts)
-
-                yield f"{prefix}.weight", "modelopt", members, build
-
-    def _microscaling(self) -> Iterator[_Candidate]:
-        for tensor in self.contents.tensors:
+    def _mxfp4(self) -> Iterator[_Candidate]:
+        for tensor in self._contents.tensors:
             name = tensor.name.removesuffix("_blocks")
             scales = self.tensors.get(f"{name}_scales")
             if name != tensor.name and scales is not None and tensor.dtype == "uint8":
-
-                def build(name: str = name, blocks: Tensor = tensor, scales: Tensor = scales) -> Packed:
-                    return compressed.mxfp4_blocks(name, blocks, scales)
-
-                yield name, "mxfp4", [tensor.name, scales.name], build
+                describe = partial(compressed.mxfp4_blocks, name, tensor, scales)
+                yield name, "mxfp4", [tensor.name, scales.name], describe
 
     def _scaled(self) -> Iterator[_Candidate]:
-        for tensor in self.contents.tensors:
-            if tensor.name in self.contents.quantisation:
+        for tensor in self._contents.tensors:
+            if tensor.name in self._contents.quantisation:
                 continue  # decoded already, with the configuration of its own part of a pipeline
-            small = tensor.dtype.startswith("float8_") and tensor.dtype != "float8_e8m0fnu"
+            float8 = tensor.dtype.startswith("float8_") and tensor.dtype != "float8_e8m0fnu"
             if (
                 len(tensor.shape) < 2
-                or not (small or tensor.dtype == "int8")
+                or not (float8 or tensor.dtype == "int8")
                 or auxiliary_reason(tensor.name)
             ):
                 continue
-            scale = next(
-                (self.tensors[n] for n in (tensor.name + s for s in scaled.SCALES) if n in self.tensors), None
-            )
-            if scale is None and not small:
+            names = (tensor.name + suffix for suffix in scaled.SCALES)
+            scale = next((self.tensors[name] for name in names if name in self.tensors), None)
+            if scale is None and not float8:
                 continue
             zero = self.tensors.get(f"{tensor.name}_zero_point")
             members = [part.name for part in (tensor, scale, zero) if part is not None]
-            scheme = "fp8" if small else "int8"
+            scheme = "fp8" if float8 else "int8"
+            describe = partial(scaled.find, tensor, scale, zero, self._method or scheme, self._config)
+            yield tensor.name, scheme, members, describe
 
-            def build(
-                weight: Tensor = tensor,
-                scale: Tensor | None = scale,
-                zero: Tensor | None = zero,
-                scheme: str = scheme,
-            ) -> Packed:
-                return scaled.find(weight, scale, zero, self.method or scheme, self.config)
-
-            yield tensor.name, scheme, members, build
-
-    def _unknown(self) -> None:
-        """Tensors of modules that hold codes of a scheme that is not decoded."""
-        method = self.config["quant_method"]
-        reason = f"quantised by {method}, a scheme that is not decoded"
+    def _skip_unknown_scheme(self) -> None:
+        """Skip the tensors of modules that hold codes of a scheme that is not decoded."""
+        reason = f"quantised by {self._config['quant_method']}, a scheme that is not decoded"
         for parts in self._modules.values():
-            coded = any(not tensor.floating and tensor.size > 1 for tensor in parts.values())
-            named = any(auxiliary_reason(word) not in (None, "a bias") for word in parts)
-            if coded or named:
+            codes = any(not tensor.floating and tensor.size > 1 for tensor in parts.values())
+            scales = any(
+                auxiliary_reason(word) is not None for word in parts if not word.endswith(("bias", "biases"))
+            )
+            if codes or scales:
                 self.skipped += [Skipped(t.name, reason) for word, t in parts.items() if word != "bias"]
-
-
-_Candidate = tuple[str, str, list[str], Callable[[], Packed]]

@@ -64,8 +64,8 @@ def noise_floor(variance: NDArray[Any]) -> float:
     rows, cols = variance.shape
     if not variance.size or not np.isfinite(variance).all():
         return 0.0
-    kept = min(rows, max(_LARGEST // cols, 1))
-    part = variance if kept == rows else variance[np.linspace(0, rows - 1, kept).astype(np.int64)]
+    sampled = min(rows, max(_LARGEST // cols, 1))
+    part = variance if sampled == rows else variance[np.linspace(0, rows - 1, sampled).astype(np.int64)]
     spread = np.sqrt(3 * part, dtype=np.float32)  # a uniform error of this half-width has the variance
     rng = np.random.default_rng(0)
     draws = int(np.clip(_ENTRIES // spread.size, 1, _DRAWS))
@@ -76,7 +76,7 @@ def noise_floor(variance: NDArray[Any]) -> float:
         error -= 1
         error *= spread
         tops.append(largest_singular_value(error, rng) ** 2)
-    scaled = float(np.mean(tops)) * ((sqrt(rows) + sqrt(cols)) / (sqrt(kept) + sqrt(cols))) ** 2
+    scaled = float(np.mean(tops)) * ((sqrt(rows) + sqrt(cols)) / (sqrt(sampled) + sqrt(cols))) ** 2
     # No row or column alone is longer than the largest singular value.
     longest = max(float(variance.sum(axis=axis, dtype=np.float64).max()) for axis in (0, 1))
     return max(scaled, longest)

@@ -68,8 +68,8 @@ def find(
 
     members = tuple(tensor.name for tensor in (weight, scale, zero) if tensor is not None)
     group = block[1] if block is not None and block[1] != weight.shape[-1] else None
-    told = configured_bits(config) if weight.dtype == "int8" else set()
-    bits = told.pop() if len(told) == 1 else 8
+    configured = configured_bits(config) if weight.dtype == "int8" else set()
+    bits = configured.pop() if len(configured) == 1 else 8
     return Packed(weight.name, weight.shape, scheme, bits if 1 <= bits <= 8 else 8, group, members, decode)
 
 
@@ -96,12 +96,15 @@ def layout(
 
 def _blocks(config: Mapping[str, Any]) -> list[tuple[int, int]]:
     """The block sizes that a configuration names."""
-    told = [config.get("weight_block_size"), *(w.get("block_structure") for w in weight_settings(config))]
-    found = []
-    for size in told:
+    candidates = [
+        config.get("weight_block_size"),
+        *(w.get("block_structure") for w in weight_settings(config)),
+    ]
+    sizes = []
+    for size in candidates:
         if isinstance(size, list) and len(size) == 2 and all(type(side) is int and side > 0 for side in size):
-            found.append((size[0], size[1]))
-    return found
+            sizes.append((size[0], size[1]))
+    return sizes
 
 
 def broadcast(

@@ -29,9 +29,9 @@ def plot_degeneracy(result: Degeneracy, *, share: bool = True) -> Any:
     figure = Figure(figsize=(7.5, 1.2 + 0.32 * len(layers)), layout="constrained")
     axes = figure.subplots()
     places = range(len(layers))
-    whole = [c.parameters if share else 1 for c in layers]
-    used = [(c.parameters - c.free) / w for c, w in zip(layers, whole, strict=True)]
-    free = [c.free / w for c, w in zip(layers, whole, strict=True)]
+    totals = [c.parameters if share else 1 for c in layers]
+    used = [(c.parameters - c.free) / w for c, w in zip(layers, totals, strict=True)]
+    free = [c.free / w for c, w in zip(layers, totals, strict=True)]
     axes.barh(places, used, color="#1f5a92", label="used on the data")
     axes.barh(places, free, left=used, color="#d9d9d9", label="free")
     for place, c, u, f in zip(places, layers, used, free, strict=True):

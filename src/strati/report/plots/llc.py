@@ -53,13 +53,13 @@ def plot_parts(result: PartCoefficients) -> Any:
     """
     figure = _figure(6.0)
     axes = figure.subplots()
-    known = [
+    estimated = [
         (name, f.estimate, 2 * (f.stderr or 0.0))
         for name, f in result.parts.items()
         if f.estimate is not None
     ]
-    if known:
-        names, values, errors = zip(*known, strict=True)
+    if estimated:
+        names, values, errors = zip(*estimated, strict=True)
         axes.errorbar(values, range(len(names)), xerr=errors, fmt="o")
         axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="learning coefficient", title="parts, all other weights fixed")
@@ -78,9 +78,11 @@ def plot_scales(result: EffectiveParameters) -> Any:
     """
     figure = _figure(5.0)
     axes = figure.subplots()
-    known = [r for r in result.rows if r.effective is not None]
-    errors = [2 * (r.stderr or 0.0) for r in known]
-    axes.errorbar([r.epsilon for r in known], [r.effective for r in known], errors, fmt="o", label="sampled")
+    estimated = [r for r in result.rows if r.effective is not None]
+    errors = [2 * (r.stderr or 0.0) for r in estimated]
+    axes.errorbar(
+        [r.epsilon for r in estimated], [r.effective for r in estimated], errors, fmt="o", label="sampled"
+    )
     closed = [(r.epsilon, 2 * r.gauss_newton) for r in result.rows if r.gauss_newton is not None]
     if closed:
         axes.plot(*zip(*closed, strict=True), "-", label="Gauss-Newton")

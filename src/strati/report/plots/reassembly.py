@@ -34,11 +34,11 @@ def scores(result: Reassembly, raw: Any, matched: Any, histogram: Any) -> None:
     raw.set(title="scores as found", xlabel="output projection", ylabel="input projection")
     matched.imshow(pairing.matrix[np.ix_(ins, outs)], cmap="viridis", aspect="auto")
     matched.set(title="after matching and ordering", xlabel="block", ylabel="block")
-    rest = np.ones(pairing.matrix.shape, dtype=bool)
-    rest[ins, outs] = False
+    unmatched = np.ones(pairing.matrix.shape, dtype=bool)
+    unmatched[ins, outs] = False
     if result.pieces.square:
-        np.fill_diagonal(rest, False)
-    histogram.hist(pairing.matrix[rest], bins=40, color="0.6", label="not a pair")
+        np.fill_diagonal(unmatched, False)
+    histogram.hist(pairing.matrix[unmatched], bins=40, color="0.6", label="not a pair")
     histogram.hist(pairing.matrix[ins, outs], bins=20, color="#D55E00", label="pair")
     histogram.set(title=f"{pairing.score} score", yscale="log", xlabel="score")
     histogram.legend()

@@ -72,13 +72,13 @@ def plot_scan(scan: Scan) -> Any:
     axes[1].scatter(places, table["stable_rank"].to_numpy(dtype=float), c=colours, s=18)
     axes[1].set_ylabel("stable rank")
     axes[1].set_yscale("log")
-    known = [
+    measured = [
         (x, PHASES.index(p), c)
         for x, p, c in zip(places, table["phase"], colours, strict=True)
         if p in PHASES
     ]
-    if known:
-        axes[2].scatter(*zip(*[k[:2] for k in known], strict=True), c=[k[2] for k in known], s=18)
+    if measured:
+        axes[2].scatter(*zip(*[k[:2] for k in measured], strict=True), c=[k[2] for k in measured], s=18)
     axes[2].set_yticks(range(len(PHASES)), PHASES)
     axes[2].set_ylim(-0.5, len(PHASES) - 0.5)
     axes[2].xaxis.get_major_locator().set_params(integer=True)

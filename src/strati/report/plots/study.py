@@ -86,13 +86,13 @@ def by_metric(study: Study, metrics: Sequence[str]) -> Any:
 
     table = study.frame()
     table = table[(table["status"] == "done") & (table["intervention"] != "intact")]
-    kept = [m for m in metrics if m in study.metrics and table[m].notna().any()]
-    if not kept:
+    available = [m for m in metrics if m in study.metrics and table[m].notna().any()]
+    if not available:
         raise BadInputError(", ".join(metrics), "have no value on any changed layer of this study")
-    columns = min(len(kept), 4)
-    rows = -(-len(kept) // columns)
+    columns = min(len(available), 4)
+    rows = -(-len(available) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
-    for i, metric in enumerate(kept):
+    for i, metric in enumerate(available):
         part = table[table[metric].notna()]
         _panel(figure.add_subplot(rows, columns, i + 1), metric, part, metric, study.performance["name"])
     return figure
@@ -118,7 +118,7 @@ def draw_all(study: Study, folder: Path) -> list[Path]:
 
 def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: str) -> None:
     kinds = [str(kind) for kind in sorted(set(part["intervention"]))]
-    rest = [kind for kind in kinds if kind not in COLOURS]
+    others = [kind for kind in kinds if kind not in COLOURS]
     for kind in kinds:
         points = part[part["intervention"] == kind]
         axes.scatter(
@@ -126,7 +126,7 @@ def _panel(axes: Any, title: str, part: pd.DataFrame, metric: str, performance: 
             points["performance"],
             s=9,
             alpha=0.6,
-            color=COLOURS.get(kind) or _OTHERS[rest.index(kind) % len(_OTHERS)],
+            color=COLOURS.get(kind) or _OTHERS[others.index(kind) % len(_OTHERS)],
             label=NAMES.get(kind, kind),
         )
     x, y = part[metric].to_numpy(float), part["performance"].to_numpy(float)

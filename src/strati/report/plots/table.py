@@ -36,9 +36,9 @@ def plot_table(table: pd.DataFrame, *, title: str = "") -> Any:
         and table[name].notna().any()
     ][:_MOST_PANELS]
     words = [name for name in table.columns if name not in numbers and not table[name].isna().all()]
-    shown = table.head(_MOST_ROWS)
-    labels = [printable(str(v), limit=40) for v in (shown[words[0]] if words else shown.index)]
-    height = 1.2 + 0.22 * max(3, len(shown))
+    listed = table.head(_MOST_ROWS)
+    labels = [printable(str(v), limit=40) for v in (listed[words[0]] if words else listed.index)]
+    height = 1.2 + 0.22 * max(3, len(listed))
     figure = Figure(figsize=(2.5 + 3.2 * max(1, len(numbers)), height), layout="constrained")
     more = f", the first {_MOST_ROWS} of {len(table)} rows" if len(table) > _MOST_ROWS else ""
     figure.suptitle(f"{title}{more}", fontsize=10)
@@ -49,12 +49,12 @@ def plot_table(table: pd.DataFrame, *, title: str = "") -> Any:
     for place, name in enumerate(numbers):
         axis = figure.add_subplot(1, len(numbers), place + 1, sharey=first)
         first = first or axis
-        axis.barh(range(len(shown)), shown[name].astype(float).fillna(0.0), color="#0072B2")
+        axis.barh(range(len(listed)), listed[name].astype(float).fillna(0.0), color="#0072B2")
         axis.set_xlabel(str(name).replace("_", " "))
-        axis.set_yticks(range(len(shown)), labels if place == 0 else [""] * len(shown), fontsize=7)
+        axis.set_yticks(range(len(listed)), labels if place == 0 else [""] * len(listed), fontsize=7)
         axis.grid(axis="x", alpha=0.3)
     if first is not None:
-        first.set_yticks(range(len(shown)), labels, fontsize=7)
+        first.set_yticks(range(len(listed)), labels, fontsize=7)
         first.invert_yaxis()
     return figure
 

@@ -57,9 +57,11 @@ def _course(axis: Any, result: Track, what: str) -> None:
         else:
             axis.plot(steps, values, color="#7a7a7a", lw=0.7, alpha=0.6)
     for change in (c for c in result.breaks if c["what"] == what):
-        own = change["layer"] is None
-        axis.axvspan(change["low"], change["high"], 0, 1 if own else 0.06, color="#c8553d", alpha=0.15, lw=0)
-        axis.axvline(change["step"], 0, 1 if own else 0.06, color="#c8553d", lw=0.8)
+        of_network = change["layer"] is None
+        axis.axvspan(
+            change["low"], change["high"], 0, 1 if of_network else 0.06, color="#c8553d", alpha=0.15, lw=0
+        )
+        axis.axvline(change["step"], 0, 1 if of_network else 0.06, color="#c8553d", lw=0.8)
     axis.set_ylabel(what)
 
 
@@ -67,9 +69,9 @@ def _spectra(axis: Any, result: Track, held: dict[str, Any]) -> None:
     """Eigenvalues in order, dark to bright over the run."""
     from matplotlib import colormaps
 
-    known = [(k, v) for k, v in enumerate(held["values"]) if v]
-    for number, (_, values) in enumerate(known):
-        shade = colormaps["cividis"](number / max(1, len(known) - 1))
+    defined = [(k, v) for k, v in enumerate(held["values"]) if v]
+    for number, (_, values) in enumerate(defined):
+        shade = colormaps["cividis"](number / max(1, len(defined) - 1))
         axis.plot(
             result.spectra["ranks"], 10 ** (np.array(values) / result.spectra["unit"]), color=shade, lw=0.8
         )
