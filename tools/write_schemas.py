@@ -17,6 +17,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import types
 import typing
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 import numpy as np
 
 import strati
+import strati_reproductions
 from strati.core.results import Result
 
 FOLDER = Path(strati.__file__).parent / "schemas"
@@ -37,25 +39,25 @@ PRIMITIVES = {
     Path: "string",
 }
 ANY: dict[str, Any] = {}
-CONTRIBUTED = "reproduce-1.json"
-"""The result of a package of its own, written by hand."""
+PACKAGES = (strati, strati_reproductions)
 
 
 def results() -> dict[str, type[Result]]:
     """Every result class by the verb that its JSON names."""
-    for module in pkgutil.walk_packages(strati.__path__, "strati."):
-        if (
-            not module.name.endswith("__main__")
-            and ".integrations." not in module.name
-            and ".zoo" not in module.name
-        ):
-            importlib.import_module(module.name)
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not re.search(r"__main__|\.integrations\.|\.zoo", module.name):
+                importlib.import_module(module.name)
     classes: set[type[Result]] = set()
     level = {Result}
     while level:
         level = {kind for parent in level for kind in parent.__subclasses__()}
         classes |= level
-    ours = [kind for kind in classes if kind.__module__.startswith("strati.")]
+    names = {package.__name__ for package in PACKAGES}
+    ours = [kind for kind in classes if kind.__module__.partition(".")[0] in names]
+    ours = [
+        kind for kind in ours if not any(base in ours and base.verb == kind.verb for base in kind.__bases__)
+    ]
     by_verb = {kind.verb: kind for kind in ours}
     if len(by_verb) < len(ours):
         clashes = sorted(
@@ -212,7 +214,7 @@ def texts() -> dict[Path, str]:
 if __name__ == "__main__":
     written = texts()
     for path in FOLDER.glob("*.json"):
-        if path not in written and path.name != CONTRIBUTED:
+        if path not in written:
             path.unlink()
     for path, text in written.items():
         path.write_text(text)

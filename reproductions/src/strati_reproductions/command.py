@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
 import click
 
 from strati.cli.common import Output, emit, output_options, seed_option, show
+from strati.core.display import Column, table
 from strati.core.errors import BadInputError
-from strati.core.results import Result
 from strati.jobs.progress import progress
+from strati_reproductions.rows import Reproduction, Row
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
-    from strati_reproductions.registry import Entry
-
 
 @dataclass(frozen=True)
-class Catalogue(Result):
-    """What can be reproduced: rows as those of a reproduction, with no number of ours yet."""
-
-    verb: ClassVar[str] = "reproduce"
-
-    entries: Mapping[str, Entry]
-
-    def payload(self) -> dict[str, Any]:
-        """One row per name: the paper it is of, and what it redoes."""
-        rows = [
-            {"what": name, "paper": entry.paper, "ours": None, "note": entry.summary}
-            for name, entry in self.entries.items()
-        ]
-        return {"name": None, "title": "what can be reproduced", "rows": rows}
+class Catalogue(Reproduction):
+    """The experiments that can be reproduced: rows with a paper and a summary, without numbers."""
 
     def frame(self) -> pd.DataFrame:
-        """The rows."""
-        import pandas as pd
-
-        return pd.DataFrame(self.payload()["rows"])
+        """One line per experiment."""
+        return super().frame()[["what", "paper", "note"]]
 
     def summary(self) -> RenderableType:
-        """Names, papers, and what each redoes."""
-        from strati.core.display import Column, table
-
-        rows = ((name, entry.paper, entry.summary) for name, entry in self.entries.items())
+        """Names, papers, and what each experiment redoes."""
+        rows = ((row.what, row.paper, row.note) for row in self.rows)
         return table([Column("name", keep=True), "paper", Column("what", keep=True)], rows)
+
+
+def catalogue() -> Catalogue:
+    """The list of all experiments."""
+    from strati_reproductions.registry import ENTRIES
+
+    rows = tuple(Row(name, entry.paper, None, entry.summary) for name, entry in ENTRIES.items())
+    return Catalogue(None, "what can be reproduced", rows)
 
 
 @click.command("reproduce")
@@ -87,10 +77,10 @@ def command(
       strati reproduce pretrained --model gpt2 --data wikitext/test.txt
       strati reproduce small-and-large --model gpt2 --model gpt2-large
     """
-    from strati_reproductions.registry import ENTRIES, reproduce
+    from strati_reproductions.registry import reproduce
 
     if name is None:
-        emit(Catalogue(ENTRIES), output)
+        emit(catalogue(), output)
         return
     _check_own(name, models, data)
     with progress(f"reproduce {name}", None, quiet=output.quiet) as tick:

@@ -262,5 +262,9 @@ def reproduce(
         importlib.import_module(f"strati_reproductions.{module}"), function
     )
     reproduction = body(quick=chosen.quick, seed=chosen.seed, folder=Path(chosen.folder) / name, tick=tick)
-    mode = "quick" if chosen.quick else "full"
-    return replace(reproduction, mode=mode, seed=chosen.seed, revision=entry.revision)
+    return replace(
+        reproduction,
+        mode="quick" if chosen.quick else "full",
+        seed=chosen.seed,
+        revision=entry.revision,
+    )

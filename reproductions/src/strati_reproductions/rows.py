@@ -7,9 +7,9 @@ these it computes whether the numbers agree (:attr:`Row.agrees`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict, cast
 
 from strati.core.results import Flag, Result
 
@@ -27,6 +27,38 @@ COLUMNS = (
 """The columns of a table of rows, in the order in which they are shown."""
 HEADINGS = {"paper_network": "ours, on the paper's network"}
 """What stands above a column whose name is no plain word."""
+
+
+class RowFields(TypedDict):
+    """The JSON of one number."""
+
+    what: str
+    paper: Value
+    paper_network: Value
+    ours: Value
+    error: float | None
+    agrees: Literal["yes", "no", "open"] | None
+    theory: Value
+    before: Value
+    mode: Literal["quick", "full"] | None
+    seeds: int | None
+    note: str
+    key: NotRequired[str]
+    facts: NotRequired[Mapping[str, Fact]]
+
+
+class ReproductionFields(TypedDict):
+    """The JSON of a table or figure."""
+
+    name: str | None
+    title: str
+    mode: Literal["quick", "full"] | None
+    seed: int
+    revision: int | None
+    rows: Sequence[RowFields]
+    figures: Sequence[str]
+    captions: Mapping[str, str]
+    warnings: Sequence[Flag]
 
 
 @dataclass(frozen=True)
@@ -75,7 +107,7 @@ class Row:
     paper_network: Value = None
 
     @property
-    def agrees(self) -> str | None:
+    def agrees(self) -> Literal["yes", "no", "open"] | None:
         """``yes`` within two errors or the digits printed, ``no`` with a note that explains it, ``open`` without.
 
         ``None`` where there is nothing to compare with. Theory is used where the paper prints nothing, and the number
@@ -97,33 +129,33 @@ class Row:
         cells = asdict(self) | {"agrees": self.agrees, "mode": mode}
         return {name: cells[name] for name in COLUMNS}
 
-    def record(self, mode: str | None = None) -> dict[str, Any]:
+    def record(self, mode: str | None = None) -> RowFields:
         """The row as it is stored: its cells, and key and facts where a rule reads them."""
         typed = {"key": self.key, "facts": dict(self.facts)} if self.key is not None else {}
-        return self.cells(mode) | typed
+        return cast(RowFields, self.cells(mode) | typed)
 
 
 @dataclass(frozen=True)
 class Reproduction(Result):
-    """A paper's table or figure redone. ``mode`` is ``"quick"`` or ``"full"``; all chance came from ``seed``.
+    """A paper's table or figure with its numbers and those measured here.
 
-    ``revision`` is that of the experiment (:class:`strati_reproductions.registry.Entry`). ``captions`` say of
+    ``mode`` is ``"quick"`` or ``"full"``; all randomness came from ``seed``. ``revision`` is that of the experiment (:class:`strati_reproductions.registry.Entry`). ``captions`` say of
     each figure in a sentence what to see in it; a key stands for all files whose names begin so (:func:`caption`).
     """
 
     verb: ClassVar[str] = "reproduce"
 
-    name: str
+    name: str | None
     title: str
     rows: tuple[Row, ...]
     figures: tuple[str, ...] = ()
     warnings: tuple[Flag, ...] = ()
-    mode: str | None = None
+    mode: Literal["quick", "full"] | None = None
     seed: int = 0
     revision: int | None = None
     captions: Mapping[str, str] = field(default_factory=dict)
 
-    def payload(self) -> dict[str, Any]:
+    def payload(self) -> ReproductionFields:
         """Name, title, how it was run, rows, and the files of the figures drawn."""
         return {
             "name": self.name,

@@ -378,8 +378,8 @@ class Wire:
             if number == 0 or number > 1 << 20:
                 raise self._damaged()
             if kind == 0:
-                number, position = self.varint(position, stop)
-                yield number, kind, number, 0
+                argument, position = self.varint(position, stop)
+                yield number, kind, argument, 0
             elif kind in (1, 5):
                 size = 8 if kind == 1 else 4
                 if position + size > stop:
