@@ -214,7 +214,7 @@ def test_a_spec_with_tables(tmp_path: Path) -> None:
         ({"truncate": {}}, "needs settings: rank or energy"),
         ({"kinds": ["truncate"]}, "'truncate' needs settings"),
         ({"swap": {}}, "needs checkpoint"),
-        ({"quantise": {"bits": [4, "3"]}}, "quantise.bits: wants a whole number, not '3'"),
+        ({"quantise": {"bits": [4, "3"]}}, "quantise.bits: must be a whole number, not '3'"),
     ],
 )
 def test_wrong_tables_are_one_line(section: dict[str, Any], word: str) -> None:

@@ -149,7 +149,7 @@ def test_settings_take_the_numbers_of_numpy() -> None:
     assert strati.truncate(rank=np.arange(1, 3)).settings == strati.truncate(rank=[1, 2]).settings
     assert strati.quantise(bits=np.int64(4)).settings == strati.quantise(bits=4).settings
     assert strati.prune(share=np.array([0.25, 0.5])).settings == strati.prune(share=[0.25, 0.5]).settings
-    with pytest.raises(BadInputError, match="wants a whole number"):
+    with pytest.raises(BadInputError, match="must be a whole number"):
         strati.truncate(rank=np.array([1.5]))
 
 

@@ -139,8 +139,9 @@ class Row:
 class Reproduction(Result):
     """A paper's table or figure with its numbers and those measured here.
 
-    ``mode`` is ``"quick"`` or ``"full"``; all randomness came from ``seed``. ``revision`` is that of the experiment (:class:`strati_reproductions.registry.Entry`). ``captions`` say of
-    each figure in a sentence what to see in it; a key stands for all files whose names begin so (:func:`caption`).
+    ``mode`` is ``"quick"`` or ``"full"``; all randomness came from ``seed``. ``revision`` is that of the experiment
+    (:class:`strati_reproductions.registry.Entry`). ``captions`` say of each figure in a sentence what to see in it; a
+    key stands for all files whose names begin so (:func:`caption`).
     """
 
     verb: ClassVar[str] = "reproduce"

@@ -1,8 +1,8 @@
-"""One rule for options: a frozen dataclass holds the defaults, keywords of its fields' names win over it.
+"""Options: a frozen dataclass holds the defaults, and keywords of its fields' names win over it.
 
 Every public function takes ``config=None`` and the config's fields as keywords; :func:`resolve` makes one config of
-both. The command line reads its defaults from the same dataclass (:func:`default`), so that there is one place where
-a default stands.
+both and checks the types (:class:`Rule`). The command line reads its defaults from the same dataclass
+(:func:`default`), so that every default is written once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,14 +27,14 @@ _ALIASES = {"jobs": "workers"}
 def resolve(
     kind: type[C], config: C | None, keywords: Mapping[str, Any], *, of: str | Callable[..., Any]
 ) -> C:
-    """One config out of a given one (or the defaults) and keywords, the keywords winning.
+    """Combine a config (or the defaults) and keywords; the keywords win.
 
     Args:
         kind: The frozen dataclass that holds the options and their defaults.
-        config: What the caller gave as ``config=``.
-        keywords: What the caller gave by name.
-        of: The public function, or its name, for messages. Of a function the keywords that it takes beside the
-            config's (``layers=``, ``out=``) are known as well, when a misspelt name is looked up.
+        config: The argument ``config=`` of the caller.
+        keywords: The options that the caller passed by name.
+        of: The public function, or its name, for messages. If it is a function, a misspelt keyword is also compared
+            with the other keywords of its signature (``layers=``, ``out=``).
 
     Raises:
         BadInputError: An unknown keyword (the nearest known name is given), a value of another type, or a config of
@@ -71,57 +72,103 @@ def resolve(
     return dataclasses.replace(base, **fitting)  # type: ignore[type-var]
 
 
-def _fitting(called: str, name: str, value: Any, kind: str) -> Any:
-    """A value that an option's type allows; a whole number may come as ``1e3``, and as numpy's own.
-
-    Types that are not plain numbers, words or lists of them are left to the function.
+def _fitting(called: str, name: str, value: Any, annotation: str) -> Any:
+    """A value that an option's annotation allows; other types than those of :class:`Rule` are left to the function.
 
     Raises:
-        BadInputError: It is of another type, or not a number.
+        BadInputError: The value is of another type.
     """
-    parts = [part.strip() for part in re.split(r"\|(?![^\[]*\])", kind)]
-    if not all(part.split("[")[0] in _WORDS for part in parts) or "Any" in kind:
+    kinds = [part.strip().partition("[")[0] for part in re.split(r"\|(?![^\[]*\])", annotation)]
+    if "Any" in annotation or not all(kind in _KINDS for kind in kinds):
         return value
-    for part in parts:
-        word, _, inner = part.partition("[")
-        if word == "None" and value is None:
-            return value
-        if word == "bool" and isinstance(value, bool | np.bool_):
-            return bool(value)
-        if word == "int" and _is_number(value) and float(value).is_integer():
-            return int(value)
-        if word == "float" and _is_number(value):
-            return value
-        if word == "str" and isinstance(value, str):
-            return value
-        if word == "Mapping" and isinstance(value, Mapping):
-            return value
-        if word in ("tuple", "Sequence"):
-            if isinstance(value, str) and inner.startswith("str"):
-                return value
-            if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-                return value
-    expected = " or ".join(dict.fromkeys(_WORDS[part.split("[")[0]] for part in parts))
-    raise BadInputError(called, f"option {name!r} must be {expected}, not {value!r}")
+    rules = [Rule(_KINDS[kind], infinite=True) for kind in kinds]
+    for rule in rules:
+        if rule.wrong(value) is None:
+            return rule.plain(value)
+    if isinstance(value, str) and re.search(r"(tuple|Sequence)\[str", annotation):
+        return value  # one name in place of a list of names
+    allowed = " or ".join(dict.fromkeys(_NAMES[rule.kind] for rule in rules))
+    raise BadInputError(called, f"option {name!r} must be {allowed}, not {value!r}")
 
 
-_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "True or False",
-    "str": "a word",
-    "None": "None",
-    "tuple": "a list",
-    "Sequence": "a list",
-    "Mapping": "a mapping",
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What the value of an option may be.
+
+    Attributes:
+        kind: ``bool``, ``int``, ``float`` (any number), ``str``, ``list`` (any iterable but text), ``Mapping`` or
+            ``NoneType``. A whole number may be written ``1e3``.
+        low: The smallest number.
+        high: The largest number.
+        above: The number must be larger than ``low``.
+        choices: The words that are allowed.
+        pattern: A regular expression that text must match, and an example of it.
+        each: The value is a list, and this holds for each of its entries.
+        infinite: The number may be infinite.
+
+    Examples:
+        >>> Rule(int, low=1).wrong(0), Rule(int, low=1).wrong("three"), Rule(int, low=1).wrong(3)
+        ('must be at least 1, not 0', "must be a whole number, not 'three'", None)
+    """
+
+    kind: type
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+    choices: tuple[str, ...] = ()
+    pattern: tuple[str, str] | None = None
+    each: bool = False
+    infinite: bool = False
+
+    def wrong(self, value: Any) -> str | None:
+        """Why a value is not allowed; ``None`` if it is."""
+        if self.each:
+            if not isinstance(value, list | tuple) or not value:
+                return f"must be a list, each {_NAMES[self.kind]}"
+            single = dataclasses.replace(self, each=False)
+            return next((why for why in map(single.wrong, value) if why is not None), None)
+        if not self._is_of_kind(value):
+            return f"must be {_NAMES[self.kind]}, not {value!r}"
+        if self.choices and value not in self.choices:
+            return f"must be one of {', '.join(self.choices)}, not {value!r}; {nearest(value, self.choices)}"
+        if self.pattern is not None and not re.fullmatch(self.pattern[0], value):
+            return f"must look like {self.pattern[1]}, not {value!r}"
+        if self.low is not None and (value < self.low or (self.above and value == self.low)):
+            return f"must be {'above' if self.above else 'at least'} {self.low:g}, not {value!r}"
+        if self.high is not None and value > self.high:
+            return f"must be at most {self.high:g}, not {value!r}"
+        return None
+
+    def plain(self, value: Any) -> Any:
+        """An allowed value as Python's own ``bool`` or ``int`` if it is of that kind."""
+        if self.each:
+            return tuple(map(dataclasses.replace(self, each=False).plain, value))
+        return self.kind(value) if self.kind in (bool, int) else value
+
+    def _is_of_kind(self, value: Any) -> bool:
+        if self.kind is bool:
+            return isinstance(value, bool | np.bool_)
+        if self.kind in (int, float):
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or math.isnan(value):
+                return False
+            if math.isinf(value):
+                return self.infinite and self.kind is float
+            return self.kind is float or float(value).is_integer()
+        if self.kind is list:
+            return isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+        return isinstance(value, self.kind)
+
+
+_NAMES: dict[type, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    Mapping: "a mapping",
+    NoneType: "None",
 }
-
-
-def _is_number(value: Any) -> bool:
-    """A real number that is one: no truth value, not NaN."""
-    return (
-        isinstance(value, int | float | np.number) and not isinstance(value, bool) and not math.isnan(value)
-    )
+_KINDS = {kind.__name__: kind for kind in _NAMES} | {"tuple": list, "Sequence": list, "None": NoneType}
 
 
 def _own(of: str | Callable[..., Any]) -> list[str]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from strati.core import plugins
 from strati.core.errors import BadInputError
-from strati.core.options import nearest
+from strati.core.options import Rule, nearest
 
 HIDDEN = "_checkpoint"
 """The one checkpoint of ``swap`` or ``adapt``: where it lies is no part of a setting's text."""
@@ -28,80 +26,47 @@ Pairs = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
-class Option:
-    """What a named value of an intervention may be."""
-
-    kind: type | tuple[type, ...]
-    low: float | None = None
-    high: float | None = None
-    above: bool = False  # strictly above ``low``
-    pattern: str | None = None
-
-    def wrong(self, given: Any) -> str | None:
-        """Why a value cannot be used, or ``None``."""
-        value: Any = given
-        wanted = {bool: "true or false", int: "a whole number", str: "text"}
-        if isinstance(given, bool) != (self.kind is bool) or not isinstance(given, self.kind):
-            kind = self.kind if isinstance(self.kind, type) else float
-            return f"wants {wanted.get(kind, 'a number')}, not {value!r}"
-        if self.pattern is not None and not re.fullmatch(self.pattern, value):
-            return f"wants n:m with 0 < n < m, such as 2:4, not {value!r}"
-        if self.pattern is not None and not 0 < int(value.split(":")[0]) < int(value.split(":")[1]):
-            return f"wants n:m with 0 < n < m, such as 2:4, not {value!r}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"wants a finite number, not {value!r}"
-        if self.low is not None and (value < self.low or (self.above and value == self.low)):
-            return f"is {'above' if self.above else 'at least'} {self.low:g}, not {value!r}"
-        if self.high is not None and value > self.high:
-            return f"is at most {self.high:g}, not {value!r}"
-        return None
-
-
-@dataclass(frozen=True)
 class Kind:
     """What is known of an intervention: its options, which of them make a setting, whether chance is involved.
 
     ``main``: alternatives, of which a setting has exactly one (none: there is nothing to set).
     """
 
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, Rule] = field(default_factory=dict)
     main: tuple[str, ...] = ()
     random: bool = False
     source: bool = False  # needs another checkpoint
 
 
-_NUMBER = (int, float)
-_SHARE = Option(_NUMBER, 0.0, 1.0)
+_SHARE = Rule(float, 0.0, 1.0)
 
 KINDS: dict[str, Kind] = {
     "reinitialise": Kind(),
     "rerandomise": Kind(random=True),
     "truncate": Kind(
         {
-            "rank": Option(int, 0),
-            "energy": Option(_NUMBER, 0.0, 1.0, above=True),
-            "parameters": Option(_NUMBER, 0.0, 1.0, above=True),
+            "rank": Rule(int, 0),
+            "energy": Rule(float, 0.0, 1.0, above=True),
+            "parameters": Rule(float, 0.0, 1.0, above=True),
         },
         ("rank", "energy", "parameters"),
     ),
     "signal-only": Kind(),
     "noise-only": Kind(),
     "remove-quasi-null": Kind(),
-    "remove-small": Kind({"k": Option(int, 1)}, ("k",)),
-    "remove-large": Kind({"k": Option(int, 1)}, ("k",)),
-    "quantise": Kind(
-        {"bits": Option(int, 1, 16), "group": Option(int, 1), "symmetric": Option(bool)}, ("bits",)
-    ),
+    "remove-small": Kind({"k": Rule(int, 1)}, ("k",)),
+    "remove-large": Kind({"k": Rule(int, 1)}, ("k",)),
+    "quantise": Kind({"bits": Rule(int, 1, 16), "group": Rule(int, 1), "symmetric": Rule(bool)}, ("bits",)),
     "prune": Kind(
-        {"share": _SHARE, "pattern": Option(str, pattern=r"\d{1,4}:\d{1,4}")}, ("share", "pattern")
+        {"share": _SHARE, "pattern": Rule(str, pattern=(r"\d{1,4}:\d{1,4}", "2:4"))}, ("share", "pattern")
     ),
     "zero": Kind(),
     "permute-entries": Kind(random=True),
-    "drop": Kind({"run": Option(int, 1)}),
-    "swap": Kind({"checkpoint": Option(str)}, source=True),
-    "adapt": Kind({"checkpoint": Option(str), "rank": Option(int, 0)}, ("rank",), source=True),
-    "scale": Kind({"factor": Option(_NUMBER)}, ("factor",)),
-    "noise": Kind({"size": Option(_NUMBER, 0.0)}, ("size",), random=True),
+    "drop": Kind({"run": Rule(int, 1)}),
+    "swap": Kind({"checkpoint": Rule(str)}, source=True),
+    "adapt": Kind({"checkpoint": Rule(str), "rank": Rule(int, 0)}, ("rank",), source=True),
+    "scale": Kind({"factor": Rule(float)}, ("factor",)),
+    "noise": Kind({"size": Rule(float, 0.0)}, ("size",), random=True),
 }
 """Every intervention strati knows by name."""
 
@@ -325,13 +290,12 @@ def make(
             raise BadInputError(
                 f"{name}.{option}", f"no such option; {name} has {known}{_near(option, kind.options)}"
             )
+        rule = kind.options[option]
         listed = tuple(map(_plain, given)) if _is_list(given) else (_plain(given),)
-        for value in listed:
-            why = kind.options[option].wrong(value)
-            if why is not None:
-                raise BadInputError(f"{name}.{option}", why)
+        for why in filter(None, map(rule.wrong, listed)):
+            raise BadInputError(f"{name}.{option}", why)
         if listed:
-            lists[option] = listed
+            lists[option] = tuple(map(rule.plain, listed))
     if draws is not None and (isinstance(draws, bool) or not isinstance(draws, int) or draws < 1):
         raise BadInputError(f"{name}.draws", f"is a whole number from 1, not {draws!r}")
     return Intervention(name, _settings(name, kind, lists), draws, source)
@@ -365,6 +329,9 @@ def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tu
         chosen_values = dict(pairs)
         if name == "quantise" and chosen_values.get("symmetric") and chosen_values["bits"] < 2:
             raise BadInputError("quantise.bits", "symmetric levels need at least 2 bits")
+        kept, _, of = str(chosen_values.get("pattern", "1:2")).partition(":")
+        if not 0 < int(kept) < int(of):
+            raise BadInputError("prune.pattern", f"must be n:m with 0 < n < m, such as 2:4, not {kept}:{of}")
     return tuple(found)
 
 

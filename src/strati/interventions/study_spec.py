@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 from strati.core import plugins
 from strati.core.errors import BadInputError
+from strati.core.options import Rule
 from strati.interventions.kinds import KINDS as INTERVENTIONS
 from strati.interventions.kinds import Intervention, as_interventions, from_table, identity, merge
 
@@ -27,47 +27,8 @@ FORMAT = 2
 Number = float | int
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """What a key may hold."""
-
-    kind: type | tuple[type, ...]
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    each: Any = None  # of a list
-
-    def wrong(self, value: Any) -> str | None:
-        if isinstance(value, bool) and self.kind is not bool:
-            return f"wants {self._wanted()}, not true or false"
-        if self.each is not None:
-            if not isinstance(value, list | tuple) or not value:
-                return f"wants a list, each {_Rule(self.each)._wanted()}"
-            inner = _Rule(self.each, self.low, self.high, self.choices)
-            return next((why for why in map(inner.wrong, value) if why is not None), None)
-        if not isinstance(value, self.kind):
-            return f"wants {self._wanted()}, not {value!r}"
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"wants a finite number, not {value!r}"
-        if self.choices and value not in self.choices:
-            return f"is one of {', '.join(self.choices)}, not {value!r}{_near(value, self.choices)}"
-        number: Any = value
-        if self.low is not None and not number >= self.low:
-            return f"is at least {self.low:g}, not {value!r}"
-        if self.high is not None and not number <= self.high:
-            return f"is at most {self.high:g}, not {value!r}"
-        return None
-
-    def _wanted(self) -> str:
-        kind = self.kind if isinstance(self.kind, type) else self.kind[0]
-        return _NAMES[kind]
-
-
-_NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
-
-
-def _key(default: Any, kind: Any, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": _Rule(kind, **rule)})
+def _key(default: Any, kind: type, **rule: Any) -> Any:
+    return field(default=default, metadata={"rule": Rule(kind, **rule)})
 
 
 SOURCES = ("mlp", "fcn", "resnet", "transformer", "transformers")
@@ -84,7 +45,7 @@ class NetworkSpec:
     source: str = _key("mlp", str, choices=SOURCES)
     count: int = _key(1, int, low=1, high=100_000)
     together: int | None = _key(None, int, low=1, high=1000)
-    hidden: tuple[int, ...] = _key((64, 64), None, each=int, low=1, high=65_536)
+    hidden: tuple[int, ...] = _key((64, 64), int, each=True, low=1, high=65_536)
     activation: str = _key("relu", str, choices=("relu", "gelu", "tanh", "sigmoid"))
     depth: int = _key(2, int, low=1, high=1000)
     width: int = _key(32, int, low=1, high=65_536)
@@ -102,8 +63,8 @@ class DataSpec:
     train: int | None = _key(None, int, low=1)
     test: int | None = _key(None, int, low=1)
     context: int = _key(128, int, low=2, high=1_000_000)
-    mean: tuple[float, ...] | None = _key(None, None, each=(float, int))
-    std: tuple[float, ...] | None = _key(None, None, each=(float, int), low=1e-12)
+    mean: tuple[float, ...] | None = _key(None, float, each=True)
+    std: tuple[float, ...] | None = _key(None, float, each=True, low=1e-12)
 
 
 @dataclass(frozen=True)
@@ -113,9 +74,9 @@ class TrainSpec:
     epochs: int = _key(10, int, low=0, high=100_000)
     batch: int = _key(64, int, low=1, high=1_000_000)
     optimiser: str = _key("adam", str, choices=("adam", "sgd"))
-    rate: float = _key(1e-3, (float, int), low=0.0, high=1e6)
-    momentum: float = _key(0.9, (float, int), low=0.0, high=1.0)
-    weight_decay: float = _key(0.0, (float, int), low=0.0, high=1e6)
+    rate: float = _key(1e-3, float, low=0.0, high=1e6)
+    momentum: float = _key(0.9, float, low=0.0, high=1.0)
+    weight_decay: float = _key(0.0, float, low=0.0, high=1e6)
 
 
 @dataclass(frozen=True)
@@ -124,17 +85,17 @@ class MeasureSpec:
 
     performance: str = _key("accuracy", str, choices=("accuracy", "loss", "perplexity"))
     batch: int = _key(1000, int, low=1, high=1_000_000)
-    chance: float | None = _key(None, (float, int))
+    chance: float | None = _key(None, float)
 
 
 @dataclass(frozen=True)
 class InterventionSpec:
     """What is done to which layers, how often."""
 
-    kinds: tuple[str, ...] = _key(KINDS, None, each=str)
+    kinds: tuple[str, ...] = _key(KINDS, str, each=True)
     draws: int = _key(1, int, low=1, high=1_000_000)
     init: str = _key("auto", str, choices=SCHEMES)
-    layers: tuple[str, ...] = _key(("*",), None, each=str)
+    layers: tuple[str, ...] = _key(("*",), str, each=True)
     settings: tuple[Intervention, ...] = ()
 
     def all(self) -> tuple[Intervention, ...]:
@@ -255,8 +216,7 @@ def _spec(found: Mapping[str, Any], what: str, folder: Path) -> Spec:
             made = _section(_SECTIONS[name], given, what, name, folder)
             values[name] = dataclasses.replace(made, settings=tables) if tables else made
         else:
-            _check(plain[name], value, what, name)
-            values[name] = value
+            values[name] = _check(plain[name], value, what, name)
     spec = Spec(**values)
     _check_whole(spec, what)
     return spec
@@ -300,9 +260,7 @@ def _check_added(kind: str, what: str) -> None:
 def _section(kind: type, found: Mapping[str, Any], what: str, section: str, folder: Path) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind) if "rule" in f.metadata}
     _known(found, tuple(fields), what, f" in [{section}]")
-    for name, value in found.items():
-        _check(fields[name], value, what, f"{section}.{name}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    values = {name: _check(fields[name], value, what, f"{section}.{name}") for name, value in found.items()}
     for name in ("path", "initial"):  # paths in a file are relative to the file
         given = values.get(name)
         if isinstance(given, str):
@@ -329,10 +287,12 @@ def _near(name: object, names: tuple[str, ...]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _check(known: Any, value: Any, what: str, name: str) -> None:
-    why = known.metadata["rule"].wrong(value)
+def _check(field: Any, value: Any, what: str, name: str) -> Any:
+    rule: Rule = field.metadata["rule"]
+    why = rule.wrong(value)
     if why is not None:
         raise BadInputError(what, f"{name} {why}")
+    return rule.plain(value)
 
 
 def _check_whole(spec: Spec, what: str) -> None:
