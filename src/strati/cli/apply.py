@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import click
 
-from strati.cli.common import Command, Output, emit, output_options, show
+from strati.cli.common import Command, Output, data_options, emit, named_data, output_options, show
 
 
 @click.command("apply", cls=Command)
 @click.argument("plan", metavar="PLAN")
 @click.argument("model", metavar="MODEL")
 @click.option("--out", "folder", required=True, metavar="DIR", help="A new folder for the network.")
-@click.option("--data", metavar="DATA", help="Data to measure on; default: the study's own.")
+@data_options(required=False)
 @click.option(
     "--factored",
     is_flag=True,
     help="Store truncated layers as two smaller matrices (load with strati.load_factored).",
 )
 @output_options
-def command(plan: str, model: str, folder: str, data: str | None, factored: bool, output: Output) -> None:
+def command(
+    plan: str,
+    model: str,
+    folder: str,
+    data: str | None,
+    inputs: str | None,
+    targets: str | None,
+    factored: bool,
+    output: Output,
+) -> None:
     """Write the network that PLAN (the JSON of strati plan) makes of MODEL, then measure it.
 
     The network keeps its format; a Hugging Face directory's tokenizer and config come along. The original is only read.
@@ -30,6 +39,6 @@ def command(plan: str, model: str, folder: str, data: str | None, factored: bool
     """
     from strati.interventions.compress.apply import apply
 
-    emit(apply(plan, model, out=folder, data=data, factored=factored), output)
+    emit(apply(plan, model, out=folder, data=named_data(data, inputs, targets), factored=factored), output)
     if not output.quiet and output.json != "-":
         show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")

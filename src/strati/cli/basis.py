@@ -10,14 +10,17 @@ import click
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     device_option,
     emit,
     layers_option,
     output_options,
+    rows_option,
     seed_option,
     show,
 )
-from strati.cli.landscape import data_options, read_inputs
+from strati.cli.landscape import read_inputs
 from strati.core.files import check_writable
 from strati.jobs.progress import progress
 
@@ -31,7 +34,8 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 
 @click.command("basis", cls=Command)
 @click.argument("model", type=click.Path())
-@data_options
+@data_options(required=True)
+@activation_option()
 @click.option(
     "--kind",
     type=click.Choice(["interaction", "local", "pca", "neuron"]),
@@ -49,7 +53,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
     help="Where to read a network that is not an MLP: residual, mlp, or module names with commas "
     "(NAME:input for what goes in).",
 )
-@click.option("--rows", type=click.IntRange(2), metavar="N", help="Use only the first N rows of DATA.")
+@rows_option
 @layers_option
 @device_option
 @click.option("--compare", is_flag=True, help="Compare with PCA and neuron bases.")

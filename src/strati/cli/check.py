@@ -33,7 +33,7 @@ FOUND = 3
 @click.option("--spectra", is_flag=True, help="Compute spectra too; report their codes and rank-collapse.")
 @click.option("--list", "listed", is_flag=True, help="List the codes and exit; needs no model.")
 @layers_option
-@workers_option(CheckConfig)
+@workers_option
 @seed_option
 @output_options
 @click.pass_context
@@ -45,7 +45,7 @@ def command(
     spectra: bool,
     listed: bool,
     layers: tuple[str, ...],
-    workers: int,
+    workers: int | None,
     seed: int,
     output: Output,
 ) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from strati.core.display import visible
 from strati.core.errors import BadInputError, StratiError, require
 from strati.core.files import check_writable
-from strati.core.options import default
 from strati.core.results import Result
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,32 +26,9 @@ NEXT = "next: "
 
 
 GROUPS = {
-    "Input": (
-        "data",
-        "inputs",
-        "targets",
-        "layers",
-        "base",
-        "steps",
-        "activation",
-        "split_qkv",
-        "conv",
-        "rows",
-    ),
-    "Output": (
-        "json_",
-        "html",
-        "plot",
-        "export",
-        "columns",
-        "sort",
-        "wide",
-        "quiet",
-        "debug",
-        "force",
-        "help",
-    ),
-    "Large models": ("out", "workers", "engine", "address", "estimate", "device", "retry"),
+    "Input": "data inputs targets layers base steps activation split_qkv conv rows initial model",
+    "Output": "json_ html plot export form answer align sparsify figures columns sort wide quiet debug force help",
+    "Large models": "out folder workers engine address estimate device retry",
 }
 """Groups of options in the help of a command, by parameter name; all others are "What to compute"."""
 
@@ -61,9 +38,19 @@ TITLES = ("Input", "What to compute", "Output", "Large models")
 def _title(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Argument):
         return "Input"
-    if "--help" in parameter.opts:
+    if "--help" in parameter.opts or ("--out" in parameter.opts and parameter.required):
         return "Output"
-    return next((title for title, names in GROUPS.items() if parameter.name in names), "What to compute")
+    return next((title for title, names in GROUPS.items() if parameter.name in names.split()), TITLES[1])
+
+
+def _record(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
+    """The two columns of an option in the help, without click's names and bounds of number types."""
+    record = parameter.get_help_record(context)
+    if record is None:
+        return None
+    flags = record[0].replace("INTEGER RANGE", "N").replace("FLOAT RANGE", "X").replace("INTEGER", "N")
+    text = re.sub(r";? ?x[<>]=?[-\d.]+(?=\])", "", record[1]).replace("  []", "")
+    return flags.replace("FLOAT", "X"), text
 
 
 class Command(click.Command):
@@ -73,7 +60,7 @@ class Command(click.Command):
         """Write the groups in the order Input, What to compute, Output, Large models."""
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in TITLES}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = _record(parameter, ctx)
             if record is not None:
                 groups[_title(parameter)].append(record)
         for title, records in groups.items():
@@ -161,28 +148,63 @@ def layers_option(function: F) -> F:
     )(function)
 
 
-def workers_option(config: type) -> Callable[[F], F]:
-    """Add ``--workers`` (and its aliases ``--jobs``, ``-j``) with a config's default; the verb receives ``workers``."""
-    return click.option(
-        "--workers",
-        "--jobs",
-        "-j",
-        "workers",
-        type=click.IntRange(0),
-        default=default(config, "workers"),
-        metavar="N",
-        help="Number of parallel workers (0 = one per CPU).",
+def data_options(*, required: bool) -> Callable[[F], F]:
+    """Add ``--data``, ``--inputs`` and ``--targets``."""
+    return _all(
+        click.option(
+            "--data",
+            required=required,
+            metavar="DATA",
+            help="Data: .npz (x, optional y), .npy, CSV, .txt for language models, or a folder of images by class.",
+        ),
+        click.option(
+            "--inputs", metavar="NAME", help="Array or columns of DATA with the inputs.  [default: x]"
+        ),
+        click.option(
+            "--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]"
+        ),
     )
 
 
-def resume_options(function: F) -> F:
-    """Add ``--out``, ``--engine`` and ``--address`` of verbs that can keep each finished layer in a folder."""
-    options = (
-        click.option(
-            "--out",
-            metavar="DIR",
-            help="Save progress in DIR so that an interrupted run can be resumed.",
-        ),
+def activation_option(default: str | None = "relu") -> Callable[[F], F]:
+    """Add ``--activation``; with the default ``None`` the command learns whether it was given."""
+    from strati.io.to_module import ActivationName
+
+    return click.option(
+        "--activation",
+        type=click.Choice(get_args(ActivationName)),
+        default=default,
+        help="Activation function of a bare MLP (not stored in checkpoints).  [default: relu]",
+    )
+
+
+def named_data(data: str | None, inputs: str | None, targets: str | None) -> Any:
+    """The path of the data, or their arrays if ``--inputs`` or ``--targets`` name them."""
+    if inputs is None and targets is None:
+        return data
+    from strati.io.data_files import read_data
+
+    if data is None:
+        raise BadInputError("--inputs, --targets", "name arrays of --data, which is missing")
+    arrays = read_data(data, inputs=inputs, target=targets)
+    return arrays.x if arrays.y is None else (arrays.x, arrays.y)
+
+
+def rows_option(function: F) -> F:
+    """Add ``--rows``; the command receives ``rows``, or ``None`` for all."""
+    return click.option(
+        "--rows",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Use only the first N rows of DATA.  [default: all]",
+    )(function)
+
+
+def work_options(*, required: bool = False) -> Callable[[F], F]:
+    """Add ``--out``, ``--engine``, ``--address`` and ``--workers`` (``--jobs``, ``-j``) of commands that can resume."""
+    where = "Save progress in DIR so that an interrupted run can be resumed."
+    return _all(
+        click.option("--out", required=required, metavar="DIR", help=where),
         click.option(
             "--engine",
             type=click.Choice(["local", "ray"]),
@@ -190,11 +212,49 @@ def resume_options(function: F) -> F:
             show_default=True,
             help="With --out: work in processes on this machine, or on a Ray cluster.",
         ),
-        click.option("--address", metavar="HOST:PORT", help="With --engine ray: an existing cluster."),
+        click.option(
+            "--address",
+            metavar="HOST:PORT",
+            help="With --engine ray: an existing cluster.  [default: start one]",
+        ),
+        workers_option,
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+
+def workers_option(function: F) -> F:
+    """Add ``--workers`` (``--jobs``, ``-j``); the command receives ``workers``, or ``None`` to choose."""
+    return click.option(
+        "--workers",
+        "--jobs",
+        "-j",
+        "workers",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Number of parallel workers (0 = one per CPU).  [default: chosen by the size of the work]",
+    )(function)
+
+
+def retry_option(function: F) -> F:
+    """Add ``--retry``."""
+    return click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")(function)
+
+
+def export_option(function: F) -> F:
+    """Add ``--export``."""
+    return click.option("--export", metavar="FILE", help="Write the whole table as .csv or .parquet.")(
+        function
+    )
+
+
+def _all(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """One decorator that adds several options, in the order in which the help lists them."""
+
+    def decorate(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
 
 
 _WIDE, _WIDEST = "strati.wide", 4000

@@ -11,13 +11,16 @@ from strati.cli import interrupts
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     emit,
     estimate_option,
+    export_option,
     layers_option,
+    named_data,
     output_options,
-    resume_options,
     seed_option,
-    workers_option,
+    work_options,
 )
 from strati.comparison.compare import CompareConfig
 from strati.core.errors import BadInputError
@@ -41,20 +44,12 @@ from strati.jobs.progress import progress
     is_flag=True,
     help="Also the loss along the straight line between A and B; needs --data.",
 )
-@click.option(
-    "--data", metavar="DATA", help="Inputs and targets for --path: .npz (x, y), CSV; token ids for LMs."
-)
-@click.option(
-    "--activation",
-    metavar="NAME",
-    help="Between plain linear layers: relu (units may differ in scale) or tanh (in sign). "
-    "Default: the network's settings, else relu.",
-)
+@data_options(required=False)
+@activation_option(None)
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
 @layers_option
-@resume_options
-@workers_option(CompareConfig)
-@click.option("--export", metavar="FILE", help="Write the table as .csv or .parquet.")
+@work_options()
+@export_option
 @estimate_option
 @seed_option
 @output_options
@@ -65,13 +60,15 @@ def command(
     align: str | None,
     along: bool,
     data: str | None,
+    inputs: str | None,
+    targets: str | None,
     activation: str | None,
     eigenvalues: bool,
     layers: tuple[str, ...],
     out: str | None,
     engine: str,
     address: str | None,
-    workers: int,
+    workers: int | None,
     export: str | None,
     estimate: bool,
     seed: int,
@@ -135,7 +132,12 @@ def command(
     if along:
         from strati.tracking.loss_path import loss_path
 
-        result = replace(result, path=loss_path(networks[0], networks[1], data, activation=activation))
+        result = replace(
+            result,
+            path=loss_path(
+                networks[0], networks[1], named_data(data, inputs, targets), activation=activation
+            ),
+        )
     if align is not None:
         write_renumbered(networks[-1], result.unit_order, align)
     if export is not None:

@@ -9,21 +9,25 @@ import click
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     device_option,
     emit,
     layers_option,
     output_options,
+    rows_option,
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, data_options, read_inputs
+from strati.cli.landscape import LOSSES, read_inputs
 from strati.cli.llc import default_loss
 from strati.jobs.progress import progress
 
 
 @click.command("curvature", cls=Command)
 @click.argument("model", type=click.Path())
-@data_options
+@data_options(required=True)
+@activation_option()
 @click.option(
     "--matrix",
     type=click.Choice(["hessian", "gauss-newton", "fisher"]),
@@ -40,7 +44,7 @@ from strati.jobs.progress import progress
     help="Loss to differentiate.  [default: cross_entropy for classes and tokens, mse for other targets, "
     "behavioural-mse without targets]",
 )
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Use only the first N rows of DATA.")
+@rows_option
 @layers_option
 @device_option
 @seed_option

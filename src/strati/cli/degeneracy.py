@@ -11,6 +11,8 @@ import click
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     device_option,
     emit,
     layers_option,
@@ -18,7 +20,7 @@ from strati.cli.common import (
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, data_options, read_inputs, sampling_options
+from strati.cli.landscape import LOSSES, read_inputs, sampling_options
 from strati.jobs.progress import progress
 from strati.landscape.llc.config import LLCConfig
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 @click.command("degeneracy", cls=Command)
 @click.argument("model", type=click.Path())
-@data_options
+@data_options(required=True)
+@activation_option()
 @click.option(
     "--epsilon",
     type=float,

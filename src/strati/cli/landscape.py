@@ -1,14 +1,13 @@
-"""Options that ``llc``, ``degeneracy`` and ``basis`` share: data, the activation of a bare MLP, the sampler."""
+"""What ``llc``, ``degeneracy``, ``curvature`` and ``basis`` share: the losses, reading data, the sampler's options."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from strati.core.options import default
-from strati.io.to_module import ActivationName, ModuleConfig
 from strati.landscape.llc.config import LLCConfig, Sampler
 
 if TYPE_CHECKING:
@@ -21,34 +20,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 LOSSES = ("behavioural-mse", "behavioural-kl", "mse", "cross_entropy")
-
-
-def data_options(function: F) -> F:
-    """Add ``--data``, ``--inputs``, ``--targets`` and ``--activation``."""
-    options = (
-        click.option(
-            "--data",
-            required=True,
-            type=click.Path(),
-            help="Inputs: .npz (x, optional y), .npy or CSV; token ids or .txt for language models.",
-        ),
-        click.option(
-            "--inputs", metavar="NAME", help="Array or columns of DATA that hold the inputs.  [default: x]"
-        ),
-        click.option(
-            "--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]"
-        ),
-        click.option(
-            "--activation",
-            type=click.Choice(get_args(ActivationName)),
-            default=default(ModuleConfig, "activation"),
-            show_default=True,
-            help="Activation function of the MLP (not stored in checkpoints).",
-        ),
-    )
-    for add in reversed(options):
-        function = add(function)
-    return function
 
 
 def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.Module) -> Data:

@@ -10,14 +10,17 @@ import click
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     device_option,
     emit,
     layers_option,
     output_options,
+    rows_option,
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, data_options, read_inputs, sampling_options
+from strati.cli.landscape import LOSSES, read_inputs, sampling_options
 from strati.jobs.progress import progress
 from strati.landscape.llc.config import LLCConfig
 
@@ -30,14 +33,15 @@ if TYPE_CHECKING:
 
 @click.command("llc", cls=Command)
 @click.argument("model", type=click.Path())
-@data_options
+@data_options(required=True)
+@activation_option()
 @click.option(
     "--loss",
     type=click.Choice(LOSSES),
     help="Loss whose coefficient is estimated.  [default: cross_entropy for classes and tokens, mse for other "
     "targets, behavioural-mse without targets]",
 )
-@click.option("--rows", type=click.IntRange(min=2), metavar="N", help="Use only the first N rows of DATA.")
+@rows_option
 @click.option("--per-layer", is_flag=True, help="One coefficient for each layer, the others fixed.")
 @sampling_options
 @layers_option

@@ -7,8 +7,18 @@ from typing import Any
 import click
 
 from strati.cli import interrupts
-from strati.cli.common import Command, Output, emit, guard_outputs, layers_option, output_options, show
-from strati.cli.study import data_options
+from strati.cli.common import (
+    Command,
+    Output,
+    activation_option,
+    data_options,
+    emit,
+    guard_outputs,
+    layers_option,
+    output_options,
+    show,
+)
+from strati.cli.study import performance_option
 from strati.core.errors import BadInputError
 from strati.jobs.progress import progress
 
@@ -29,7 +39,9 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     type=click.Choice(_ACTIONS),
     help="What is done to the layers. [default: quantise for bits, else truncate]",
 )
-@data_options
+@data_options(required=False)
+@activation_option(None)
+@performance_option
 @layers_option
 @click.option("--model", metavar="MODEL", help="The network, if the study does not record where it is.")
 @click.option(

@@ -14,12 +14,12 @@ from strati.cli.common import (
     device_option,
     emit,
     estimate_option,
+    export_option,
     layers_option,
     output_options,
-    resume_options,
     seed_option,
     table_options,
-    workers_option,
+    work_options,
 )
 from strati.core.errors import StoppedError
 from strati.core.options import default
@@ -59,11 +59,10 @@ if TYPE_CHECKING:
     help="Convolutions: pool the k x k slices, or flatten to one matrix.",
 )
 @layers_option
-@resume_options
-@workers_option(ScanConfig)
+@work_options()
 @device_option
 @estimate_option
-@click.option("--export", metavar="FILE", help="Write all columns as .csv or .parquet.")
+@export_option
 @table_options
 @seed_option
 @output_options
@@ -78,7 +77,7 @@ def command(
     out: str | None,
     engine: str,
     address: str | None,
-    workers: int,
+    workers: int | None,
     device: str | None,
     estimate: bool,
     export: str | None,

@@ -12,16 +12,19 @@ from strati.cli import interrupts
 from strati.cli.common import (
     Command,
     Output,
+    activation_option,
+    data_options,
     emit,
     estimate_option,
+    export_option,
     guard_outputs,
     layers_option,
     output_options,
-    workers_option,
+    retry_option,
+    work_options,
 )
 from strati.core.errors import BadInputError, StoppedError
 from strati.core.files import check_table, export_table
-from strati.interventions.study_config import StudyConfig
 from strati.jobs.progress import progress
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,28 +72,11 @@ spectral = true               # the layer's spectrum, for strati audit
 """
 
 
-def data_options(function: F) -> F:
-    """Add ``--data``, ``--inputs``, ``--targets``, ``--activation`` and ``--performance`` of a study of a model."""
-    options = (
-        click.option(
-            "--data", metavar="DATA", help="Data to measure on: .npz, .npy, CSV, .txt or a folder of images."
-        ),
-        click.option(
-            "--inputs", metavar="NAME", help="Array of the .npz (columns of the CSV) with the inputs."
-        ),
-        click.option(
-            "--targets", metavar="NAME", help="Array of the .npz (column of the CSV) with the labels."
-        ),
-        click.option(
-            "--activation", metavar="NAME", help="Activation function of a bare MLP. [default: relu]"
-        ),
-        click.option(
-            "--performance", metavar="NAME", help="accuracy, loss or perplexity. [default: by the data]"
-        ),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
+performance_option = click.option(
+    "--performance",
+    type=click.Choice(["accuracy", "loss", "perplexity"]),
+    help="Measure of performance.  [default: perplexity for tokens, else accuracy]",
+)
 
 
 def _intervention_options(function: F) -> F:
@@ -110,14 +96,14 @@ def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> 
 
 @click.command("study", cls=Command)
 @click.argument("source", metavar="MODEL|SPEC")
-@data_options
+@data_options(required=False)
+@activation_option(None)
+@performance_option
 @_intervention_options
 @click.option("--initial", metavar="INIT", help="The network's initial weights, for --reinitialise.")
 @layers_option
-@click.option(
-    "--out", "folder", metavar="DIR", help="Directory for results; run the same command again to resume."
-)
-@click.option("--export", metavar="FILE", help="Write the rows, sorted by key, as .csv or .parquet.")
+@work_options()
+@export_option
 @click.option(
     "--draws", type=click.IntRange(1), help="Draws of interventions with chance in them. [default: 1]"
 )
@@ -127,18 +113,7 @@ def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> 
     "scheme",
     help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Run on this machine or on a Ray cluster.",
-)
-@workers_option(StudyConfig)
-@click.option(
-    "--address", metavar="HOST:PORT", help="An existing Ray cluster; without it, one is started here."
-)
-@click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
+@retry_option
 @click.option(
     "--template",
     is_flag=True,
@@ -151,7 +126,7 @@ def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> 
 @output_options
 def command(
     source: str,
-    folder: str | None,
+    out: str | None,
     export: str | None,
     engine: str,
     workers: int | None,
@@ -176,7 +151,7 @@ def command(
 
     if export is not None:
         check_table(export)
-    if folder is None:
+    if out is None:
         raise BadInputError("--out", "is missing: the directory for results")
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
@@ -192,8 +167,8 @@ def command(
     try:
         from strati.interventions.study import study
 
-        with progress("study", None, quiet=output.quiet) as tick:
-            result = study(study_of, out=folder, tick=tick, resume=resume, **where, **call)
+        with progress("study", None, quiet=output.quiet, resume=resume) as tick:
+            result = study(study_of, out=out, tick=tick, **where, **call)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
     if export is not None:

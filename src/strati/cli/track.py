@@ -7,84 +7,77 @@ from typing import Any
 import click
 
 from strati.cli import interrupts
-from strati.cli.common import Command, Output, emit, layers_option, output_options, seed_option
+from strati.cli.common import (
+    Command,
+    Output,
+    activation_option,
+    data_options,
+    emit,
+    estimate_option,
+    layers_option,
+    named_data,
+    output_options,
+    retry_option,
+    rows_option,
+    seed_option,
+    work_options,
+)
+from strati.cli.landscape import LOSSES
 from strati.core.options import default
 from strati.tracking.config import QUANTITIES, TrackConfig
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("track", cls=Command)
 @click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
-@click.option(
-    "--data",
-    metavar="DATA",
-    help="Data for everything but spectra: .npz, .npy, .csv, .txt or a folder of images.",
-)
-@click.option("--inputs", metavar="NAME", help="Array or columns of DATA that hold the inputs.  [default: x]")
-@click.option("--targets", metavar="NAME", help="Array or column of DATA with the targets.  [default: y]")
-@click.option(
-    "--out", metavar="DIR", required=True, help="Directory for results; rerun the same command to resume."
-)
+@data_options(required=False)
+@activation_option()
+@work_options(required=True)
 @click.option(
     "--what",
-    default="",
+    metavar="NAMES",
     help=f"What to measure, comma-separated: {', '.join(QUANTITIES)}.  "
     "[default: spectra, plus loss and llc with --data]",
 )
 @click.option(
-    "--steps", default="", help="Training steps, comma-separated.  [default: the last number in each name]"
+    "--steps",
+    default="",
+    metavar="NUMBERS",
+    help="Training steps, comma-separated.  [default: the last number in each name]",
 )
 @layers_option
 @click.option(
     "--loss",
-    default=default(TrackConfig, "loss"),
-    help="mse, cross_entropy, behavioural-mse or behavioural-kl.",
+    type=click.Choice(LOSSES),
+    help="Loss to measure.  [default: cross_entropy for classes, mse for other targets, behavioural-mse without]",
+)
+@rows_option
+@click.option("--nbeta", type=_POSITIVE, help="Inverse temperature of the LLC sampler.  [default: n / ln n]")
+@click.option(
+    "--gamma", type=_POSITIVE, help="Strength of the pull towards the checkpoint.  [default: automatic]"
 )
 @click.option(
-    "--rows", type=click.IntRange(0), default=default(TrackConfig, "rows"), help="Use only the first N rows."
+    "--chains", type=click.IntRange(2), metavar="N", help="Chains of every LLC estimate.  [default: 4]"
 )
-@click.option(
-    "--nbeta",
-    type=float,
-    default=default(TrackConfig, "nbeta"),
-    help="Inverse temperature of the LLC sampler.  [default: n / ln n]",
-)
-@click.option(
-    "--gamma",
-    type=float,
-    default=default(TrackConfig, "gamma"),
-    help="Strength of the pull towards the checkpoint.  [default: automatic]",
-)
-@click.option(
-    "--chains", type=int, default=default(TrackConfig, "chains"), help="Chains of every LLC estimate."
-)
-@click.option("--draws", type=int, default=default(TrackConfig, "draws"), help="Draws of every chain.")
+@click.option("--draws", type=click.IntRange(4), metavar="N", help="Draws of every chain.  [default: 400]")
 @click.option(
     "--batch",
-    type=int,
-    default=default(TrackConfig, "batch"),
+    type=click.IntRange(1),
+    metavar="N",
     help="Rows per minibatch of the LLC sampler.  [default: 256]",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(min=0),
-    default=default(TrackConfig, "seconds"),
-    help="Time budget of each LLC estimate, in seconds.",
+    "--seconds", type=_POSITIVE, help="Time budget of each LLC estimate, in seconds.  [default: none]"
 )
 @click.option("--per-layer", is_flag=True, help="Also estimate the learning coefficient of each layer.")
 @click.option(
-    "--heads", default="", help="Also estimate that of these attention heads: 0.1,1.3 (block.head)."
+    "--heads", metavar="HEADS", help="Also estimate that of these attention heads: 0.1,1.3 (block.head)."
 )
 @click.option(
     "--data-groups",
-    default=default(TrackConfig, "data_groups"),
     metavar="COLUMN",
     help="Also estimate that of groups of the data, by this column (y: the targets).",
-)
-@click.option(
-    "--activation",
-    default=default(TrackConfig, "activation"),
-    show_default=True,
-    help="Activation function of an MLP (not stored in checkpoints).",
 )
 @click.option(
     "--level",
@@ -93,23 +86,12 @@ from strati.tracking.config import QUANTITIES, TrackConfig
     show_default=True,
     help="False-alarm rate of the change points, over all series.",
 )
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option(
-    "--workers",
-    "--jobs",
-    "-j",
-    type=click.IntRange(0),
-    default=default(TrackConfig, "workers"),
-    show_default=True,
-    help="Number of parallel workers (0 = one per CPU).",
-)
-@click.option("--address", help="Address of a Ray cluster.")
-@click.option("--retry", is_flag=True, help="Try again what failed in an earlier run.")
-@click.option("--estimate", is_flag=True, help="Estimate time and memory of the spectra, then exit.")
+@retry_option
+@estimate_option
 @seed_option
 @output_options
 def command(
-    checkpoints: tuple[str, ...], steps: str, what: str, estimate: bool, output: Output, **options: Any
+    checkpoints: tuple[str, ...], steps: str, what: str | None, estimate: bool, output: Output, **options: Any
 ) -> None:
     """Measure every checkpoint of a training run and detect change points.
 
@@ -129,15 +111,8 @@ def command(
     except ValueError:
         raise BadInputError("--steps", "must be numbers separated by commas") from None
     data, out = options.pop("data"), options.pop("out")
-    inputs, targets = options.pop("inputs"), options.pop("targets")
-    if inputs is not None or targets is not None:
-        from strati.io.data_files import read_data
-
-        if data is None:
-            raise BadInputError("--inputs, --targets", "name arrays of --data, which is missing")
-        arrays = read_data(data, inputs=inputs, target=targets)
-        data = arrays.x if arrays.y is None else (arrays.x, arrays.y)
-    options["layers"] = tuple(options.get("layers") or ())
+    data = named_data(data, options.pop("inputs"), options.pop("targets"))
+    options["layers"] = options.get("layers") or None
     source: Any = checkpoints[0] if len(checkpoints) == 1 else list(checkpoints)
     if estimate:
         from strati.io.layers import select
@@ -151,7 +126,5 @@ def command(
         return
     resume = interrupts.resume_command(kept=out is not None)
     with progress("track", None, quiet=output.quiet, resume=resume) as tick:
-        found = track(
-            source, data=data, out=out, steps=numbers, what=what, tick=tick, expect=tick.expect, **options
-        )
+        found = track(source, data=data, out=out, steps=numbers, what=what, tick=tick, **options)
     emit(found, output)

@@ -150,19 +150,19 @@ class CheckConfig:
         spectra: Compute spectra as well, and report their codes and ``rank-collapse``.
         layers: Patterns over names, roles and blocks; empty for all tensors.
         seed: Random seed of the simulated rounding noise.
-        workers: Layers analysed at once; 0 for one per processor.
+        workers: Layers analysed at once; 0 or ``None`` for one per processor.
     """
 
     fail_on: str | Sequence[str] | None = None
     spectra: bool = False
     layers: str | Sequence[str] | None = None
     seed: int = 0
-    workers: int = 0
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse unknown codes before any work is done."""
         as_patterns(self.layers)
-        if self.workers < 0:
+        if self.workers is not None and self.workers < 0:
             raise BadInputError("workers", "must be 0 (one per processor) or more")
         if not self.codes():
             raise BadInputError("fail-on", f"names no code; there are {', '.join(CODES)}")

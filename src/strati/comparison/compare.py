@@ -32,6 +32,7 @@ from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 from strati.jobs.driver import Run
+from strati.jobs.progress import as_ticker
 from strati.spectra.layerwise import at_once
 from strati.spectra.scan import Scanned
 
@@ -62,7 +63,7 @@ class CompareConfig:
         activation: Between plain linear layers, where the network's settings do not say: decides whether units may
             differ in scale (``relu``, the default) or sign (``tanh``).
         seed: Seed of the simulated rounding noise; every layer has a stream of its own.
-        workers: Layers analysed at once; 0 for one per processor.
+        workers: Layers analysed at once; 0 or ``None`` for one per processor.
     """
 
     series: bool = False
@@ -71,11 +72,11 @@ class CompareConfig:
     eigenvalues: bool = False
     activation: str | None = None
     seed: int = 0
-    workers: int = 0
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense before any work is done."""
-        if self.workers < 0:
+        if self.workers is not None and self.workers < 0:
             raise BadInputError("workers", "must be 0 (one per processor) or more")
         as_patterns(self.layers)
         if self.series and self.merge:
@@ -144,9 +145,8 @@ def compare(
         heads, unmatched = tied_heads(plain, matching.unmatched)
     run = _run(engine, address, chosen.workers, [x for side in plain for x in side.layers], tick, out)
     if out is None:
-        expect = getattr(tick, "expect", None)
-        if expect is not None:
-            expect(sum(len(side.layers) for side in plain) if only is None else sum(map(len, only)))
+        units = sum(len(side.layers) for side in plain) if only is None else sum(map(len, only))
+        as_ticker(tick).expect(units)
     sides = with_spectra(plain, only, workers=chosen.workers, tick=tick, out=out, run=run)
     rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in places]
     tied = [[(side, layer) for side, layer in zip(sides, row, strict=True)] for row in heads]
@@ -227,16 +227,14 @@ def _with_adapters(networks: list[Network]) -> list[Network]:
 def _run(
     engine: str,
     address: str | None,
-    workers: int,
+    workers: int | None,
     layers: Sequence[Layer],
     tick: Tick,
     out: str | Path | None,
 ) -> Run:
     if out is None:
         return Run()
-    run = Run(engine, at_once(layers, workers), address, tick=tick)
-    expect = getattr(tick, "expect", None)
-    return run if expect is None else replace(run, expect=expect, resume=getattr(tick, "resume", run.resume))
+    return Run(engine, at_once(layers, workers), address, tick=tick)
 
 
 def _widths(row: Sequence[Version]) -> list[int]:

@@ -105,7 +105,7 @@ def updates(
     *,
     seed: int,
     merge: bool,
-    workers: int,
+    workers: int | None,
     out: str | Path | None = None,
     run: Run | None = None,
 ) -> list[PairUpdate]:

@@ -86,7 +86,7 @@ def with_spectra(
     sides: Sequence[Side],
     wanted: Sequence[frozenset[str]] | None,
     *,
-    workers: int,
+    workers: int | None,
     tick: Tick,
     out: str | Path | None,
     run: Run,

@@ -57,8 +57,8 @@ class CheckOptions(TypedDict, total=False):
     spectra: bool
     layers: str | Sequence[str] | None
     seed: int
-    workers: int
-    jobs: int
+    workers: int | None
+    jobs: int | None
 
 
 class CompareOptions(TypedDict, total=False):
@@ -70,8 +70,8 @@ class CompareOptions(TypedDict, total=False):
     eigenvalues: bool
     activation: str | None
     seed: int
-    workers: int
-    jobs: int
+    workers: int | None
+    jobs: int | None
 
 
 class CurvatureOptions(TypedDict, total=False):
@@ -150,7 +150,7 @@ class PlanOptions(TypedDict, total=False):
     """Keywords of PlanConfig."""
 
     action: str | None
-    layers: str | Sequence[str]
+    layers: str | Sequence[str] | None
     combinations: int
     uniform: int
     confidence: float
@@ -183,8 +183,8 @@ class ScanOptions(TypedDict, total=False):
     bootstrap: int
     eigenvalues: bool
     seed: int
-    workers: int
-    jobs: int
+    workers: int | None
+    jobs: int | None
     device: str | None
 
 
@@ -211,7 +211,7 @@ class StudyOptions(TypedDict, total=False):
     interventions: Any
     draws: int
     init: str
-    layers: str | Sequence[str]
+    layers: str | Sequence[str] | None
     spectral: bool
     activations: bool
     degeneracy: bool
@@ -228,36 +228,31 @@ class StudyOptions(TypedDict, total=False):
     targets: str | None
     activation: str
     initial: Any
-    engine: str
     workers: int | None
     jobs: int | None
-    address: str | None
     retry: bool
-    resume: str
 
 
 class TrackOptions(TypedDict, total=False):
     """Keywords of TrackConfig."""
 
-    what: str | Sequence[str]
-    layers: str | Sequence[str]
-    loss: str
-    rows: int
-    nbeta: float
-    gamma: float
-    chains: int
-    draws: int
-    batch: int
-    seconds: float
+    what: str | Sequence[str] | None
+    layers: str | Sequence[str] | None
+    loss: str | None
+    rows: int | None
+    nbeta: float | None
+    gamma: float | None
+    chains: int | None
+    draws: int | None
+    batch: int | None
+    seconds: float | None
     scales: Sequence[float]
     per_layer: bool
-    heads: str | Sequence[str]
-    data_groups: str | Sequence[str]
+    heads: str | Sequence[str] | None
+    data_groups: str | Sequence[str] | None
     activation: ActivationName
     level: float
     seed: int
-    engine: str
-    workers: int
-    jobs: int
-    address: str | None
+    workers: int | None
+    jobs: int | None
     retry: bool

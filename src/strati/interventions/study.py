@@ -129,6 +129,8 @@ def study(
     model: str | Path | Mapping[str, Any] | Spec | nn.Module,
     *,
     out: str | Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
     evaluate: Evaluate | None = None,
     data: Any = None,
     tick: Tick = silent,
@@ -141,6 +143,8 @@ def study(
         model: A spec (a TOML file, a built-in name, a mapping); or, with ``evaluate`` or ``data``, whatever names a
             network, or a mapping of names to such.
         out: The folder of the store: a stopped study resumes there. Without it nothing is kept.
+        engine: Where the work is done: ``local`` (processes) or ``ray``.
+        address: With ``engine="ray"``, an existing cluster.
         evaluate: For networks: a function of the network that returns its performance. Whether more is better must be
             known: by the measure's name (``performance="loss"``, or the function's own name) or ``higher_is_better=``.
             A network with all weights zero must not score better than the intact one.
@@ -184,9 +188,11 @@ def study(
             raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
         spec = model if isinstance(model, Spec) else read_spec(model)  # type: ignore[arg-type]
         job = spec_job(override(spec, config, set(options)), config, find_data)
-        return _run(job, out, config.run(tick, workers=0))
+        return _run(job, out, config.run(tick, engine, address, workers=0))
     modules = as_modules(model, config.activation)
-    return _run(model_job(modules, evaluate, data, config, paths_of(model)), out, config.run(tick))
+    return _run(
+        model_job(modules, evaluate, data, config, paths_of(model)), out, config.run(tick, engine, address)
+    )
 
 
 def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path | None, tick: Tick) -> Study:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from strati.core.results import Tick, silent
 from strati.interventions.default_kinds import STANDARD
 from strati.interventions.kinds import Point, as_interventions, identity
 from strati.interventions.study_spec import SCHEMES, Spec
+from strati.io.layers import as_patterns
 from strati.jobs.driver import Run
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class StudyConfig:
             drop where the network has residual blocks.
         draws: Draws of every intervention that has chance in it.
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
-        layers: Patterns of the layers to change (:mod:`strati.io.layers`).
+        layers: Patterns of the layers to change (:mod:`strati.io.layers`). Default: all.
         spectral: Record every number of the layer's spectrum.
         activations: Record how the layer's outputs differ from the intact ones (needs data).
         degeneracy: Record what ``degeneracy`` counts (needs data).
@@ -58,18 +59,15 @@ class StudyConfig:
         targets: The array or column that holds the labels.
         activation: Activation function of a bare MLP, which a checkpoint does not store.
         initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
-        engine: ``"local"`` or ``"ray"``.
         workers: Processes; with one, ``local`` works in this process; 0 for one per processor. ``None`` is 0 for a
             spec, whose networks are files, and 1 for networks in memory, of which every process would hold a copy.
-        address: The Ray cluster; ``None`` starts one here.
         retry: Try again what failed in an earlier run.
-        resume: What to do to resume after a stop, as the user would type it.
     """
 
     interventions: tuple[Any, ...] = STANDARD
     draws: int = 1
     init: str = "auto"
-    layers: tuple[str, ...] = ("*",)
+    layers: str | Sequence[str] | None = None
     spectral: bool = True
     activations: bool = True
     degeneracy: bool = False
@@ -86,19 +84,18 @@ class StudyConfig:
     targets: str | None = None
     activation: str = "relu"
     initial: Any = None
-    engine: str = "local"
     workers: int | None = None
-    address: str | None = None
     retry: bool = False
-    resume: str = "the same call and folder"
 
     def __post_init__(self) -> None:
-        """One name or pattern alone is a list of one."""
-        given = self.layers
-        object.__setattr__(
-            self, "layers", tuple(given) if isinstance(given, list | tuple | set) else (given,)
-        )
+        """Make lists of single names and patterns."""
+        object.__setattr__(self, "layers", as_patterns(self.layers) or ("*",))
         object.__setattr__(self, "interventions", as_interventions(self.interventions))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of ``layers``."""
+        return as_patterns(self.layers)
 
     def check(self) -> None:
         """Refuse values that no study can have.
@@ -151,11 +148,11 @@ class StudyConfig:
             found["learning_coefficient"] = True
         return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
-    def run(self, tick: Tick = silent, *, workers: int = 1) -> Run:
-        """Where and how the units run, as the driver wants it; ``workers`` where the config leaves it open."""
-        extra = {"expect": tick.expect} if hasattr(tick, "expect") else {}
-        count = workers if self.workers is None else self.workers
-        return Run(self.engine, count, self.address, self.retry, self.resume, tick=tick, **extra)
+    def run(
+        self, tick: Tick = silent, engine: str = "local", address: str | None = None, *, workers: int = 1
+    ) -> Run:
+        """Where and how the units run; ``workers`` is the number of processes if the config leaves it open."""
+        return Run(engine, workers if self.workers is None else self.workers, address, self.retry, tick)
 
     def direction(self, evaluate: Callable[..., float]) -> tuple[str, bool]:
         """The name of what ``evaluate`` returns, and whether more of it is better.

@@ -205,20 +205,20 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
 def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -> tuple[Target, ...]:
     """The layers of a network that the plan is about, and its blocks where they are dropped; ``run`` runs it once."""
     if "drop" not in plan.names:
-        return find_targets(model, plan.layers)
+        return find_targets(model, plan.patterns)
     alone = set(plan.names) == {"drop"}
-    kept = find_blocks(model, run, plan.layers, required=alone)
+    kept = find_blocks(model, run, plan.patterns, required=alone)
     if not kept:
-        return find_targets(model, plan.layers)
+        return find_targets(model, plan.patterns)
     if alone:
         return kept
     every = find_targets(model)  # a pattern may name a block and no layer
     chosen = chosen_names(
-        [t.name for t in every], plan.layers, whole=[t.name for t in find_blocks(model, run)]
+        [t.name for t in every], plan.patterns, whole=[t.name for t in find_blocks(model, run)]
     )
     layers = tuple(t for t in every if t.name in chosen)
     if not layers:
-        raise BadInputError("layers", f"{', '.join(plan.layers)} matches blocks, but no layer inside them")
+        raise BadInputError("layers", f"{', '.join(plan.patterns)} matches blocks, but no layer inside them")
     return (*layers, *kept)
 
 

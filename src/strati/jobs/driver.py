@@ -18,34 +18,32 @@ from strati.core.errors import BadInputError, StoppedError
 from strati.core.files import lock
 from strati.core.results import Tick, silent
 from strati.jobs.engine import Body, Engine, Outcome, Unit, cores, run_here
+from strati.jobs.progress import as_ticker
 from strati.jobs.store import Finished, Store
-
-
-def _ignore(total: int) -> None:
-    """Nobody wants to know."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """How and where the units of a long run are worked on.
+    """Where and how the units of a long run are worked on.
 
     Args:
         engine: ``local`` or ``ray``.
         workers: Processes; with one, ``local`` works in this process; 0 for one per processor.
         address: The Ray cluster; ``None`` starts one here.
         retry: Try again the units that failed in an earlier run.
-        resume: What to do to go on after a stop, as the user would type it.
-        tick: Called after each unit.
-        expect: Told how many units there will be.
+        tick: Called after each unit. A :class:`~strati.jobs.progress.Ticker` also gets the number of units, and knows
+            the command that resumes the run.
     """
 
     engine: str = "local"
     workers: int = 1
     address: str | None = None
     retry: bool = False
-    resume: str = "the same call and folder"
     tick: Tick = silent
-    expect: Callable[[int], None] = _ignore
+
+    def expect(self, total: int) -> None:
+        """Announce how many units there will be."""
+        as_ticker(self.tick).expect(total)
 
     def make_engine(self) -> Engine:
         """The function that runs units.
@@ -97,7 +95,7 @@ def interruptible(count: Callable[[], int], run: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise StoppedError(f"stopped, {count()} done", f"resume with {run.resume}") from None
+        raise StoppedError(f"stopped, {count()} done", f"resume with {as_ticker(run.tick).resume}") from None
 
 
 @contextmanager

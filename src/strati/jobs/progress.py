@@ -19,12 +19,12 @@ PATIENCE = 2.0
 
 
 class Ticker:
-    """A :data:`strati.core.results.Tick` that can also be told, once it is known, how many units there will be.
+    """A :data:`strati.core.results.Tick` that also accepts the number of units once it is known.
 
     Args:
-        tick: Called with a unit's name when it is done.
-        expect: Called with the number of units, once it is known.
-        resume: What the user would type to go on after a stop.
+        tick: Called with the name of a finished unit.
+        expect: Called with the number of units.
+        resume: The command that resumes the work after a stop.
     """
 
     def __init__(
@@ -37,6 +37,11 @@ class Ticker:
     def __call__(self, name: str) -> None:
         """One unit is done."""
         self._tick(name)
+
+
+def as_ticker(tick: Tick) -> Ticker:
+    """The tick itself if it is a :class:`Ticker`, else one that only counts."""
+    return tick if isinstance(tick, Ticker) else Ticker(tick)
 
 
 @dataclass(frozen=True)

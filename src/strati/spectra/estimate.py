@@ -85,7 +85,7 @@ class ScanEstimate(Result):
 
 
 def estimate_scan(
-    path: str, layers: Sequence[Layer], *, workers: int = 0, resumable: bool = False
+    path: str, layers: Sequence[Layer], *, workers: int | None = None, resumable: bool = False
 ) -> ScanEstimate:
     """What the scan of these layers would cost.
 

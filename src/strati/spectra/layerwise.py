@@ -42,7 +42,7 @@ STORE = "spectra.sqlite"
 
 
 def spectra(
-    layers: Sequence[Layer], options: SpectrumConfig, *, workers: int = 0, tick: Tick = silent
+    layers: Sequence[Layer], options: SpectrumConfig, *, workers: int | None = None, tick: Tick = silent
 ) -> list[Spectrum]:
     """The spectra of layers, in their order.
 
@@ -96,7 +96,7 @@ def stored_spectra(
         yield layer, from_record(value)
 
 
-def at_once(layers: Sequence[Layer], workers: int) -> int:
+def at_once(layers: Sequence[Layer], workers: int | None) -> int:
     """How many processes to use: as many as asked for, or one per processor as far as free memory goes."""
     if workers:
         return workers

@@ -7,7 +7,7 @@ Layers are independent; how they are worked on, and kept where a run is to be re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
@@ -46,7 +46,7 @@ class ScanConfig:
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         eigenvalues: Put the eigenvalues into the JSON form.
         seed: Seed of the bootstrap; every layer has a stream of its own.
-        workers: Layers worked on at once; 0 for one per processor, as far as memory goes.
+        workers: Layers worked on at once; 0 for one per processor. Default: one per processor, as far as memory goes.
         device: Solve on this torch device, in float64; by default with LAPACK.
     """
 
@@ -56,7 +56,7 @@ class ScanConfig:
     bootstrap: int = 0
     eigenvalues: bool = False
     seed: int = 0
-    workers: int = 0
+    workers: int | None = None
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class ScanConfig:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.01 is usual")
         if self.conv not in ("pool", "flatten"):
             raise BadInputError("conv", "is 'pool' or 'flatten'")
-        if self.workers < 0:
+        if self.workers is not None and self.workers < 0:
             raise BadInputError("workers", "must be 0 (one per processor) or more")
         if self.bootstrap < 0:
             raise BadInputError("bootstrap", "must be 0 or more")
@@ -257,11 +257,7 @@ def scan(
             selected, spectra(selected, settings.spectrum(), workers=settings.workers, tick=tick), strict=True
         )
     else:
-        expect = getattr(tick, "expect", None)
         run = Run(engine, at_once(selected, settings.workers), address, tick=tick)
-        run = (
-            run if expect is None else replace(run, expect=expect, resume=getattr(tick, "resume", run.resume))
-        )
         pairs = stored_spectra(selected, settings.spectrum(), out=out, run=run)
     return Scan(
         path=str(opened.path),

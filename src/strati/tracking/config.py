@@ -1,7 +1,9 @@
-"""What is followed over a run, and how. No torch here: the command line reads its defaults from this module."""
+"""Options of ``strati.track``. torch is not imported here: the command line reads its defaults from this module."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,86 +20,79 @@ METRICS = ("alpha", "stable_rank", "entropy", "spectral_norm", "frobenius_norm",
 
 @dataclass(frozen=True)
 class TrackConfig:
-    """Options of a followed run.
+    """Options of :func:`strati.track`. ``None`` lets strati choose.
 
     Attributes:
-        what: Quantities: ``spectra``, ``loss``, ``llc``, ``scales``, ``counts``, ``interventions``; empty means
-            spectra, and with data the loss and the learning coefficient.
-        layers: Patterns that choose layers; empty takes all.
-        loss: ``mse``, ``cross_entropy``, ``behavioural-mse`` or ``behavioural-kl``; empty means what fits the targets,
-            and ``behavioural-mse`` where there are none.
-        rows: Use only the first so many rows of the data; 0 takes all.
-        nbeta: Inverse temperature of the learning coefficient; 0 means ``n / ln n``.
-        gamma: Its localisation; 0 means that of ``strati.llc`` at the last checkpoint.
-        chains: Chains of every estimate; 0 means 4.
-        draws: Draws of every chain; 0 means 400, or what ``seconds`` allow.
-        batch: Rows of a minibatch of its sampler; 0 means 256, or all rows where there are fewer. A row of tokens is a
+        what: Quantities: ``spectra``, ``loss``, ``llc``, ``scales``, ``counts``, ``interventions``. Default: spectra,
+            and with data also the loss and the learning coefficient.
+        layers: Patterns of the layers to measure (:mod:`strati.io.layers`). Default: all.
+        loss: ``mse``, ``cross_entropy``, ``behavioural-mse`` or ``behavioural-kl``. Default: what fits the targets, and
+            ``behavioural-mse`` without targets.
+        rows: Use only the first so many rows of the data. Default: all.
+        nbeta: Inverse temperature of the learning coefficient. Default: ``n / ln n``.
+        gamma: Strength of its localisation. Default: that of ``strati.llc`` at the last checkpoint.
+        chains: Chains of every estimate. Default: 4.
+        draws: Draws of every chain. Default: 400, or what ``seconds`` allows.
+        batch: Rows of a minibatch of the sampler. Default: 256, or all rows if there are fewer. A row of tokens is a
             whole window, and 8 of them are often enough.
-        seconds: Spend roughly this many seconds (of a cost model, so the same on every machine) on the estimate of a
-            checkpoint; 0 means no budget. ``stderr`` falls with its square root.
+        seconds: Spend about this many seconds (of a cost model, so the same on every machine) on the estimate of a
+            checkpoint. ``stderr`` falls with its square root. Default: no budget.
         scales: Loss scales of ``scales``.
-        per_layer: Learning coefficients of each layer too (those of ``layers``), the others held fixed.
-        heads: Learning coefficients of these attention heads too, as ``block.head``, both from 0.
-        data_groups: Learning coefficients of groups of the data too: a column's name, or one label per row.
-        activation: Nonlinearity of a multilayer perceptron that is rebuilt from a file.
-        level: Chance of a false alarm among the changes of all series together.
+        per_layer: Also estimate the learning coefficient of each layer (those of ``layers``), the others fixed.
+        heads: Also estimate that of these attention heads, as ``block.head``, both from 0.
+        data_groups: Also estimate that of groups of the data: a column's name, or one label per row.
+        activation: Activation function of a multilayer perceptron that is rebuilt from a file.
+        level: Probability of a false alarm among the change points of all series together.
         seed: Random seed; the same random numbers are used for every checkpoint.
-        engine: ``local`` or ``ray``.
-        workers: Processes; 0 for one per processor.
-        address: The Ray cluster.
+        workers: Processes; 0 for one per processor. Default: work in this process.
         retry: Try again what failed in an earlier run.
     """
 
-    what: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
-    loss: str = ""
-    rows: int = 0
-    nbeta: float = 0.0
-    gamma: float = 0.0
-    chains: int = 0
-    draws: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    scales: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
+    what: str | Sequence[str] | None = None
+    layers: str | Sequence[str] | None = None
+    loss: str | None = None
+    rows: int | None = None
+    nbeta: float | None = None
+    gamma: float | None = None
+    chains: int | None = None
+    draws: int | None = None
+    batch: int | None = None
+    seconds: float | None = None
+    scales: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1)
     per_layer: bool = False
-    heads: tuple[str, ...] = ()
-    data_groups: str | tuple[str, ...] = ""
+    heads: str | Sequence[str] | None = None
+    data_groups: str | Sequence[str] | None = None
     activation: ActivationName = "relu"
     level: float = 0.05
     seed: int = 0
-    engine: str = "local"
-    workers: int = 1
-    address: str | None = None
+    workers: int | None = None
     retry: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.data_groups, str):
-            labels = self.data_groups
-            held = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-            object.__setattr__(self, "data_groups", tuple(str(label) for label in held))
         for name in ("what", "layers", "scales", "heads"):
-            given = getattr(self, name)
-            if isinstance(given, str):
-                object.__setattr__(
-                    self, name, tuple(word.strip() for word in given.split(",") if word.strip())
-                )
-            elif given is None:
-                object.__setattr__(self, name, ())
-            else:
-                object.__setattr__(self, name, tuple(_head(h) if name == "heads" else h for h in given))
-        for quantity in self.what:
+            object.__setattr__(self, name, _listed(getattr(self, name)))
+        if self.data_groups is not None and not isinstance(self.data_groups, str):
+            labels: Any = self.data_groups
+            labels = labels.tolist() if hasattr(labels, "tolist") else labels
+            object.__setattr__(self, "data_groups", tuple(str(label) for label in labels))
+        for quantity in self.what or ():
             if quantity not in QUANTITIES:
                 raise BadInputError("what", f"no quantity {quantity!r}; {nearest(quantity, QUANTITIES)}")
-        for head in self.heads:
-            numbers = head.split(".")
-            if len(numbers) != 2 or not all(n.isdigit() for n in numbers):
+        for head in self.heads or ():
+            if not re.fullmatch(r"\d+\.\d+", head):
                 raise BadInputError("heads", f"{head!r} is not block.head, such as 0.3; both count from 0")
         for name in ("rows", "chains", "draws", "batch", "nbeta", "gamma", "seconds"):
-            if not getattr(self, name) >= 0:
-                raise BadInputError(name, f"must not be negative: {getattr(self, name)}; 0 means the default")
+            number = getattr(self, name)
+            if number is not None and not number > 0:
+                raise BadInputError(name, f"must be positive, not {number}; leave it out for the default")
         if not 0 < self.level < 1:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")
 
 
-def _head(given: Any) -> str:
-    return given if isinstance(given, str) else ".".join(str(number) for number in given)
+def _listed(words: Any) -> tuple[Any, ...] | None:
+    """Several values, given as a sequence or as text with commas; a head given as (block, head) is ``block.head``."""
+    if isinstance(words, str):
+        words = [word.strip() for word in words.split(",") if word.strip()]
+    if words is None or len(words) == 0:
+        return None
+    return tuple(".".join(map(str, word)) if isinstance(word, tuple | list) else word for word in words)

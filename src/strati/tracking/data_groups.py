@@ -18,12 +18,13 @@ MOST = 50
 """More groups than this are taken for a column that holds no labels."""
 
 
-def grouped(data: Any, groups: str | Sequence[Any]) -> tuple[Any, tuple[str, ...] | None]:
+def grouped(data: Any, groups: str | Sequence[Any] | None) -> tuple[Any, tuple[str, ...] | None]:
     """The data without the label column, and one label per row; ``None`` where no groups were asked for.
 
     Args:
         data: Whatever names data.
-        groups: The name of a column (CSV), of an array (``.npz``, a mapping), ``y`` for the targets, or the labels.
+        groups: The name of a column (CSV), of an array (``.npz``, a mapping), ``y`` for the targets, or the labels;
+            ``None`` for no groups.
 
     Raises:
         BadInputError: There is no such column, or it holds too many values for labels.
@@ -33,7 +34,7 @@ def grouped(data: Any, groups: str | Sequence[Any]) -> tuple[Any, tuple[str, ...
         >>> sorted(data), labels
         (['x'], ('0', '1', '0'))
     """
-    if isinstance(groups, str) and not groups:
+    if groups is None:
         return data, None
     if not isinstance(groups, str):
         return data, _labels("groups", groups)

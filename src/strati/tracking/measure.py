@@ -8,7 +8,7 @@ settings alone, so that it can be done anywhere and once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
     """The metrics of every layer, as ``scan`` has them."""
     from strati.spectra.scan import scan
 
-    found = scan(checkpoint.source, layers=config.layers or None, workers=1, seed=config.seed)
+    found = scan(checkpoint.source, layers=config.layers, workers=1, seed=config.seed)
     points: list[Point] = []
     for item in found:
         row = item.row()
@@ -221,7 +221,7 @@ def coefficients(
     if quantity == HEADS:
         return [
             _level("llc", f"head {head}", measured(objective_of(part, shared.loss, cut), shared))
-            for head, part in _heads(model, config.heads)
+            for head, part in _heads(model, tuple(config.heads or ()))
         ]
     return [
         _level(f"llc[{label}]", None, measured(objective_of(model, shared.loss, part), shared))
@@ -251,12 +251,12 @@ def _groups(cut: Any, labels: tuple[str, ...], config: TrackConfig) -> Iterator[
         yield label, rows_of(cut, rows)
 
 
-def matrix_names(model: nn.Module, layers: tuple[str, ...] = ()) -> list[str]:
+def matrix_names(model: nn.Module, layers: str | Sequence[str] | None = None) -> list[str]:
     """The weights that spectra have, by the same names: those of two dimensions and more."""
     from strati.landscape.objective import FlatModel
 
     own = dict(model.named_parameters())
-    return [name for name in FlatModel(model, layers=list(layers) or None).names if own[name].ndim >= 2]
+    return [name for name in FlatModel(model, layers=layers).names if own[name].ndim >= 2]
 
 
 def whole_data(data: Any, model: nn.Module, config: TrackConfig) -> Any:
@@ -309,7 +309,7 @@ def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[P
     from strati.interventions.kinds import zero
     from strati.interventions.study import study
 
-    chosen: dict[str, Any] = {"layers": list(config.layers)} if config.layers else {}
+    chosen: dict[str, Any] = {"layers": config.layers}
     found = study(model, data=whole_data(data, model, config), interventions=[zero()], **chosen)
     points: list[Point] = []
     for row in found.rows:

@@ -8,7 +8,7 @@ every checkpoint, chosen once and kept in the store, so that they can be compare
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -148,11 +148,12 @@ def track(
     *,
     data: Any = None,
     out: str | Path | None = None,
+    engine: str = "local",
+    address: str | None = None,
     steps: Sequence[float] | None = None,
     model: Openable | None = None,
     config: TrackConfig | None = None,
     tick: Tick = silent,
-    expect: Callable[[int], None] | None = None,
     **options: Unpack[TrackOptions],
 ) -> Track:
     """Follow a training run over its checkpoints.
@@ -161,12 +162,13 @@ def track(
         checkpoints: Paths, cache ids, state dicts or modules; a mapping of steps to them; or the folder that holds
             them. The step of each is the last number in its name.
         data: Whatever names data; needed for everything but spectra.
-        out: A folder whose store keeps what is done; the same call goes on from there.
+        out: A folder whose store keeps what is done; the same call resumes from there.
+        engine: Where the work is done: ``local`` (processes) or ``ray``.
+        address: With ``engine="ray"``, an existing cluster.
         steps: The steps, where names do not tell.
         model: A network to load the weights into, where a file alone does not tell the architecture.
         config: Options; or give them by name.
         tick: Called after each unit of work.
-        expect: Told how many units there will be.
         **options: Fields of :class:`TrackConfig`, on top of ``config``.
 
     Raises:
@@ -184,7 +186,8 @@ def track(
     chosen = resolve(TrackConfig, config, options, of=track)
     holder = None if model is None else as_module(model, activation=chosen.activation)
     ordered = in_order(checkpoints, steps)
-    what = chosen.what or (("spectra", "loss", "llc") if data is not None else ("spectra",))
+    default = ("spectra", "loss", "llc") if data is not None else ("spectra",)
+    what = default if chosen.what is None else tuple(chosen.what)
     if data is None and set(what) - {"spectra"}:
         raise BadInputError("data", f"is needed for {', '.join(sorted(set(what) - {'spectra'}))}")
     with ExitStack() as stack:
@@ -195,11 +198,10 @@ def track(
             open_store(folder / STORE, identity=identity, layout=LAYOUT, about={"name": "track"}, kind="run")
         )
         run = Run(
-            engine=chosen.engine,
-            workers=chosen.workers,
-            address=chosen.address,
+            engine=engine,
+            workers=1 if chosen.workers is None else chosen.workers,
+            address=address,
             retry=chosen.retry,
-            resume=getattr(tick, "resume", Run.resume),
             tick=tick,
         )
         stack.enter_context(interruptible(lambda: len(store.keys()), run))
@@ -210,8 +212,7 @@ def track(
         units = _units(ordered, [part for q in what for part in _parts(q, chosen, shown, settings, labels)])
         done = store.keys(failed=not chosen.retry)
         todo = [unit for unit in units if unit.key not in done]
-        if expect is not None:
-            expect(len(todo))
+        run.expect(len(todo))
         drive(store, body, todo, _keep, run)
         found = _result(store, ordered, units, settings, chosen, None if out is None else str(folder / STORE))
     skipped = left_out(checkpoints)
@@ -320,17 +321,17 @@ def _calibrated(
 
     shared, name = calibrated(
         objectives(),
-        loss=loss,
-        nbeta=config.nbeta or None,
-        gamma=config.gamma or None,
-        chains=config.chains or None,
-        draws=config.draws or None,
-        batch=config.batch or None,
-        seconds=config.seconds or None,
+        loss=loss or "",
+        nbeta=config.nbeta,
+        gamma=config.gamma,
+        chains=config.chains,
+        draws=config.draws,
+        batch=config.batch,
+        seconds=config.seconds,
         seed=config.seed,
     )
     kept = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
-    return kept | {"rows": config.rows or None}
+    return kept | {"rows": config.rows}
 
 
 def _result(

@@ -131,7 +131,6 @@ def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tupl
         spectral=False,
         out=home / name,
         tick=tick,
-        resume="the same command",
     )
     return case, found
 

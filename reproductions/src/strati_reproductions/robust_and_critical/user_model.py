@@ -96,8 +96,7 @@ def pretrained_own(
     )
     mark = hashlib.sha256(f"{Path(str(model)).resolve()} {Path(data).resolve()}".encode()).hexdigest()[:8]
     place = folder / f"own-{name}-{mark}-{'quick' if quick else 'full'}-seed-{seed}"
-    result = study(case.models, data=found, config=config, out=place, tick=tick, workers=cores(),
-                   resume="the same command")  # fmt: skip
+    result = study(case.models, data=found, config=config, out=place, tick=tick, workers=cores())
     title = f"{name}, every layer re-randomised: robust-and-critical-layers, section 5"
     figures = drawn(case_figures, case, result, place)
     made = Reproduction(

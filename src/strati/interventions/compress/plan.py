@@ -23,6 +23,7 @@ from strati.interventions.compress.curves import KEEP, Curve, read_curves
 from strati.interventions.compress.model_study import is_study_folder, study_of_model
 from strati.interventions.compress.outcome import PlanOutcome, Quantity
 from strati.interventions.study import Study, load_study
+from strati.io.layers import as_patterns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,7 @@ class PlanConfig:
     Args:
         action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``. ``None``:
             ``quantise`` for a budget of bits, else ``truncate``.
-        layers: Patterns of the layers that may be changed (:mod:`strati.io.layers`).
+        layers: Patterns of the layers that may be changed (:mod:`strati.io.layers`). Default: all.
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
         confidence: Coverage of the intervals.
@@ -61,7 +62,7 @@ class PlanConfig:
     """
 
     action: str | None = None
-    layers: tuple[str, ...] = ("*",)
+    layers: str | Sequence[str] | None = None
     combinations: int = 8
     uniform: int = 5
     confidence: float = 0.95
@@ -70,6 +71,11 @@ class PlanConfig:
     inputs: str | None = None
     targets: str | None = None
     activation: str = "relu"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns of ``layers``."""
+        return as_patterns(self.layers) or ("*",)
 
     def check(self) -> None:
         """Refuse values that make no plan.
@@ -252,7 +258,7 @@ def plan(
         if wanted.kind == "loss":
             why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
             raise BadInputError(wanted.text, why)
-        curves = gradient_curves(evaluators, config.layers)
+        curves = gradient_curves(evaluators, config.patterns)
         return _plan(
             curves,
             wanted,
@@ -264,7 +270,7 @@ def plan(
             tick,
         )
     ranks = evaluators[0].energy_rank if evaluators else None
-    curves = read_curves(measured, action, kind, layers=config.layers, energy_rank=ranks)
+    curves = read_curves(measured, action, kind, layers=config.patterns, energy_rank=ranks)
     about = quantity, _hashes(measured, evaluators)
     return _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
 
