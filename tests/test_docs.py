@@ -15,7 +15,7 @@ from tooling import tool
 
 import strati
 import strati.schemas
-from strati.cli.main import VERBS
+from strati.cli.main import COMMANDS
 
 HOME = Path(__file__).resolve().parents[1]
 SOURCE = Path(strati.__file__).parent
@@ -47,7 +47,7 @@ def test_pages_are_alike_but_for_the_last_digits() -> None:
 def test_the_page_of_verbs_is_their_help() -> None:
     page = tool("cli_page")
     assert page.PAGE.read_text() == page.text(), "run tools/cli_page.py"
-    assert all(f"## {verb}\n" in page.text() for verb in VERBS)
+    assert all(f"## {verb}\n" in page.text() for verb in COMMANDS)
 
 
 def test_the_page_of_schemas_is_theirs() -> None:

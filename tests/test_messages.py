@@ -14,7 +14,7 @@ import click
 
 import strati
 import strati.interventions
-from strati.cli.main import VERBS
+from strati.cli.main import COMMANDS
 from strati.cli.main import strati as group
 
 SOURCE = Path(strati.__file__).parent
@@ -43,7 +43,7 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 def flags() -> set[str]:
     context = click.Context(group)
-    commands = [group, *(group.get_command(context, verb) for verb in VERBS)]
+    commands = [group, *(group.get_command(context, verb) for verb in COMMANDS)]
     found = {"--help", "--version"}
     for command in commands:
         for parameter in command.params:

@@ -51,6 +51,7 @@ LINES = (
     Line("track initial.safetensors model.safetensors --steps 0,1000 --out run", "stable rank"),
     Line("shuffle llama --out pieces", "pieces"),
     Line("reassemble pieces", "block"),
+    Line("identify llama llama", "block"),
     Line("explain noise-like", "noise-like"),
     Line("report plan.json -o page.html", "page.html"),
 )

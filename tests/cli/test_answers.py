@@ -13,8 +13,8 @@ from tooling import tool
 from strati.cli.main import strati as group
 
 TRANSCRIPT = tool("transcript")
-NOT_RUN = {"demo", "reproduce", "identify"}
-"""Commands that run others, need another package, or are tested with their puzzle."""
+NOT_RUN = {"demo", "reproduce"}
+"""Commands that run others or need another package."""
 
 
 @pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.slow)])

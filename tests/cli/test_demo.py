@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from strati.cli.demo import plan
-from strati.cli.main import VERBS, strati
+from strati.cli.main import COMMANDS, strati
 
 
 def test_every_step_is_a_command_of_strati_itself(tmp_path: Path) -> None:
     group = click.Context(strati, info_name="strati")
     for _, words in plan(tmp_path, 0):
-        assert words[0] in VERBS
+        assert words[0] in COMMANDS
         command = strati.get_command(group, words[0])
         assert command is not None
         command.make_context(words[0], list(words[1:]), parent=group)  # parses the options, runs nothing

@@ -94,11 +94,11 @@ def test_every_option_that_writes_is_known() -> None:
     import click
 
     from strati.cli.common import OUTPUTS
-    from strati.cli.main import VERBS
+    from strati.cli.main import COMMANDS
     from strati.cli.main import strati as group
 
     seen = set()
-    for verb in VERBS:
+    for verb in COMMANDS:
         command = group.get_command(click.Context(group), verb)
         assert command is not None
         for option in command.params:

@@ -14,7 +14,7 @@ import pytest
 from command import run_strati, run_strati_process
 
 from strati import embedded
-from strati.cli.main import VERBS, Verbs, main
+from strati.cli.main import COMMANDS, CommandGroup, main
 
 MODEL = str(embedded.path("digits-mlp.safetensors"))
 
@@ -31,12 +31,12 @@ def test_help_names_every_verb_and_takes_under_half_a_second_of_processor_time()
     done = run_strati_process("--help")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(verb in done.stdout for verb in COMMANDS)
     assert "strati scan model.safetensors" in done.stdout
     assert (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) < 0.5
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_has_help_with_an_example(verb: str) -> None:
     done = run_strati(verb, "--help")
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_ctrl_c_while_the_words_are_read_is_the_same_one_line(where: str, monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Verbs, where, interrupted)
+    monkeypatch.setattr(CommandGroup, where, interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", MODEL])
     assert ended.value.code == 130

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from page_samples import hostile, layer, scan, spectrum
 
-from strati.report import assets
+from strati.report import page as assets
 from strati.report.pack import pack
 from strati.spectra import marchenko_pastur
 from strati.spectra.bulk import fit_bulk

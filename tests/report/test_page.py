@@ -8,10 +8,9 @@ import pytest
 from page_samples import hostile, scan
 
 from strati.core.errors import BadInputError
-from strati.report import assets
+from strati.report import page as assets
 from strati.report.page import build_page
-from strati.report.runs import read_run
-from strati.report.schemas import ROWS, check_result
+from strati.report.runs import check_result, drawable, read_run
 
 
 def test_a_page_holds_no_address_and_no_markup_from_results() -> None:
@@ -89,13 +88,13 @@ def test_no_result_is_refused() -> None:
 
 
 def test_every_verb_with_a_result_can_be_drawn() -> None:
-    from strati.cli.main import VERBS
+    from strati.cli.main import COMMANDS
 
     parts = {"llc", "scales", "sparsify", "reassemble-make"}  # of verbs, or of Python alone
-    assert set(VERBS) - {"report", "demo", "explain"} <= set(ROWS)
-    assert parts <= set(ROWS)
+    assert set(COMMANDS) - {"report", "demo", "explain"} <= drawable()
+    assert parts <= drawable()
     drawn_alike = {"interaction-basis", "interaction-graph"}  # as the basis, of which they are parts
-    assert {check_result(result, "x") for result in hostile("x")} == set(ROWS) - drawn_alike
+    assert {check_result(result, "x") for result in hostile("x")} == drawable() - drawn_alike
 
 
 def test_only_pictures_beside_the_result_come_onto_the_page(tmp_path: Path) -> None:

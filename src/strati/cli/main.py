@@ -1,7 +1,7 @@
-"""``strati``: the verbs, loaded when called, and the one place where errors become exit codes.
+"""``strati``: the commands, imported when called, and the one place where errors become exit codes.
 
-0 done; 3 ``check`` found what it was told to look for; 2 bad usage or bad input, one line; 1 a fault of strati itself;
-130 on Ctrl-C.
+0: done. 3: ``check`` found a failure. 2: bad usage or bad input, with one line on standard error. 1: a fault of strati
+itself. 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from strati.cli import interrupts
 if __name__ == "__main__" or os.path.basename(sys.argv[0] if sys.argv else "") in ("strati", "strati.exe"):  # noqa: PTH119
     interrupts.leave_at_once()  # before anything else: importing takes a moment
 
-import difflib
 import importlib
 import io
 from pathlib import Path
@@ -27,8 +26,9 @@ from strati.cli.common import FORCE
 from strati.core import plugins
 from strati.core.display import printable
 from strati.core.errors import MissingExtraError, StoppedError, StratiError
+from strati.core.options import nearest
 
-VERBS = {
+COMMANDS = {
     "inspect": "List the layers of a network: roles, shapes, sizes.",
     "scan": "Find out which layers look learned, random or broken.",
     "compare": "Compare the layers of two or more networks.",
@@ -51,7 +51,7 @@ VERBS = {
     "demo": "Run a demo on a bundled network and write a report.",
 }
 REPRODUCE = "reproduce", "Re-run an experiment from a paper and compare (package strati-reproductions)."
-"""A command of the companion package; without the package it says what to install."""
+"""A command of another package (strati-reproductions); without that package it says what to install."""
 
 
 _FORCE = click.Option(
@@ -67,34 +67,31 @@ _FORCE = click.Option(
 _MODULES = {"inspect": "inspect_network"}  # a module must not have the name of one of the standard library
 
 
-class Verbs(click.Group):
-    """A group that imports a verb's module only when the verb is called."""
+class CommandGroup(click.Group):
+    """A group that imports a command's module only when the command is called."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words, which an eager option may want to look at."""
+        """Keep the words for eager options."""
         ctx.meta[_WORDS] = tuple(args)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs in the order of a first visit, then those of other packages."""
-        return list(dict.fromkeys([*VERBS, REPRODUCE[0], *plugins.names(plugins.COMMANDS)]))
+        """The commands in the order in which a new user needs them, then those of other packages."""
+        return list(dict.fromkeys([*COMMANDS, REPRODUCE[0], *plugins.names(plugins.COMMANDS)]))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or name the nearest one."""
         name = args[0] if args else ""
-        names = self.list_commands(ctx)
-        if name not in names and not name.startswith("-"):
-            close = difflib.get_close_matches(name.lower(), names, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else "'strati --help' lists them"
-            ctx.fail(f"no command {name!r}; {hint}")
+        if name not in COMMANDS and not name.startswith("-") and name not in self.list_commands(ctx):
+            ctx.fail(f"no command {name!r}; {nearest(name.lower(), self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import the verb's module, or the command of another package."""
+        """Import the command's module, or the command of another package."""
         command: click.Command | None
-        if name in VERBS:
+        if name in COMMANDS:
             command = importlib.import_module(f"strati.cli.{_MODULES.get(name, name)}").command
         else:
             command = plugins.load(plugins.COMMANDS, name)
@@ -105,10 +102,10 @@ class Verbs(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without importing them."""
+        """List the commands without importing them."""
         others = dict.fromkeys(plugins.names(plugins.COMMANDS), "Of another package.")
         with formatter.section("Commands"):
-            formatter.write_dl(list({**VERBS, **others, **dict([REPRODUCE])}.items()))
+            formatter.write_dl(list({**COMMANDS, **others, **dict([REPRODUCE])}.items()))
 
 
 @click.command(REPRODUCE[0], context_settings={"ignore_unknown_options": True})
@@ -118,7 +115,9 @@ def _reproduce(words: tuple[str, ...]) -> NoReturn:
     raise MissingExtraError(REPRODUCE[0], plugins.REPRODUCTIONS)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=lambda c, _, v: _version(c, v),
               help="Show the version. Add --verbose for details to paste into a bug report.")  # fmt: skip
 @click.option("--verbose", is_flag=True, is_eager=True, expose_value=False, hidden=True)
@@ -133,8 +132,8 @@ def strati() -> None:
     """
 
 
-def _version(context: click.Context, asked: bool) -> None:
-    if not asked or context.resilient_parsing:
+def _version(context: click.Context, requested: bool) -> None:
+    if not requested or context.resilient_parsing:
         return
     if "--verbose" in context.meta.get(_WORDS, ()):
         from strati.cli.version import details
@@ -147,13 +146,13 @@ def _version(context: click.Context, asked: bool) -> None:
 
 _WORDS = "strati.words"
 _COMPLETION = "_STRATI_COMPLETE"
-"""The variable by which click's shell completion asks."""
+"""The variable that click's shell completion sets."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
-    for name in ("stdout", "stderr"):  # closed by the caller (`>&-`): nobody listens, which is no error
+    for name in ("stdout", "stderr"):  # the caller may have closed them (`>&-`), which is no error
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that lacks a character is no reason to fail
@@ -161,14 +160,14 @@ def main(arguments: list[str] | None = None) -> None:
     if os.name == "nt":
         print("strati: error: Windows is not supported; use Linux, macOS or WSL", file=sys.stderr)
         sys.exit(2)
-    # Threads of OpenMP that wait for each other sleep: on a busy machine they would take the processor from those that
-    # they wait for. Read when torch is imported; workers inherit it.
+    # OpenMP threads that wait for each other sleep instead of spinning, which slows down a busy machine. torch reads the
+    # variable when it is imported, and worker processes inherit it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
     interrupts.raise_once()
     try:
         code = _run(words, debug)
-    except KeyboardInterrupt:  # while its words were read, or after it, while its last words were written
+    except KeyboardInterrupt:  # while the command line is parsed, or while the last output is written
         code = _stopped()
     interrupts.leave(code)
     sys.exit(code)
@@ -176,13 +175,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(words: list[str], debug: bool) -> int:
     try:
-        if _COMPLETION in os.environ:  # the shell asks what could come next; click answers, and exits
+        if _COMPLETION in os.environ:  # click completes the command line and exits
             strati.main(words, prog_name="strati")
-        # Not click's `main`: it answers a Ctrl-C that comes while the words are read with an empty line of its own.
+        # Not click's `main`: it prints an empty line on a Ctrl-C while the command line is parsed.
         with strati.make_context("strati", list(words or ["--help"])) as context:
             code = strati.invoke(context)
         sys.stdout.flush()
-        if isinstance(code, int):  # what a verb gave to click's Context.exit
+        if isinstance(code, int):  # the argument of click's Context.exit
             return code
     except StoppedError as error:
         _say(f"strati: {error.what}; {error.why}")
@@ -197,9 +196,9 @@ def _run(words: list[str], debug: bool) -> int:
     except click.exceptions.Abort:
         return _stopped()
     except click.ClickException as error:
-        return _usage(error)
+        return _usage(error, words)
     except BrokenPipeError:
-        # The reader of a pipe went away (`strati ... | head -1`): nothing is wrong, nobody listens.
+        # The reader of the pipe has gone away (`strati ... | head -1`), which is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -207,7 +206,7 @@ def _run(words: list[str], debug: bool) -> int:
             raise
         if (
             isinstance(error, OSError) and error.strerror
-        ):  # the system's no: a full disk, a name too long, a lost mount
+        ):  # the system refuses: a full disk, a name too long, a lost mount
             where = printable(str(error.filename or "system"))
             _say(f"strati: error: {where}: {error.strerror}; check the path and the free space")
             return 2
@@ -224,9 +223,11 @@ def _stopped() -> int:
     return interrupts.CODE
 
 
-def _usage(error: click.ClickException) -> int:
+def _usage(error: click.ClickException, words: list[str]) -> int:
     context = getattr(error, "ctx", None)
     what = " ".join(context.command_path.split()[1:]) if context is not None else ""
+    if context is None:  # click loses it where an option lacks its argument
+        what = next((word for word in words if word in COMMANDS), "")
     hint = f"; see: strati {what} --help" if what else "; see: strati --help"
     why = " ".join(error.format_message().split())  # click lists choices over several lines
     _say(f"strati: error: {what or 'usage'}: {printable(why, 400).rstrip('.')}{hint}")

@@ -189,7 +189,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     names = list(choices)
     if not names:
         return "there are none"
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6 if len(name) < 5 else 0.7)
     return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
 
 

@@ -7,18 +7,21 @@ text by the page's scripts, never as markup.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from strati._version import __version__
 from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
 from strati.core.results import Result
-from strati.report import assets
 from strati.report.pack import pack
-from strati.report.runs import read_run
-from strati.report.schemas import check_result
+from strati.report.runs import check_result, read_run
 
 
 def write_report(
@@ -39,9 +42,9 @@ def write_report(
 
     Examples:
         >>> import numpy as np, strati, tempfile
-        >>> found = strati.scan({"fc.weight": np.random.default_rng(0).normal(size=(30, 20))})
+        >>> scanned = strati.scan({"fc.weight": np.random.default_rng(0).normal(size=(30, 20))})
         >>> file = f"{tempfile.mkdtemp()}/page.html"
-        >>> [result["schema"] for result in write_report(found, file)]
+        >>> [result["schema"] for result in write_report(scanned, file)]
         ['strati.scan/1']
     """
     listed = [runs] if isinstance(runs, Result | Mapping | str | os.PathLike) else list(runs)
@@ -73,16 +76,77 @@ def build_page(results: Sequence[Mapping[str, Any]]) -> str:
     for number, result in enumerate(results, 1):
         check_result(result, f"result {number}")
     parts = {
-        "@CSP@": assets.policy(),
+        "@CSP@": policy(),
         "@VERSION@": __version__,
-        "@CSS@": assets.style(),
+        "@CSS@": style(),
         "@DATA@": pack({"strati": __version__, "results": list(results)}),
-        "@JS@": assets.script(),
+        "@JS@": script(),
     }
     # Split once, so that a part that happens to contain another part's mark is left alone.
-    page = assets.template()
+    page = template()
     pieces: list[str] = []
     for mark, text in parts.items():
         before, _, page = page.partition(mark)
         pieces += [before, text]
     return "".join([*pieces, page])
+
+
+STATIC = Path(__file__).resolve().parent / "static"
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class)) (\w+)", re.MULTILINE)
+
+
+@cache
+def script() -> str:
+    """All modules as one script, each after the ones it imports."""
+    placed: dict[str, str] = {}
+    _place("main", placed)
+    return "\n".join(["'use strict';", *placed.values()])
+
+
+@cache
+def style() -> str:
+    """The style sheet."""
+    return (STATIC / "report.css").read_text(encoding="utf-8")
+
+
+@cache
+def template() -> str:
+    """The page without its style, scripts and data."""
+    return (STATIC / "report.html").read_text(encoding="utf-8")
+
+
+def policy() -> str:
+    """The content-security policy: these scripts and this style by their hash, and no request at all.
+
+    Pictures may come from the page itself (``data:`` and ``blob:``), which is how they are exported.
+    """
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {_hash(script())}",
+            f"style-src {_hash(style())}",
+            "img-src data: blob:",
+            "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _place(name: str, placed: dict[str, str]) -> None:
+    if name in placed:
+        return
+    source = (STATIC / f"{name}.js").read_text(encoding="utf-8")
+    for _, needed in _IMPORT.findall(source):
+        _place(needed, placed)
+    exports = [name for _, name in _EXPORT.findall(source)]
+    body = _IMPORT.sub(lambda m: f"const {{{m[1]}}} = module_{m[2]};", source)
+    body = _EXPORT.sub(r"\1 \2", body)
+    placed[name] = f"const module_{name} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();"
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
+    return f"'sha256-{digest}'"

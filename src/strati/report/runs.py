@@ -1,4 +1,8 @@
-"""What ``strati report`` takes: JSON files of results, study folders, and results in memory, as plain dictionaries."""
+"""What ``strati report`` takes: JSON files of results, study folders, and results in memory, as plain dictionaries.
+
+A result is compared with its JSON Schema as far as the page depends on it, so that no foreign or broken file reaches
+the page: its schema is known, its most important field is there, and its tables are lists of records.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,26 @@ import base64
 import csv
 import io
 import json
+import math
 import os
+import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from strati.core.errors import BadInputError
 from strati.core.results import Result
-from strati.report.schemas import check_result
+from strati.schemas import names, schema
 
 _LARGEST = 512 * 2**20
 _UNCHECKED = 32 * 2**20
 _LARGEST_PICTURE = 8 * 2**20
 _MOST_LINES = 2000
 _PNG = b"\x89PNG\r\n\x1a\n"
+_DEEPEST = 32
+_LARGEST_NUMBER = 10**300
 _HEAD = b'{"schema": "strati.'
 
 
@@ -43,6 +52,106 @@ def read_run(run: Result | Mapping[str, Any] | str | os.PathLike[str]) -> dict[s
     result = _read_json(path)
     check_result(result, path)
     return with_pictures(dict(result), path.resolve().parent)
+
+
+def drawable() -> frozenset[str]:
+    """The commands whose results the page can draw."""
+    return frozenset(name[len("strati.") : -len("/1")] for name in names()) - {"explain", "report"}
+
+
+def check_result(result: Any, what: object) -> str:
+    """Refuse what is not a result of strati, or is one that the page cannot draw.
+
+    Args:
+        result: A parsed JSON document.
+        what: Where it came from, for the error message.
+
+    Returns:
+        The command that made it.
+
+    Raises:
+        BadInputError: Another schema, a field of the wrong kind, or values JSON does not have.
+
+    Examples:
+        >>> check_result({"schema": "strati.scan/1", "layers": []}, "scan.json")
+        'scan'
+    """
+    if not isinstance(result, Mapping):
+        raise BadInputError(what, "is not a result of strati; give a JSON result that strati wrote")
+    name = result.get("schema")
+    match = re.fullmatch(r"strati\.([a-z-]+)/\d+", name) if isinstance(name, str) else None
+    if match is None:
+        raise BadInputError(what, "has no schema of strati; give a JSON result that strati wrote")
+    if match[1] not in drawable() or name not in names():
+        raise BadInputError(what, f"holds {name}, which this version cannot draw; update strati")
+    tables, needed = _fields(match[0])
+    if not any(field in result for field in needed):
+        raise BadInputError(what, f"lacks {needed[0]!r}; the file was changed, write the result again")
+    for field in tables:
+        _check_rows(result.get(field), field, what)
+    for path, value in _leaves(result, (), what):
+        _check_leaf(path, value, what)
+    return match[1]
+
+
+@cache
+def _fields(name: str) -> tuple[list[str], list[str]]:
+    """The fields of a schema that are lists of records, and those of which one must be there to draw the result."""
+    described = schema(name)
+    records = {
+        f"#/$defs/{kind}" for kind, node in described.get("$defs", {}).items() if node.get("type") == "object"
+    }
+
+    def is_table(node: Mapping[str, Any]) -> bool:
+        entries = node.get("items")
+        if isinstance(entries, Mapping) and (
+            entries.get("$ref") in records or entries.get("type") == "object"
+        ):
+            return True
+        return any(map(is_table, node.get("anyOf", ())))
+
+    tables = [field for field, node in described["properties"].items() if is_table(node)]
+    required = [field for field in described["required"] if field not in ("schema", "strati")]
+    return [*tables, "pictures"], ["layers"] if "layers" in required else required
+
+
+def _check_rows(rows: Any, field: str, what: object) -> None:
+    if rows is None:
+        return
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+        raise BadInputError(what, f"{field!r} is not a list of records; the file was changed or is damaged")
+
+
+def _check_leaf(path: tuple[str, ...], value: Any, what: object) -> None:
+    name = path[-1] if path else ""
+    if name.endswith("eigenvalues") and value is not None and not isinstance(value, int | float):
+        raise BadInputError(what, f"{name!r} holds what is not a number; the file is damaged")
+    if isinstance(value, int) and abs(value) > _LARGEST_NUMBER:
+        raise BadInputError(what, f"{name!r} is out of range; the file is damaged")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInputError(what, f"{name!r} is not finite; strati writes null there")
+
+
+def _leaves(value: Any, path: tuple[str, ...], what: object) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if len(path) > _DEEPEST:
+        raise BadInputError(what, "is nested deeper than any result of strati")
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            if not isinstance(key, str):
+                raise BadInputError(what, "has a key that is not text; pass what to_dict() returns")
+            yield from _leaves(child, (*path, key), what)
+    elif isinstance(value, list | tuple):
+        # The entries of a list keep the list's name; the repeat counts towards the depth.
+        inner = (*path, path[-1] if path else "")
+        for entry in value:
+            if isinstance(entry, list | tuple | Mapping):
+                yield from _leaves(entry, inner, what)
+            else:
+                yield inner, entry
+    elif value is None or isinstance(value, str | int | float):
+        yield path, value
+    else:
+        raise BadInputError(what, f"holds a {type(value).__name__}; pass what to_dict() returns")
 
 
 def with_pictures(result: dict[str, Any], home: Path | None) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Degeneracy(Result):
 
     def plot(self, **options: Any) -> Any:
         """Bars per layer: what is used, and what each kind of degeneracy leaves free."""
-        from strati.report.plots.degeneracy import plot_degeneracy
+        from strati.report.plots.landscape import plot_degeneracy
 
         return plot_degeneracy(self, **options)
 

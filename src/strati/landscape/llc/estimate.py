@@ -235,7 +235,7 @@ class LearningCoefficient(Result):
 
     def plot(self, **options: Any) -> Any:
         """Traces, and the values over temperature with their limit."""
-        from strati.report.plots.llc import plot_llc
+        from strati.report.plots.landscape import plot_llc
 
         return plot_llc(self, **options)
 

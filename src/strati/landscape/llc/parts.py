@@ -119,7 +119,7 @@ class PartCoefficients(Result):
 
     def plot(self, **options: Any) -> Any:
         """Values of the parts with their errors."""
-        from strati.report.plots.llc import plot_parts
+        from strati.report.plots.landscape import plot_parts
 
         return plot_parts(self, **options)
 

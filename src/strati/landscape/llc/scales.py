@@ -146,7 +146,7 @@ class EffectiveParameters(Result):
 
     def plot(self, **options: Any) -> Any:
         """``N_eff`` over ``eps`` with error bars and the closed form."""
-        from strati.report.plots.llc import plot_scales
+        from strati.report.plots.landscape import plot_scales
 
         return plot_scales(self, **options)
 
