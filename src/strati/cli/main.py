@@ -160,8 +160,8 @@ def main(arguments: list[str] | None = None) -> None:
     if os.name == "nt":
         print("strati: error: Windows is not supported; use Linux, macOS or WSL", file=sys.stderr)
         sys.exit(2)
-    # OpenMP threads that wait for each other sleep instead of spinning, which slows down a busy machine. torch reads the
-    # variable when it is imported, and worker processes inherit it.
+    # OpenMP threads that wait for each other sleep instead of spinning, which slows down a busy machine. torch reads
+    # the variable when it is imported, and worker processes inherit it.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in words or bool(os.environ.get("STRATI_DEBUG"))
     interrupts.raise_once()

@@ -32,7 +32,7 @@ from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 from strati.jobs.driver import Run
-from strati.jobs.progress import as_ticker
+from strati.jobs.progress import Ticker, as_ticker
 from strati.spectra.layerwise import at_once
 from strati.spectra.scan import Scanned
 
@@ -150,7 +150,7 @@ def compare(
     sides = with_spectra(plain, only, workers=chosen.workers, tick=tick, out=out, run=run)
     rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in places]
     tied = [[(side, layer) for side, layer in zip(sides, row, strict=True)] for row in heads]
-    quiet = replace(run, tick=silent)
+    quiet = replace(run, tick=Ticker(resume=as_ticker(tick).resume))
     order = UnitOrder()
     if not chosen.series and not chosen.merge:
         matched = [(plain[0].layers[row[0]], plain[-1].layers[row[-1]]) for row in matching.rows]
