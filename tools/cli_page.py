@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from strati.cli.main import VERBS, strati
+from strati.cli.main import COMMANDS, strati
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 HEAD = """# The command line
@@ -37,7 +37,7 @@ def text() -> str:
     """The page."""
     parts = [HEAD]
     group = click.Context(strati, info_name="strati", help_option_names=["-h", "--help"])
-    for verb in VERBS:
+    for verb in COMMANDS:
         command = strati.get_command(group, verb)
         assert command is not None
         with click.Context(
