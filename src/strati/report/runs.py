@@ -112,7 +112,8 @@ def _fields(name: str) -> tuple[list[str], list[str]]:
 
     tables = [field for field, node in described["properties"].items() if is_table(node)]
     required = [field for field in described["required"] if field not in ("schema", "strati")]
-    return [*tables, "pictures"], ["layers"] if "layers" in required else required
+    required.sort(key=lambda field: field != "layers")
+    return [*tables, "pictures"], required
 
 
 def _check_rows(rows: Any, field: str, what: object) -> None:
