@@ -79,7 +79,7 @@ def test_files_that_out_keeps_are_no_place_for_a_result(place: Path) -> None:
     ):
         done = run_strati(*words, "--force", cwd=place)
         assert done.returncode == 2
-        assert "lies among the files that --out keeps" in done.stderr
+        assert "belongs to the files that --out keeps" in done.stderr
     assert (place / "study" / "study.sqlite").read_bytes() == b"kept"
     assert not (place / "folder" / "study.sqlite").exists()
 

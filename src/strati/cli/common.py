@@ -292,7 +292,7 @@ def device_option(function: F) -> F:
 
 
 def emit(result: Result, output: Output) -> None:
-    """Show the summary, write the JSON, draw the page, as asked."""
+    """Print the summary and write the JSON, the report and the plot that the options request."""
     if output.json == "-":
         print(result.to_json())
     elif output.json is not None:
@@ -394,7 +394,7 @@ def guard_outputs(context: click.Context, *, also: Iterable[str | None] = ()) ->
         also: Paths that are read though no word of the command names them, such as those in a spec.
 
     Raises:
-        BadInputError: An output is one of the inputs, is given twice, lies among the files that ``--out`` keeps, or is
+        BadInputError: An output is one of the inputs, is given twice, belongs to the files of ``--out``, or is
             a network without ``--force``.
     """
     written = {parameter.name for parameter in context.command.params if is_output(parameter)}
@@ -410,7 +410,7 @@ def guard_outputs(context: click.Context, *, also: Iterable[str | None] = ()) ->
         if output.absolute() in [other.absolute() for other in outputs[:number]]:
             raise BadInputError(output, "is given for two outputs; give each a name of its own")
         if any(_is_kept_in(output, folder) for folder in folders):
-            raise BadInputError(output, "lies among the files that --out keeps; choose another name")
+            raise BadInputError(output, "belongs to the files that --out keeps; choose another name")
         if _existing(str(output)) is None:
             continue
         if any(_is_part_of(output, source) for source in inputs):
@@ -439,7 +439,7 @@ def _existing(text: str) -> Path | None:
 
 
 def _is_kept_in(output: Path, folder: Path) -> bool:
-    """Whether a file lies among those that a folder of work keeps: its store, or what an earlier run left there."""
+    """Whether a file belongs to the folder of a resumable run: its store, or a file of an earlier run."""
     if not output.absolute().is_relative_to(folder.absolute()) or output.absolute() == folder.absolute():
         return False
     return output.suffix.lower() == _STORE or (output.is_file() and _is_part_of(output, folder))

@@ -1,9 +1,9 @@
 """Ctrl-C: one line on standard error and exit code 130, from the first import to the last line of output.
 
-The first Ctrl-C during a command is a ``KeyboardInterrupt``, so that the command can say what is kept. The process
-ends at once on a second one, after some seconds in which nothing came of the first, and while a module is imported: an
-exception in the middle of an import of torch aborts the process. Results are written whole or not at all, so that
-ending at once loses nothing. Only small modules of the standard library are imported here: it has to be there first.
+The first Ctrl-C during a command raises ``KeyboardInterrupt``, so that the command can report what is stored. The
+process ends at once on a second Ctrl-C, some seconds after a first one that a library swallowed, and while a module is
+imported, because an exception inside an import of torch aborts the process. Results are written whole or not at all,
+so nothing is lost. This module is imported first and therefore imports only small modules of the standard library.
 """
 
 import atexit
@@ -17,11 +17,11 @@ CODE = 130
 PATIENCE = 5.0
 """Seconds after which a Ctrl-C that code of a library swallowed ends the process."""
 line = "strati: stopped"
-"""What a process says that ends at once."""
+"""The line that a process prints when it ends at once."""
 
 
 def resume_command(*, kept: bool = True) -> str:
-    """The command as it was typed, which goes on where it was stopped; a stop prints it if results are ``kept``."""
+    """The command as it was typed, which resumes the work; it is printed on Ctrl-C if results are ``kept``."""
     global line
     command = f"strati {shlex.join(sys.argv[1:])}"
     line = f"strati: stopped; resume with {command}" if kept else line
@@ -29,7 +29,7 @@ def resume_command(*, kept: bool = True) -> str:
 
 
 def leave_at_once() -> None:
-    """End the process on Ctrl-C, unless whoever started it wants interrupts ignored."""
+    """End the process on Ctrl-C, unless the parent process ignores interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

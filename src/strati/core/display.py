@@ -35,11 +35,11 @@ class Column:
 
     Attributes:
         name: Its heading.
-        right: Numbers: set right.
-        keep: Never dropped on a narrow terminal (names, verdicts, warnings); folded instead.
-        gives: Which columns are dropped first: those of the largest number, then from the right.
-        words: Its words may stand below each other before anything else gives way.
-        least: Never narrower than this.
+        right: Align to the right, as for numbers.
+        keep: Fold the column on a narrow terminal instead of dropping it (names, verdicts, warnings).
+        gives: Columns with the largest number are dropped first, then from the right.
+        words: Break between words before any column is dropped.
+        least: The smallest width.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Table:
         yield from (Text(printable(note, 400), "dim") for note in notes)
 
     def _fitting(self, cells: list[list[Text]], width: int) -> tuple[list[int], list[int]]:
-        """Which columns are drawn, and which are dropped."""
+        """The columns that fit, and those that are dropped."""
         widths = self._least(cells)
         fitting = list(range(len(self.columns)))
         order = sorted(
@@ -101,7 +101,6 @@ class Table:
         for index in order:
             if self._total([widths[i] for i in fitting]) <= width:
                 break
-            # A folded name is better than a lost number only down to a name of some length.
             fitting.remove(index)
             dropped.append(index)
         return fitting, sorted(dropped)
@@ -120,7 +119,7 @@ class Table:
         ]
 
     def _least(self, cells: list[list[Text]]) -> list[int]:
-        """Widths with the words of columns that allow it below each other."""
+        """Widths with the words of columns that allow it on separate lines."""
         widths = self._widths(cells)
         for i, column in enumerate(self.columns):
             if column.words:
@@ -170,10 +169,10 @@ def table(
     title: str = "",
     notes: Iterable[str] = (),
 ) -> Table:
-    """A table of rows; the first column is kept on narrow terminals, others give way from the right.
+    """A table of rows; on narrow terminals the first column is kept and others are dropped from the right.
 
     Args:
-        columns: Headings, or :class:`Column` where one is kept, set right, or gives way earlier.
+        columns: Headings, or :class:`Column` for those that are kept, aligned to the right or dropped earlier.
         rows: Cells: text, numbers, rich ``Text`` for coloured ones, ``None`` for what is not defined.
         title: Above the table.
         notes: Lines below it.
@@ -199,7 +198,7 @@ def cell_width(text: str) -> int:
 
 
 def as_cell(value: Any) -> Text:
-    """What a table shows of a value: numbers to four digits, ``-`` for what is not defined, text as it is.
+    """A value as a table shows it: numbers with four digits, ``-`` for undefined ones, text unchanged.
 
     Examples:
         >>> [as_cell(v).plain for v in (3, 1234567, 0.123456, None, float("nan"), True, "[red]")]
@@ -221,7 +220,7 @@ def as_cell(value: Any) -> Text:
 
 
 def as_text(renderable: RenderableType, *, width: int | None = None, lines: int | None = None) -> str:
-    """What a terminal would show, as plain text; the middle of what is longer than ``lines`` is left out.
+    """The plain text that a terminal would show; beyond ``lines`` lines the middle is left out.
 
     Examples:
         >>> as_text("one line")
@@ -248,7 +247,7 @@ def as_text(renderable: RenderableType, *, width: int | None = None, lines: int 
 
 
 def _folded(widths: dict[int, int], room: int) -> dict[int, int]:
-    """Widths that fit: the widest columns give first, down to a least width."""
+    """Widths that fit: the widest columns are narrowed first, down to a minimum."""
     limits = dict(widths)
     while sum(limits.values()) > room:
         widest = max(limits, key=lambda i: limits[i])
@@ -259,7 +258,7 @@ def _folded(widths: dict[int, int], room: int) -> dict[int, int]:
 
 
 def rows_of(frame: Any) -> Iterator[tuple[Any, ...]]:
-    """The rows of a data frame as cells; counts beside missing values are whole again.
+    """The rows of a data frame as cells; counts that pandas made floats because of missing values are integers again.
 
     Examples:
         >>> import pandas as pd
@@ -280,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Text that is wrapped at the width there is, also where a console does not wrap."""
+    """Text that is wrapped at the console's width, even if the console does not wrap."""
 
     text: str
     style: str = ""
@@ -305,7 +304,7 @@ class NextCommand:
         """The command, whole."""
         from rich.segment import Segment
 
-        # Not as text, which would be wrapped: a command stays on one line, so that it can be copied.
+        # Not as text, which would be wrapped: a command must stay on one line to be copied.
         yield from (Segment(self.line(options.max_width)), Segment.line())
 
     def line(self, width: int) -> str:
@@ -323,7 +322,7 @@ class NextCommand:
 
 
 def command_path(path: str | Path) -> str:
-    """A path as a command takes it: quoted where a shell needs it, and from the present folder if it lies inside.
+    """A path as a shell takes it: quoted if necessary, and relative to the current folder if it is inside it.
 
     Examples:
         >>> command_path("my model.pt")
@@ -339,7 +338,7 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def printable(text: str, limit: int = 160) -> str:
-    r"""Escape what a terminal would act upon or hide, on one line, of bounded length.
+    r"""Escape characters that a terminal would interpret or hide; the text is one line of bounded length.
 
     Control characters, bidirectional marks, zero-width characters and surrogates become ``\x..``,
     ``\u....`` or ``\U........`` escapes; what is longer than ``limit`` is cut in the middle.
@@ -358,7 +357,7 @@ def printable(text: str, limit: int = 160) -> str:
 
 
 def visible(text: str) -> str:
-    r"""Escape what a terminal would act upon or hide, whatever the length; line ends stay.
+    r"""Escape characters that a terminal would interpret or hide; line ends stay, and the length is not bounded.
 
     Examples:
         >>> visible("one\x1b[31m\ntwo")

@@ -1,8 +1,8 @@
-"""What can go wrong, said so that a user knows what to do next.
+"""Errors that say what is wrong, why, and what to do.
 
-One base class, :class:`StratiError`: *what* it is about (a file, a tensor, an option) and *why* it
-cannot go on, ending in what to do. The command line prints it as one line and exits with 2.
-A failed fit is not an error: it is a value of ``None`` with a reason beside it.
+The base class is :class:`StratiError`: *what* it concerns (a file, a tensor, an option) and *why* the work cannot
+continue, ending in what to do. The command line prints it as one line and exits with code 2. A failed fit is not an
+error: it is ``None`` with a reason.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class StratiError(Exception):
     """A wrong call or a bad input.
 
     Args:
-        what: The thing at fault: a path, a tensor's name, an option.
-        why: What is wrong with it and what to do about it.
+        what: The cause: a path, a tensor's name, an option.
+        why: What is wrong with it and what to do.
 
     Examples:
         >>> print(StratiError("model.bin", "empty file"))
@@ -31,12 +31,12 @@ class StratiError(Exception):
         super().__init__(f"{self.what}: {self.why}")
 
     def __reduce__(self) -> tuple[type[StratiError], tuple[str, str]]:
-        """Survive a trip between processes."""
+        """Pickle between processes."""
         return type(self), (self.what, self.why)
 
 
 class BadInputError(StratiError):
-    """A file or an array that cannot be used, whatever the options."""
+    """A file, an array or an option that cannot be used."""
 
 
 class NotFiniteError(BadInputError):
@@ -54,18 +54,18 @@ class UnsupportedError(BadInputError):
 
 
 class MissingExtraError(StratiError):
-    """An optional dependency is needed and absent."""
+    """An optional dependency is missing."""
 
 
 class StoppedError(StratiError):
-    """Work stopped by the user; what was finished is kept.
+    """The user stopped the work; finished units are stored.
 
-    ``what`` says how far it got, ``why`` how to resume.
+    ``what`` says how much is done, ``why`` how to resume.
     """
 
 
 def require(module: str, extra: str, needed_for: str) -> ModuleType:
-    """Import an optional dependency, or say which extra brings it.
+    """Import an optional dependency, or name the extra that installs it.
 
     Args:
         module: The module to import, e.g. ``"h5py"``.

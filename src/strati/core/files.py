@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: str | Path, data: bytes | str) -> None:
-    """Write ``data`` beside ``path``, flush it to disk, and rename it into place.
+    """Write ``data`` to a temporary file in the same folder, flush it to disk and rename it to ``path``.
 
     Raises:
         BadInputError: The folder is missing or read-only, or the disk is full; nothing is left behind.
@@ -57,7 +57,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def check_table(path: str | Path) -> None:
-    """Refuse a table's path that cannot be written or has no ending we know, before any work is done.
+    """Refuse the path of a table that cannot be written or has an unknown extension, before any work is done.
 
     Raises:
         BadInputError: Another ending than ``.csv`` or ``.parquet``, or nothing can be written there.
@@ -71,7 +71,7 @@ def check_table(path: str | Path) -> None:
 
 
 def export_table(table: pd.DataFrame, path: str | Path) -> None:
-    """Write a table as ``.csv`` or ``.parquet``, by the ending of the name.
+    """Write a table as ``.csv`` or ``.parquet``, by the file's extension.
 
     Raises:
         BadInputError: Another ending, or the file cannot be written.
@@ -88,8 +88,8 @@ def lock(handle: int, *, wait: bool) -> bool:
     """Take the exclusive lock of an open file.
 
     Args:
-        handle: The file's descriptor; closing it gives the lock back.
-        wait: Wait for whoever holds it, instead of giving up.
+        handle: The file's descriptor; closing it releases the lock.
+        wait: Wait for the process that holds it instead of returning at once.
 
     Returns:
         Whether this process now holds it.

@@ -172,7 +172,7 @@ _KINDS = {kind.__name__: kind for kind in _NAMES} | {"tuple": list, "Sequence": 
 
 
 def _own(of: str | Callable[..., Any]) -> list[str]:
-    """The keywords that a function takes beside its config's fields."""
+    """The keyword-only parameters of a function."""
     if isinstance(of, str):
         return []
     parameters = inspect.signature(of).parameters.values()
@@ -180,7 +180,7 @@ def _own(of: str | Callable[..., Any]) -> list[str]:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """What to say of an unknown name: the nearest known one, or all of them.
+    """The hint for an unknown name: the nearest existing one, or all of them.
 
     Examples:
         >>> nearest("seeed", ["seed", "chains"])

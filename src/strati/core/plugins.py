@@ -1,7 +1,7 @@
-"""Extensions by other installed packages, found through entry points.
+"""Plugins: extensions by other installed packages, found through entry points.
 
-A package adds to strati by naming its objects in its ``pyproject.toml``; docs/how-to/extend.md shows one of each group.
-Entry points are looked up only when a name is not one of strati's own, so they cost nothing otherwise.
+A package names its objects in its ``pyproject.toml``; docs/how-to/extend.md shows one of each group. Entry points are
+read only for names that strati itself does not have, so they cost nothing otherwise.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ METRICS = "strati.metrics"
 NETWORKS = "strati.networks"
 """Networks that ``study`` trains itself, by ``network.source``: a module with ``build``, ``initialise``, ``train``."""
 DATASETS = "strati.datasets"
-"""Data sets that ``study`` knows by name: a function that returns the path of the file."""
+"""Data sets by name for ``study``: a function that returns the path of the file."""
 
 REPRODUCTIONS = (
     "needs the package strati-reproductions; install it with: pip install strati-reproductions "
     "(in a checkout: pip install ./reproductions)"
 )
-"""What to say where something of the companion package is asked for and the package is absent."""
+"""The message for names of strati-reproductions if that package is not installed."""
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def load_all(group: str) -> dict[str, Any]:
 def _load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # a package of somebody else may fail in any way
+    except Exception as error:  # another package may fail in any way
         package = entry.dist.name if entry.dist is not None else entry.value
         raise BadInputError(
             f"{entry.group} {entry.name}",

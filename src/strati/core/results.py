@@ -1,7 +1,7 @@
-"""The few types that every part of strati speaks: arrays, flags, results.
+"""Types that all packages share: arrays, warnings (:class:`Flag`) and results.
 
-A *result* is a frozen dataclass deriving from :class:`Result`: it knows its JSON form, shows itself
-in a notebook, prints a summary on a terminal and plots. Numbers that are not defined are ``None``.
+A result is a frozen dataclass derived from :class:`Result` with a JSON form, a table, a summary for terminals, a
+rendering for notebooks and a plot. Numbers that are not defined are ``None``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHORT = 40
 """Lines of a result's repr at most."""
 
 Tick = Callable[[str], None]
-"""Called once after each unit of work with its name; progress bars hang on it."""
+"""Called once after each unit of work with its name, for progress bars."""
 
 
 def silent(_: str) -> None:
@@ -41,7 +41,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Flag:
-    """Something a reader must know about a number: a stable code and a sentence.
+    """A warning about a number or a file: a stable code and a sentence.
 
     Examples:
         >>> Flag("short-tail", "only 12 eigenvalues are in the tail").code
@@ -53,10 +53,10 @@ class Flag:
 
 
 class Result:
-    """What every verb returns. Subclasses are frozen dataclasses.
+    """What every command returns. Subclasses are frozen dataclasses.
 
-    A subclass sets ``verb`` and gives ``payload`` (the JSON fields after ``schema`` and ``strati``),
-    ``frame`` (its main table) and ``summary`` (what the terminal shows).
+    A subclass sets ``verb`` (the command, which names the JSON Schema) and implements ``payload`` (the JSON fields
+    after ``schema`` and ``strati``), ``frame`` (its main table) and ``summary`` (the text for a terminal).
     """
 
     verb: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Randomness: every unit of work owns a stream derived from the seed and its own name.
+"""Random streams: every unit of work has one, derived from the seed and the unit's name.
 
 Results therefore do not depend on the number of workers or on the order in which they finish.
 """

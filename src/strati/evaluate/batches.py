@@ -1,9 +1,9 @@
-"""What a batch is, whatever the data come as; how a model is called with one is in ``models``.
+"""Data of any form as batches.
 
 Data may be arrays or tensors, ``(x, y)``, a dict of tensors as tokenizers return it, a ``DataLoader`` or any other
-re-iterable of such batches, a ``Dataset`` of single rows, or the path of a data file. :func:`as_batches` makes
-:class:`Batches` of any of them: something to iterate over as often as one likes, one :class:`Batch` in memory at a
-time. What a method needs whole it asks for by :meth:`Batches.whole`, which says so first where that is large.
+re-iterable of such batches, a ``Dataset`` of single rows, or the path of a data file. :func:`as_batches` turns any of
+them into :class:`Batches`, which can be iterated over repeatedly with one :class:`Batch` in memory at a time. Methods
+that need all data at once call :meth:`Batches.whole`, which warns before it takes much memory.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from strati.io.data_files import LARGEST
 from strati.io.text_and_images import as_windows
 
 ROWS = 256
-"""Rows in a batch, where the data do not come in batches of their own."""
+"""Rows in a batch, unless the data come in batches."""
 
 CONTEXT = 128
-"""Tokens in a window, where token numbers come in one long line."""
+"""Tokens in a window, if token ids come in one dimension."""
 
 NO_LABEL = -100
-"""What stands, as in torch and transformers, where there is nothing to predict."""
+"""The label of positions without a target, as in torch and transformers."""
 
 _LABELS = ("labels", "label", "y")
 _NAMED = {"x", "y"}
@@ -64,7 +64,7 @@ class Batch:
         return sum(t.nbytes for t in (*held, *([] if self.y is None else [self.y])))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
-        """On another device, real numbers in another type; whole numbers (tokens, labels) stay whole."""
+        """The batch on another device, with floats in another type; integers (tokens, labels) keep theirs."""
 
         def cast(t: Tensor) -> Tensor:
             return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
@@ -84,7 +84,7 @@ class Batches:
 
     Attributes:
         make: Starts a pass over the batches.
-        rows: Number of rows, ``None`` where only reading tells.
+        rows: Number of rows; ``None`` if it is known only after reading.
         streamed: Comes from a loader or data set, so that reading all of it may take much memory.
         device: Where batches are put; ``None`` leaves them where they are.
         dtype: The type of real numbers; ``None`` leaves it.
@@ -115,7 +115,7 @@ class Batches:
         return next(iter(self))
 
     def head(self, rows: int) -> Batch:
-        """The first so many rows (or all, where there are fewer), read no further than needed."""
+        """The first rows (all if there are fewer); no more batches are read than necessary."""
         parts, count = [], 0
         for batch in self:
             parts.append(batch)
@@ -127,8 +127,8 @@ class Batches:
     def whole(self, of: str = "this method") -> Batch:
         """All rows as one batch, for methods that need them at once.
 
-        Where a stream takes more than 100 MB a ``UserWarning`` says so before the memory is taken; where it would not
-        fit into the memory that is free, it is refused.
+        A ``UserWarning`` is issued before a stream takes more than 100 MB; data that do not fit into free memory are
+        refused.
 
         Args:
             of: What needs them, for messages.
@@ -164,7 +164,7 @@ def as_batches(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Batches:
-    """Whatever names data as batches.
+    """Data of any form as batches.
 
     Args:
         data: Arrays or tensors (rows first), ``(x, y)``, a dict of tensors (``labels`` in it are the targets; a model
@@ -172,13 +172,13 @@ def as_batches(
             ``DataLoader`` or any other re-iterable of such batches, a ``Dataset`` of rows, or a path: ``.npz``
             (arrays ``x``, optional ``y``), ``.npy``, CSV, ``.txt`` (through the model's tokenizer), a folder of
             images by class. A list of two arrays of the same kind of rows is two batches; write ``(x, y)`` as a tuple.
-        model: The network they are for: whole numbers are tokens where it takes tokens, real numbers otherwise, and
-            batches are put where it is.
-        rows: Rows in a batch, where the data do not come in batches of their own.
-        context: Tokens in a window, where token numbers come in one dimension; fewer than that are one window, and
-            no window is longer than the model can take.
-        device: Put batches there instead.
-        dtype: The type of real numbers; by default they keep theirs.
+        model: The network that they are for: integers are tokens if it takes tokens, else they become floats, and
+            batches are put on its device.
+        rows: Rows in a batch, unless the data come in batches.
+        context: Tokens in a window, if token ids come in one dimension; fewer tokens are one window, and no window is
+            longer than the model's context.
+        device: Put batches on this device instead.
+        dtype: The type of floats; by default they keep theirs.
 
     Raises:
         BadInputError: They are not data, are empty, hold values that are not finite, or can be read only once.
@@ -217,9 +217,9 @@ def as_batches(
 
 
 def whole_inputs(data: Any, model: nn.Module | None = None, *, of: str = "this method") -> Tensor:
-    """All inputs as one tensor, for methods that need them at once and take one tensor only.
+    """All inputs as one tensor, for methods that need them at once.
 
-    Of a dict of tensors the token numbers (``input_ids``) are taken, or the only tensor there is.
+    Of a dict of tensors it is the token ids (``input_ids``), or the only tensor.
 
     Raises:
         BadInputError: They are not data, do not fit into memory, or are several tensors.
@@ -372,7 +372,7 @@ def _batch(x: Any, y: Any, *, tokens: bool | None, context: int) -> Batch:
 
 
 def _whole_numbers(x: Tensor, *, tokens: bool | None, context: int) -> Tensor:
-    """Tokens in windows; pixels and counts as real numbers; as they are where the model is not known."""
+    """Tokens cut into windows; pixels and counts as floats; unchanged if the model is unknown."""
     if tokens is None:
         return x
     if not tokens:
@@ -462,7 +462,7 @@ def _first(x: Inputs) -> Tensor:
 
 
 def _free_memory() -> int:
-    """Bytes of memory that are free, as far as the system says."""
+    """Bytes of free memory; very many if the system does not say."""
     try:
         text = Path("/proc/meminfo").read_text()
         return int(text.split("MemAvailable:")[1].split()[0]) * 1024

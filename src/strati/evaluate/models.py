@@ -1,4 +1,4 @@
-"""What a model is called with, the tensor in what it returns, whether it takes tokens, and where it is."""
+"""How to call a model: its inputs, the tensor in its output, whether it takes tokens, and its device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 
 
 def output_tensor(output: Any) -> Tensor:
-    """The tensor in what a module returns: itself, the logits, the last hidden state, or the first of several.
+    """The tensor in a module's output: the output itself, the logits, the last hidden state, or the first tensor.
 
     Raises:
         UnsupportedError: There is none.
@@ -49,12 +49,12 @@ def output_tensor(output: Any) -> Tensor:
 
 
 def call(model: Callable[..., Any], x: Inputs) -> Tensor:
-    """Call a model with one tensor, or with keyword arguments by name, and take the tensor out of what it returns."""
+    """Call a model with one tensor or with keyword arguments, and return the tensor in its output."""
     return output_tensor(model(**x) if isinstance(x, Mapping) else model(x))
 
 
 def takes_tokens(model: nn.Module) -> bool:
-    """Whether whole numbers given to a model are tokens: it says so, or looks its inputs up in an embedding.
+    """Whether integers given to a model are tokens: transformers say so; others have an embedding and no convolution.
 
     Examples:
         >>> takes_tokens(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))), takes_tokens(nn.Linear(3, 2))
@@ -69,7 +69,7 @@ def takes_tokens(model: nn.Module) -> bool:
 
 
 def longest_input(model: nn.Module | None) -> int | None:
-    """How many tokens a model takes at once, where its configuration says so.
+    """The context length of a model, if its configuration has it.
 
     Examples:
         >>> longest_input(nn.Linear(2, 2)) is None
@@ -105,9 +105,9 @@ def predicts_next(model: nn.Module | None) -> bool:
 
 
 def attention_in_batches() -> AbstractContextManager[None]:
-    """Attention as plain products inside ``torch.func.vmap``; as it is elsewhere.
+    """Use attention without the fused kernel inside ``torch.func.vmap``, and leave it unchanged elsewhere.
 
-    The fused kernel has no rule for batches of parameters: it would go through them one at a time, and warn.
+    The fused kernel has no batching rule: it would process the parameters one at a time, and warn.
     """
     if torch._C._functorch.maybe_current_level() is None:
         return nullcontext()
@@ -116,10 +116,10 @@ def attention_in_batches() -> AbstractContextManager[None]:
 
 
 def device_of(model: nn.Module | None, device: torch.device | str | None = None) -> torch.device | None:
-    """The device asked for, or where the model is.
+    """The given device, or that of the model.
 
     Raises:
-        BadInputError: torch knows no such device, or it is not there.
+        BadInputError: torch does not have the device.
     """
     if device is None:
         held = next((t for t in (*model.parameters(), *model.buffers())), None) if model is not None else None
@@ -134,7 +134,7 @@ def device_of(model: nn.Module | None, device: torch.device | str | None = None)
 
 
 def on_device(model: nn.Module, device: torch.device | str | None) -> nn.Module:
-    """The model where it is to compute: itself, or a copy on the other device; the caller's own stays."""
+    """The model itself, or a copy on another device; the caller's model is not moved."""
     place = device_of(model, device)
     if device is None or place == device_of(model):
         return model

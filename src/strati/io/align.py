@@ -1,9 +1,9 @@
-"""Undo what stores the same weights differently, so that two versions of a layer can be subtracted.
+"""Undo differences in how weights are stored, so that two versions of a layer can be subtracted.
 
-llama.cpp (and Meta's own files) keep the rows of query and key in another order than transformers does; Conv1D keeps
-inputs first; a fused matrix holds what another file keeps apart; a vocabulary was resized; AWQ moved scales of
-channels from layer to layer. Each way back is a pure function. Whether one is needed is not told by names but by the
-weights: a way back is taken only where the two versions then agree far better.
+llama.cpp (and Meta's files) order the rows of query and key differently from transformers; Conv1D stores inputs first;
+one file fuses matrices that another stores separately; a vocabulary was resized; AWQ moved the scales of channels
+between layers. Each conversion is a pure function. It is applied because of the weights, never because of a name: the
+two versions must agree far better afterwards.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     Matrix = NDArray[Any]
 
 QKV = (Role.QUERY, Role.KEY, Role.VALUE)
-_SAMPLE = 48  # columns on which ways back are tried
-_BETTER = 0.5  # a way back must at least halve the squared distance
-_ROUNDS = 10  # rows and columns in turn: scales of real files settle in three or four
-_RELATED = 0.2  # correlation from which on two tables of embeddings are versions of one another
+_SAMPLE = 48  # columns on which conversions are tried
+_BETTER = 0.5  # a conversion must at least halve the squared distance
+_ROUNDS = 10  # alternating fits of rows and columns; scales of real files converge in three or four
+_RELATED = 0.2  # correlation from which on two embedding tables are versions of one another
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """Two versions of a matrix brought to one shape and order.
+    """Two versions of a matrix in one shape and order.
 
     Attributes:
         first: The first version.
-        second: The second, as the first stores it.
-        how: What was undone, ``None`` if nothing: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``,
-            ``channel-scales``.
+        second: The second, stored as the first is.
+        how: The conversion: ``rope-permutation``, ``transposed``, ``qkv-order``, ``shared-rows``, ``channel-scales``;
+            ``None`` if there was none.
         extra: Rows that only one version has, as ``(which version, first row, last row)``.
     """
 
@@ -50,7 +50,7 @@ class Aligned:
 
 
 def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) -> Aligned | None:
-    """Bring the second version of a matrix to the first one's shape and order.
+    """Convert the second version of a matrix to the shape and order of the first.
 
     Args:
         first: A matrix, outputs by inputs.
@@ -59,7 +59,7 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
         widths: Widths of an attention head to try; empty for all that divide the rows.
 
     Returns:
-        Both versions, or ``None`` where the shapes cannot be brought together.
+        Both versions, or ``None`` if the shapes do not fit.
 
     Examples:
         >>> W = np.random.default_rng(0).normal(size=(16, 6))
@@ -86,7 +86,7 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
 
 
 def rescaled(pair: Aligned) -> Aligned:
-    r"""The first version with its rows and columns scaled as the second one's are, where that is what differs.
+    r"""The first version with its rows and columns scaled like those of the second, if the scales explain the change.
 
     Scales of channels can be moved from a layer into the one before it (SmoothQuant, AWQ) without changing what the
     network computes: :math:`B \approx \mathrm{diag}(r)\, A\, \mathrm{diag}(c)`, fitted by least squares in turn.
@@ -138,12 +138,12 @@ def separated(weight: Matrix, heads: int) -> Matrix:
 
 
 def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
-    """Which row of transformers' order stands at each place of llama.cpp's."""
+    """For each row in llama.cpp's order, the row in transformers' order."""
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
 
 
 def by_head_rows(rows: int, heads: int) -> NDArray[np.int64]:
-    """Which row of a stacked q, k, v stands at each place of one ordered head by head (GPT-NeoX, BLOOM)."""
+    """For each row of a matrix ordered head by head (GPT-NeoX, BLOOM), the row of a stacked q, k, v."""
     return np.arange(rows).reshape(3, heads, rows // (3 * heads)).swapaxes(0, 1).reshape(rows)
 
 
@@ -195,15 +195,15 @@ def _correlation(a: Matrix, b: Matrix) -> float:
 
 
 def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Layer, ...]:
-    """The layers with fused gate-and-up matrices taken apart.
+    """The layers with fused gate-and-up matrices split into two.
 
-    A matrix is fused if its name says so, or if its block has no gate and the map behind it takes half as many inputs
-    as it has outputs. Its rows are those of the gate, then those of the input map, or the two in turn (gpt-oss): the
-    gates of another network tell where that has some, else the network's settings.
+    A matrix is fused if its name says so, or if its block has no gate and the next matrix has half as many inputs as
+    this one has outputs. Its rows are those of the gate, then those of the input map, or the two alternate (gpt-oss):
+    this follows from the gates of another network if there are some, else from the configuration.
 
     Args:
         layers: The layers of a network.
-        others: Layers of another network that keeps its gates apart.
+        others: Layers of another network that stores its gates separately.
     """
     gated = {(x.block, x.expert) for x in layers if x.role is Role.MLP_GATE}
     inner = {(x.block, x.expert): x.shape[1] for x in layers if x.role is Role.MLP_OUT}
@@ -225,15 +225,15 @@ def unfused(layers: Sequence[Layer], others: Sequence[Layer] = ()) -> tuple[Laye
 
 
 def split_like(layers: Sequence[Layer], others: Sequence[Layer], heads: int = 0) -> tuple[Layer, ...]:
-    """The layers with fused query-key-value matrices cut as another network that keeps them apart shows.
+    """The layers with fused query-key-value matrices split like those of another network.
 
-    For networks whose settings do not say how they are fused: the rows of the three follow from the other network's
-    shapes, and whether they are stacked or ordered head by head from which of the two agrees better.
+    For networks whose configuration does not say how they are fused: the rows of the three follow from the other
+    network's shapes, and the better agreement decides whether they are stacked or ordered head by head.
 
     Args:
         layers: The layers of a network.
         others: Layers of another one.
-        heads: Its attention heads; 0 where they are not known.
+        heads: Its attention heads; 0 if unknown.
     """
     apart: dict[int | None, dict[Role, Layer]] = {}
     for other in others:
@@ -270,7 +270,7 @@ def _apart_by(layer: Layer, cut: View, other: Layer) -> float:
 
 
 def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
-    """Whether the rows of gate and input map stand in turn in a network's fused matrices."""
+    """Whether the rows of gate and input map alternate in a network's fused matrices."""
     gates = {(x.block, x.expert): x for x in others if x.role is Role.MLP_GATE and x.count == 1}
     for layer in fused:
         gate = gates.get((layer.block, layer.expert))
@@ -287,11 +287,11 @@ def _alternating(fused: Sequence[Layer], others: Sequence[Layer]) -> bool:
 
 
 def _half(layer: Layer, which: int, role: Role, alternating: bool) -> Layer:
-    """One of the two maps of a fused layer as a layer of its own."""
+    """One of the two matrices of a fused layer as a layer."""
     word = "gate" if role is Role.MLP_GATE else "up"
     return _part(layer, half_of_rows(layer.cut, which, word, alternating=alternating), word, role)
 
 
 def _part(layer: Layer, cut: View, word: str, role: Role) -> Layer:
-    """A part of a fused layer as a layer of its own."""
+    """A part of a fused layer as a layer."""
     return replace(layer, name=f"{layer.name}[{word}]", role=role, cut=cut)

@@ -44,7 +44,7 @@ class Tensor:
         name: Its name in the file.
         shape: Its shape as stored.
         dtype: numpy's name of its type (``bfloat16`` and ``float8_*`` as in ml_dtypes), or the
-            quantisation's name (``q4_1``).
+            name of the quantisation (``q4_1``).
         nbytes: Bytes it occupies in the file.
         quantised: Stored as a lossy code; reading it gives float32.
     """
@@ -79,13 +79,13 @@ Kind = Literal["linear", "conv", "depthwise", "embedding", "lstm", "gru", "rnn",
 
 @dataclass(frozen=True)
 class Hint:
-    """What a format knows about a tensor beyond its name and shape.
+    """Information that a format has about a tensor beyond its name and shape.
 
     Attributes:
-        kind: What it does, ``None`` if the format does not say.
+        kind: What it does; ``None`` if the format does not say.
         transposed: Stored inputs first: ``(in, out)``, or height, width, in, out for kernels.
-        label: A better name than its own for telling the role, such as the graph node's.
-        merge: Inputs and outputs of the matrix that the axes come to when merged (Keras' attention kernels).
+        label: A name that shows the role better than its own, such as that of the graph node.
+        merge: Inputs and outputs of the matrix after merging axes (Keras' attention kernels).
     """
 
     kind: Kind | None = None
@@ -99,9 +99,9 @@ class Quantisation:
     """How a weight was rounded before it was stored.
 
     Attributes:
-        scheme: Who stored it so: ``gptq``, ``bitsandbytes-nf4``, ``q4_k``, ...
-        bits: Bits per entry, scales left out (GGUF: with them).
-        group: Entries that share a scale; ``None`` where a whole row or tensor does.
+        scheme: The scheme: ``gptq``, ``bitsandbytes-nf4``, ``q4_k``, ...
+        bits: Bits per entry without scales (GGUF: with them).
+        group: Entries that share a scale; ``None`` if a whole row or tensor does.
     """
 
     scheme: str
@@ -115,18 +115,18 @@ class RawCheckpoint:
 
     Attributes:
         format: The format's name.
-        tensors: What can be read, in the network's order as far as the format keeps it.
+        tensors: The tensors that can be read, in the network's order as far as the format keeps it.
         read: Reads one tensor by name.
         unread: Tensors that the file names but that cannot be read, with the reason.
         ties: Tensors that share their bytes with an earlier one: name -> the earlier name.
-        hints: What the format knows about a tensor.
+        hints: Information about single tensors.
         shared: Tensors that are parts of one storage: name -> (storage, its number of entries).
         config: ``config.json`` of a Hugging Face directory, or the format's own hyperparameters.
-        warnings: What a user must know about the file.
+        warnings: Warnings about the file.
         quantisation: How the tensors stored as lossy codes were rounded.
         rounding: Mean square of the error that rounding left in each entry of a tensor (of a stack: of one of its
-            matrices); ``None`` where that is not known.
-        read_part: Reads one matrix of a stack, where that is cheaper than reading all of it.
+            matrices); ``None`` if that is unknown.
+        read_part: Reads one matrix of a stack, if that is cheaper than reading all of it.
         adapters: Tensors that are low-rank updates of another network's weights.
         files: The files that the values come from; empty for a network in memory.
     """
@@ -200,8 +200,8 @@ class MappedFile:
         size: Its bytes.
         data: All of them, mapped read-only.
         view: The same as a memoryview, which is quicker to slice.
-        opened: What was made of the file already: its zip directory, files with its external data.
-        place: The file that holds them, and ``offset`` where they begin in it: other ones for a :class:`FileSlice`.
+        opened: Cache of objects made from the file: its zip directory, files with its external data.
+        place: The file that holds the bytes, and ``offset`` their position in it; for a :class:`FileSlice` another one.
 
     Raises:
         BadInputError: It is missing, unreadable, empty, a directory, or not a regular file.
@@ -269,7 +269,7 @@ class MappedFile:
 
 
 class FileSlice(MappedFile):
-    """A file inside another one: of an archive's entry, its bytes where they lie, or inflated into a temporary file.
+    """An entry of an archive as a file: its bytes in place, or inflated into a temporary file.
 
     Messages name the outer file.
     """

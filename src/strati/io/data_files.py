@@ -1,8 +1,8 @@
-"""Data files: CSV with a header, ``.npz``, ``.npy``, read strictly and fast, without pandas.
+"""Data files: CSV with a header, ``.npz``, ``.npy``, read strictly.
 
-A file is told by its content, not by its ending. Nothing is guessed over: a ragged row, a word among
-numbers, a missing value, a repeated column, a semicolon-separated or empty file each get their own
-sentence. What the numbers mean (normalisation, labels) is the caller's business.
+The format is detected from the content, not from the extension. Every defect has its own message: a ragged row, a word
+among numbers, a missing value, a repeated column, other separators, an empty file. CSV is read by numpy, not by pandas,
+which takes half a second to import and shifts columns silently on rows with one field too many.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _parse(path: str | Path, raw: bytes) -> DataTable:
         try:
             values = np.loadtxt(io.BytesIO(body), delimiter=",", comments=None, ndmin=2)
         except ValueError:
-            values = None  # some row is wrong: the careful reader below says which
+            values = None  # some row is wrong: the slower reader below finds it
         if values is not None and values.shape == (lines, len(columns)) and bool(np.isfinite(values).all()):
             return DataTable(columns, values)
     return DataTable(columns, _careful(path, columns, body))
@@ -216,7 +216,7 @@ def _header(path: str | Path, head: bytes) -> tuple[str, ...]:
 
 
 def _careful(path: str | Path, columns: tuple[str, ...], body: bytes) -> FloatArray:
-    """Row by row: slower, but it knows the line and the column of the first thing that is wrong."""
+    """Read row by row, so that an error names the line and the column of the first defect."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:

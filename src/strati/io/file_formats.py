@@ -65,7 +65,7 @@ def _of_other_packages(path: Path) -> RawCheckpoint | None:
             tensors = read(path)
         except StratiError:
             raise
-        except Exception as error:  # a reader of somebody else may fail in any way
+        except Exception as error:  # a reader of another package may fail in any way
             raise BadInputError(
                 path, f"the format {name} cannot read it: {type(error).__name__}: {error}"
             ) from error

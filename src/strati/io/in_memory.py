@@ -1,8 +1,8 @@
-"""Networks in memory: a state dict or an ``nn.Module`` as what a file of the same tensors would be.
+"""Networks in memory: a state dict or an ``nn.Module`` as a :class:`RawCheckpoint`, like a file of the same tensors.
 
-Nothing is copied before a tensor is read, whatever device it is on. Tensors that share their memory are tied, as they
-are in a torch file. A module's layers know their types: a transformers ``Conv1D`` is stored inputs first because it is
-one, not because of its name. torch is never imported here: who passes a module or a tensor has done that.
+Nothing is copied before a tensor is read, on whatever device it is. Tensors that share their memory are tied, as in a
+torch file. The types of a module's layers give hints: a transformers ``Conv1D`` stores its inputs first whatever its
+name. torch is imported only in functions that get a module or a tensor.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def mapping_contents(mapping: Mapping[Any, Any]) -> RawCheckpoint:
 
 
 def frozen(contents: RawCheckpoint) -> RawCheckpoint:
-    """The same with every tensor read, so that it can travel between processes."""
+    """The same with every tensor read, so that it can be pickled."""
     arrays = {tensor.name: np.ascontiguousarray(contents.read(tensor.name)) for tensor in contents.tensors}
     errors: dict[tuple[str, int | None], NDArray[Any] | None] = {}
     for tensor in contents.tensors:
@@ -137,7 +137,7 @@ class _Errors:
 
 
 class _Name:
-    """What stands for a file in messages about a network in memory."""
+    """Takes the place of a file in messages about a network in memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -152,7 +152,7 @@ def _is_tensor(value: object) -> bool:
 
 
 def _plain(node: Any, depth: int = 0) -> Any:
-    """Mappings of any class as plain dicts, which is what the walk over a checkpoint goes through."""
+    """Mappings of any class as plain dicts, which the search in a checkpoint expects."""
     if isinstance(node, Mapping) and depth <= state.MAX_DEPTH:
         return {key: _plain(value, depth + 1) for key, value in node.items()}
     return node
@@ -304,7 +304,7 @@ def _active(module: nn.Module) -> list[str]:
 
 
 def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
-    """What to say of a model with adapters of a kind that is not read."""
+    """The warning about adapters of kinds that are not read."""
     settings = (config or {}).get("adapter_configs", {})
     kinds = {
         str(getattr(kind, "value", kind))
@@ -318,7 +318,7 @@ def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
 
 
 def _hints(module: nn.Module) -> dict[str, Hint]:
-    """What the types of the modules say about their tensors."""
+    """Hints about tensors from the types of their modules."""
     hints: dict[str, Hint] = {}
     for path, submodule in module.named_modules(remove_duplicate=False):
         for name, parameter in submodule.named_parameters(recurse=False, remove_duplicate=False):
@@ -358,7 +358,7 @@ def _hint(module: nn.Module, name: str, parameter: Any) -> Hint:
 
 
 def unsupported_input(x: object) -> BadInputError:
-    """What to say of something that is no network."""
+    """The error for an object that is not a network."""
     kind = type(x).__name__
     if _is_tensor(x):
         return BadInputError(kind, "is one array, not a network; use strati.spectrum for a single matrix")

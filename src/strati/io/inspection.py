@@ -1,4 +1,4 @@
-"""What a network is made of, without the maths: the result behind ``strati inspect``."""
+"""``strati.inspect``: the layers of a network with roles, shapes and sizes, without computing anything."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inspection(Result):
-    """The layers of a network, and the tensors that are none.
+    """The layers of a network and its other tensors.
 
     Attributes:
         network: Path, format, number of parameters (ties once) and of tensors.
         layers: One row per layer, as in ``scan`` without the numbers.
         skipped: Every other tensor with its reason.
-        warnings: What a user must know about the file.
+        warnings: Warnings about the file.
         others: Tensors that are no layers (biases, norms, ...): name, shape, dtype, parameters, bytes.
         show_all: The summary lists them.
     """

@@ -37,10 +37,10 @@ Conv = Literal["pool", "flatten"]
 
 
 def open(model: Openable) -> Network:
-    """Open a network, whatever names it: its header is checked, nothing else is read before it is asked for.
+    """Open a network. Its header is checked; tensors are read on demand.
 
-    The format of a file is told by content: safetensors, a Hugging Face directory (sharded or not), torch
-    (zip or the older stream), npz, ONNX, GGUF, Keras HDF5. No code from the file is ever run.
+    The format of a file is detected from its content: safetensors, a Hugging Face directory (sharded or not), torch
+    (zip or the older stream), npz, ONNX, GGUF, Keras, Flax. No code from the file is ever run.
 
     Args:
         model: A file; a Hugging Face directory; ``ORG/NAME[@REVISION]`` in the local Hugging Face cache (a path of that
@@ -49,11 +49,11 @@ def open(model: Openable) -> Network:
             returned as it is.
 
     Returns:
-        The network. One made of a module or state dict reads the tensors in memory when asked for them.
+        The network. For a module or state dict it reads the tensors in memory.
 
     Raises:
-        StratiError: The file is missing, damaged, contradicts itself, or is nothing that strati reads; a parameter in
-            memory has no values.
+        StratiError: The file is missing, damaged, inconsistent, or of a format that strati does not read; a parameter
+            in memory has no values.
 
     Examples:
         >>> import numpy as np, strati
@@ -74,13 +74,13 @@ def open(model: Openable) -> Network:
 
 @lru_cache(maxsize=4)
 def _reopened(place: Path, stamp: object) -> Network:
-    """A network in another process: opened once there, however many of its layers come."""
+    """The network in another process, opened once for all its layers."""
     return _open_path(place)
 
 
 def _resolve_path(path: str) -> str | Path:
     """The path itself, or the folder in the Hugging Face cache that it names."""
-    if not path:  # as a path it would be the present folder, which nobody named
+    if not path:  # as a path it would be the current folder
         raise BadInputError("MODEL", "is an empty name; give the path of a model")
     if not isinstance(path, str):
         raise BadInputError("MODEL", "is a path of bytes; give it as text")
@@ -151,7 +151,7 @@ class Network:
 
     @cached_property
     def warnings(self) -> tuple[Flag, ...]:
-        """What a user must know about the file."""
+        """Warnings about the file."""
         if self.layers():
             return self.contents.warnings
         text = "holds no weight matrix: nothing to analyse (strati inspect lists its tensors)"
@@ -163,7 +163,7 @@ class Network:
         return self.format in ("module", "state dict") or any(part.in_memory for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """Between processes a network travels as its path; one in memory as its values."""
+        """Pickle the path of a network, or the values of one in memory."""
         if self._recipe is not None:
             return self._recipe
         if self.in_memory:
@@ -213,12 +213,12 @@ class Network:
 
     @cached_property
     def names(self) -> Names:
-        """What the tensors' names and shapes say together."""
+        """Roles, blocks and heads that follow from all names and shapes together."""
         return Names(self)
 
     @cached_property
     def ties(self) -> Mapping[str, str]:
-        """Tensors that are another one again: name -> the one that counts."""
+        """Tensors that repeat another one: name -> the tensor that counts."""
         return _ties.ties(self)
 
     @cached_property
@@ -259,7 +259,7 @@ class Network:
 
 
 def ties(network: Network) -> Mapping[str, str]:
-    """Tensors that are another one again: by shared storage, or embeddings and heads equal byte for byte."""
+    """Tensors that repeat another one: by shared storage, or embeddings and heads with equal bytes."""
     names = network.names
     tied = dict(network.contents.ties)
     _prefer_embeddings(names, tied)

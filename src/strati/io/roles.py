@@ -45,7 +45,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Names that mean one thing wherever they stand.
+# Names that always have this meaning.
 _ANYWHERE: dict[Role, frozenset[str]] = {
     Role.QUERY: _words(
         "q_proj query q_lin wq to_q attn_q query_proj linear_q q_a_proj q_b_proj q_attn queries w_q _w_q"
@@ -98,7 +98,7 @@ def role_of(name: str, block: int | None = None, siblings: Iterable[str] = ()) -
     Args:
         name: The tensor's name.
         block: The block it belongs to, if any: ``fc1`` means an MLP's input only inside a block.
-        siblings: Last words of the names beside it: Meta's ``w1`` is a gate only where there is a ``w3``.
+        siblings: Last words of the names in the same module: Meta's ``w1`` is a gate only if there is a ``w3``.
 
     Examples:
         >>> role_of("h.0.attn.c_proj.weight", 0), role_of("h.0.mlp.c_proj.weight", 0), role_of("fc1.weight")
@@ -189,9 +189,9 @@ def _modules(name: str) -> tuple[str, ...]:
 
 
 def blocks(names: Iterable[str]) -> dict[str, int | None]:
-    """The block number of each tensor: the number in its name that stands before a module.
+    """The block number of each tensor: the number in its name in front of a module.
 
-    Where blocks are numbered within stages (ResNet's ``layer2.0.conv1``), they are counted through.
+    Blocks that are numbered within stages (ResNet's ``layer2.0.conv1``) are numbered consecutively.
 
     Examples:
         >>> blocks(["h.3.attn.c_attn.weight", "layer1.1.conv1.weight", "layer2.0.conv1.weight", "fc.weight"])
@@ -211,7 +211,7 @@ def blocks(names: Iterable[str]) -> dict[str, int | None]:
 
 
 def places(names: Iterable[str]) -> list[dict[str, str | int | None]]:
-    """Where each layer stands, by names alone: ``name``, ``role`` and ``block``, each name once.
+    """Role and block of each layer by its name alone: ``name``, ``role`` and ``block``, each name once.
 
     Examples:
         >>> places(["h.0.mlp.c_fc", "h.0.mlp.c_fc"])
@@ -235,11 +235,11 @@ def places(names: Iterable[str]) -> list[dict[str, str | int | None]]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a name puts a layer.
+    """The position of a layer by its name.
 
     Attributes:
-        tower: What stands before the block's number (``encoder.layer``); empty outside of blocks.
-        stage: The stage in which blocks are numbered, where there is one (ResNet's ``layer2``).
+        tower: The words before the block's number (``encoder.layer``); empty outside of blocks.
+        stage: The stage in which blocks are numbered, if there is one (ResNet's ``layer2``).
         number: The block's number in its tower and stage; ``None`` outside of blocks.
         within: The words after the block's number; all of them outside of blocks.
     """
@@ -251,7 +251,7 @@ class Place:
 
 
 def place_of(name: str) -> Place:
-    """Take a name apart into tower, stage, block and the place in the block.
+    """Split a name into tower, stage, block and the words inside the block.
 
     Examples:
         >>> place_of("model.layers.7.self_attn.q_proj.weight")
@@ -275,7 +275,7 @@ def place_of(name: str) -> Place:
 
 
 def expert_of(name: str) -> int | None:
-    """The number of the expert that a name speaks of, in a mixture of experts.
+    """The number of the expert in a name of a mixture of experts.
 
     Examples:
         >>> expert_of("model.layers.3.mlp.experts.5.w1.weight"), expert_of("model.layers.3.mlp.up_proj.weight")
@@ -293,7 +293,7 @@ def expert_of(name: str) -> int | None:
 
 
 _EXPERT_LISTS = _words("experts expert ffn_gate ffn_up ffn_down")
-"""Modules behind which an expert's number stands; older GGUF files number each expert's matrices by themselves."""
+"""Modules that an expert's number follows; older GGUF files number each expert's matrices separately."""
 
 
 def _number(name: str) -> int | None:
@@ -310,7 +310,7 @@ def _counts(word: str) -> bool:
 
 
 class Names:
-    """What the names and shapes of a network say together."""
+    """Roles, blocks and heads of a network that follow from all its names and shapes together."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -332,7 +332,7 @@ class Names:
         )
 
     def label(self, name: str) -> str:
-        """A better name than the tensor's own, where the format knows one."""
+        """The name that shows the role: the format's label if there is one, else the tensor's name."""
         hint = self.hints.get(name)
         return hint.label if hint is not None and hint.label is not None else name
 
@@ -365,7 +365,7 @@ class Names:
         return self._roles[name]
 
     def conv1d(self, name: str) -> bool:
-        """GPT-2 stores its linear maps inputs first; its ``c_attn`` (d by 3d) gives it away."""
+        """Whether this is a Conv1D of GPT-2, which stores inputs first; its ``c_attn`` (d by 3d) shows it."""
         return self._conv1d and modules(name)[-1:] in (["c_attn"], ["c_proj"], ["c_fc"], ["q_attn"])
 
     def inputs_first(self, name: str) -> bool:
@@ -375,7 +375,7 @@ class Names:
     def stack_inputs_first(self, name: str) -> bool:
         """Whether experts fused in one tensor are stored ``(experts, inputs, outputs)``, as gpt-oss and Llama 4 do.
 
-        The fused gate-and-up map beside the map behind it tells: it has twice as many outputs as that has inputs.
+        The fused gate-and-up matrix has twice as many outputs as ``down_proj`` has inputs, which shows the order.
         """
         words = name.split(".")
         places = [i for i, word in enumerate(words) if word in ("gate_up_proj", "down_proj")]
@@ -474,5 +474,5 @@ def is_raw(name: str) -> bool:
 
 
 def _place(words: list[str]) -> list[str]:
-    """Where a module stands: its name without its own last word."""
+    """The parent of a module: its name without the last word."""
     return words[:-1]

@@ -1,11 +1,11 @@
-"""A checkpoint as a runnable ``nn.Module``: one loader for everything that a file alone can tell.
+"""A checkpoint as a runnable ``nn.Module``, if the file alone determines the architecture.
 
-What can be rebuilt: a multilayer perceptron, whose architecture follows from the shapes of its tensors (only the
-nonlinearity must be told); residual networks and vision transformers named as torchvision or timm name them, CIFAR
-ResNets (``models/``); a residual network as ``strati reassemble`` writes it; a Llama in a GGUF file; a transformer in a
-local Hugging Face directory, whose ``config.json`` names the class; a PEFT adapter on its base, where that is on this
-machine. Nothing is downloaded, no code from the checkpoint runs, pickled weights are not taken for transformers.
-Other networks, ONNX graphs among them: build or convert the module and pass it as it is.
+These can be rebuilt: a multilayer perceptron, whose architecture follows from the shapes of its tensors (you name the
+activation function); ResNets and vision transformers with the names of torchvision or timm, and CIFAR ResNets
+(``vision_models``); a residual network that ``strati reassemble`` wrote; a Llama in a GGUF file; a transformer in a
+local Hugging Face directory, whose ``config.json`` names the class; a PEFT adapter with its base on this machine.
+Nothing is downloaded, no code from the checkpoint runs, and transformers are loaded from safetensors only. For other
+networks, ONNX graphs among them, build or convert the module and pass it.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def vit(shapes: Shapes, heads: int | None = None) -> nn.Module:
     count = heads or HEADS.get(width)
     if count is None:
         raise BadInputError(
-            "heads", f"no tensor tells the number of heads of a ViT of width {width}; give heads="
+            "heads", f"no tensor holds the number of heads of a ViT of width {width}; give heads="
         )
     if width % count:
         raise BadInputError("heads", f"{count} heads do not divide the width {width}")

@@ -1,7 +1,7 @@
-"""Running units of work into a store, so that a run can be stopped anywhere and resumed.
+"""Run units of work and store each outcome, so that a run can be stopped at any time and resumed.
 
-What ``study``, ``scan`` and ``track`` share: where work runs (:class:`Run`), the loop that keeps every outcome as it
-comes (:func:`drive`), and the folder and store it is kept in. What the units compute is theirs.
+``scan``, ``compare``, ``study`` and ``track`` share where the work runs (:class:`Run`), the loop that stores outcomes
+(:func:`drive`), and the folder with its store.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Run:
 
 
 Keep = Callable[[Outcome], Finished]
-"""Turns an outcome into what the store keeps; may write files first."""
+"""Turns an outcome into the row to store; it may write files first."""
 
 
 def drive(store: Store, body: Body, todo: Sequence[Unit], keep: Keep, run: Run) -> None:
-    """Run units and keep each outcome as it comes; what another run finishes in the meantime is left out."""
+    """Run units and store each outcome as it comes; units that another run finishes meanwhile are skipped."""
     for outcome in run.make_engine()(body, _unless_done(todo, store, run)):
         store.put(keep(outcome))
         run.tick(outcome.unit.name)
@@ -91,7 +91,7 @@ def _unless_done(todo: Sequence[Unit], store: Store, run: Run) -> Iterator[Unit]
 
 @contextmanager
 def interruptible(count: Callable[[], int], run: Run) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence that says how far it got and how to go on."""
+    """Turn Ctrl-C into an error that says how many units are done and how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -100,7 +100,7 @@ def interruptible(count: Callable[[], int], run: Run) -> Iterator[None]:
 
 @contextmanager
 def shared_folder(folder: Path) -> Iterator[bool]:
-    """Make the folder; yields whether this process is the only one at work in it.
+    """Create the folder; yields whether no other process works in it.
 
     Raises:
         BadInputError: The folder cannot be made or written to.
@@ -125,10 +125,10 @@ def open_store(
 
     Args:
         path: The store's file.
-        identity: Hash of all that the rows depend on; another one is another run.
-        layout: Version of the rows' meaning and columns: rows of another version are refused, not mixed.
-        about: What else the store says of itself.
-        kind: What is kept there, for messages.
+        identity: Hash of everything that the rows depend on; a store with another identity holds another run.
+        layout: Version of the rows' meaning and columns; rows of another version are refused.
+        about: Further facts to record in the store.
+        kind: What the store holds, for messages.
 
     Raises:
         BadInputError: The folder holds another run, or one whose rows another strati wrote with other meanings.
@@ -154,22 +154,22 @@ def open_store(
 def run_cached(
     path: Path, units: Sequence[Unit], body: Body, keep: Keep, run: Run, *, holds: str, layout: int
 ) -> Iterator[Any]:
-    """The values of units in their order, each computed once and kept in a store that many runs may share.
+    """The values of units in their order, each computed once and stored; several runs may share the store.
 
-    A second run at the same time begins at the other end, so that two meet in the middle.
+    A second run at the same time starts at the other end, so that the two meet in the middle.
 
     Args:
-        path: The store's file; its folder is made if it is not there.
-        units: The work; a key that the store has is not computed again, whoever put it there.
+        path: The store's file; its folder is created if necessary.
+        units: The work; a unit whose key is in the store is not computed again.
         body: Computes one unit.
-        keep: Turns an outcome into what the store keeps.
+        keep: Turns an outcome into the row to store.
         run: Where the work is done.
-        holds: What the store is for; one that holds something else is refused.
+        holds: What the store is for; a store for something else is refused.
         layout: Version of the values' meaning.
 
     Raises:
         BadInputError: The folder holds something else or cannot be written, or a unit failed.
-        StoppedError: Ctrl-C; what was finished is kept.
+        StoppedError: Ctrl-C; finished units are stored.
     """
     keys = {unit.key for unit in units}
     with (

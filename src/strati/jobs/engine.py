@@ -1,8 +1,8 @@
-"""Units of work and the simplest engine: one after the other, in this process.
+"""Units of work, and the engine that runs them one after the other in this process.
 
-An engine takes units and a *body* (a function of one unit) and yields an outcome per unit, in any order. What a
-body returns depends on its unit alone, so every engine gives the same values; ``processes`` and ``ray`` are the
-others. A unit that raises is a failed outcome with its reason, and the rest goes on.
+An engine takes units and a *body* (a function of one unit) and yields one outcome per unit, in any order. What a body
+returns depends on its unit alone, so all engines (``process_engine``, ``ray_engine``) give the same values. A unit that
+raises becomes a failed outcome with the reason, and the others continue.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from strati.core.display import printable
 from strati.core.errors import BadInputError, StratiError
 
 Reader = Callable[[], Any]
-"""Reads what a unit needs, where the run was started or on a machine that sees the same files; can be pickled."""
+"""Reads the input of a unit on any machine that sees the same files; can be pickled."""
 
 Load = Callable[[str], Any]
-"""Gives the content of one of the unit's files (bytes), or what its reader reads, wherever the unit runs."""
+"""Returns the content of one of the unit's files (bytes), or what its reader returns, wherever the unit runs."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """One unit of work.
 
-    ``group``: units of one group share something worth keeping, so an engine gives them to one worker if it can.
-    ``files``: what it reads, name -> path on the machine that started the run, or a reader of a part of it.
+    ``group``: units of one group share a cache, so an engine gives them to one worker if it can.
+    ``files``: the input files, name -> path on the machine that started the run, or a reader of a part of one.
     """
 
     key: str
@@ -47,7 +47,7 @@ Body = Callable[[Unit, Load], Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit: its value, or the reason why there is none."""
+    """The value of a unit, or the reason why it failed."""
 
     unit: Unit
     value: Any = None
@@ -97,7 +97,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Pin BLAS and torch to one thread: their last bits differ between numbers of threads."""
+    """Limit BLAS and torch to one thread, because the last bits depend on the number of threads."""
     from threadpoolctl import threadpool_limits
 
     torch = sys.modules.get("torch")
@@ -118,10 +118,10 @@ def cores() -> int:
 
 
 def read(path: str | Reader) -> Any:
-    """A file's content, or what a reader reads.
+    """A file's content, or what a reader returns.
 
     Raises:
-        BadInputError: It is gone or cannot be read.
+        BadInputError: The file cannot be read.
     """
     if callable(path):
         return path()

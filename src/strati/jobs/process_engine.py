@@ -183,7 +183,7 @@ def _script_hidden() -> Iterator[None]:
     main = sys.modules["__main__"].__dict__
     names = ("__file__", "__spec__")
     hidden = {name: main.pop(name) for name in names if name in main}
-    main["__spec__"] = None  # is asked for
+    main["__spec__"] = None  # multiprocessing reads it
     try:
         yield
     finally:

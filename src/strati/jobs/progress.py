@@ -1,6 +1,6 @@
-"""Progress on a terminal's standard error, and nowhere else.
+"""Progress bars on standard error, only on a terminal and only for work of more than two seconds.
 
-Numerics never draw: they call a :data:`strati.core.results.Tick`; this module supplies one that moves a bar.
+Numerical code never draws: it calls a :data:`strati.core.results.Tick`, and this module supplies one that moves a bar.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def as_ticker(tick: Tick) -> Ticker:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What units of unequal size cost, by their names: the bar then moves, and the time left is told, by their work.
+    """The cost of units of unequal size, by name; the bar and the estimated time then follow the work done.
 
     Attributes:
         work: Work of each unit, in any one measure.
@@ -67,8 +67,8 @@ def progress(
         label: What is being done.
         total: Number of units, ``None`` when unknown.
         quiet: Show nothing.
-        sizes: What each unit costs, where they differ much; bytes are shown beside the number of units.
-        resume: What the user would type to go on after a stop.
+        sizes: The cost of each unit if they differ much; the bytes are shown next to the number of units.
+        resume: The command that resumes the work after a stop.
 
     Yields:
         A tick to call after each unit, with its name.
@@ -129,7 +129,7 @@ class _Count:
         return self._total if self._sizes is None else sum(self._sizes.work.values())
 
     def expect(self, total: int) -> None:
-        """So many units are still to come; what a run before this one did counts as done where sizes are known."""
+        """Set the number of units to come; with known sizes, those of an earlier run count as done."""
         if self._sizes is not None and self._total is not None and self._done == 0:
             self._done = max(self._total - total, 0)
             mean = sum(self._sizes.work.values()) / max(self._total, 1)

@@ -93,7 +93,7 @@ class _Shared:
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address is None:
-        # Ray's own default gives way to everything else that runs, and on a busy machine waits for minutes.
+        # Ray's default niceness yields to all other processes: on a busy machine workers would wait for minutes.
         os.environ.setdefault("RAY_worker_niceness", "0")
         options |= {"address": "local", "num_cpus": workers or cores(), "include_dashboard": False}
     else:
@@ -109,7 +109,7 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
 
 
 def _check_answers(address: str | None) -> None:
-    """Knock first: Ray itself waits for minutes before it says that nobody is there."""
+    """Try to connect first: Ray itself waits for minutes before it reports that no cluster answers."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host:
         return

@@ -188,7 +188,7 @@ class Store:
 
 
 def _create(path: Path, about: Mapping[str, Any]) -> None:
-    """Build the store beside its place and link it in: nobody ever sees one that is half made."""
+    """Build the store in a temporary file and link it to its path, so that no process sees an incomplete one."""
     temporary: Path | None = None
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

@@ -214,7 +214,7 @@ def _picture(name: str, home: Path | None) -> Path | None:
 
 def _read_json(path: Path) -> Any:
     try:
-        # Non-blocking, so that a pipe nobody writes to is refused instead of waited for.
+        # Non-blocking, so that a pipe without a writer is refused instead of waited for.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror}); check the path") from None

@@ -177,7 +177,7 @@ _STEPS = {"q2_k": 16, "q3_k": 16, "q6_k": 16, "q8_k": 256}
 
 
 def _rounding(values: NDArray[Any], label: str) -> NDArray[Any] | None:
-    """Mean square of the rounding error of each entry: equal steps are told from the values of each group."""
+    """Mean square of the rounding error of each entry; the step follows from the values of each group."""
     group = _STEPS.get(label, 32)
     if label.startswith("q8"):  # 255 codes and few entries: the largest entry has the largest code
         steps = np.abs(values.reshape(-1, group)).max(axis=1) / np.float32(127)

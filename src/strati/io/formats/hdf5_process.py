@@ -1,10 +1,10 @@
-"""HDF5 read by h5py in a process of its own, with limits on its time and memory.
+"""HDF5 files read by h5py in a child process with limits on time and memory.
 
-The HDF5 library hangs or crashes on some damaged files, and no check from outside can know beforehand. So it
-runs in a child (this module as a program); the parent gets a list of datasets, or the bytes of one.
+The HDF5 library hangs or crashes on some damaged files, and nothing outside it can predict that, so h5py does not run
+in this process. The child (this module as a program) returns a list of datasets, or the bytes of one.
 
-Only hard links to datasets inside the file are followed: an external or soft link, an external or a virtual
-dataset could return the bytes of any file of the machine.
+Only hard links to datasets inside the file are followed: an external or soft link, or an external or virtual dataset,
+could return the bytes of any file of the machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROOT = "model_weights"
 
 @dataclass(frozen=True)
 class Hdf5Contents:
-    """A dataset: its path, and what the file says of it.
+    """A dataset: its path, shape, type and location.
 
     Attributes:
         path: Below the group of the weights.

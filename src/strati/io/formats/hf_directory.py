@@ -105,7 +105,7 @@ def _pipeline(folder: Path) -> RawCheckpoint:
             continue
         leads_to(folder, place)
         if any(entry.name.lower().endswith(ENDINGS) for entry in place.iterdir()):
-            # A component says for itself how it is quantised.
+            # Each component has its own configuration of the quantisation.
             parts[name] = decoded(_merge(place, _component(place), _config(place)))
     if not parts:
         raise BadInputError(folder, "is a diffusers pipeline without weights; download its components")
@@ -113,7 +113,7 @@ def _pipeline(folder: Path) -> RawCheckpoint:
 
 
 def _component(folder: Path) -> Mapping[str, set[str] | None]:
-    """A component's weights: the full-precision ones where there are variants beside them."""
+    """A component's weights; of several variants those in full precision."""
     for stem in ("diffusion_pytorch_model", "model", "pytorch_model"):
         for ending in (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"):
             place = folder / f"{stem}{ending}"
@@ -163,7 +163,7 @@ def _files(folder: Path) -> Mapping[str, set[str] | None]:
 
 
 def _config(folder: Path) -> Mapping[str, Any] | None:
-    """``config.json``, with how the weights are quantised where an older package wrote that in a file of its own."""
+    """``config.json``, with the quantisation that older packages write into a separate file."""
     config = _table(folder, "config.json")
     if config is not None and ("quantization_config" in config or "compression_config" in config):
         return config

@@ -110,7 +110,7 @@ _RECURRENT = {4: "lstm", 3: "gru", 1: "rnn"}
 
 
 def _hint(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> Hint:
-    """What a Keras weight is, by its name and the names beside it."""
+    """The kind of a Keras weight, by its name and those of its neighbours."""
     folder, _, last = tensor.name.lower().rpartition("/")
     last = last.split(":")[0]
     axes = len(tensor.shape)
@@ -133,7 +133,7 @@ def _hint(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> Hint:
 
 
 def _gates(tensor: Tensor, by_path: dict[str, Hdf5Contents]) -> str | None:
-    """A recurrent layer has a square-ish recurrent matrix beside its kernel: hidden by gates x hidden."""
+    """The kind of a recurrent layer, which has a recurrent matrix of hidden by gates x hidden next to its kernel."""
     if len(tensor.shape) != 2:
         return None
     path = tensor.name

@@ -1,8 +1,8 @@
-"""ONNX: initializers and constants, found in the file without the onnx package; the graph says what they do.
+"""ONNX files: initializers and constants, read without the onnx package, with their roles from the graph.
 
-Exporters name weights ``onnx::MatMul_123``. What such a tensor is follows from the node that uses it: its
-operator says the orientation, its name the role, its place the order. Data kept in other files are read only
-from inside the model's folder.
+Exporters name weights ``onnx::MatMul_123``. The node that uses such a tensor determines what it is: the operator its
+orientation, the node's name its role, the node's position its order. External data are read only from inside the
+model's folder. The protobuf messages are parsed here: the onnx package would copy all weights into memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Node:
 
 @dataclass
 class Graph:
-    """Weights by their own name in one graph, in the order of their use, and what the graph says of them."""
+    """The weights of a graph by name, in the order of their use, with hints from the graph."""
 
     weights: dict[str, Weight] = field(default_factory=dict)
     hints: dict[str, Hint] = field(default_factory=dict)
@@ -165,7 +165,7 @@ def _place(
     prefix: str,
     outer: Mapping[str, tuple[str, bool]],
 ) -> dict[str, tuple[str, bool]]:
-    """Order weights by their first use, and say what their users tell.
+    """Order the weights by their first use, and add hints from the nodes that use them.
 
     Returns:
         For each value of the graph that is a weight: the weight's name, and whether it is turned.
@@ -198,7 +198,7 @@ def _place(
 def _label_by_flow(
     nodes: list[Node], sources: Mapping[str, tuple[str, bool]], shapes: Mapping[str, int], graph: Graph
 ) -> None:
-    """Where the names of an attention's or MLP's weights say nothing, let the graph's shape name them."""
+    """Label the weights of attention and MLPs from the structure of the graph if their names say nothing."""
     flow_labels = labels(nodes, {output_name: weight for output_name, (weight, _) in sources.items()}, shapes)
     names = {weight: graph.hints.get(weight, Hint()).label or weight for weight in flow_labels}
     by_name = blocks(names.values())

@@ -1,9 +1,9 @@
-"""Roles told by an ONNX graph itself, for files whose names say nothing (``val_27``, ``node_MatMul_26``).
+"""Roles of weights from the structure of an ONNX graph, for files with meaningless names (``node_MatMul_26``).
 
-Attention is a softmax between two products of activations: what feeds the first product are query and key, what
-feeds the second is the value, the next linear map is the output. Two linear maps with a nonlinearity between
-them, whose result is added to the residual stream, are an MLP. Blocks are counted by their attentions. The findings
-come as labels in the words that :mod:`strati.io.roles` knows (``blocks.3.attn.q_proj``).
+Attention is a softmax between two products of activations: query and key feed the first product, the value feeds the
+second, and the next linear map is the output. Two linear maps with a nonlinearity between them, whose result is added
+to the residual stream, are an MLP. Blocks are counted by their attentions. The roles are returned as names that
+:mod:`strati.io.roles` understands (``blocks.3.attn.q_proj``).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Labels:
 def labels(
     nodes: Sequence[GraphNode], weights: Mapping[str, str], dimensions: Mapping[str, int]
 ) -> dict[str, str]:
-    """A telling label for each weight whose place in the graph says what it does.
+    """A label for each weight whose position in the graph shows its role.
 
     Args:
         nodes: The graph's nodes, in order.

@@ -2,7 +2,7 @@
 
 4 bits: the weight's entries, row by row, two to a byte, the first in the high bits; each block of ``blocksize``
 entries is multiplied by its ``absmax``. Nested, ``absmax`` is a code itself: ``nested_quant_map[code] nested_absmax +
-offset``. Table, block size and shape stand in the tensors beside the weight. 8 bits: ``W = code SCB / 127``, a scale
+offset``. Table, block size and shape are in tensors next to the weight. 8 bits: ``W = code SCB / 127``, a scale
 per row (of every expert, where they are fused).
 """
 
@@ -30,7 +30,7 @@ MAX_STATE = 100_000
 
 
 def find_4bit(name: str, parts: Mapping[str, Tensor], read: Callable[[str], NDArray[Any]]) -> Packed:
-    """The weight ``name`` with its ``quant_state`` beside it.
+    """Describe the weight ``name``, whose ``quant_state`` is in another tensor.
 
     Args:
         name: The weight's name.
@@ -92,7 +92,7 @@ def find_4bit(name: str, parts: Mapping[str, Tensor], read: Callable[[str], NDAr
 def find_8bit(
     name: str, weight: Tensor, scale: Tensor, layout: Tensor | None, read: Callable[[str], NDArray[Any]]
 ) -> Packed:
-    """The weight ``name`` of int8 with its ``SCB`` beside it.
+    """Describe the int8 weight ``name``, whose scales are in ``SCB``.
 
     Args:
         name: The weight's name.

@@ -39,13 +39,13 @@ class Packed:
     Attributes:
         name: The weight's name, as it was before it was quantised.
         shape: Its shape, ``(out, in)``, with a leading axis where experts are fused.
-        scheme: Who stored it so: ``gptq``, ``awq``, ``bitsandbytes-nf4``, ``fp8``, ``compressed-tensors``, ...
+        scheme: The scheme: ``gptq``, ``awq``, ``bitsandbytes-nf4``, ``fp8``, ``compressed-tensors``, ...
         bits: Bits per entry, scales left out.
         group: Entries that share a scale along the inputs; ``None`` where a row or the whole tensor does.
         members: The tensors it is made of.
         decode: Makes values of them.
         stacked: Of more than two axes, its tensors have the leading ones too, so that one expert can be decoded alone.
-        hint: What the scheme knows about its layout.
+        hint: Information about its layout.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Packed:
 
 
 def weight_settings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What compressed-tensors' configuration says of weights, group by group.
+    """The settings of weights in the configuration of compressed-tensors, group by group.
 
     Examples:
         >>> weight_settings({"config_groups": {"group_0": {"weights": {"num_bits": 4}}, "group_1": None}})

@@ -152,7 +152,7 @@ def floats(values: NDArray[Any], scales: NDArray[np.float32] | float) -> Varianc
 
 
 def lattice(values: NDArray[Any], group: int) -> Variances:
-    """Mean square error of rounding, told from the values alone: the least gap between values of a group.
+    """Mean square error of rounding, from the smallest gap between the values of a group.
 
     Groups are runs of ``group`` entries of the last axis. A group whose values are all equal has no step to show.
     """

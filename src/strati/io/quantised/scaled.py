@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from strati.io.checkpoint_file import Tensor
 
 SCALES = ("_scale", "_scale_inv", "_scales")
-"""What stands behind a weight's name in its scale's."""
+"""Suffixes that the name of a scale adds to that of its weight."""
 
 
 def find(
@@ -43,9 +43,9 @@ def find(
 
     Args:
         weight: The codes.
-        scale: What they are multiplied by; ``None`` for a float8 weight that stands for itself.
+        scale: The scale; ``None`` for a float8 weight without one.
         zero: Zero points of integers, in the scale's shape.
-        scheme: Who stored it so.
+        scheme: The scheme.
         config: ``quantization_config``, or nothing; its ``weight_block_size`` decides where blocks are cut.
 
     Raises:

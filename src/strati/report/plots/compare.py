@@ -1,4 +1,4 @@
-"""Pictures of a comparison: alpha and change over depth, phases over training, roles beside each other."""
+"""Plots of a comparison: alpha and change over depth, phases over training, roles side by side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROLE_COLOURS = {
     "conv": "#999999",
     "linear": "#000000",
 }
-"""Okabe-Ito and neighbours: told apart by the colour-blind, the same role the same colour everywhere."""
+"""Okabe-Ito and similar colours, which colour-blind readers can distinguish; one colour per role everywhere."""
 
 PHASES = ("random-like", "bleeding-out", "bulk+spikes", "bulk-decay", "heavy-tailed", "rank-collapse")
 

@@ -1,4 +1,4 @@
-"""The picture of a result that has none of its own: its table as bars, one panel for each number."""
+"""The default plot of a result: its table as bars, one panel per numeric column."""
 
 from __future__ import annotations
 
