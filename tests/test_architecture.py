@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,3 +211,70 @@ def test_no_two_classes_share_a_name() -> None:
             ):
                 homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def sentences(operand: ast.expr) -> list[str]:
+    """Texts of several words that are compared with something."""
+    parts = operand.elts if isinstance(operand, ast.Tuple | ast.List | ast.Set) else [operand]
+    texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    return [text for text in texts if " " in text.strip()]
+
+
+def decisions_on_sentences(tree: ast.AST) -> list[str]:
+    """Comparisons with sentences, and searches in the text of an error, a reason or a warning."""
+    wrong = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            operands = [node.left, *node.comparators]
+            wrong += [ast.unparse(node) for operand in operands if sentences(operand)]
+            searched = [
+                right
+                for operator, right in zip(node.ops, node.comparators, strict=True)
+                if isinstance(operator, ast.In | ast.NotIn)
+            ]
+            if any(ast.unparse(right) in ("str(error)", "error.why") for right in searched):
+                wrong.append(ast.unparse(node))
+            if any(isinstance(right, ast.Attribute) and right.attr in PROSE for right in searched):
+                wrong.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in ("startswith", "endswith") and any(map(sentences, node.args)):
+                wrong.append(ast.unparse(node))
+    return wrong
+
+
+PROSE = ("reason", "text", "why", "note", "sentence")
+"""Attributes that hold a sentence for users."""
+
+
+def test_no_decision_depends_on_a_sentence() -> None:
+    """Programs decide on enums, codes and types; sentences can be reworded without changing a result."""
+    assert {
+        str(path.relative_to(SOURCE)): wrong
+        for path in MODULES
+        if (wrong := decisions_on_sentences(parsed(path)))
+    } == {}
+
+
+def test_a_decision_on_a_sentence_is_noticed() -> None:
+    wrong = 'x = reason == "not finite"\ny = "regular" in flag.text\nz = "infinite" in str(error)'
+    assert len(decisions_on_sentences(ast.parse(wrong))) == 3
+    assert decisions_on_sentences(ast.parse('x = code == "not-finite"')) == []
+
+
+def test_no_module_has_the_name_of_another_package() -> None:
+    """Nor of one of the standard library; ``integrations`` is where users look for the names of other packages."""
+    others = {
+        "torch",
+        "numpy",
+        "onnx",
+        "gguf",
+        "h5py",
+        "keras",
+        "msgpack",
+        "safetensors",
+        "transformers",
+        "ray",
+        "peft",
+    }
+    names = {path.stem for path in MODULES if part_of(path) != "integrations"} - {"__init__", "__main__"}
+    assert names & (others | set(sys.stdlib_module_names)) == set()

@@ -1,4 +1,4 @@
-"""Ways back from other orders of storage: exact inverses, llama.cpp's own order, nothing undone without need."""
+"""Conversions between orders of storage: exact inverses, llama.cpp's order, and no conversion without need."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strati
-from strati.io.align import align, by_head_rows, interleaved, separated
+from strati.io.align import align, by_head_rows, interleaved_rows
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows in llama.cpp's order."""
+    return weight[interleaved_rows(len(weight), heads)]
+
+
+def separated(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows in transformers' order."""
+    return weight[np.argsort(interleaved_rows(len(weight), heads))]
 
 
 @settings(max_examples=40, deadline=None)

@@ -23,13 +23,11 @@ from strati.core.errors import BadInputError
 from strati.evaluate.models import Inputs as Inputs
 from strati.evaluate.models import call as call
 from strati.evaluate.models import device_of as device_of
-from strati.evaluate.models import is_transformer as is_transformer
 from strati.evaluate.models import longest_input, predicts_next
 from strati.evaluate.models import on_device as on_device
 from strati.evaluate.models import output_tensor as output_tensor
 from strati.evaluate.models import takes_tokens as takes_tokens
-from strati.io.data_files import LARGEST
-from strati.io.text_and_images import as_windows
+from strati.io.data_files import LARGEST, as_windows
 
 ROWS = 256
 """Rows in a batch, unless the data come in batches."""
@@ -411,8 +409,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 def read_path(path: Path, model: nn.Module | None) -> Any:
     """A data file or folder as arrays, or as a stream of rows."""
-    from strati.io.data_files import read_data
-    from strati.io.text_and_images import read_images, read_text
+    from strati.io.data_files import read_data, read_images, read_text
 
     if path.is_dir():
         return read_images(path)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.io.roles import role_of
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
 """What a model is called with: one tensor, or keyword arguments by name."""
@@ -77,19 +76,6 @@ def longest_input(model: nn.Module | None) -> int | None:
     """
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     return int(positions) if isinstance(positions, int) and positions > 0 else None
-
-
-def is_transformer(model: nn.Module) -> bool:
-    """Whether a model has attention: some parameter's name gives it the role of a query, key or value.
-
-    Examples:
-        >>> is_transformer(nn.TransformerEncoderLayer(8, 2)), is_transformer(nn.Linear(3, 2))
-        (True, False)
-    """
-    return any(
-        parameter.ndim == 2 and role_of(name, 0).startswith("attention.")
-        for name, parameter in model.named_parameters()
-    )
 
 
 def predicts_next(model: nn.Module | None) -> bool:

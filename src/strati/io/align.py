@@ -63,8 +63,8 @@ def align(first: Matrix, second: Matrix, role: str, widths: Sequence[int] = ()) 
 
     Examples:
         >>> W = np.random.default_rng(0).normal(size=(16, 6))
-        >>> found = align(W, interleaved(W, heads=2), "attention.q", widths=[8])
-        >>> found.how, bool((found.second == W).all())
+        >>> aligned = align(W, W[interleaved_rows(16, heads=2)], "attention.q", widths=[8])
+        >>> aligned.how, bool((aligned.second == W).all())
         ('rope-permutation', True)
     """
     if first.shape != second.shape:
@@ -94,8 +94,8 @@ def rescaled(pair: Aligned) -> Aligned:
     Examples:
         >>> rng = np.random.default_rng(0)
         >>> A, c = rng.normal(size=(40, 30)), rng.uniform(0.5, 2, size=30)
-        >>> found = rescaled(Aligned(A, A * c + 1e-6 * rng.normal(size=A.shape)))
-        >>> found.how, bool(np.allclose(found.first, A * c, atol=1e-4))
+        >>> aligned = rescaled(Aligned(A, A * c + 1e-6 * rng.normal(size=A.shape)))
+        >>> aligned.how, bool(np.allclose(aligned.first, A * c, atol=1e-4))
         ('channel-scales', True)
     """
     a, b = pair.first.astype(np.float64), pair.second.astype(np.float64)
@@ -116,29 +116,13 @@ def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.
     return np.divide(top, bottom, out=np.ones_like(top), where=bottom > 0)
 
 
-def interleaved(weight: Matrix, heads: int) -> Matrix:
-    """The rows of each head as llama.cpp and Meta keep them: the two halves of a head in turn.
+def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
+    """For each row in the order of llama.cpp and Meta (the halves of a head alternate), the row in transformers' order.
 
     Examples:
-        >>> interleaved(np.arange(8)[:, None], heads=2)[:, 0].tolist()
+        >>> interleaved_rows(8, heads=2).tolist()
         [0, 2, 1, 3, 4, 6, 5, 7]
     """
-    return weight[interleaved_rows(weight.shape[0], heads)]
-
-
-def separated(weight: Matrix, heads: int) -> Matrix:
-    """The rows of each head as transformers keeps them: the undoing of :func:`interleaved`.
-
-    Examples:
-        >>> rows = np.arange(12)[:, None]
-        >>> bool((separated(interleaved(rows, heads=2), heads=2) == rows).all())
-        True
-    """
-    return weight[np.argsort(interleaved_rows(weight.shape[0], heads))]
-
-
-def interleaved_rows(rows: int, heads: int) -> NDArray[np.int64]:
-    """For each row in llama.cpp's order, the row in transformers' order."""
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(rows)
 
 

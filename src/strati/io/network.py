@@ -35,6 +35,9 @@ Openable: TypeAlias = "Network | str | os.PathLike[str] | Mapping[str, Any] | nn
 
 Conv = Literal["pool", "flatten"]
 
+_IN_MEMORY = frozenset({"module", "state dict"})
+"""Formats of networks without a file."""
+
 
 def open(model: Openable) -> Network:
     """Open a network. Its header is checked; tensors are read on demand.
@@ -160,7 +163,7 @@ class Network:
     @property
     def in_memory(self) -> bool:
         """Whether it, or a part of it, is a module or a state dict: then ``path`` is a name, not a place."""
-        return self.format in ("module", "state dict") or any(part.in_memory for part in self.parts)
+        return self.format in _IN_MEMORY or any(part.in_memory for part in self.parts)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """Pickle the path of a network, or the values of one in memory."""

@@ -18,8 +18,7 @@ from strati.core.errors import BadInputError, require
 from strati.core.results import Tick, silent
 from strati.interventions.study import study
 from strati.interventions.study_config import StudyConfig
-from strati.io.data_files import read_data
-from strati.io.text_and_images import as_windows, read_images, read_text
+from strati.io.data_files import as_windows, read_data, read_images, read_text
 from strati.io.to_module import as_module
 from strati.io.vision_models import Timm, TorchVision
 from strati.jobs.engine import cores
