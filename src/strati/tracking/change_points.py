@@ -47,8 +47,9 @@ _TAIL = 0.2  # share of the simulated statistics that the exponential tail is fi
 _CORRELATIONS = (0.0, 0.3, 0.6, 0.85, 0.97)
 _GROWTHS = (-2.3, -1.15, 0.0, 1.15, 2.3)  # logarithm of the noise's standard deviation, last minus first
 _SPLINES = (4, 5, 6, 8)  # knots
-_CHOICE = 1.5  # factor of p-values: the smooth model is chosen from the same data
+_CHOICE, _SHORT_CHOICE = 2.0, 1.5  # factor of p-values: the smooth model is chosen from the same data
 _MARGIN = 1.0  # by which the BIC of kinks must be below that of smooth curves with a turn
+_SHORT_MARGIN = -2.0  # the same in short series of white noise, which some of the thousand curves with a turn fit
 _QUANTILE = 3.841  # chi-squared, one degree of freedom, 95 %
 
 
@@ -112,9 +113,13 @@ def find_changes(
     # The tail falls at most like exp(-T / 2), so a smaller statistic cannot become significant.
     if statistic < 2 * math.log(series / level) - 2 * math.log(t.size):
         return ()
-    if models.turning(y, (smooth.noise, kinked.noise)) - kinked.bic < _MARGIN:
+    short = t.size < _POINTS_FOR_TWO
+    white = not any(models.noises[k].correlated for k in (smooth.noise, kinked.noise))
+    margin = _SHORT_MARGIN if short and white else _MARGIN
+    if models.turning(y, (smooth.noise, kinked.noise)) - kinked.bic < margin:
         return ()
-    pvalue = min(1.0, _CHOICE * series * _bootstrap_pvalue(models, smooth, statistic, level / series, seed))
+    choice = _SHORT_CHOICE if short else _CHOICE
+    pvalue = min(1.0, choice * series * _bootstrap_pvalue(models, smooth, statistic, level / series, seed))
     if pvalue > level:
         return ()
     changes = _described(models, y, kinked, pvalue, level, series)
@@ -143,6 +148,7 @@ class _Noise(NamedTuple):
     whiten: FloatArray  # turns the noise into independent errors of equal variance
     log_determinant: float
     parameters: int
+    correlated: bool
 
 
 class _Smooth(NamedTuple):
@@ -366,7 +372,8 @@ def _noise(n: int, correlation: float, growth: float) -> _Noise:
     lower = np.eye(n) - correlation * np.eye(n, k=-1)
     lower[0, 0] = math.sqrt(1 - correlation**2)
     parameters = int(correlation > 0) + int(growth != 0)
-    return _Noise(lower / deviation, math.log(lower[0, 0]) - float(np.log(deviation).sum()), parameters)
+    log_determinant = math.log(lower[0, 0]) - float(np.log(deviation).sum())
+    return _Noise(lower / deviation, log_determinant, parameters, correlation > 0)
 
 
 def _least_squares(noise: _Noise, design: FloatArray, y: FloatArray) -> tuple[FloatArray, float]:

@@ -77,6 +77,19 @@ def test_deep_linear_potentials_against_aoyagi(widths, rank):
     assert result.asymptotic == pytest.approx(float(deep_linear(widths, rank).value), rel=0.06)
 
 
+def test_draws_go_on_until_the_ladder_shows_a_limit():
+    """5-5-5-5 of rank 2: the usual number of draws leaves the values of this network too noisy for a limit."""
+    weights, inputs = (torch.Generator().manual_seed(1) for _ in range(2))
+    layers = [nn.Linear(5, 5, bias=False).double() for _ in range(3)]
+    for layer in layers:
+        shapes = ((5, 2), (2, 5))
+        left, right = (torch.randn(*shape, generator=weights, dtype=torch.float64) for shape in shapes)
+        layer.weight.data = left @ right / 10**0.25
+    x = torch.randn(500, 5, generator=inputs, dtype=torch.float64)
+    result = strati.llc(nn.Sequential(*layers), "behavioural-mse", x, seed=1)
+    assert abs(result.asymptotic - 11) <= 3 * result.asymptotic_stderr < 1.0
+
+
 def test_gibbs_is_refused_where_it_is_not_possible():
     with pytest.raises(BadInputError, match="not quadratic in each layer"):
         strati.learning_coefficient(lambda w: (w**4).sum(), torch.zeros(2), sampler="gibbs")

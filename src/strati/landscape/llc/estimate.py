@@ -461,6 +461,12 @@ def settled(traces: Traces, settings: LLCConfig) -> bool:
     return mixed(traces, traces.main, settings) and (ess(main) or 0.0) >= _LEAST_ESS
 
 
+def shows_limit(traces: Traces, settings: LLCConfig) -> bool:
+    """Whether the values of all temperatures together allow an extrapolation."""
+    ladder = tuple((float(traces.nbeta[k]), *_rung(traces, k, settings)) for k in range(len(traces.nbeta)))
+    return _limit(traces, ladder, None)[0] is not None
+
+
 def drifting(traces: Traces, index: int) -> bool:
     """Whether loss or distance differ between the first and second half of the draws, beyond chance.
 

@@ -21,7 +21,7 @@ from strati.core.results import Tick, silent
 from strati.core.rng import derive
 from strati.landscape.llc.conditional import Conditional
 from strati.landscape.llc.config import BUDGET, LLCConfig, Sampler
-from strati.landscape.llc.estimate import settled
+from strati.landscape.llc.estimate import settled, shows_limit
 from strati.landscape.llc.posterior import LocalPosterior, rounding_limit
 from strati.landscape.llc.sampling_plan import MOST_DRAWS, Clock, GradientCost
 from strati.landscape.llc.traces import Traces
@@ -47,6 +47,8 @@ def sample_gibbs(
     nbetas: Sequence[float],
     tick: Tick = silent,
     clock: Clock | None = None,
+    *,
+    extrapolated: bool = False,
 ) -> Traces | None:
     """Draw from the localised posterior at several temperatures at once, by conditionals of the blocks.
 
@@ -57,6 +59,7 @@ def sample_gibbs(
         nbetas: The temperatures, the one asked for first.
         tick: Called now and then.
         clock: The time that may be used; by default the cost model alone decides.
+        extrapolated: Go on until the temperatures allow an extrapolation, too, up to the same limit.
 
     Returns:
         The traces, or ``None`` where a conditional turns out not to be the Gaussian it was taken for.
@@ -124,7 +127,8 @@ def sample_gibbs(
             if count >= _FEWEST and clock.left < (time.perf_counter() - began) / i:
                 break
         elif count == goal:
-            if settled(traces(), config):
+            drawn = traces()
+            if settled(drawn, config) and (not extrapolated or shows_limit(drawn, config)):
                 break
             goal = min(2 * goal, most)
     return traces()

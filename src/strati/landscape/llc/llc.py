@@ -318,8 +318,10 @@ def conditional_traces(
         and few
         and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost))
     ):
+        single = isinstance(nbeta, float)
         rungs = ladder(seen, config, nbeta, blocks) if isinstance(nbeta, float) else nbeta
-        traces = sample_gibbs(seen, blocks, config, rungs, tick, clock)
+        extrapolated = single and len(rungs) > 1
+        traces = sample_gibbs(seen, blocks, config, rungs, tick, clock, extrapolated=extrapolated)
     if traces is None and config.sampler == Sampler.GIBBS:
         raise BadInputError("gibbs", "the loss is not quadratic in each layer given the others; use hmc")
     return traces

@@ -21,6 +21,7 @@ _LARGE_BUDGET = 4 * BUDGET  # per temperature, for networks too large to know th
 _RUNGS = 7
 _WARMUP_SHARE = 1 / 3  # of the time that chains may take before their first draw, as planned
 _FEWEST_CHAINS = 4
+_LENGTHENED = 2.0  # trajectories of draws are about so many times as long as those of the warm-up
 _WORTH = 3.0  # budgets that a whole ladder may cost
 _EXCHANGED = 30  # temperatures of a whole ladder, about
 
@@ -189,11 +190,16 @@ def timed_plan(
             return plan
         plan = plan._replace(exchange=False)
 
-    def before(chains: int) -> float:
-        return pace * rounds * (1 + plan.leapfrog) / 2 * (cost.call + chains * cost.replica)
+    def expected(chains: int, trajectories: int) -> float:
+        return pace * trajectories * (1 + plan.leapfrog) / 2 * (cost.call + chains * cost.replica)
+
+    def too_many(chains: int) -> bool:
+        # Few long chains show that they have mixed where many short ones of the same cost do not.
+        before, draws = expected(chains, rounds), _LENGTHENED * expected(chains, plan.draws)
+        return before > _WARMUP_SHARE * seconds or before + draws > seconds
 
     if config.chains is None:
-        while plan.chains >= 2 * _FEWEST_CHAINS and before(plan.chains) > _WARMUP_SHARE * seconds:
+        while plan.chains >= 2 * _FEWEST_CHAINS and too_many(plan.chains):
             plan = plan._replace(chains=plan.chains // 2)
     if plan.ladder and config.ladder is None and pace * plan.seconds(warmup, cost) > seconds:
         plan = plan._replace(ladder=False)
