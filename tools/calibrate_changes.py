@@ -96,7 +96,9 @@ def attainable_power(steps: Array, curve: Array, deviation: float) -> float:
 def print_smooth(draws: int, seed: int) -> None:
     """Alarms on smooth curves with independent noise."""
     print(f"smooth curves, level 0.05: alarms in {draws} series, even steps")
-    print("curve                  20 points, 2 %  20 points, 5 %  60 points, 1 %  60 points, 2 %  200 points, 2 %")
+    print(
+        "curve                  20 points, 2 %  20 points, 5 %  60 points, 1 %  60 points, 2 %  200 points, 2 %"
+    )
     cases = ((20, 0.02), (20, 0.05), (60, 0.01), (60, 0.02), (200, 0.02))
     for name, curve in SMOOTH.items():
         rates = []
@@ -135,7 +137,10 @@ def print_losses() -> None:
             steps = np.unique(steps.round())
             alarms += [name] if find_changes(steps, losses[steps.astype(int)]) else []
         spacing = "even" if even else "logarithmic"
-        print(f"losses of 20 networks, {points} {spacing} steps: {len(alarms)} alarms {alarms or ''}", flush=True)
+        print(
+            f"losses of 20 networks, {points} {spacing} steps: {len(alarms)} alarms {alarms or ''}",
+            flush=True,
+        )
 
 
 def print_kinks(draws: int, seed: int) -> None:

@@ -142,7 +142,7 @@ def test_slopes_are_those_of_the_series() -> None:
 
 
 def test_a_turn_is_found_in_twenty_points() -> None:
-    """A slope that turns from -0.5 to 0.5 per ln(step), noise 0.1: the calibration finds it in more than 85 % of runs."""
+    """A slope that turns from -0.5 to 0.5 per ln(step), noise 0.1: found in more than 85 % of calibrated runs."""
     steps = np.append(0.0, np.geomspace(1, 10_000, 19))
     x = np.log(steps + 1)
     curve = -0.5 * x + np.maximum(0, x - 4.6)

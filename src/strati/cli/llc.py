@@ -93,7 +93,8 @@ def command(
         )
     emit(coefficient, output)
     if not output.quiet and output.json != "-" and isinstance(coefficient, LearningCoefficient):
-        show(f"next: {next_command(coefficient, model, data, loss)}")
+        named = "".join(f" --{n} {v}" for n, v in (("inputs", inputs), ("targets", targets)) if v is not None)
+        show(f"next: {next_command(coefficient, model, data + named, loss)}")
 
 
 def default_loss(network: nn.Module, data: Data) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from strati.core.display import without_shared_prefix
 from strati.io.roles import Place, place_of
 
 WRAPPERS = frozenset(
@@ -360,23 +361,6 @@ def _pair_chains(
             tuple(run[j] for run, j in zip(runs, row, strict=True)) for row in _spread([len(r) for r in runs])
         ]
     return rows
-
-
-def without_shared_prefix(names: Sequence[str]) -> list[str]:
-    """Names without the prefix that all of a network's layers share.
-
-    Examples:
-        >>> without_shared_prefix(["model.layers.0.q.weight", "model.embed.weight"])
-        ['layers.0.q.weight', 'embed.weight']
-    """
-    split = [name.split(".") for name in names]
-    shared = 0
-    while split and all(len(s) > shared + 1 and s[shared] == split[0][shared] for s in split):
-        shared += 1
-    # A number is a block, not a wrapper: "layers.0" of a one-block network stays.
-    while shared and split[0][shared - 1].isdigit():
-        shared -= 1
-    return [".".join(s[shared:]) for s in split]
 
 
 def bare_names(names: Sequence[str]) -> list[str]:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.comparison.matching import without_shared_prefix
-from strati.core.display import printable
+from strati.core.display import printable, without_shared_prefix
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -396,3 +396,20 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
         piece.lstrip("0") if piece.isdecimal() else piece for piece in re.split(r"([0-9]+)", text) if piece
     )
     return tuple((0, len(p), p) if not p or p.isdecimal() else (1, 0, p) for p in pieces)
+
+
+def without_shared_prefix(names: Sequence[str]) -> list[str]:
+    """Names without the prefix that all of a network's layers share.
+
+    Examples:
+        >>> without_shared_prefix(["model.layers.0.q.weight", "model.embed.weight"])
+        ['layers.0.q.weight', 'embed.weight']
+    """
+    split = [name.split(".") for name in names]
+    shared = 0
+    while split and all(len(s) > shared + 1 and s[shared] == split[0][shared] for s in split):
+        shared += 1
+    # A number is a block, not a wrapper: "layers.0" of a one-block network stays.
+    while shared and split[0][shared - 1].isdigit():
+        shared -= 1
+    return [".".join(s[shared:]) for s in split]

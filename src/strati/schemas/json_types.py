@@ -216,6 +216,7 @@ class DegeneracyFields(TypedDict):
     structural_free: int
     free_elsewhere: int
     free_from_few_data: int
+    free_by_structure: int
     free_at_most: int | None
     weakly_used: int | None
     data: int

@@ -47,9 +47,13 @@ _TAIL = 0.2  # share of the simulated statistics that the exponential tail is fi
 _CORRELATIONS = (0.0, 0.3, 0.6, 0.85, 0.97)
 _GROWTHS = (-2.3, -1.15, 0.0, 1.15, 2.3)  # logarithm of the noise's standard deviation, last minus first
 _SPLINES = (4, 5, 6, 8)  # knots
-_CHOICE, _SHORT_CHOICE = 2.0, 1.5  # factor of p-values: the smooth model is chosen from the same data
+# Factor of p-values, for the choice of the smooth model from the same data: at least this, and one per so many points,
+# since longer series show finer differences between the chosen model and the true curve.
+_CHOICE, _POINTS_PER_CHOICE = 1.5, 30
 _MARGIN = 1.0  # by which the BIC of kinks must be below that of smooth curves with a turn
-_SHORT_MARGIN = -2.0  # the same in short series of white noise, which some of the thousand curves with a turn fit
+_SHORT_MARGIN = (
+    -2.0
+)  # the same in short series of white noise, which some of the thousand curves with a turn fit
 _QUANTILE = 3.841  # chi-squared, one degree of freedom, 95 %
 
 
@@ -118,7 +122,7 @@ def find_changes(
     margin = _SHORT_MARGIN if short and white else _MARGIN
     if models.turning(y, (smooth.noise, kinked.noise)) - kinked.bic < margin:
         return ()
-    choice = _SHORT_CHOICE if short else _CHOICE
+    choice = max(_CHOICE, t.size / _POINTS_PER_CHOICE)
     pvalue = min(1.0, choice * series * _bootstrap_pvalue(models, smooth, statistic, level / series, seed))
     if pvalue > level:
         return ()

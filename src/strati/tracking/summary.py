@@ -6,8 +6,8 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from strati.comparison.matching import without_shared_prefix
-from strati.core.display import Column, NextCommand, Paragraph, Table, command_path
+from strati.core.display import Column, NextCommand, Paragraph, Table, command_path, without_shared_prefix
+from strati.landscape.llc.estimate import with_error
 from strati.spectra.state import LayerState
 from strati.tracking.change_points import LEAST
 
@@ -72,22 +72,25 @@ def _trend(series: Series) -> str:
 
 
 def _coefficient(result: Track) -> list[str]:
-    series = next((s for s in result.curves if s.what == "llc" and s.layer is None), None)
-    if series is None:
+    if "nbeta" not in result.settings:
         return []
-    points = [
-        (step, v, e)
-        for step, v, e in zip(result.steps, series.values, series.stderr, strict=True)
-        if v is not None
-    ]
+    series = next((s for s in result.curves if s.what == "llc" and s.layer is None), None)
+    points = (
+        [
+            (step, value, error)
+            for step, value, error in zip(result.steps, series.values, series.stderr, strict=True)
+            if value is not None
+        ]
+        if series is not None
+        else []
+    )
     settings = ", ".join(
         f"{name} {_digits(result.settings[name])}" for name in ("nbeta", "gamma") if name in result.settings
     )
     if not points:
         return [f"no learning coefficient could be estimated ({settings})"]
     step, value, error = points[-1]
-    margin = "" if error is None else f" ± {error:.1g}"
-    return [f"learning coefficient {_digits(value)}{margin} at step {step:,.0f} ({settings})"]
+    return [f"learning coefficient {with_error(value, error)} at step {step:,.0f} ({settings})"]
 
 
 def _verdict(result: Track) -> str:

@@ -397,9 +397,7 @@ def _result(
         )
         warnings.append(Flag("off-minimum", text))
     if failed:
-        names = sorted({f["checkpoint"] for f in failed})
-        text = f"{len(failed)} measurements failed at {', '.join(names[:3])}; the reasons are under 'failed'"
-        warnings.append(Flag("incomplete", text))
+        warnings.append(Flag("incomplete", _failures(failed, len(ordered))))
     return Track(
         steps,
         curves,
@@ -412,6 +410,19 @@ def _result(
         {name: tuple(at.get(i) for i in range(len(ordered))) for name, at in states.items()},
         _ends(ordered),
     )
+
+
+def _failures(failed: Sequence[Mapping[str, str]], checkpoints: int) -> str:
+    """What could not be measured, at how many checkpoints, with the reason of the last of them."""
+    by_quantity: dict[str, list[str]] = {}
+    for row in failed:
+        by_quantity.setdefault(row["quantity"], []).append(row["reason"])
+    texts = [
+        f"no {quantity} at {len(reasons)} of {checkpoints} checkpoints ({reasons[-1]})"
+        for quantity, reasons in by_quantity.items()
+    ]
+    more = f"; and {len(texts) - 2} more quantities" if len(texts) > 2 else ""
+    return "; ".join(texts[:2]) + more
 
 
 def _ends(ordered: tuple[Checkpoint, ...]) -> tuple[str, str] | None:

@@ -112,10 +112,10 @@ def count_module(
 
 def _bound(refusal: UnsupportedError, found: Symmetries) -> Flag:
     """What kind of bound this is, and how loose it may be."""
-    seen = f"; symmetries counted: {', '.join(found.kinds)}" if found.kinds else ""
+    kinds = f" ({', '.join(found.kinds)})" if found.kinds else ""
     text = (
-        f"{refusal.what}: {refusal.why}; counted inside layers and by known symmetries between them{seen}. "
-        f"In small networks of this kind this finds {FOUND} of the free directions"
+        f"{refusal.what} is no plain MLP: free directions are counted inside layers and by symmetries between "
+        f"them{kinds}; in small networks this finds {FOUND} of them"
     )
     return Flag("not-a-chain", text)
 

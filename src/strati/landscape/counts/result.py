@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Method = Literal["exact", "structural"]
 MOST_EXACT = 20_000
+BOUNDED = 0.9
+"""Where more than this share of the output values is used, their number limits the count."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Degeneracy(Result):
         free_elsewhere: Free directions of parameters outside the listed layers (unused parameters, normalisations).
         free_from_few_data: What is free beyond that because there are fewer output values on the data than
             parameters; 0 where the count is exact. Layers, ``free_elsewhere`` and this add up to ``free``.
+        free_by_structure: What activations, Jacobians, firing, synchrony and unused parameters leave free, whatever
+            the number of data.
         free_at_most: No more can be free; ``None`` where no upper bound is known. Where the rank was computed but
             rounding leaves it open, ``free`` is the structural lower bound and this the other end.
         weakly_used: Directions that are used but move the outputs by less than 1e-6 of the strongest, which float32
@@ -94,6 +98,7 @@ class Degeneracy(Result):
     structural_free: int
     free_from_few_data: int
     data: int
+    free_by_structure: int
     free_elsewhere: int = 0
     free_at_most: int | None = None
     weakly_used: int | None = None
@@ -111,9 +116,16 @@ class Degeneracy(Result):
         return self.parameters - self.free
 
     @property
+    def bounded_by_data(self) -> bool:
+        """Whether the number of output values on the data, not the network, limits what is used."""
+        if self.values is None or self.values >= self.parameters:
+            return False
+        return self.free_from_few_data > 0 or self.effective > BOUNDED * self.values
+
+    @property
     def sentence(self) -> str:
         """The answer in plain words, at most 100 characters."""
-        if self.free_from_few_data > 0 and self.values is not None:
+        if self.bounded_by_data and self.values is not None:
             outputs = self.values // max(1, self.data)
             return (
                 f"Too few data to count: {self.data:,} rows x {outputs:,} outputs can use at most {self.values:,} of "
@@ -134,6 +146,7 @@ class Degeneracy(Result):
             "structural_free": self.structural_free,
             "free_elsewhere": self.free_elsewhere,
             "free_from_few_data": self.free_from_few_data,
+            "free_by_structure": self.free_by_structure,
             "free_at_most": self.free_at_most,
             "weakly_used": self.weakly_used,
             "data": self.data,
@@ -248,12 +261,13 @@ def assemble(
         there = sum(c.at_epsilon.free for c in layers if c.at_epsilon is not None) + size.unused
         effective = size.parameters - max(there, structural)
     result = Degeneracy(
-        layers=tuple(layers),
+        layers=tuple(replace(layer, structural_free=layer.free) for layer in layers),
         parameters=size.parameters,
         free=structural,
         method="structural",
         structural_free=structural,
         free_from_few_data=structural - by_layers,
+        free_by_structure=min(by_layers, structural),
         free_elsewhere=size.unused + elsewhere,
         data=size.data,
         epsilon=epsilon,

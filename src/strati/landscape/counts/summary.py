@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strati.core.display import Column, printable, table
+from strati.core.display import Column, printable, table, without_shared_prefix
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,18 +23,19 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
 
     columns = _columns(result)
     rows = [
-        [printable(layer.name, 48), *(values[index] for values in columns.values())]
-        for index, layer in enumerate(result.layers)
+        [name, *(values[index] for values in columns.values())] for index, name in enumerate(_names(result))
     ]
     drawn = table(
         [Column("layer", keep=True), *(Column(name, right=True, keep=name == TOTAL) for name in columns)],
         [*rows, *_totals(result, list(columns))],
     )
     lines = [result.sentence + ".", *_details(result)]
-    notes = [f"not analysed: {printable(name)}: {reason}" for name, reason in result.skipped[:5]]
-    if len(result.skipped) > 5:
-        notes.append(f"not analysed: {len(result.skipped) - 5} more")
-    notes += [f"note: {flag.text}" for flag in result.warnings if flag.code != "few-data"]
+    notes = [f"not analysed: {printable(name)}: {reason}" for name, reason in result.skipped[:1]]
+    if len(result.skipped) > 1:
+        notes = [
+            f"{len(result.skipped)} layers are not analysed (tied or elementwise weights); --json lists them"
+        ]
+    notes += [f"note: {flag.text}" for flag in result.warnings if flag.code not in ("few-data", "probes")]
     parts: list[RenderableType] = [*(Text(line) for line in lines), drawn, *(Text(note) for note in notes)]
     for more in (result.llc, result.scales):
         if more is not None:
@@ -45,9 +46,9 @@ def degeneracy_summary(result: Degeneracy) -> RenderableType:
 def _details(result: Degeneracy) -> list[str]:
     """What is free and how it was counted; where most of it lies; dead neurons."""
     lines = []
-    if result.values is not None and result.free_from_few_data > 0:
-        structural = result.free - result.free_from_few_data
+    if result.values is not None and result.bounded_by_data:
         lines.append(f"Give at least {-(-result.parameters * result.data // result.values):,} rows.")
+        structural = result.free_by_structure
         share = f"{structural / result.parameters:.0%}"
         lines.append(f"By structure alone {structural:,} parameters ({share}) are free{_where(result)}.")
     else:
@@ -57,18 +58,28 @@ def _details(result: Degeneracy) -> list[str]:
         )
     if result.effective_at_epsilon is not None:
         lines.append(f"At a loss scale of {result.epsilon:g} about {result.effective_at_epsilon:,} are used.")
-    dead = {layer.name: layer.dead for layer in result.layers if layer.dead}
+    dead = {name: layer.dead for name, layer in zip(_names(result), result.layers, strict=True) if layer.dead}
     if dead:
-        places = ", ".join(f"{count} in {printable(name, 48)}" for name, count in list(dead.items())[:4])
+        places = ", ".join(f"{count} in {name}" for name, count in list(dead.items())[:4])
         lines.append(f"{sum(dead.values()):,} dead neurons: {places}{', ...' if len(dead) > 4 else ''}.")
     return lines
 
 
 def _where(result: Degeneracy) -> str:
-    largest = sorted((layer for layer in result.layers if layer.free), key=lambda c: -c.free)[:4]
-    if len(largest) < 2:
+    counts = [(free, name) for free, name in zip(_free(result), _names(result), strict=True) if free]
+    if len(counts) < 2:
         return ""
-    return ": " + ", ".join(f"{printable(layer.name, 48)} {layer.free:,}" for layer in largest)
+    largest = sorted(counts, key=lambda pair: -pair[0])[:4]
+    return ": " + ", ".join(f"{name} {free:,}" for free, name in largest)
+
+
+def _names(result: Degeneracy) -> list[str]:
+    return [printable(name, 48) for name in without_shared_prefix([layer.name for layer in result.layers])]
+
+
+def _free(result: Degeneracy) -> list[int]:
+    """What each layer leaves free; by structure where the number of data limits the exact rank."""
+    return [c.structural_free if result.bounded_by_data else c.free for c in result.layers]
 
 
 def _columns(result: Degeneracy) -> dict[str, list[str]]:
@@ -85,14 +96,18 @@ def _columns(result: Degeneracy) -> dict[str, list[str]]:
         there = [c.at_epsilon.free for c in layers if c.at_epsilon is not None]
         columns.pop("dead", None)
         columns[f"free at {result.epsilon:g}"] = [f"{v:,}" for v in there]
-    columns[TOTAL] = [f"{c.free:,}" for c in layers]
+    columns[TOTAL] = [f"{free:,}" for free in _free(result)]
     return columns
 
 
 def _totals(result: Degeneracy, columns: list[str]) -> list[list[str]]:
     """What is free beside the layers, and the sum of the column."""
-    rest = {"(other parameters)": result.free_elsewhere, "(too few data)": result.free_from_few_data}
-    rows = [(name, free) for name, free in rest.items() if free]
+    few, elsewhere = result.free_from_few_data, result.free_elsewhere
+    if result.bounded_by_data:
+        few = result.free - result.free_by_structure
+        elsewhere = result.free_by_structure - sum(_free(result))
+    beside = {"(other parameters)": elsewhere, "(too few data)": few}
+    rows = [(name, free) for name, free in beside.items() if free]
     if len(result.layers) + len(rows) < 2:
         return []
     return [

@@ -185,15 +185,16 @@ class LearningCoefficient(Result):
         """The value with its settings, its interval and chains, the limit, and what a reader must know."""
         from rich.text import Text
 
-        where = f"(nbeta {self.nbeta:.4g}, gamma {self.gamma:.4g})"
-        r_hat, size = (_number(v, f) for v, f in ((self.rhat, ".3f"), (self.ess, ".0f")))
+        where = f"(nbeta {self.nbeta:.3g}, gamma {self.gamma:.3g})"
+        r_hat, size = (_number(v, f) for v, f in ((self.rhat, ".2f"), (self.ess, ".0f")))
         if self.estimate is None or self.stderr is None:
             lines = [f"No learning coefficient {where}: {HEADLINES[self.missing or NoEstimate.NOT_MIXED]}"]
         else:
             low, high = (self.estimate + sign * 1.96 * self.stderr for sign in (-1, 1))
+            limit = f"; limit for large nbeta: {self._limit()}" if self.asymptotic is not None else ""
             lines = [
-                f"Learning coefficient {_with_error(self.estimate, self.stderr)} {where}.",
-                f"95 % interval {low:.4g} to {high:.4g}; limit for large nbeta: {self._limit()}",
+                f"Learning coefficient {with_error(self.estimate, self.stderr)} {where}.",
+                f"95 % interval {low:.3g} to {high:.3g}{limit}",
             ]
         sampler = self.settings["sampler"]
         lines.append(
@@ -228,7 +229,7 @@ class LearningCoefficient(Result):
     def _limit(self) -> str:
         if self.asymptotic is not None and self.asymptotic_stderr == 0:
             return f"{self.asymptotic:.4g} (exact, from the rank of the Hessian)"
-        text = _with_error(self.asymptotic, self.asymptotic_stderr)
+        text = with_error(self.asymptotic, self.asymptotic_stderr)
         if self.asymptotic_low is None or self.asymptotic_high is None:
             return text
         return f"{text}; certainly between {self.asymptotic_low:.4g} and {self.asymptotic_high:.4g}"
@@ -307,7 +308,7 @@ def _limit(
     if refusal is not None:
         return None, refusal.text
     if traces.main == len(ladder) - 1:
-        return None, "no colder temperatures were sampled: no limit for large nbeta"
+        return None, "one temperature was sampled, so there is no limit for large nbeta"
     usable = ladder[: agreeing(traces)]
     hottest = float(traces.nbeta[0]) if traces.global_start else None
     limit = extrapolate(*np.array(usable, dtype=float).reshape(-1, 3).T, hottest=hottest)
@@ -488,8 +489,20 @@ def drifting(traces: Traces, index: int) -> bool:
     return False
 
 
-def _with_error(value: float | None, error: float | None) -> str:
-    return "none" if value is None else f"{value:.4g} +- {error:.2g}"
+def with_error(value: float | None, error: float | None) -> str:
+    """A value and its error, both to the digit that the error leaves certain (two where it begins with a one).
+
+    Examples:
+        >>> with_error(12.8744, 0.4893), with_error(134.42, 1.93), with_error(0.49234, 0.0071)
+        ('12.9 +- 0.5', '134.4 +- 1.9', '0.492 +- 0.007')
+    """
+    if value is None:
+        return "none"
+    if error is None or not error > 0:
+        return f"{value:.3g}"
+    leading = f"{error:.0e}"
+    decimals = -int(leading[2:]) + (leading[0] == "1" or f"{error:.1e}"[0] == "1")
+    return f"{value:,.{max(0, decimals)}f} +- {error:.{max(0, decimals)}f}"
 
 
 def _number(value: float | None, form: str) -> str:

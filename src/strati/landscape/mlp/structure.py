@@ -73,6 +73,7 @@ class LayerCount:
         free_from_firing: What neurons that see only part of the data's span leave free beyond ``rG``.
         free_from_synchrony: ``sum_a s_a t_a``, a neuron alone being a block of one (its scaling).
         free: Counted once; cross-layer freedom belongs to the earlier layer.
+        structural_free: The same by structure alone, also where ``free`` is from the exact rank.
         blocks: The members of the synchronised blocks.
         at_epsilon: The same at a loss scale, if one was given.
     """
@@ -93,6 +94,7 @@ class LayerCount:
     free_from_firing: int
     free_from_synchrony: int
     free: int
+    structural_free: int = 0
     blocks: tuple[tuple[int, ...], ...] = ()
     at_epsilon: AtEpsilon | None = None
 
