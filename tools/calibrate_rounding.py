@@ -63,7 +63,15 @@ def main() -> None:
           f"wrong ones begin at {least:.2f}")  # fmt: skip
 
 
-UPDATES = ("LoRA of rank 8", "LoRA of rank 1", "full, 1/k", "full, flat", "1 % pruned")
+UPDATES = (
+    "LoRA of rank 8",
+    "LoRA of rank 1",
+    "full, 1/k",
+    "full, exp(-k/5)",
+    "full, flat",
+    "rank 2 and noise of 30 %",
+    "1 % pruned",
+)
 SIZES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 SHAPES = ((112, 96), (64, 144))
 
@@ -111,43 +119,67 @@ def versions(
     if "LoRA" in update:
         rank = int(update.split()[-1])
         change = rng.normal(size=(shape[0], rank)) @ rng.normal(size=(rank, shape[1]))
+    elif "noise" in update:
+        change = rng.normal(size=(shape[0], 2)) @ rng.normal(size=(2, shape[1])) / np.sqrt(2)
+        change += 0.3 * rng.normal(size=shape)
     else:
         left, values, right = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
-        change = (left * (values if "flat" in update else 1 / np.arange(1, len(values) + 1))) @ right
+        number = np.arange(1, len(values) + 1)
+        spectra = {"flat": values, "1/k": 1 / number, "exp(-k/5)": np.exp(-number / 5)}
+        change = (left * spectra[update.removeprefix("full, ")]) @ right
     change *= size * np.linalg.norm(master) / np.linalg.norm(change)
     for start in (stored.astype(np.float64), master):
         yield stored, (start + change).astype(dtype)
 
 
+SHARES = ((0.9, 0.1), (0.7, 0.3), (0.5, 0.5), (0.6, 0.3, 0.1), (0.25, 0.25, 0.25, 0.25))
+
+
 def print_merges(seed: int, draws: int) -> None:
-    """Root mean square and largest z-score of the weights, and the largest residual."""
+    """Z-scores of the weights of merges of two to four parents, residuals, and residuals without the last parent."""
     from strati.comparison.merge_weights import mixture
 
-    print("| dtype | rounded | parents differ by | z, rms | z, most | residual, most |")
-    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    print(
+        "| dtype | rounded | parents differ by | z, rms | z, most | residual, most | parent missing, least | hidden |"
+    )
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for name, dtype in dtypes().items():
-        for way in ("the sum", "each product", "the parents, later"):
-            for apart in (0.06, 0.01):
-                scores, residuals = [], []
+        for way in ("the sum", "each product", "the running sum", "the parents, later"):
+            for apart in (0.06, 0.01, 0.003):
+                scores, residuals, missing, hidden = [], [], [], []
                 for draw in range(draws):
                     rng = stream(seed, "merges", name, way, str(apart), str(draw))
-                    shares = ((0.9, 0.1), (0.7, 0.3), (0.5, 0.5), (0.6, 0.3, 0.1))[draw % 4]
+                    shares = SHARES[draw % len(SHARES)]
                     base = 0.02 * rng.normal(size=(128, 96))
                     parents = [base + apart * 0.02 * rng.normal(size=base.shape) for _ in shares]
                     stored = [p.astype(dtype) for p in parents]
-                    used = parents if "parents" in way else [p.astype(np.float64) for p in stored]
-                    terms = [w * p for w, p in zip(shares, used, strict=True)]
-                    if "product" in way:
-                        terms = [t.astype(dtype).astype(np.float64) for t in terms]
-                    estimate: Any = mixture(stored, np.sum(terms, axis=0).astype(dtype))
+                    merge = merged(shares, parents if "parents" in way else stored, way, dtype)
+                    estimate: Any = mixture(stored, merge)
                     residuals.append(estimate.residual)
                     triples = zip(estimate.weights, shares, estimate.stderr, strict=True)
                     scores += [(w - true) / error for w, true, error in triples]
+                    if len(shares) > 2:
+                        rest: Any = mixture(stored[:-1], merge)
+                        missing.append(rest.residual)
+                        hidden.append(rest.hidden)
                 rms, most = np.sqrt(np.mean(np.square(scores))), np.max(np.abs(scores))
-                print(
-                    f"| {name} | {way} | {apart:.0%} | {rms:.2f} | {most:.1f} | {max(residuals):.3f} |",
-                    flush=True,
+                cells = (
+                    f"{rms:.2f} | {most:.1f} | {max(residuals):.3f} | {min(missing):.3f} | {max(hidden):.2f}"
                 )
+                print(f"| {name} | {way} | {apart:.1%} | {cells} |", flush=True)
+
+
+def merged(shares: tuple[float, ...], parents: list[Any], way: str, dtype: Any) -> Any:
+    """A merge, rounded as the name says."""
+    terms = [w * p.astype(np.float64) for w, p in zip(shares, parents, strict=True)]
+    if way in ("each product", "the running sum"):
+        terms = [term.astype(dtype).astype(np.float64) for term in terms]
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+        if way == "the running sum":
+            total = total.astype(dtype).astype(np.float64)
+    return total.astype(dtype)
 
 
 def sources(seed: int, made: bool) -> Iterator[tuple[str, list[tuple[Array, Array]]]]:

@@ -270,8 +270,89 @@ def test_pruning_and_single_steps_are_changes(dtype: str) -> None:
     pruned = np.where(sizes < np.quantile(sizes, 0.01), 0, base.astype(np.float64)).astype(DTYPES[dtype])
     one_step = np.where(np.arange(base.size).reshape(base.shape) == 7, np.nextafter(base, base + base), base)
     for after in (pruned, one_step.astype(DTYPES[dtype])):
-        assert judged(base, after)[1] in ("dense", "low-rank", "undecided")
+        assert judged(base, after)[1] in ("dense", "undecided")
         assert not is_conversion(base, after)
+
+
+def test_single_entries_and_rows_that_changed_are_no_low_rank_update() -> None:
+    base = weights(4, 64, 48)
+    for changed in (1, 5, 40):
+        after = base.copy()
+        places = np.random.default_rng(changed).choice(base.size, changed, replace=False)
+        after.reshape(-1)[places] = 0
+        assert judged(base, after)[1] == "dense"
+    row = base.copy()
+    row[7] += weights(5, 48)
+    assert judged(base, row)[1] == "dense"
+    # A LoRA of an embedding changes some rows only.
+    rows = base.copy()
+    rows[:40] += low_rank(1, 3, 1e-2, 40, 48).astype(np.float32)
+    assert judged(base, rows) == (3, "low-rank")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [3.0, 10.0])
+def test_exponentially_falling_spectra_are_not_low_rank(dtype: str, length: float) -> None:
+    """Singular values exp(-k / length): where the last of them show, the next would not. 1 of 32 may be."""
+    claims = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        base = (0.02 * rng.standard_normal((64, 64))).astype(DTYPES[dtype])
+        left, right = (np.linalg.qr(rng.standard_normal((64, 64)))[0] for _ in range(2))
+        update = (left * np.exp(-np.arange(64) / length)) @ right.T
+        for relative in (1e-5, 1e-4, 1e-3, 1e-2):
+            after = base.astype(np.float64) + sized(update, relative, base.astype(np.float64))
+            claims += judged(base, after.astype(DTYPES[dtype]))[1] == "low-rank"
+    assert claims <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_directions_above_a_floor_of_noise_are_not_low_rank(dtype: str) -> None:
+    """Two strong directions and noise of a third of their size: below, near and above the dtype's step."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        base = (0.02 * rng.standard_normal((96, 64))).astype(DTYPES[dtype])
+        strong, floor = low_rank(seed, 2, 1.0, 96, 64), rng.standard_normal((96, 64))
+        update = strong / np.linalg.norm(strong) + 0.3 * floor / np.linalg.norm(floor)
+        for relative in (1e-6, 1e-4, 1e-3, 3e-3, 1e-2):
+            after = base.astype(np.float64) + sized(update, relative, base.astype(np.float64))
+            assert judged(base, after.astype(DTYPES[dtype]))[1] in ("dense", "undecided", "untouched")
+
+
+def stored_as_float8(values: np.ndarray, scaled: str) -> dict[str, np.ndarray]:
+    """A layer as float8, alone or with one scale for the tensor or for each row."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    if scaled == "no":
+        return {name: values.astype(ml_dtypes.float8_e4m3fn)}
+    sizes = np.abs(values)
+    scale = np.asarray(sizes.max(axis=1, keepdims=True) if scaled == "rows" else sizes.max().reshape(1)) / 448
+    return {name: (values / scale).astype(ml_dtypes.float8_e4m3fn), f"{name}_scale": scale.astype(np.float32)}
+
+
+@pytest.mark.parametrize("scaled", ["no", "tensor", "rows"])
+def test_float8_is_rounding_only_where_every_entry_is_its_nearest_code(scaled: str) -> None:
+    """Both sides float8: the same or changed. One side float8: noise of a thousandth moves entries to other codes."""
+    import strati
+
+    real = weights(0, 128, 96)
+    name = "model.layers.0.mlp.up_proj.weight"
+    rng = np.random.default_rng(0)
+    stored = stored_as_float8(real, scaled)
+    plain = {name: real}
+    assert strati.compare(plain, stored).layers[0].update_kind == "rounding"
+    for relative in (1e-3, 1e-2):
+        noisy = stored_as_float8(real + sized(rng.standard_normal(real.shape), relative, real), scaled)
+        assert strati.compare(plain, noisy).layers[0].update_kind in ("undecided", "dense")
+        assert strati.compare(stored, noisy).layers[0].update_kind in ("undecided", "dense")
+        assert not strati.check(noisy, base=stored).passed
+
+
+def test_ones_and_zeros_show_no_dtype() -> None:
+    """A norm of ones that training moved by a hundredth is no conversion of a coarser dtype."""
+    ones = np.ones(256, np.float32)
+    moved = ones + np.random.default_rng(0).uniform(-0.06, 0.06, 256).astype(np.float32)
+    assert not is_conversion(ones, moved)
+    assert effective_dtype(ones) == "float32"
 
 
 def test_the_kind_of_small_adapters_is_decided_only_by_what_shows() -> None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     Matrix = NDArray[Any]
 
 COARSE = ("float16", "bfloat16")
+"""The half-precision dtypes that updates and intermediate copies are computed in."""
+
+_SAMPLE, _FEWEST_VALUES = 4096, 16
+_FROM_COARSEST = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
 
 
 def rounding_variance(matrix: Matrix) -> FloatArray:
@@ -22,7 +26,7 @@ def rounding_variance(matrix: Matrix) -> FloatArray:
     The dtype is the coarsest that holds every weight exactly: bfloat16 weights saved as float32 are as rough as before.
 
     Examples:
-        >>> rounding_variance(np.array([[1.0, 2.0]], np.float32)).tolist() == [[2**-14 / 12, 2**-12 / 12]]
+        >>> rounding_variance(np.array([[1.0, 2.0]], np.float32)).tolist() == [[2**-46 / 12, 2**-44 / 12]]
         True
     """
     return np.asarray(spacing(np.asarray(matrix, np.float64), effective_dtype(matrix)) ** 2 / 12, np.float64)
@@ -77,10 +81,8 @@ def is_conversion(before: Matrix, after: Matrix) -> bool:
     tie = 1 + 1e-9
     if bool((np.abs(error) <= tie * (spacings[0] + spacings[1]) / 2).all()):
         return bool(abs(energy - 1) <= tolerance)
-    order = ("bfloat16", "float16", "float32", "float64")
-    (fine, coarse), dtype = (
-        ((a, b), dtypes[1]) if order.index(dtypes[0]) > order.index(dtypes[1]) else ((b, a), dtypes[0])
-    )
+    first_is_finer = _FROM_COARSEST.index(dtypes[0]) > _FROM_COARSEST.index(dtypes[1])
+    (fine, coarse), dtype = ((a, b), dtypes[1]) if first_is_finer else ((b, a), dtypes[0])
     steps = spacing(fine, dtype)
     dropped = np.array_equal(np.trunc(fine / steps) * steps, coarse)
     twice = any(np.array_equal(rounded(rounded(fine, via), dtype), coarse) for via in COARSE)
@@ -96,25 +98,32 @@ def rounded(values: FloatArray, dtype: str) -> FloatArray:
     """
     import ml_dtypes
 
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    with np.errstate(over="ignore"):
-        return np.asarray(np.asarray(values).astype(kind), np.float64)
+    stored_as = getattr(ml_dtypes, dtype) if dtype.startswith(("bfloat", "float8")) else np.dtype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(np.asarray(values).astype(stored_as), np.float64)
 
 
 def effective_dtype(matrix: Matrix) -> str:
     """The coarsest floating dtype that holds every entry exactly.
 
+    A finer dtype than the stored one is never returned, and a coarser one only where enough different values show
+    it: ones and zeros fit every dtype.
+
     Examples:
-        >>> effective_dtype(np.array([1.0, 0.5])), effective_dtype(np.array([0.1], np.float32))
-        ('bfloat16', 'float32')
+        >>> few, many = np.array([1.0, 0.5], np.float32), np.arange(1.0, 40.0, dtype=np.float32)
+        >>> effective_dtype(few), effective_dtype(many), effective_dtype(many / 10)
+        ('float32', 'bfloat16', 'float32')
     """
-    values = np.asarray(matrix, np.float64)
-    own = np.asarray(matrix).dtype.name
-    order = ["bfloat16", "float16", "float32", "float64"]
-    for name in order[: order.index(own)] if own in order else order:
-        if np.array_equal(rounded(values, name), values):
+    stored_as = np.asarray(matrix).dtype.name
+    known = stored_as in _FROM_COARSEST
+    values = np.asarray(matrix, np.float64).reshape(-1)
+    sample = values[:: max(values.size // _SAMPLE, 1)]
+    if np.unique(sample).size < _FEWEST_VALUES:
+        return stored_as if known else "float64"
+    for name in _FROM_COARSEST[: _FROM_COARSEST.index(stored_as)] if known else _FROM_COARSEST:
+        if np.array_equal(rounded(sample, name), sample) and np.array_equal(rounded(values, name), values):
             return name
-    return own if own in order else "float64"
+    return stored_as if known else "float64"
 
 
 def spacing(values: FloatArray, dtype: str) -> FloatArray:

@@ -5,26 +5,31 @@ parallel, so the sum of the weights is known long before each of them is: the st
 
 The merged matrix was rounded to its dtype. This rounding is no noise: a parent on the same grid attracts it, which
 biases least squares towards that parent. The weights are therefore chosen such that the *rounded* mixture has the
-least-squares weights of ``M`` (indirect inference). Where the rounded mixture reproduces ``M``, the weights are known
-to the few entries that decide; otherwise the errors are those of White (1980), which hold where errors differ in size
-from entry to entry, with the bias that rounded parents can cause.
+least-squares weights of ``M`` (indirect inference). Merging tools round the sum once, or every product, or the running
+sum after every parent: the way that reproduces most entries counts. Where the rounded mixture reproduces ``M``, the
+weights are known to the few entries that decide; otherwise the errors are those of White (1980), which hold where
+errors differ in size from entry to entry, with the bias that rounded parents can cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.comparison.dtypes import effective_dtype, rounded, rounding_variance
+from strati.comparison.dtypes import effective_dtype, rounded, rounding_variance, spacing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.core.results import FloatArray
+    from strati.core.results import FloatArray, IntArray
 
+    _Way = Callable[[FloatArray, Sequence[FloatArray], str], FloatArray]
+
+_FLOAT32 = 2.0**-24  # relative rounding of weights and sums in float32, which merging tools compute in
+_SAMPLE = 1 << 15  # entries that decide how far the weights of a reproduced merge may be off
 _ROUNDS = 12  # of indirect inference; two to four are typical
 _REPRODUCED = 0.01  # share of entries that may differ where the rounded mixture reproduces the merge
 
@@ -38,11 +43,14 @@ class Mixture:
         stderr: Their standard errors; ``None`` where the parents cannot be distinguished.
         residual: What neither the mixture nor rounding explains, relative to what the parents differ by: the root
             mean square of their distances. 0 where rounding explains all that is left.
+        hidden: What rounding could hide, on the same scale: a further parent whose share is smaller does not show. 0
+            where the rounded mixture reproduces the merge.
     """
 
     weights: tuple[float | None, ...]
     stderr: tuple[float | None, ...]
     residual: float | None
+    hidden: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,12 +100,6 @@ class _LeastSquares:
         covariance = self.inverse @ (spread / scale) @ self.inverse / scale
         return np.asarray(np.sqrt(np.diag(self.back @ covariance @ self.back.T).clip(min=0.0)), np.float64)
 
-    def only(self, parent: int) -> FloatArray:
-        """A parent's difference from what the others can explain, times its weight's leverage."""
-        row = self.back[parent] / self.scales @ self.inverse / self.scales
-        direction = self.mixed(row)
-        return np.asarray(direction / float(direction @ direction), np.float64)
-
 
 def mixture(
     parents: Sequence[NDArray[Any]], merged: NDArray[Any], *, variance: FloatArray | float = 0.0
@@ -124,60 +126,120 @@ def mixture(
         return Mixture((None,) * many, (None,) * many, None)
     dtype = effective_dtype(merged)
     plain = fit.coordinates(target)
-    inner, wrong = _indirect(fit, target, plain, dtype)
-    weights = fit.back @ inner
-    spacing = np.sqrt(12 * rounding_variance(merged).reshape(-1))
+    fits = []
+    for way in _WAYS:
+        fits.append(_indirect(fit, target, plain, way, columns, dtype))
+        if fits[-1].wrong <= _REPRODUCED * target.size:
+            break
+    best = min(fits, key=lambda one: one.wrong)
+    weights = fit.back @ best.coordinates
+    reproduced = best.wrong <= _REPRODUCED * target.size
+    products = [w * column for w, column in zip(weights, columns, strict=True)]
     parents_noise = [rounding_variance(p).reshape(-1) for p in parents]
-    if np.count_nonzero(wrong) <= _REPRODUCED * target.size:
-        # A weight off by d rounds d |P| / u of the entries differently: so far off may it be.
-        undecided = np.count_nonzero(wrong) + 1
-        errors = np.array([undecided / float((np.abs(fit.only(i)) / spacing).sum()) for i in range(many)])
+    if reproduced:
+        errors = _reproducing_range(
+            fit, weights, target, lambda w, picked: best.way(w, [column[picked] for column in columns], dtype)
+        )
     else:
         white = fit.white_errors(target - fit.mixed(plain))
-        # How the merge was rounded is not known here: how much the weights depend on it, the sum or each product.
-        products = [rounded(w * column, dtype) for w, column in zip(weights, columns, strict=True)]
-        by_product = fit.coordinates(rounded(np.sum(products, axis=0), dtype))
-        shifts = [fit.back @ (inner - plain), fit.back @ (by_product - inner)]
+        shifts = [fit.back @ (other.coordinates - best.coordinates) for other in fits]
+        shifts.append(fit.back @ (best.coordinates - plain))
         errors = np.sqrt(white**2 + np.square(shifts).sum(axis=0) + _bias(fit, parents_noise, plain) ** 2)
-    residual = _residual(target - fit.mixed(inner), spacing**2 / 12, weights, parents_noise, variance)
-    apart = np.mean([float(np.square(a - b).sum()) for i, a in enumerate(columns) for b in columns[:i]])
-    residual = float(np.sqrt(residual / apart))
-    return Mixture(tuple(float(w) for w in weights), tuple(float(e) for e in errors), residual)
+    errors = np.hypot(errors, _FLOAT32 * np.abs(weights))
+    apart = float(np.mean([np.square(a - b).sum() for i, a in enumerate(columns) for b in columns[:i]]))
+    noise = (many - 1) * spacing(target, dtype) ** 2 + sum(spacing(term, dtype) ** 2 for term in products)
+    noise = noise / 12 + sum(w**2 * v for w, v in zip(weights, parents_noise, strict=True))
+    noise = noise + np.reshape(variance, -1)
+    residual = 0.0 if reproduced else _beyond(target - fit.mixed(best.coordinates), noise)
+    return Mixture(
+        tuple(float(w) for w in weights),
+        tuple(float(e) for e in errors),
+        float(np.sqrt(residual / apart)),
+        0.0 if reproduced else float(np.sqrt(noise.sum() / apart)),
+    )
+
+
+def _round_sum(weights: FloatArray, columns: Sequence[FloatArray], dtype: str) -> FloatArray:
+    return rounded(np.sum([w * column for w, column in zip(weights, columns, strict=True)], axis=0), dtype)
+
+
+def _round_products(weights: FloatArray, columns: Sequence[FloatArray], dtype: str) -> FloatArray:
+    products = [rounded(w * column, dtype) for w, column in zip(weights, columns, strict=True)]
+    return rounded(np.sum(products, axis=0), dtype)
+
+
+def _round_running_sum(weights: FloatArray, columns: Sequence[FloatArray], dtype: str) -> FloatArray:
+    total = np.zeros_like(columns[0])
+    for w, column in zip(weights, columns, strict=True):
+        total = rounded(total + rounded(w * column, dtype), dtype)
+    return total
+
+
+_WAYS: tuple[_Way, ...] = (_round_sum, _round_products, _round_running_sum)
+
+
+@dataclass(frozen=True)
+class _IndirectFit:
+    """Coordinates whose rounded mixture has the least-squares coordinates of the target, and entries that differ."""
+
+    coordinates: FloatArray
+    wrong: int
+    way: _Way
 
 
 def _indirect(
-    fit: _LeastSquares, target: FloatArray, plain: FloatArray, dtype: str
-) -> tuple[FloatArray, FloatArray]:
-    """Coordinates whose rounded mixture has the least-squares coordinates of the target, and what is left."""
-    best, fewest = plain, target - rounded(fit.mixed(plain), dtype)
+    fit: _LeastSquares,
+    target: FloatArray,
+    plain: FloatArray,
+    way: _Way,
+    columns: Sequence[FloatArray],
+    dtype: str,
+) -> _IndirectFit:
+    best = _IndirectFit(plain, target.size + 1, way)
     current = plain
     for _ in range(_ROUNDS):
-        wrong = target - rounded(fit.mixed(current), dtype)
-        if np.count_nonzero(wrong) <= np.count_nonzero(fewest):
-            best, fewest = current, wrong
-        if not wrong.any():
+        difference = target - way(fit.back @ current, columns, dtype)
+        wrong = int(np.count_nonzero(difference))
+        if wrong <= best.wrong:
+            best = _IndirectFit(current, wrong, way)
+        if wrong == 0:
             break
-        current = current + fit.coordinates(wrong)
-    return best, fewest
+        current = current + fit.coordinates(difference)
+    return best
 
 
-def _residual(
-    rest: FloatArray,
-    own: FloatArray,
+def _reproducing_range(
+    fit: _LeastSquares,
     weights: FloatArray,
-    parents: Sequence[FloatArray],
-    variance: FloatArray | float,
-) -> float:
-    """Energy beyond rounding: of the sum, of the parents or their multiples, and of quantised networks."""
-    noise = own + sum(w**2 * v for w, v in zip(weights, parents, strict=True)) + np.reshape(variance, -1)
-    if not np.any(variance):
-        half_widths = [
-            np.sqrt(3 * own),
-            *(abs(w) * np.sqrt(3 * v) for w, v in zip(weights, parents, strict=True)),
-        ]
-        if np.count_nonzero(np.abs(rest) > sum(half_widths) * (1 + 1e-6)) <= _REPRODUCED * rest.size:
-            return 0.0
-    # Four standard deviations of the energy of uniform errors, whose squares vary by 0.8 of their mean squared.
+    target: FloatArray,
+    merge: Callable[[FloatArray, IntArray], FloatArray],
+) -> FloatArray:
+    """How far each weight can move, alone or followed by the others, before more entries are rounded wrongly."""
+    picked = np.linspace(0, target.size - 1, min(target.size, _SAMPLE)).astype(np.int64)
+
+    def wrong(moved: FloatArray) -> int:
+        return int(np.count_nonzero(merge(moved, picked) != target[picked]))
+
+    covariance = fit.back @ (fit.inverse / np.outer(fit.scales, fit.scales)) @ fit.back.T
+    allowed = 2 * wrong(weights) + 2
+    start = _FLOAT32 * np.maximum(np.abs(weights), 1e-6)
+    ranges = start.copy()
+    for parent in range(weights.size):
+        for direction in (covariance[:, parent] / covariance[parent, parent], np.eye(weights.size)[parent]):
+            distance = start[parent]
+            while distance < 1 and allowed >= min(
+                wrong(weights + side * distance * direction) for side in (-1, 1)
+            ):
+                distance *= 2
+            ranges[parent] = max(ranges[parent], distance)
+    return ranges
+
+
+def _beyond(rest: FloatArray, noise: FloatArray) -> float:
+    """Energy beyond rounding by more than four standard deviations.
+
+    The square of a uniform error has a variance of 0.8 times its mean squared.
+    """
     beyond = float(np.square(rest).sum() - noise.sum())
     return beyond if beyond > 4 * float(np.sqrt(0.8 * np.square(noise).sum())) else 0.0
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from strati.comparison.results import ComparedLayer, Comparison, LossLine
 
-_INCOMPLETE = 0.075  # of what the parents differ by; a merge of the parents leaves nothing beyond rounding
+_INCOMPLETE = 0.03  # of what the parents differ by; a merge of the parents leaves nothing beyond rounding
 _UNRELATED = 1.5  # a parent as far away as the others leaves less than what they differ by
 _LONGEST_ANSWER = 100
 
@@ -181,11 +181,17 @@ def mixture_text(result: Comparison) -> str:
     formula = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
     typical = float(np.median(residuals))
+    hidden = float(np.median([m.hidden or 0.0 for m in known]))
     left = f"{typical:.0%} of what they differ by is left unexplained in the median layer"
     if typical > _UNRELATED:
         return f"The last network is not a mixture of the others: {left}."
     if typical > _INCOMPLETE:
         return f"The networks given do not explain the merge; is a parent missing? {left}; nearest: {formula} {same}."
+    if hidden > _INCOMPLETE:
+        return (
+            f"The merge agrees with {formula} {same}. A further parent cannot be excluded: rounding hides "
+            f"{hidden:.0%} of what the parents differ by."
+        )
     most = f"At most {max(residuals):.2%} of what the parents differ by is left unexplained"
     return f"The merge is {formula} {same}. {most}."
 

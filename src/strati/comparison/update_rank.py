@@ -8,9 +8,10 @@ roundings would leave, :func:`smallest_rank` asks exactly which rank's rounding 
 directions at all sizes.
 
 An update below the dtype's step shows only its largest directions. ``low-rank`` is therefore claimed only where the
-next direction of a falling spectrum would have shown as well; otherwise the kind is ``undecided``. ``rounding`` is
-claimed only where the two dtypes differ and every entry differs by what the conversion gives: two networks of one
-dtype are the same or they are not.
+next direction of a falling spectrum would have shown as well, and where what is left of every entry fits into the
+roundings; otherwise the kind is ``undecided``. The rank is judged within the rows and columns that changed: single
+entries that changed are no low-rank update. ``rounding`` is claimed only where the two dtypes differ and every entry
+differs by what the conversion gives: two networks of one dtype are the same or they are not.
 
 Where rounding errors are much larger in some rows or columns than in others, the few large ones would hide every
 direction that lies elsewhere: rows and columns are divided by the size of their errors first, which changes no rank.
@@ -57,6 +58,11 @@ _UNEQUAL = 1.5  # mean size of the errors times the mean of its inverse, 1 where
 _LEAST = 1e-6  # rows of zeros have errors of next to no size
 _FALL = 2.0  # the steepest spectrum, k^-2, whose next direction must show before an update is called low-rank
 _CLEAR = 1.2  # by this factor
+_TWO_ROUNDINGS = (
+    0.85,
+    1.2,
+)  # energy of two roundings against what is expected: 0.95 to 1.17; of one 0.4 to 0.7
+_COARSE_SHARE = 1e-2  # of an update's energy that computing it in a coarser dtype may lose
 _EXPLAINED = 2e-4  # share of rounding's energy by which entries may still miss their intervals
 _ROUNDS = 24
 _OVER = 0.8  # over-relaxation of the projection
@@ -118,6 +124,23 @@ def rank_test(
     step = np.asarray(after, np.float64) - np.asarray(before, np.float64)
     if not step.any():
         return RankTest(0, None, UpdateKind.UNTOUCHED)
+    test = _rank_test(before, after, step, singular, rng, variance, converted)
+    changed = min(int(np.count_nonzero(step.any(axis=axis))) for axis in (0, 1))
+    few = changed < min(step.shape)
+    if test.kind is UpdateKind.LOW_RANK and few and test.rank > changed // 3:
+        return replace(test, kind=UpdateKind.DENSE)
+    return test
+
+
+def _rank_test(
+    before: Matrix,
+    after: Matrix,
+    step: FloatArray,
+    singular: FloatArray,
+    rng: np.random.Generator,
+    variance: FloatArray | float,
+    converted: bool,
+) -> RankTest:
     # Below this a singular value is the arithmetic's, not the weights'.
     arithmetic = (np.finfo(np.float64).eps * float(singular[-1])) ** 2
     sides = [rounding_variance(before), rounding_variance(after)]
@@ -176,6 +199,12 @@ def _of_rounded_sum(
     counted = _count(scaled, values, noise, rng)
     if _tail_energy(values, counted.rank) < 0.9 * _left(step.shape, counted.rank) * noise.sum():
         return _exact(before, after, sizes, counted, rng)
+    if counted.kind is UpdateKind.LOW_RANK and effective_dtype(after) not in ("float32", "float64"):
+        # Noise of the update's own has the energy of a second rounding, but not its bounded entries.
+        bound = np.sqrt(3 * rounding_variance(before)) + np.sqrt(3 * rounding_variance(after))
+        bound = bound + spacing(step, effective_dtype(after)) / 2
+        if not _explains(scaled, bound if sizes is None else bound / sizes, counted.rank):
+            return replace(counted, kind=UpdateKind.UNDECIDED)
     return _with_coarse_update(scaled, values, noise, counted, rng, sizes)
 
 
@@ -193,7 +222,8 @@ def _with_coarse_update(
     scale = 1.0 if sizes is None else sizes
     for dtype in COARSE:
         coarse = noise + (spacing(step * scale, dtype) / scale) ** 2 / 12
-        if _tail_energy(singular, min(step.shape) // 4) < _EXCESS * coarse.sum():
+        small = coarse.sum() < _COARSE_SHARE * float(np.square(singular).sum())
+        if small and _tail_energy(singular, min(step.shape) // 4) < _EXCESS * coarse.sum():
             again = _count(step, singular, coarse, rng)
             if again.kind is UpdateKind.LOW_RANK:
                 return again
@@ -229,6 +259,9 @@ def _exact(
         return counted
     smallest = smallest_rank(step / scale, half / scale, counted.rank)
     if smallest is None:
+        claimed = counted.kind is UpdateKind.LOW_RANK and not first_is_coarser
+        if claimed and not _rounded_twice(step, 2 * halves[1], counted.rank):
+            return replace(counted, kind=UpdateKind.UNDECIDED)
         return counted
     if smallest.rank == 0:
         return RankTest(0, counted.pvalue, UpdateKind.UNDECIDED)
@@ -249,18 +282,44 @@ def _exact(
         target = start + (smallest.part + tail) * scale
         return (rounded(target, dtypes[1]) - start) / scale
 
-    tail = _falling_tail(smallest.part, smallest.rank, rng) / 2
-    hidden = _explains(rounded_with(tail), half / scale, smallest.rank)
+    # A tail of the update may be spread over entries of all sizes, or grow with the rounding errors.
+    tails = [_falling_tail(smallest.part, smallest.rank, rng) / 2]
+    if sizes is not None:
+        tails.append(_falling_tail(smallest.part * sizes, smallest.rank, rng) / 2 / sizes)
+    hidden = any(_explains(rounded_with(tail), half / scale, smallest.rank) for tail in tails)
     return RankTest(smallest.rank, pvalue, UpdateKind.UNDECIDED if hidden else UpdateKind.LOW_RANK)
 
 
+def _rounded_twice(step: FloatArray, spacings: FloatArray, rank: int) -> bool:
+    r"""Whether what the leading directions leave has the energy that two roundings of one master copy leave.
+
+    Rounding ``W`` and ``W + L`` to a grid of spacing ``u`` gives a difference with the variance
+    :math:`u^2 \varphi (1 - \varphi)` around ``L``, with :math:`\varphi` the fractional part of :math:`|L| / u`.
+    """
+    left, singular, right = np.linalg.svd(step, full_matrices=False)
+    places = np.abs((left[:, :rank] * singular[:rank]) @ right[:rank]) / spacings
+    expected = np.square(spacings) * (places % 1) * (1 - places % 1)
+    ratio = float(np.square(singular[rank:]).sum()) / float(_left(step.shape, rank) * expected.sum())
+    return _TWO_ROUNDINGS[0] < ratio < _TWO_ROUNDINGS[1]
+
+
 def _falling_tail(part: FloatArray, rank: int, rng: np.random.Generator) -> FloatArray:
-    """Directions after the last of a low-rank part, falling like a power of their number."""
-    weakest = float(scipy.linalg.svdvals(part)[rank - 1])
+    """Directions after the last of a low-rank part, falling as steeply as a sound spectrum may."""
+    leading = scipy.linalg.svdvals(part)[:rank]
     more = min(part.shape) - rank
     left, right = (np.linalg.qr(rng.standard_normal((size, more)))[0] for size in part.shape)
-    falling = weakest * (rank / np.arange(rank + 1, rank + more + 1)) ** _FALL
-    return np.asarray((left * falling) @ right.T, np.float64)
+    number = np.arange(1, more + 1)
+    falling = np.minimum((rank / (rank + number)) ** _FALL, _local_ratio(leading) ** -number)
+    return np.asarray((left * (leading[-1] * falling)) @ right.T, np.float64)
+
+
+def _local_ratio(leading: FloatArray) -> float:
+    """By what factor each of the last directions is weaker than the one before; 1 where there is only one."""
+    if leading.size < 2 or not leading[-1] > 0:
+        return 1.0
+    many = min(leading.size - 1, 3)
+    ratio = float(leading[-1 - many] / leading[-1]) ** (1 / many)
+    return ratio if leading.size > 2 else float(ratio ** np.log2(1.5))
 
 
 def _count(step: FloatArray, singular: FloatArray, noise: FloatArray, rng: np.random.Generator) -> RankTest:
@@ -276,17 +335,17 @@ def _count(step: FloatArray, singular: FloatArray, noise: FloatArray, rng: np.ra
     if not explained or rank > max(1, min(step.shape) // 2) or rank == min(step.shape):
         return RankTest(rank, pvalue, UpdateKind.DENSE)
     # Would the next direction of a falling spectrum have been counted? If not, more may lie below the noise.
-    if weakest > _gap(rank) * null.threshold:
+    if weakest > _gap(values[:rank]) * null.threshold:
         return RankTest(rank, pvalue, UpdateKind.LOW_RANK)
     # A weakest direction that noise gives now and then, far below all others, is noise.
-    if rank > 1 and pvalue > LEVEL / 100 and float(values[rank - 2]) > _gap(rank - 1) * weakest:
+    if rank > 1 and pvalue > LEVEL / 100 and float(values[rank - 2]) > _gap(values[: rank - 1]) * weakest:
         return RankTest(rank - 1, null.pvalue(float(values[rank - 2])), UpdateKind.LOW_RANK)
     return RankTest(rank, pvalue, UpdateKind.UNDECIDED)
 
 
-def _gap(rank: int) -> float:
+def _gap(leading: FloatArray) -> float:
     """How far the last direction must lie above what follows it, to be steeper than a falling spectrum."""
-    return float(_CLEAR * (1 + 1 / rank) ** _FALL)
+    return _CLEAR * max(float((1 + 1 / leading.size) ** _FALL), _local_ratio(leading))
 
 
 @dataclass(frozen=True)
