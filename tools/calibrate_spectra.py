@@ -73,9 +73,12 @@ TAPS: dict[str, Callable[[Rng, int], np.ndarray]] = {
     "centre x 1.5": lambda r, taps: centre(taps, 1.5),
     "centre x 3": lambda r, taps: centre(taps, 3.0),
     "lognormal": lambda r, taps: r.lognormal(0, 0.5, taps),
+    "half masked": lambda r, taps: (np.arange(taps) <= taps // 2).astype(np.float64),
 }
 """Sizes of a kernel's taps."""
 KERNELS = ((64, 64, 3, 3), (16, 16, 3, 3), (32, 16, 5, 5), (64, 3, 7, 7), (96, 40, 5))
+DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+IDENTITY_NOISE = (1e-4, 1e-3, 0.01, 0.1)
 TOLD = {"structured-noise", "heavy-entries"}
 """Warnings that say that the level of the spikes is that of other noise, or does not hold."""
 
@@ -95,15 +98,38 @@ def kernel(rng: Rng, shape: tuple[int, ...], name: str) -> np.ndarray:
 
 
 def kernel_rates(name: str, shape: tuple[int, ...], draws: int) -> dict[str, float]:
-    """Shares of draws of one kind of kernel with spikes, with quasi-null directions, and with the warning."""
+    """Shares of draws of one kind of kernel with spikes, with quasi-null directions, and with the warning.
+
+    Directions of taps that are zero are null; only further ones count.
+    """
     counts = {"spikes": 0, "quasi-null": 0, "structured-noise": 0}
     for number in range(draws):
         weights = kernel(stream(19, "kernel", name, *shape, number), shape, name)
         sp = strati.scan({"conv.weight": weights})["conv"]
         counts["spikes"] += (sp.metrics()["spikes"] or 0) > 0
-        counts["quasi-null"] += (sp.quasi_null or 0) > 0
+        zeros = int(np.sum(~weights.any(axis=(0, 1)))) * min(shape[:2])
+        counts["quasi-null"] += (sp.quasi_null or 0) > zeros
         counts["structured-noise"] += any(flag.code == "structured-noise" for flag in sp.warnings)
     return {what: count / draws for what, count in counts.items()}
+
+
+def identity_kernel(rng: Rng, shape: tuple[int, ...], noise: float) -> np.ndarray:
+    """Noise with an identity in the middle tap."""
+    weights: np.ndarray = noise * rng.normal(size=shape)
+    weights[(slice(None), slice(None), *(size // 2 for size in shape[2:]))] += np.eye(*shape[:2])
+    return weights
+
+
+def identity_nulls(shape: tuple[int, ...], dtype: type, draws: int) -> tuple[float, float]:
+    """Quasi-null directions of identity kernels with noise, per kernel, and those of their slices on their own."""
+    together, alone = [], []
+    for noise in IDENTITY_NOISE:
+        for number in range(draws):
+            weights = identity_kernel(stream(32, *shape, str(noise), number), shape, noise).astype(dtype)
+            together.append(strati.scan({"conv.weight": weights})["conv"].quasi_null or 0)
+            slices = weights.reshape(*shape[:2], -1).transpose(2, 0, 1)
+            alone.append(sum(spectrum(matrix).quasi_null or 0 for matrix in slices))
+    return float(np.mean(together)), float(np.mean(alone))
 
 
 def lattice(W: np.ndarray, levels: int) -> np.ndarray:
@@ -238,6 +264,16 @@ def main() -> None:
                 rates = kernel_rates(name, shape, draws)
                 cells = "".join(f"{rate:>10.3f}" for rate in rates.values())
                 print(f"{name:14s}{'x'.join(map(str, shape)):14s}{cells}", flush=True)
+        print(
+            "mean number of quasi-null directions of an identity kernel with noise of 1e-4 to 0.1, and of its slices"
+        )
+        for shape in KERNELS:
+            for dtype in DTYPES:
+                together, alone = identity_nulls(shape, dtype, max(draws // 20, 1))
+                print(
+                    f"{np.dtype(dtype).name:14s}{'x'.join(map(str, shape)):14s}{together:>10.3f}{alone:>10.3f}",
+                    flush=True,
+                )
         return
     draws = options.draws or 200
     shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]

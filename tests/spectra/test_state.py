@@ -88,3 +88,22 @@ def test_heavy_or_regular_entries_are_not_wild() -> None:
     ]
     codes += [flag.code for flag in spectrum(np.eye(60) + 1e-3 * noise(60, 60)).warnings]
     assert "wild-entry" not in codes
+
+
+@pytest.mark.parametrize("side", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["identity", "permutation", "wide", "kernel"])
+def test_an_identity_with_noise_is_not_wild(side: int, kind: str) -> None:
+    rng = stream(3, kind, side)
+    weights = 1e-3 * rng.normal(
+        size=(side, side, 3) if kind == "kernel" else (side, side + 3 * (kind == "wide"))
+    )
+    diagonal = np.eye(*weights.shape[:2])
+    if kind == "kernel":
+        weights[:, :, 1] += diagonal
+    else:
+        weights += diagonal[rng.permutation(side)] if kind == "permutation" else diagonal
+    row = strati.scan({"conv.weight": weights.astype(np.float32)}).layers[0].row()
+    assert "wild-entry" not in {flag.code for flag in row["warnings"]}
+    weights.flat[1] = 1e4
+    row = strati.scan({"conv.weight": weights.astype(np.float32)}).layers[0].row()
+    assert "wild-entry" in {flag.code for flag in row["warnings"]}

@@ -41,6 +41,7 @@ class Bulk:
         ks_distance: Kolmogorov-Smirnov distance of the law from the eigenvalues that are no spikes.
         size: Number of those.
         capped: Half of the eigenvalues or more lie beyond the edge; ``spikes`` stops at half.
+        matrices: Number of matrices whose eigenvalues are pooled.
     """
 
     sigma: float
@@ -52,6 +53,12 @@ class Bulk:
     ks_distance: float
     size: int
     capped: bool = False
+    matrices: int = 1
+
+    @property
+    def noise_limit(self) -> float:
+        """The KS distance that the bulk of pure noise stays below in 999 of 1000 draws."""
+        return noise_limit(self.size, self.matrices)
 
 
 def fit_bulk(
@@ -111,6 +118,7 @@ def fit_bulk(
         ks_distance=_ks(eigenvalues[:kept], rows - share, columns - share, sigma),
         size=kept,
         capped=capped,
+        matrices=matrices,
     )
 
 

@@ -46,8 +46,8 @@ class Eigenvalues:
         problem: Empty, ``"not-finite"``, ``"out-of-range"`` or ``"constant"`` (the last with values).
         parts: The eigenvalues of each matrix.
         empty: Zero rows of the longer side and of the shorter side, in the matrix that has fewest.
-        extent: Largest row norm plus largest column norm of any matrix: how far errors in proportion to the
-            entries reach in the spectrum.
+        extents: Largest row norm plus largest column norm of each matrix: how far errors in proportion to its
+            entries reach in its spectrum.
     """
 
     values: FloatArray
@@ -57,7 +57,7 @@ class Eigenvalues:
     epsilon: float
     problem: str = ""
     parts: tuple[FloatArray, ...] = ()
-    extent: float = 0.0
+    extents: tuple[float, ...] = ()
     empty: tuple[int, int] = (0, 0)
 
     @property
@@ -72,14 +72,28 @@ class Eigenvalues:
         return self.rows * self.epsilon * float(np.sqrt(largest))
 
     @property
-    def resolution(self) -> float:
-        r"""Singular values up to this may be rounding: random errors of the dtype's spacing give no larger ones.
+    def relative_resolution(self) -> float:
+        """Size of rounding errors relative to the entries.
+
+        Rounding to half precision errs by half the spacing at most; what is stored in float32 or finer was often
+        computed in it, with errors of a few spacings.
+        """
+        return (0.5 if self.epsilon > COARSE else 3.0) * self.epsilon
+
+    @property
+    def resolutions(self) -> FloatArray:
+        """For each matrix, the singular value up to which its singular values may be rounding errors.
 
         Errors in proportion to the entries, in random directions, have singular values up to their size times the
-        largest row norm plus the largest column norm (Seginer 2000). Rounding to half precision errs by half the
-        spacing at most; what is stored in float32 or finer was often computed in it, with errors of a few spacings.
+        largest row norm plus the largest column norm (Seginer 2000). Each matrix has its own: the small taps of a
+        kernel are rounded in proportion to their own entries.
         """
-        return (0.5 if self.epsilon > COARSE else 3.0) * self.epsilon * self.extent
+        return self.relative_resolution * np.array(self.extents)
+
+    @property
+    def resolution(self) -> float:
+        """The largest of the :attr:`resolutions`."""
+        return float(self.resolutions.max(initial=0.0))
 
 
 def eigenvalues(
@@ -114,7 +128,8 @@ def eigenvalues(
     constant = True
     epsilon = 0.0
     first: Any = None
-    extent, empty = 0.0, (np.inf, np.inf)
+    extents: list[float] = []
+    empty = (np.inf, np.inf)
     for matrix in [matrices] if isinstance(matrices, np.ndarray) else matrices:
         matrix = _as_matrix(matrix)
         sides = (max(matrix.shape), min(matrix.shape))
@@ -128,7 +143,8 @@ def eigenvalues(
             first = matrix.flat[0] if first is None else first
             constant = constant and _is_constant(matrix, first)
         one = _of_one(matrix, epsilon, device)
-        extent, empty = max(extent, one.extent), (min(empty[0], one.empty[0]), min(empty[1], one.empty[1]))
+        extents.append(one.extent)
+        empty = (min(empty[0], one.empty[0]), min(empty[1], one.empty[1]))
         problem = problem or one.problem
         pool.append(one.values)
         if look is not None and not one.problem:
@@ -139,7 +155,7 @@ def eigenvalues(
         problem = "constant"
     values = pooled(pool, problem)
     zeros = (int(empty[0]), int(empty[1]))
-    return Eigenvalues(values, *shape, len(pool), epsilon, problem, tuple(pool), extent, zeros)
+    return Eigenvalues(values, *shape, len(pool), epsilon, problem, tuple(pool), tuple(extents), zeros)
 
 
 def pooled(parts: Sequence[FloatArray], problem: str) -> FloatArray:

@@ -27,7 +27,7 @@ from strati.spectra.generalised_pareto import fit as fit_generalised_pareto
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.core.results import FloatArray
+    from strati.core.results import FloatArray, IntArray
 
 WILD_GAP = 100.0
 """A few weights that are this many times larger than the next one are wild: bits that flipped, or an overflow."""
@@ -63,6 +63,23 @@ class EntryTail:
     pure: bool = False
 
 
+@dataclass(frozen=True)
+class _Largest:
+    """The largest entries of one matrix: sizes, rows, columns, and the matrix's shorter side."""
+
+    sizes: FloatArray
+    rows: IntArray
+    columns: IntArray
+    shorter: int
+
+    def fills_diagonal(self, least: float) -> bool:
+        """Whether the entries from ``least`` on are a whole diagonal or permutation, as of an identity with noise."""
+        large = self.sizes >= least
+        count = int(large.sum())
+        sides = (self.rows[large], self.columns[large])
+        return count == self.shorter > 1 and all(np.unique(side).size == count for side in sides)
+
+
 class EntrySizes:
     """The sizes of the entries of one or more matrices of one layer, seen one matrix at a time.
 
@@ -72,7 +89,7 @@ class EntrySizes:
 
     def __init__(self) -> None:
         self._kept: list[FloatArray] = []
-        self._largest: list[FloatArray] = []
+        self._largest: list[_Largest] = []
 
     def add(self, matrix: NDArray[Any]) -> None:
         """Look at one matrix of finite weights."""
@@ -97,9 +114,9 @@ class EntrySizes:
         if plain.size <= 4 * _MOST_WILD or float(np.median(np.abs(sample))) * WILD_GAP < largest:
             count = min(plain.size, _MOST_WILD + 1)
             flat = np.abs(plain).ravel()
-            self._largest.append(
-                np.partition(flat, flat.size - count)[flat.size - count :].astype(np.float64)
-            )
+            places = np.argpartition(flat, flat.size - count)[flat.size - count :]
+            rows, columns = np.unravel_index(places, plain.shape)
+            self._largest.append(_Largest(flat[places].astype(np.float64), rows, columns, min(plain.shape)))
 
     def wild(self) -> int:
         """Number of entries beyond a gap of :data:`WILD_GAP` below them; 0 if there is no such gap near the top.
@@ -114,9 +131,11 @@ class EntrySizes:
         """
         if not self._largest:
             return 0
-        top = np.sort(np.concatenate(self._largest))[::-1][: _MOST_WILD + 1]
+        top = np.sort(np.concatenate([largest.sizes for largest in self._largest]))[::-1][: _MOST_WILD + 1]
         gaps = np.flatnonzero((top[:-1] > WILD_GAP * top[1:]) & (top[1:] > 0))
-        return int(gaps[0]) + 1 if gaps.size else 0
+        if not gaps.size or any(largest.fills_diagonal(top[gaps[0]]) for largest in self._largest):
+            return 0
+        return int(gaps[0]) + 1
 
     def tail(self) -> EntryTail:
         """The verdict over all matrices seen."""

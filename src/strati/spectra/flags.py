@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.core.results import Flag
-from strati.spectra.bulk import Bulk, noise_limit
+from strati.spectra.bulk import Bulk
 from strati.spectra.entries import WILD_GAP
 from strati.spectra.phases import Phase, PhaseVerdict
 from strati.spectra.state import ENOUGH
@@ -125,7 +125,7 @@ def of_noise(
         )
     if model.violations:
         flags.append(Flag("structured-noise", _structure_text(model)))
-    if bulk.ks_distance > 3 * noise_limit(bulk.size, eigenvalues.matrices):
+    if bulk.ks_distance > 3 * bulk.noise_limit:
         flags.append(
             Flag(
                 "no-bulk",

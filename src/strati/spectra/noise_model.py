@@ -18,7 +18,7 @@ without any signal. :func:`noise_model` works in four steps:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from strati.spectra import ranks
 from strati.spectra.autocorrelation import BEYOND
-from strati.spectra.bulk import Bulk, fit_bulk, fit_random_part, noise_limit, without_nulls
+from strati.spectra.bulk import Bulk, fit_bulk, fit_random_part, without_nulls
 from strati.spectra.eigenvalues import Eigenvalues, pooled
 from strati.spectra.entries import EntrySizes, EntryTail
 from strati.spectra.noise_statistics import NoiseStatistics, evened, shrunk
@@ -119,6 +119,31 @@ def noise_model(
     """
     if variances is None:
         variances = slice_variances(eigenvalues, level=level)
+    filled = [k for k, part in enumerate(eigenvalues.parts) if part.size and part[-1] > 0]
+    model = _model_of_slices(
+        lambda: (matrix for k, matrix in enumerate(source()) if k in filled),
+        some_slices(eigenvalues, filled),
+        variances[filled],
+        level=level,
+        heavy=heavy,
+        correlated=correlated,
+    )
+    if model is None or eigenvalues.matrices == 1:
+        return model
+    zeros = (eigenvalues.matrices - len(filled)) * eigenvalues.columns
+    nulls = max(model.quasi_null, _collapsed_directions(eigenvalues, filled))
+    return replace(model, quasi_null=nulls + zeros, slice_variances=tuple(variances.tolist()))
+
+
+def _model_of_slices(
+    source: Source,
+    eigenvalues: Eigenvalues,
+    variances: FloatArray,
+    *,
+    level: float,
+    heavy: bool,
+    correlated: bool,
+) -> NoiseModel | None:
     equal = equal_slices(eigenvalues, variances)
     gap = ranks.widest_gap(equal)
     plain = fit_random_part(equal, level=level)
@@ -131,11 +156,10 @@ def noise_model(
         bulk,
         first_nulls,
         _slice_departure(equal, variances),
-        slice_variances=() if equal.matrices == 1 else tuple(variances.tolist()),
         largest=float(equal.values[-1]),
     )
     doubt = bulk.spikes or first_nulls or correlated
-    doubt = doubt or bulk.ks_distance > noise_limit(bulk.size, equal.matrices)
+    doubt = doubt or bulk.ks_distance > bulk.noise_limit
     if not doubt or gap.collapsed:
         return model
     scaled = scaled_slices(source, variances)
@@ -165,7 +189,7 @@ def slice_variances(eigenvalues: Eigenvalues, *, level: float = 0.01) -> FloatAr
     small = any(variance is None for variance in bulks)
     variances = shrunk(squares, 2 / entries) if small else np.array(bulks, dtype=np.float64)
     largest = np.array([float(part[-1]) for part in eigenvalues.parts])
-    usable = (variances > 0) & (largest > eigenvalues.resolution**2)
+    usable = (variances > 0) & (largest > eigenvalues.resolutions**2)
     if not usable.any():
         return np.ones(count)
     relative: FloatArray = np.where(usable, variances, 1.0) / float(variances[usable].mean())
@@ -182,7 +206,7 @@ def _bulk_variance(part: FloatArray, eigenvalues: Eigenvalues, level: float) -> 
     bulk = fit_bulk(part, n, m, level=level)
     if bulk is None:
         return None
-    if bulk.ks_distance > noise_limit(bulk.size):
+    if bulk.ks_distance > bulk.noise_limit:
         return bulk.sigma**2
     return float(part[: bulk.size].sum()) / ((n - bulk.spikes) * (m - bulk.spikes))
 
@@ -193,9 +217,24 @@ def equal_slices(eigenvalues: Eigenvalues, variances: FloatArray) -> Eigenvalues
         return eigenvalues
     parts = tuple(part / variance for part, variance in zip(eigenvalues.parts, variances, strict=True))
     values = pooled(parts, eigenvalues.problem)
-    # No row is longer than the largest singular value, whatever the scale of its slice.
-    extent = min(eigenvalues.extent / math.sqrt(variances.min()), 2 * math.sqrt(values[-1]))
-    return replace(eigenvalues, values=values, parts=parts, extent=extent)
+    extents = tuple(np.array(eigenvalues.extents) / np.sqrt(variances))
+    return replace(eigenvalues, values=values, parts=parts, extents=extents)
+
+
+def some_slices(eigenvalues: Eigenvalues, places: Sequence[int]) -> Eigenvalues:
+    """The eigenvalues of some of the slices."""
+    if len(places) == eigenvalues.matrices:
+        return eigenvalues
+    parts = tuple(eigenvalues.parts[k] for k in places)
+    extents = tuple(eigenvalues.extents[k] for k in places)
+    values = pooled(parts, eigenvalues.problem)
+    return replace(eigenvalues, values=values, matrices=len(parts), parts=parts, extents=extents)
+
+
+def _collapsed_directions(eigenvalues: Eigenvalues, places: Sequence[int]) -> int:
+    """How many directions lie below the gap of a slice whose rank has collapsed."""
+    gaps = (ranks.widest_gap(some_slices(eigenvalues, [k])) for k in places)
+    return sum(gap.below for gap in gaps if gap.collapsed)
 
 
 def scaled_slices(source: Source, variances: FloatArray) -> Source:
@@ -217,7 +256,8 @@ def _slice_departure(equal: Eigenvalues, variances: FloatArray) -> tuple[Departu
 
 
 def _quasi_null(eigenvalues: Eigenvalues, sigma: float) -> int:
-    return sum(quasi_null(part, eigenvalues.rows, eigenvalues.columns, sigma) for part in eigenvalues.parts)
+    rows, columns, count = eigenvalues.rows, eigenvalues.columns, eigenvalues.matrices
+    return sum(quasi_null(part, rows, columns, sigma, matrices=count) for part in eigenvalues.parts)
 
 
 def _with_structure(

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from strati.spectra.bulk import noise_limit
 from strati.spectra.violations import describe
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def decide(
             Phase.HEAVY_TAILED, f"the entries have a power-law tail with mu = {entries.mu:.2f} < 4"
         )
     bulk, nulls = model.bulk, model.quasi_null
-    limit = noise_limit(bulk.size, eigenvalues.matrices)
+    limit = bulk.noise_limit
     broken = describe(model.structure, separator=", ")
     # A bulk that the structure explains fits, too.
     fits = bulk.ks_distance <= max(limit, GOOD_FIT) or bool(model.structure)

@@ -46,7 +46,7 @@ _QUANTILES = np.array(
 )
 
 
-def quasi_null(values: FloatArray, rows: int, columns: int, sigma: float) -> int:
+def quasi_null(values: FloatArray, rows: int, columns: int, sigma: float, *, matrices: int = 1) -> int:
     """How many of one matrix's eigenvalues are quasi-null.
 
     Args:
@@ -54,6 +54,7 @@ def quasi_null(values: FloatArray, rows: int, columns: int, sigma: float) -> int
         rows: The longer side ``N``.
         columns: The shorter side ``M``.
         sigma: Standard deviation of the entries of the random part.
+        matrices: Number of matrices (the slices of a convolution) that the level is meant for together.
 
     Returns:
         The number of eigenvalues that noise of that strength would not leave so small.
@@ -71,8 +72,8 @@ def quasi_null(values: FloatArray, rows: int, columns: int, sigma: float) -> int
         return 0
     scaled = values / sigma**2
     if rows - columns >= _HARD:
-        return int(np.searchsorted(scaled, lower_edge(rows, columns), side="left"))
-    return _hard_edge(scaled, rows, columns)
+        return int(np.searchsorted(scaled, lower_edge(rows, columns, _LEVEL / matrices), side="left"))
+    return _hard_edge(scaled, rows, columns, matrices)
 
 
 def lower_edge(rows: int, columns: int, level: float = _LEVEL) -> float:
@@ -82,11 +83,14 @@ def lower_edge(rows: int, columns: int, level: float = _LEVEL) -> float:
     return float(max(centre - scale * tracy_widom.quantile(1 - level), 0.1 * centre))
 
 
-def _hard_edge(scaled: FloatArray, rows: int, columns: int) -> int:
+def _hard_edge(scaled: FloatArray, rows: int, columns: int, matrices: int) -> int:
     ranks = np.arange(1, columns // 2 + 1)
     excess = rows - columns
     table = np.array([np.interp(excess, _EXCESS, column) for column in _QUANTILES.T])
-    # One matrix in a hundred is too many where a matrix has few eigenvalues; P(lambda_1 < x) ~ x^((nu+1)/2).
+    # P(lambda_k < x) falls as x^(k (k + nu)/2), so quantiles of other levels follow from those in the table. One
+    # matrix in a hundred is too many where a matrix has few eigenvalues, and where there are many slices.
+    order = np.arange(1, table.size + 1)
+    table *= (1 / matrices) ** (1 / (order * (order + excess)))
     table[0] *= min(1.0, columns / 50) ** (1 / (excess + 1))
     near = min(table.size, ranks.size)
     limits = table[:near] ** 2 / (columns + excess / 2)

@@ -68,11 +68,14 @@ def unresolved(eigenvalues: Eigenvalues) -> int:
         >>> unresolved(eigenvalues(W))
         5
     """
-    largest = float(eigenvalues.values[-1]) if eigenvalues.values.size else 0.0
     exact = float(np.finfo(np.float64).eps)
     # Eigenvalues of a Gram matrix are known to 1e-16 of the largest; float64 weights get singular values instead.
-    working = (16 * exact) ** 2 * largest if eigenvalues.epsilon < 1e-12 else 4 * exact * largest
-    return int(np.searchsorted(eigenvalues.values, max(eigenvalues.resolution**2, working), side="right"))
+    working = (16 * exact) ** 2 if eigenvalues.epsilon < 1e-12 else 4 * exact
+    return sum(
+        int(np.searchsorted(part, max(resolution**2, working * float(part[-1])), side="right"))
+        for part, resolution in zip(eigenvalues.parts, eigenvalues.resolutions, strict=True)
+        if part.size
+    )
 
 
 def stable_rank(values: FloatArray) -> float:
@@ -128,7 +131,7 @@ def widest_gap(eigenvalues: Eigenvalues) -> Gap:
     logs = np.log10(np.maximum(values / values[-1], np.finfo(np.float64).eps))
     lost = unresolved(eigenvalues)
     # Small eigenvalues belong to noise too: of square noise about 4/pi times the relative resolution.
-    usual = 4 / np.pi * eigenvalues.resolution / max(eigenvalues.extent, np.finfo(np.float64).tiny)
+    usual = 4 / np.pi * eigenvalues.relative_resolution
     if total > lost >= max(_COLLAPSED_SHARE, 3 * usual) * total and (lost > 1 or 2 * lost >= total):
         return Gap(float(logs[lost] - logs[lost - 1]), lost, total - lost, rounding=True)
     if total <= least:

@@ -22,7 +22,7 @@ from strati.spectra.violations import Departure, Violation
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the record: what a store of another version holds is not mixed with this one's."""
 
 
@@ -55,7 +55,7 @@ def from_record(record: dict[str, Any]) -> Spectrum:
 
     kept = dict(record["found"])
     parts = tuple(_unpacked(text) for text in kept.pop("parts"))
-    kept["empty"] = tuple(kept["empty"])
+    kept |= {"empty": tuple(kept["empty"]), "extents": tuple(kept["extents"])}
     found = Eigenvalues(values=pooled(parts, kept["problem"]), parts=parts, **kept)
     verdict = record["verdict"]
     entries = record["entries"] | {"mu": _number(record["entries"]["mu"])}

@@ -18,7 +18,7 @@ from strati.core.display import as_html
 from strati.core.options import resolve
 from strati.core.results import Flag, Tick, jsonable, silent
 from strati.spectra import flags, ranks
-from strati.spectra.bulk import Bulk, noise_limit
+from strati.spectra.bulk import Bulk
 from strati.spectra.eigenvalues import Eigenvalues
 from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
 from strati.spectra.entries import EntrySizes, EntryTail
@@ -394,7 +394,7 @@ def _evidence(sp: Spectrum) -> dict[str, Any] | None:
         "largest_over_edge": model.largest / model.bulk.lambda_plus if model is not None else None,
         "tracy_widom_edge": bulk.edge if bulk is not None else None,
         "level": bulk.level if bulk is not None else None,
-        "bulk_ks_noise_limit": noise_limit(bulk.size, sp.found.matrices) if bulk is not None else None,
+        "bulk_ks_noise_limit": bulk.noise_limit if bulk is not None else None,
         "gap_decades": sp.gap.decades,
         "share_below_gap": sp.gap.below / max(sp.found.values.size, 1),
         "entries_mu": sp.entries.mu if sp.entries.heavy else None,
