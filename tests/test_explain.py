@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from command import run_strati
 from tooling import tool
@@ -31,7 +32,16 @@ def test_everything_that_a_scan_shows_is_explained() -> None:
     names = {entry.name for entry in entries()}
     assert {str(state) for state in LayerState} | {str(phase) for phase in Phase} <= names
     assert set(WRONG) <= names
-    assert set(COLUMNS) - {"shape", "warnings"} <= names
+    assert {*COLUMNS, "layer", "matrices"} <= names
+    scan = strati.scan({"fc.weight": np.random.default_rng(0).normal(size=(60, 50))}, bootstrap=5)
+    assert set(scan.to_dict()["layers"][0]) <= names
+    headings = {
+        "KS": "ks_distance",
+        "rank": "hard_rank",
+        "stable rank": "stable_rank",
+        "quasi null": "quasi_null",
+    }
+    assert {heading: explain(heading).name for heading in headings} == headings
 
 
 @pytest.mark.parametrize("name", ["noise-like", "alpha", "bulk+spikes", "random-like", "js_divergence"])

@@ -104,23 +104,35 @@ def explain(name: str | None = None) -> Explanation:
     Examples:
         >>> [(entry.kind, entry.page) for entry in explain("random-like").entries]
         [('state', 'scan.md#states'), ('phase', 'phases.md')]
+        >>> explain("KS").name, explain("stable rank").name
+        ('ks_distance', 'stable_rank')
     """
     if name is None:
         return Explanation(None, entries())
-    key = name.strip().strip("`").lower()
-    meanings = tuple(entry for entry in entries() if key in (entry.name, entry.name.replace("_", "-")))
-    if not meanings:
+    term = name.strip().strip("`").lower()
+    matches = tuple(entry for entry, row in zip(entries(), _rows(), strict=True) if term in _spellings(row))
+    if not matches:
         names = sorted({entry.name for entry in entries()})
-        raise BadInputError(name, f"no code, state, phase, metric or column; {nearest(key, names)}")
-    return Explanation(meanings[0].name, meanings)
+        raise BadInputError(name, f"no code, state, phase, metric or column; {nearest(term, names)}")
+    return Explanation(matches[0].name, matches)
 
 
 @lru_cache(maxsize=1)
 def entries() -> tuple[Entry, ...]:
     """Everything that can be explained."""
-    rows = json.loads(Path(__file__).with_name("explanations.json").read_text(encoding="utf-8"))
     fields = Entry.__dataclass_fields__
-    return tuple(Entry(**{name: text for name, text in row.items() if name in fields}) for row in rows)
+    return tuple(Entry(**{name: text for name, text in row.items() if name in fields}) for row in _rows())
+
+
+@lru_cache(maxsize=1)
+def _rows() -> tuple[dict[str, str], ...]:
+    return tuple(json.loads(Path(__file__).with_name("explanations.json").read_text(encoding="utf-8")))
+
+
+def _spellings(row: dict[str, str]) -> tuple[str, ...]:
+    """A name as JSON has it, with dashes or blanks, and as the heading of a table."""
+    name = row["name"]
+    return name, name.replace("_", "-"), name.replace("_", " "), row.get("label", "").lower()
 
 
 def _plain(text: str) -> str:

@@ -92,6 +92,35 @@ def test_table_is_safe_and_names_the_worst(model: Path) -> None:
     assert "[bold]\\x1b[31m\\u202eevil" in done.stdout
 
 
+def test_a_model_in_the_cache_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    save_file({"fc.weight": np.random.default_rng(0).normal(size=(20, 30))}, snapshot / "model.safetensors")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert run("org/tiny").stdout.startswith("org/tiny: ")
+    assert run(f"org/tiny@{'0' * 40}").stdout.startswith("org/tiny: ")
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_the_answer_is_one_line_of_100_characters(tmp_path: Path, trained: bool, count: int) -> None:
+    """Layers of noise, of which most get a direction; one is too small to tell, one broken."""
+    rng = np.random.default_rng([7, count])
+    tensors = {f"layers.{i}.weight": rng.normal(size=(64, 60)) for i in range(count)}
+    if trained:
+        for number in range(count):
+            tensors[f"layers.{number}.weight"][:, 0] += 5
+        tensors |= {"broken.weight": np.full((3, 3), np.nan), "noise.weight": rng.normal(size=(60, 60))}
+    tensors["small.weight"] = rng.normal(size=(9, 9))
+    path = tmp_path / f"{'long-name-' * 9}.safetensors"
+    save_file(tensors, path)
+    first, second = run(path, "--wide").stdout.splitlines()[:2]
+    assert len(first) <= 100 and ("check 2 of" if trained else "no trace of training") in first
+    assert f"{count + 1 + 2 * trained} matrices" in second and "1 is too small to tell." in second
+
+
 def test_any_number_of_jobs_gives_the_same_json(model: Path, tmp_path: Path) -> None:
     files = []
     for jobs in (1, 2, 5):
@@ -174,7 +203,7 @@ def test_every_width_keeps_names_and_states(tmp_path: Path, width: int) -> None:
     save_file({name: rng.normal(size=(60, 60)).astype(np.float32) for name in names}, file)
     lines = as_text(strati.scan(file).summary(), width=width).splitlines()
     assert max(map(len, lines)) <= width
-    assert len(lines[0].split(". ")[0]) <= 100 and "check 3 of 3" in lines[0]
+    assert len(lines[0].split(". ")[0]) <= 100 and "no trace of training" in lines[0]
     assert sum("random-like" in line for line in lines) >= 3
     assert lines[-1].startswith("next: strati ")
     if width >= 80:

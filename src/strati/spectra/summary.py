@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,15 @@ _STATES = {
     LayerState.TOO_SMALL: ("too small to tell", "dim"),
     LayerState.BROKEN: ("broken", "bold red"),
 }
+_STATE_TEXT = {
+    LayerState.RANDOM_LIKE: "like random weights",
+    LayerState.TOO_SMALL: "too small to tell",
+    LayerState.BROKEN: "broken",
+}
 _MARKED = (LayerState.BROKEN, LayerState.RANDOM_LIKE)
 _MOST_NAMED = 5
+_LINE = 100  # characters of the first line
+_UNTRAINED = 0.95  # of random matrices up to 3 % are called learned by chance
 
 
 @dataclass(frozen=True)
@@ -117,44 +124,68 @@ def _name(row: Row) -> str:
 
 
 def _head(scan: Scan, rows: list[Row]) -> list[Paragraph]:
-    title = printable(Path(scan.path).name or scan.path, 40)
+    """The answer on one line of at most 100 characters, then the numbers."""
     states = Counter(LayerState(row["state"]) for row in rows)
-    marked = [row for row in rows if row["state"] in _MARKED]
-    if not rows:
-        first = f"{title}: there is no weight matrix to scan."
-    elif marked:
-        first = f"{title}: check {len(marked)} of {_count(len(rows))}. {_sentence(states)}"
-    else:
-        first = f"{title}: nothing wrong. {_sentence(states)}"
-    lines = [Paragraph(first, "bold")]
+    answer, others = _answer(states)
+    title = model_title(scan.path, max(_LINE - len(answer) - 2, 12))
     counted = [row for row in rows if row["spikes"] is not None and row["state"] != LayerState.TOO_SMALL]
-    size = f"{scan.parameters:,} parameters, {_count(len(rows))}"
+    size = f"{scan.parameters:,} parameters, {_count(len(rows))}."
     if counted:
         spikes, directions = sum(row["spikes"] for row in counted), sum(map(_directions, counted))
         level = f"{scan.config.level:.2g}"
-        size += f"; {spikes:,} of {directions:,} directions lie beyond noise (false-positive rate {level} a matrix)"
-    return [*lines, Paragraph(size)]
+        size += f" {spikes:,} of {directions:,} directions lie beyond noise (false-positive rate {level} a matrix)."
+    return [Paragraph(f"{title}: {answer}", "bold"), Paragraph(f"{others} {size}".lstrip())]
+
+
+def _answer(states: Counter[LayerState]) -> tuple[str, str]:
+    """The verdict on the network, and the states that it does not mention."""
+    total, random = states.total(), states[LayerState.RANDOM_LIKE]
+    marked = random + states[LayerState.BROKEN]
+    if not total:
+        return "there is no weight matrix to scan.", ""
+    if not marked:
+        return f"nothing wrong. {_sentence(states, LayerState)}", ""
+    judged = random + states[LayerState.LEARNED]
+    if not states[LayerState.BROKEN] and random >= _UNTRAINED * judged:
+        text = f"no trace of training. {random} of {judged} matrices large enough to tell look random."
+        return text, _sentence(states, [LayerState.LEARNED, LayerState.TOO_SMALL])
+    others = [LayerState.LEARNED, LayerState.TOO_SMALL]
+    return f"check {marked} of {_count(total)}. {_sentence(states, _MARKED)}", _sentence(states, others)
+
+
+def model_title(path: str, width: int = 40) -> str:
+    """The name of a model: of a Hugging Face cache its repository, otherwise the last part of its path.
+
+    Examples:
+        >>> model_title("/cache/hub/models--openai--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e")
+        'openai/gpt2'
+        >>> model_title("runs/mlp.pt")
+        'mlp.pt'
+    """
+    place = Path(path)
+    if place.parent.name == "snapshots" and place.parents[1].name.startswith("models--"):
+        return printable(place.parents[1].name.removeprefix("models--").replace("--", "/"), width)
+    return printable(place.name or path, width)
 
 
 def _count(number: int) -> str:
     return "1 matrix" if number == 1 else f"{number:,} matrices"
 
 
-def _sentence(states: Counter[LayerState]) -> str:
-    total = states.total()
-    if states[LayerState.LEARNED] == total:
+def _sentence(states: Counter[LayerState], named: Iterable[LayerState]) -> str:
+    """How many matrices have each of the states that are named; empty if none has."""
+    if states[LayerState.LEARNED] == states.total():
         return "Every matrix shows learned structure."
     parts = []
-    if states[LayerState.LEARNED]:
-        parts.append(f"{states[LayerState.LEARNED]} of {total} show learned structure")
-    for state, text in (
-        (LayerState.BROKEN, "broken"),
-        (LayerState.RANDOM_LIKE, "like random weights"),
-        (LayerState.TOO_SMALL, "too small to tell"),
-    ):
-        if states[state]:
-            parts.append(f"{states[state]} {'is' if states[state] == 1 else 'are'} {text}")
-    return "; ".join(parts) + "."
+    for state in named:
+        count, total = states[state], states.total()
+        if not count:
+            continue
+        if state == LayerState.LEARNED:
+            parts.append(f"{count} of {total} show{'s' if count == 1 else ''} learned structure")
+        else:
+            parts.append(f"{count} {'is' if count == 1 else 'are'} {_STATE_TEXT[state]}")
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _table(scan: Scan, rows: list[Row], options: TableOptions) -> Table:

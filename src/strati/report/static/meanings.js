@@ -21,7 +21,7 @@ export const METRICS = [
   { key: "mp_soft_rank", label: "soft rank", name: "MP soft rank", meaning: "λ₊ / λmax: 1 is pure noise, near 0 is strong signal.", trust: "As good as the bulk fit." },
   { key: "mp_ks_distance", label: "bulk KS", name: "KS distance of the bulk", meaning: "Largest gap between the bulk and the random law.", trust: "Large means that there is no random bulk to speak of." },
   { key: "spikes", label: "spikes", name: "spikes", meaning: "Eigenvalues beyond the random edge: candidates for learned directions; of convolutions counted slice by slice.", trust: "One in a hundred random matrices shows one (--level); a few in a hundred below 20 columns." },
-  { key: "quasi_null", label: "quasi-null", name: "quasi-null", meaning: "Eigenvalues far below what noise of the layer's strength leaves: directions hardly used.", trust: "One in a hundred square random matrices shows one, one in a thousand tall ones." },
+  { key: "quasi_null", label: "quasi-null", name: "quasi-null", meaning: "Eigenvalues far below what noise of the layer's strength leaves: directions hardly used.", trust: "One in a hundred square random matrices shows one, one in a thousand tall ones; the level is that of a whole convolution." },
   { key: "aspect", label: "Q", name: "aspect ratio", exact: true, meaning: "Longer side over shorter side.", trust: "Counted." },
   { key: "parameters", label: "parameters", name: "parameters", exact: true, meaning: "Weights in this layer.", trust: "Counted." },
 ];
