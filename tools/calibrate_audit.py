@@ -1,9 +1,10 @@
 """How often ``strati audit`` praises worthless metrics, and how often it finds a good one.
 
-Simulated studies of 24 metrics, networks x layers, two interventions each. Two kinds of worthless metrics: ``noise``
+Simulated studies of 24 metrics, networks x layers, two interventions each. Three kinds of worthless metrics: ``noise``
 has nothing to do with anything; ``layers`` has a random mean in each layer, as performance has, so that metric and
-performance go together over the few layers of one study by chance. ``rho 0.7``: one metric with that correlation with
-performance over the points, among 23 of noise.
+performance go together over the few layers of one study by chance; ``labels`` differs between the interventions, as
+performance does, and within them it is noise, so that it must not get ``use``. ``rho 0.7``: one metric with that
+correlation with performance over the points, among 23 of noise.
 
     python tools/calibrate_audit.py --studies 200 --keep studies.jsonl
 
@@ -24,7 +25,7 @@ import strati
 
 SIZES = ((3, 4), (10, 6), (100, 6))
 PRAISE = ("use", "use-with-care", "distinguish-only")
-KINDS = ("noise", "layers", "rho")
+KINDS = ("noise", "layers", "labels", "rho")
 METRICS = 24
 WITHIN = 0.3
 """Spread of performance within a layer over that between layers; 1.0 is the other case that is printed."""
@@ -38,10 +39,14 @@ def simulated(
     slots = [("reinitialise", 0), *(("rerandomise", draw) for draw in range(draws))]
     n, k, c = (a.ravel() for a in np.indices((networks, layers, len(slots))))
     z = rng.standard_normal(layers)[k] + within * rng.standard_normal(len(k))
+    if kind == "labels":
+        z = within * z + 3.0 * (c == 0)
     z = (z - z.mean()) / z.std()
     columns = [rng.standard_normal(len(k)) for _ in range(METRICS)]
     if kind == "layers":
         columns = [rng.standard_normal(layers)[k] + within * own for own in columns]
+    if kind == "labels":
+        columns = [3.0 * (c == 0) + own for own in columns]
     if kind == "rho":
         columns[0] = 0.7 * z + np.sqrt(1 - 0.7**2) * columns[0]
     performance = 0.1 + 0.85 / (
@@ -67,7 +72,7 @@ def judged(
     rows = [row for row in found.metrics if row.layer is None and row.intervention is None]
     intervals = [row.spearman_ci for row in rows if row.spearman_ci is not None]
     return {
-        "praised": any(v.recommendation in PRAISE for v in found.verdicts),
+        "praised": any(v.recommendation in (("use",) if kind == "labels" else PRAISE) for v in found.verdicts),
         "use": first.recommendation == "use",
         "intervals": len(intervals),
         "without_zero": sum(not low <= 0.0 <= high for low, high in intervals),

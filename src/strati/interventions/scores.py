@@ -31,12 +31,14 @@ class Scores:
         mean: The mean score per target: a share of right answers, or a loss in nats (for perplexity too).
         groups: One pseudo-value per group: their mean is ``mean``, their scatter gives its error.
         stderr: Standard error of ``mean`` over all examples; not defined for fewer than two.
+        examples: How many examples were scored.
     """
 
     performance: float
     mean: float
     groups: FloatArray
     stderr: float | None
+    examples: int
 
 
 def standard_error(groups: Any) -> float | None:
@@ -92,7 +94,7 @@ def scores_of(values: FloatArray) -> Scores:
 def _scores(performance: float, mean: float, sums: FloatArray, counts: FloatArray) -> Scores:
     """Groups for comparisons that rows can hold; the error over single examples, with nothing put together."""
     error = standard_error(_groups(sums, counts, mean, max(len(sums), 1)))
-    return Scores(performance, mean, _groups(sums, counts, mean, MOST_GROUPS), error)
+    return Scores(performance, mean, _groups(sums, counts, mean, MOST_GROUPS), error, len(sums))
 
 
 def _groups(sums: FloatArray, counts: FloatArray, mean: float, most: int) -> FloatArray:

@@ -22,10 +22,12 @@ from strati.interventions.audit.correlations import rank_correlations, rmse_inte
 from strati.interventions.audit.evidence import (
     LEAST,
     Evidence,
+    PartEvidence,
     correlation_nulls,
     evidence_of,
     fisher,
     half_widths,
+    significant_interventions,
 )
 from strati.interventions.audit.performance_ratio import classify, retained_share
 from strati.interventions.audit.verdicts import MetricCase, Verdict, typical_changes, verdict_of
@@ -242,12 +244,18 @@ def audit(
     names = study.metrics
     rows: list[MetricRow] = []
     verdicts: list[Verdict] = []
+    evidence: dict[str | None, PartEvidence] = {}
     for kind, part in parts:
         rate = _share(kind, len(kinds)) * config.false_praise
-        found = evidence_of(part, names, config, rate, kind)
+        evidence[kind] = evidence_of(part, names, config, rate, kind)
+    by_kind = {kind: evidence[kind] for kind in kinds if kind in evidence}
+    counting = [m for m, e in evidence[None].by_metric.items() if e.counts or e.robust_counts]
+    significant = significant_interventions(by_kind, counting, config.false_praise)
+    for kind, part in parts:
+        found = evidence[kind].by_metric
         own = [row for group in _groups(part) for row in _metric_rows(*group, kind, names, config, found)]
         rows += own
-        verdicts += _verdicts(table, part, kind, own, found, study.performance, config)
+        verdicts += _verdicts(table, part, kind, own, found, study.performance, config, significant)
         tick(kind or "pooled")
     means = [_mean_row(name, rows) for name in names]
     order = {name: i for i, name in enumerate(names)}
@@ -326,11 +334,12 @@ def _verdicts(
     found: Mapping[str, Evidence],
     performance: Mapping[str, Any],
     config: AuditConfig,
+    significant: Mapping[str, tuple[str, ...]],
 ) -> list[Verdict]:
     pooled = {row.metric: row for row in rows if row.layer is None}
     size = points["layer"].nunique(), points["network"].nunique()
     changes = typical_changes(table, points, list(found), config)
-    by_kind = [part for _, part in points.groupby("intervention")]
+    by_kind = {str(kind): part for kind, part in points.groupby("intervention")}
     made = []
     for name, evidence in found.items():
         if evidence.n == 0:
@@ -346,8 +355,9 @@ def _verdicts(
             performance,
             config,
             parts,
-            tuple(rho for part in by_kind for rho in _strengths(name, part)),
-            points["intervention"].nunique(),
+            {kind: rhos for kind, part in by_kind.items() if (rhos := _strengths(name, part))},
+            significant.get(name, ()),
+            len(by_kind),
         )
         made.append(verdict_of(case, intervention))
     return made

@@ -11,8 +11,8 @@ layers' means, with the layers as units). Either alone or both together may be e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +72,51 @@ class Evidence:
     kinds_count: bool = False
 
 
+@dataclass(frozen=True)
+class PartEvidence:
+    """The evidence on every metric from one part of a study, and the test of correlation it comes from.
+
+    ``statistic`` and ``null`` (metrics x shuffles) are those of the correlation with performance, for the metrics in
+    ``tested``; the other metrics are constant or have too few points.
+    """
+
+    by_metric: Mapping[str, Evidence]
+    tested: tuple[str, ...] = ()
+    statistic: FloatArray = field(default_factory=lambda: np.zeros(0))
+    null: FloatArray = field(default_factory=lambda: np.zeros((0, 0)))
+
+
+def significant_interventions(
+    parts: Mapping[str, PartEvidence], metrics: Collection[str], rate: float
+) -> dict[str, tuple[str, ...]]:
+    """The interventions within which each metric correlates with performance, corrected for testing many.
+
+    The largest statistic over ``metrics`` and interventions in shuffled studies gives the level (maxT), so that among
+    metrics that correlate with performance within no intervention, any is listed with probability at most ``rate``.
+
+    Args:
+        parts: Evidence from the points of each intervention.
+        metrics: The metrics to test: those that correlate with performance over all interventions.
+        rate: Chance of one false entry.
+    """
+    rows = {
+        kind: [i for i, name in enumerate(part.tested) if name in metrics] for kind, part in parts.items()
+    }
+    nulls = [part.null[rows[kind]].max(0) for kind, part in parts.items() if rows[kind]]
+    if not nulls:
+        return {}
+    level = float(np.quantile(np.max(nulls, axis=0), 1.0 - rate, method="higher"))
+    significant: dict[str, list[str]] = {}
+    for kind, part in parts.items():
+        for i in rows[kind]:
+            if part.statistic[i] > level:
+                significant.setdefault(part.tested[i], []).append(kind)
+    return {metric: tuple(kinds) for metric, kinds in significant.items()}
+
+
 def evidence_of(
     points: pd.DataFrame, names: Sequence[str], config: AuditConfig, rate: float, *what: object
-) -> dict[str, Evidence]:
+) -> PartEvidence:
     """The evidence on every metric from the changed points of a study, or of one of its interventions.
 
     Args:
@@ -88,7 +130,7 @@ def evidence_of(
     kept = [i for i, name in enumerate(names) if _varies(values[:, i])]
     found = {name: Evidence(name, int(np.isfinite(values[:, i]).sum())) for i, name in enumerate(names)}
     if len(points) < LEAST or not kept:
-        return found
+        return PartEvidence(found)
     judge = _Judge(points, values[:, kept], config, what)
     performance, robust, kinds = judge.performance(), judge.robust(), judge.kinds()
     tests = [t for t in (performance, robust, kinds) if t is not None]
@@ -110,7 +152,8 @@ def evidence_of(
             **(kinds.areas(row, config.confidence, "kinds_auc") if kinds is not None else {}),
             kinds_count=bool(kinds is not None and enough and kinds.statistic[row] > level),
         )
-    return found
+    tested = tuple(names[i] for i in kept)
+    return PartEvidence(found, tested, performance.statistic, performance.null)
 
 
 def half_widths(null: FloatArray, level: float) -> FloatArray:

@@ -7,7 +7,7 @@ it out, and ``None`` when the study cannot tell.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -62,8 +62,9 @@ class Verdict:
 class MetricCase:
     """What a verdict is made of.
 
-    ``parts`` are the correlations in each layer, layer type and intervention, ``by_intervention`` those in each
-    intervention that has enough points; ``interventions`` is how many the points come from.
+    ``parts`` are the correlations in each layer, layer type and intervention, ``by_intervention`` those over all and
+    within layers of each intervention that has enough points, ``significant_in`` the interventions within which the
+    correlation is significant; ``interventions`` is how many the points come from.
     """
 
     evidence: Evidence
@@ -75,7 +76,8 @@ class MetricCase:
     performance: Mapping[str, Any]
     config: AuditConfig
     parts: Sequence[tuple[str, float]] = ()
-    by_intervention: Sequence[float] = ()
+    by_intervention: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    significant_in: Sequence[str] = ()
     interventions: int = 1
 
 
@@ -189,20 +191,22 @@ def _unexpected(case: MetricCase) -> bool:
 
 
 def _correlates_within(case: MetricCase) -> bool | None:
-    """Whether the correlation holds among layers changed in the same way; ``None`` where that cannot be tested.
+    """Whether the correlation holds among layers changed in the same way; ``None`` where the points cannot tell.
 
-    Within at least one intervention it has to be strong, and over all interventions something of it has to be left
-    within each layer: otherwise the metric recognises the intervention, or the layer, and says no more.
+    Within at least one intervention it has to be strong and significant: otherwise the metric may only recognise the
+    intervention. Where it is strong but not significant, and something of it is left within layers, more points are
+    needed.
     """
     if case.interventions < 2:
         return True
-    sign, strong = float(np.sign(_effect(case))), case.config.strong
     if not case.by_intervention:
         return None
+    sign, threshold = float(np.sign(_effect(case))), case.config.strong
+    strong = [k for k, rhos in case.by_intervention.items() if max(sign * rho for rho in rhos) >= threshold]
+    if any(kind in case.significant_in for kind in strong):
+        return True
     apart = case.evidence.apart
-    if apart is not None and sign * apart < strong / 2:
-        return False
-    return bool(max(sign * rho for rho in case.by_intervention) >= strong)
+    return None if strong and (apart is None or sign * apart >= threshold / 2) else False
 
 
 def _advice(
@@ -274,7 +278,7 @@ def _care(case: MetricCase, predicts: bool | None, separates: bool | None, odd: 
     if predicts and separates is False:
         return f"correlates with {what}, but does not separate robust from critical layers"
     if predicts:
-        return f"correlates with {what}, but no intervention has enough points to test that within one"
+        return f"correlates with {what}, but too few points show that within one intervention"
     if case.evidence.counts and _strength(case) >= case.config.strong:
         return f"correlates with {what} between layers, but not within them"
     return f"separates robust from critical layers, but no strong correlation with {what} was shown"

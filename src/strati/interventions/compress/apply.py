@@ -303,8 +303,13 @@ def _measure(
         made = made if evaluators[0].subject.task is None else in_single(made)
         subject = Subject("written", made, None, evaluators[0].subject.task, evaluators[0].subject.evaluate)
     found = InterventionEvaluator(subject, {}, {}).now()
-    rows = None if subject.task is None else sum(len(targets) for _, targets in subject.task.batches)
-    scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), found.performance, examples=rows)
+    scale = CostScale(
+        str(about["name"]),
+        bool(about["higher_is_better"]),
+        found.performance,
+        examples=found.examples,
+        chance=about.get("chance"),
+    )
     low = high = None
     if found.stderr is not None:
         low, high = scale.interval(0.0, found.stderr, float(stats.norm.ppf(0.975)))

@@ -155,6 +155,26 @@ class Candidates:
                 return min(even, key=_measured), True
         return best, False
 
+    def pick(self, combinations: Sequence[Combination]) -> Callable[[Any], Any]:
+        """Which of some combinations is chosen when their costs are the columns of an array: the rule of the plan.
+
+        The cheapest; for a budget on the loss the smallest within it, and else the largest.
+        """
+        if not self.loss:
+            return lambda costs: costs.argmin(0)
+        sizes = np.array([self.size(c.options) for c in combinations if c.groups is not None])
+        allowed, largest = self.allowed, sizes.max(initial=0.0) + 1.0
+
+        def smallest(costs: Any) -> Any:
+            within = np.where(costs <= allowed, sizes[:, None], largest)
+            return np.where(within.min(0) < largest, within.argmin(0), sizes.argmax())
+
+        return smallest
+
+    def size(self, options: Sequence[int]) -> float:
+        """The summed size of a choice."""
+        return float(sum(s[o] for s, o in zip(self.sizes, options, strict=True)))
+
     def frontier(
         self, metrics: Mapping[str, Mapping[str, float]] | None = None, points: int = 13
     ) -> Iterator[dict[str, Any]]:
@@ -211,8 +231,7 @@ class Candidates:
         return tuple(picked)
 
     def _fits(self, options: Sequence[int]) -> bool:
-        size = sum(float(s[o]) for s, o in zip(self.sizes, options, strict=True))
-        return size <= self.budget * (1 + 1e-9)
+        return self.size(options) <= self.budget * (1 + 1e-9)
 
 
 def _measured(combination: Combination) -> float:

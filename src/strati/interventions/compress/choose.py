@@ -3,28 +3,29 @@ r"""The choice of one option per layer that meets a budget at the least cost (a 
 With :math:`x_{lo} \in \{0, 1\}` for option :math:`o` of layer :math:`l`,
 
 .. math:: \min_x \sum_{lo} c_{lo} x_{lo} \quad \text{subject to} \quad \sum_o x_{lo} = 1, \;
-          \sum_{lo} s_{lo} x_{lo} \le B,
+          \sum_{lo} s_{lo} x_{lo} \le B .
 
-solved as a mixed-integer linear program (HiGHS through :func:`scipy.optimize.milp`). The search is limited by nodes,
-not by time, so that the same input gives the same choice on every machine.
+The Lagrangian dual gives a lower bound and removes options that no optimal choice takes; dynamic programming over
+the layers, which keeps the choices that are not dominated in size and cost, finds the best of what is left (Kellerer,
+Pferschy and Pisinger 2004, chapter 11). Not ``scipy.optimize.milp``: HiGHS 1.12 writes to standard output, where
+``--json -`` must stand alone, and exceeds the budget by its tolerance.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from strati.core.errors import BadInputError
 
 if TYPE_CHECKING:
-    from strati.core.results import FloatArray
+    from strati.core.results import FloatArray, IntArray
 
-_MOST_NODES = 20_000
-_TOLERANCE = 2e-6
-"""Above HiGHS's feasibility tolerance: by this share the budget is cut where its answer exceeds it."""
+_MOST_STATES = 20_000
+"""Partial choices kept from one layer to the next; beyond, the least promising are left out."""
 
 
 @dataclass(frozen=True)
@@ -74,52 +75,81 @@ def choose(costs: Sequence[FloatArray], sizes: Sequence[FloatArray], budget: flo
     if _total(sizes, cheapest) <= slack:  # the budget does not bind
         cost = _total(costs, cheapest)
         return Choice(tuple(cheapest), cost, _total(sizes, cheapest), cost, True)
-    options, bound, exact = _solve(costs, sizes, slack)
-    if (
-        options is None or _total(sizes, options) > slack
-    ):  # within the solver's tolerance, but not within the budget
-        options, _, _ = _solve(costs, sizes, slack - _TOLERANCE * abs(slack))
-        exact = False
-    if options is None or _total(sizes, options) > slack:
-        options = smallest
-    cost = _total(costs, options)
-    return Choice(tuple(options), cost, _total(sizes, options), min(bound, cost), exact)
+    options, bound, exact = _search(costs, sizes, slack)
+    return Choice(tuple(options), _total(costs, options), _total(sizes, options), bound, exact)
 
 
 def _total(values: Sequence[FloatArray], options: Sequence[int]) -> float:
     return float(sum(v[o] for v, o in zip(values, options, strict=True)))
 
 
-def _solve(
+def _search(
     costs: Sequence[FloatArray], sizes: Sequence[FloatArray], budget: float
-) -> tuple[list[int] | None, float, bool]:
-    """The options of the best solution, a lower bound of the cost, and whether the search was completed."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-    from scipy.sparse import csr_array
+) -> tuple[list[int], float, bool]:
+    """The best choice, a lower bound of its cost, and whether it is known to be the best."""
+    price, bound, options = _dual(costs, sizes, budget)
+    best = _improved(options, costs, sizes, budget)
+    # What an option costs beyond the dual bound: no choice with it can cost less than bound + extra.
+    extras = [c + price * s - (c + price * s).min() for c, s in zip(costs, sizes, strict=True)]
+    gap = _total(costs, best) - bound
+    left = float(sum(s.min() for s in sizes))
+    size, cost, extra = np.zeros(1), np.zeros(1), np.zeros(1)
+    steps: list[tuple[IntArray, IntArray]] = []
+    exact = True
+    for c, s, e in zip(costs, sizes, extras, strict=True):
+        left -= float(s.min())
+        size, cost, extra = ((a[:, None] + b).ravel() for a, b in ((size, s), (cost, c), (extra, e)))
+        kept = np.flatnonzero((extra < gap) & (size + left <= budget))
+        kept = kept[np.lexsort((cost[kept], size[kept]))]
+        falling = cost[kept] < np.minimum.accumulate(np.concatenate([[np.inf], cost[kept]]))[:-1]
+        kept = kept[falling]
+        if len(kept) > _MOST_STATES:
+            kept, exact = kept[np.sort(np.argsort(extra[kept], kind="stable")[:_MOST_STATES])], False
+        steps.append((kept // len(c), kept % len(c)))
+        size, cost, extra = size[kept], cost[kept], extra[kept]
+    if len(cost):
+        place, found = int(np.argmin(cost)), list[int]()
+        if cost[place] < _total(costs, best):
+            for before, option in reversed(steps):
+                found.append(int(option[place]))
+                place = int(before[place])
+            best = found[::-1]
+    return best, _total(costs, best) if exact else bound, exact
 
-    counts = [len(c) for c in costs]
-    cost, size = np.concatenate(costs), np.concatenate(sizes)
-    scale = float(np.abs(cost).max()) or 1.0
-    unit = abs(budget) or 1.0
-    layer = np.repeat(np.arange(len(counts)), counts)
-    one_each = csr_array((np.ones(len(cost)), (layer, np.arange(len(cost)))))
-    solution: Any = milp(
-        cost / scale,
-        integrality=np.ones(len(cost)),
-        bounds=Bounds(0, 1),
-        constraints=[
-            LinearConstraint(one_each, 1, 1),
-            LinearConstraint(csr_array(size[None] / unit), -np.inf, budget / unit),
-        ],
-        options={"mip_rel_gap": 0.0, "node_limit": _MOST_NODES},
-    )
-    bound = float(np.sum([c.min() for c in costs]))
-    if solution.mip_dual_bound is not None and np.isfinite(solution.mip_dual_bound):
-        bound = float(solution.mip_dual_bound) * scale
-    if solution.x is None:
-        return None, bound, False
-    parts = np.split(solution.x, np.cumsum(counts)[:-1])
-    return [int(np.argmax(part)) for part in parts], bound, solution.status == 0
+
+def _dual(
+    costs: Sequence[FloatArray], sizes: Sequence[FloatArray], budget: float
+) -> tuple[float, float, list[int]]:
+    """The price of size at which the cheapest options just fit, the bound it gives, and those options."""
+
+    def relaxed(price: float) -> tuple[list[int], float]:
+        options = [int(np.lexsort((s, c + price * s))[0]) for c, s in zip(costs, sizes, strict=True)]
+        return options, _total(sizes, options) - budget
+
+    low, high = 0.0, 1.0
+    while relaxed(high)[1] > 0:
+        high *= 4.0
+    for _ in range(80):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if relaxed(middle)[1] <= 0 else (middle, high)
+    options, excess = relaxed(high)
+    return high, _total(costs, options) + high * excess, options
+
+
+def _improved(
+    options: list[int], costs: Sequence[FloatArray], sizes: Sequence[FloatArray], budget: float
+) -> list[int]:
+    """A choice that fits, changed one layer at a time while that costs less and still fits."""
+    options = list(options)
+    while True:
+        room = budget - _total(sizes, options)
+        gains = [
+            np.where(s - s[o] <= room, c[o] - c, 0.0) for c, s, o in zip(costs, sizes, options, strict=True)
+        ]
+        layer = int(np.argmax([g.max() for g in gains]))
+        if not gains[layer].max() > 0:
+            return options
+        options[layer] = int(np.argmax(gains[layer]))
 
 
 def monotone(costs: FloatArray, errors: FloatArray, *, sure: float = 3.0) -> FloatArray:

@@ -40,7 +40,8 @@ class CostScale:
         higher_is_better: Whether more of it is better.
         intact: The performance of the intact network.
         bounded: Whether the measure has the bounds that its name implies; a user's "loss" may lie below zero.
-        examples: Rows that the performance is a mean over, where that is recorded.
+        examples: Examples that the performance is a mean over, where that is recorded.
+        chance: The performance of guessing, where it is known.
     """
 
     name: str
@@ -48,6 +49,7 @@ class CostScale:
     intact: float
     bounded: bool = True
     examples: int | None = None
+    chance: float | None = None
 
     def cost(self, performance: float) -> float:
         """What is lost against the intact network."""
@@ -58,6 +60,23 @@ class CostScale:
         """The performance at a cost, within the bounds of the measure."""
         score = self._score(self.intact) + (-cost if self.higher_is_better else cost)
         return self._performance(min(max(score, self._least), self._most))
+
+    def attainable(self, cost: float) -> float:
+        r"""A cost that a prediction may have: one below zero leaves the performance short of the best there is.
+
+        At a distance :math:`d` of the intact score from the best one, the cost :math:`c < 0` becomes
+        :math:`-d (1 - e^{c/d})`.
+
+        Examples:
+            >>> scale = CostScale("loss", False, 0.01)
+            >>> scale.attainable(0.02), round(scale.performance(scale.attainable(-0.02)), 4)
+            (0.02, 0.0014)
+        """
+        best = self._most if self.higher_is_better else self._least
+        distance = abs(best - self._score(self.intact))
+        if cost >= 0 or not math.isfinite(distance):
+            return cost
+        return distance * math.expm1(cost / distance) if distance > 0 else 0.0
 
     def allowed(self, share_or_amount: float, relative: bool) -> float:
         """The cost that a budget on the loss allows; a share is one of the intact (mean) loss."""
@@ -119,8 +138,21 @@ class CostScale:
             at = self._link(score)
             return max(at - self._link(ends[0]), 0.0), max(self._link(ends[1]) - at, 0.0)
         if self._least == 0.0:
-            return half / score, half / score
+            return half / score, math.hypot(half / score, math.log1p(self._unseen(score, quantile) / score))
         return half, half
+
+    def _unseen(self, score: float, quantile: float) -> float:
+        """The loss that examples could add which a sample with next to no loss did not happen to contain.
+
+        Where no example of :math:`n` fails, up to :math:`q^2/(n + q^2)` of new ones may (Wilson), each at the loss of a
+        guess. That counts as far as the sample may hold no such example: by :math:`e^{-n s/c}` at a mean loss of
+        :math:`s` and a guess's loss of :math:`c`.
+        """
+        if self.chance is None or self.examples is None:
+            return 0.0
+        guess = self._score(self.chance)
+        share = quantile**2 / (self.examples + quantile**2)
+        return share * guess * math.exp(-self.examples * score / guess) if guess > 0 else 0.0
 
     @property
     def _least(self) -> float:
@@ -171,7 +203,8 @@ def scale_of(study: Study) -> CostScale:
     if not intact:
         raise BadInputError(study.name, "no point of the study was measured; nothing to plan from")
     mean = float(np.mean(list(intact.values())))
-    scale = CostScale(str(study.performance["name"]), bool(study.performance["higher_is_better"]), mean)
+    about = study.performance
+    scale = CostScale(str(about["name"]), bool(about["higher_is_better"]), mean, chance=about.get("chance"))
     return replace(scale, bounded=_within(scale, (float(row["performance"]) for row in rows)))
 
 

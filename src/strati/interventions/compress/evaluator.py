@@ -48,6 +48,7 @@ class Measurement:
     performance: float
     groups: FloatArray | None = None
     stderr: float | None = None
+    examples: int | None = None
 
 
 class InterventionEvaluator:
@@ -85,11 +86,12 @@ class InterventionEvaluator:
         """The network as it is at this moment."""
         if self.subject.task is not None:
             scores = whole_scores(self.subject.model, self.subject.task)
-            return Measurement(scores.performance, scores.groups, scores.stderr)
-        scored = self.subject.evaluated()
-        if scored.scores is None:
-            return Measurement(scored.performance)
-        return Measurement(scored.performance, scored.scores.groups, scored.scores.stderr)
+        else:
+            scored = self.subject.evaluated()
+            if scored.scores is None:
+                return Measurement(scored.performance)
+            scores = scored.scores
+        return Measurement(scores.performance, scores.groups, scores.stderr, scores.examples)
 
     def target(self, layer: str) -> Target:
         """A layer or block by name."""

@@ -17,6 +17,7 @@ import numpy as np
 from strati.core.errors import BadInputError, require
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
+from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size
 from strati.interventions.compress.cost_scale import CostScale, scale_of
 from strati.interventions.compress.curves import KEEP, Curve, read_curves
@@ -319,6 +320,7 @@ def _plan(
         difference,
         observed,
         predict,
+        selection_bias,
     )
 
     scale = scale_of(study)
@@ -344,7 +346,11 @@ def _plan(
     picked = [c.options[o] for c, o in zip(curves, best.options, strict=True)]
     intact = measuring.intact_groups()
     by_adding = predict(picked, scale, relation, intact, config.confidence)
-    measured = observed(best, scale, intact, config.confidence, new_data=True)
+    pool = measuring.known if candidates.loss else even if fell_back else tried
+    base = None if intact is None else scale.sign() * intact
+    rng = stream(config.seed, "plan", "selection")
+    optimism = selection_bias(best, pool, candidates.pick(pool), base, rng)
+    measured = observed(best, scale, intact, config.confidence, optimism=optimism)
     evens = [observed(c, scale, intact, config.confidence) for c in even]
     gain = difference(best, even, config.confidence)
     planned = sum(o.size for o in picked)
@@ -354,7 +360,7 @@ def _plan(
         action=action,
         budget=budget.text,
         layers=tuple(_line(c, o, config.confidence) for c, o in zip(curves, best.options, strict=True)),
-        predicted=dict(_NOTHING) if guessed else _covering(by_adding, measured),
+        predicted=dict(_NOTHING) if guessed else _predicted(by_adding, measured, best, scale),
         uniform=_uniform(evens, even, measuring) | (_NOTHING if guessed else {}) | {"gain": gain},
         additivity=_additivity([*tried, *even], relation, scale),
         performance=dict(study.performance) | {"intact": scale.intact},
@@ -422,21 +428,29 @@ def _line(curve: Curve, chosen: int, confidence: float) -> PlannedLayer:
     )
 
 
-def _covering(by_adding: Prediction, measured: Prediction) -> dict[str, Any]:
-    """The prediction from added costs; where the plan was measured, the interval covers that measurement's too.
+def _predicted(
+    by_adding: Prediction, measured: Prediction, best: Combination, scale: CostScale
+) -> dict[str, Any]:
+    """The prediction from the plan's own measurement, or from added costs where it has none.
 
-    ``contradicted`` says that the measurement lies outside the interval of the prediction.
+    Where the error of the measurement is not defined, the interval of the added costs is widened to hold it.
+    ``contradicted`` says that the measurement lies outside the interval of the added costs.
     """
-    low, high, contradicted = by_adding.low, by_adding.high, False
-    if measured.performance is not None and low is not None and high is not None:
-        contradicted = not low <= measured.performance <= high
-        ends = [end for end in (measured.low, measured.high, measured.performance) if end is not None]
-        low, high = min(low, *ends), max(high, *ends)
+    if measured.performance is None:
+        return {**vars(by_adding), "measured": None, "contradicted": False}
+    value = scale.performance(float(best.measured or 0.0))
+    ends = by_adding.low, by_adding.high
+    contradicted = ends[0] is not None and ends[1] is not None and not ends[0] <= value <= ends[1]
+    low, high = measured.low, measured.high
+    if low is None or high is None:
+        low, high = (
+            f(e for e in (end, value) if e is not None) for f, end in zip((min, max), ends, strict=True)
+        )
     return {
-        "performance": by_adding.performance,
+        "performance": measured.performance,
         "low": low,
         "high": high,
-        "measured": measured.performance,
+        "measured": value,
         "contradicted": contradicted,
     }
 

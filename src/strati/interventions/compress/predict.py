@@ -1,14 +1,15 @@
-"""What a plan's network will do: costs added up, checked on combinations that were really measured.
+"""What a plan's network will do on new data.
 
-Costs of layers changed together do not just add up. How far they do is measured: random combinations near the plan and
-at its budget, and the plan itself, are put into the network. The prediction is the sum times the ratio measured
-there, with an interval that holds the sampling error of two samples and the scatter of that ratio.
+Where the plan can be put into the network, the prediction is what was measured, corrected for choosing the best of
+several noisy measurements, with the sampling error of two samples. Otherwise costs of single layers are added up. They
+do not just add up: the sum is multiplied by the ratio of measured to summed costs of combinations that were measured,
+and the scatter of that ratio is part of the interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from strati.interventions.compress.choose import choose
 from strati.interventions.scores import standard_error
 
 if TYPE_CHECKING:
-    from strati.core.results import FloatArray
+    from strati.core.results import FloatArray, IntArray
     from strati.interventions.compress.cost_scale import CostScale
     from strati.interventions.compress.curves import Curve, CurveOption
     from strati.interventions.compress.evaluator import InterventionEvaluator, Measurement
@@ -72,11 +73,9 @@ class CombinationEvaluator:
         evaluators: Sequence[InterventionEvaluator],
     ) -> None:
         self.curves, self.action = curves, action
-        tasks = [w.subject.task for w in evaluators if w.subject.task is not None]
-        rows = sum(len(targets) for _, targets in tasks[0].batches) if tasks else None
-        self.scale = replace(scale, examples=rows)
         self.evaluators = evaluators
         self.intact: list[Measurement] = [w.now() for w in evaluators]
+        self.scale = replace(scale, examples=self.intact[0].examples if self.intact else None)
         self._known: dict[tuple[int, ...], Combination] = {}
 
     def combination(self, options: Sequence[int]) -> Combination:
@@ -85,6 +84,11 @@ class CombinationEvaluator:
         if key not in self._known:
             self._known[key] = self._measured(key)
         return self._known[key]
+
+    @property
+    def known(self) -> list[Combination]:
+        """Every combination measured so far."""
+        return list(self._known.values())
 
     def choices(self, options: Sequence[int]) -> dict[str, str]:
         """Layer -> choice."""
@@ -194,7 +198,7 @@ def predict(
     twice: once for the data that costs were measured on, once for those that the prediction is held against.
     """
     summed = sum(o.cost for o in chosen)
-    cost = relation.ratio * summed + relation.offset
+    cost = scale.attainable(relation.ratio * summed + relation.offset)
     wide = float(stats.t.ppf(0.5 + confidence / 2, relation.freedom)) * relation.scatter
     wide *= math.sqrt(1 + 1 / max(relation.n, 1))
     model = wide, wide
@@ -210,15 +214,67 @@ def observed(
     intact: FloatArray | None,
     confidence: float,
     *,
-    new_data: bool = False,
+    optimism: float | None = None,
 ) -> Prediction:
-    """The measured performance of a combination, with its sampling error (on new data: of both samples)."""
+    """The measured performance of a combination, with the interval of its sampling error where that is defined.
+
+    With ``optimism``, the prediction for as many new data: the cost is higher by that much (:func:`selection_bias`),
+    and both samples have an error.
+    """
     if combination.measured is None or not math.isfinite(combination.measured):
         return Prediction(None, None, None)
+    cost = combination.measured + (optimism or 0.0)
     error = None
     if combination.groups is not None and intact is not None:
         error = standard_error(scale.sign() * intact + combination.groups)
-    return _interval(scale, combination.measured, error or 0.0, intact, confidence, new_data=new_data)
+    if error is None:
+        return Prediction(scale.performance(cost), None, None)
+    return _interval(scale, cost, error, intact, confidence, new_data=optimism is not None)
+
+
+def selection_bias(
+    chosen: Combination,
+    candidates: Sequence[Combination],
+    pick: Callable[[FloatArray], IntArray],
+    intact: FloatArray | None,
+    rng: np.random.Generator,
+) -> float:
+    """How much better the chosen one of several measured combinations seems to be than it is.
+
+    The least of many noisy costs is partly luck. The bootstrap draws the groups of examples anew and chooses again;
+    where it chooses the same combination, that one's cost there is compared with its cost on all examples (after Efron
+    and Tibshirani 1993, section 17.6). Where all are equally good this finds about half of the bias.
+
+    Args:
+        chosen: The combination that was chosen.
+        candidates: The combinations chosen from.
+        pick: The index of the chosen one in every column of costs, (candidates, resamples).
+        intact: What the intact network costs by groups of examples; the choice may depend on it.
+        rng: The random stream.
+
+    Examples:
+        >>> noise = np.random.default_rng(0).standard_normal((20, 64))
+        >>> equal = [Combination((i,), 0.0, float(g.mean()), g) for i, g in enumerate(noise)]
+        >>> best = min(equal, key=lambda c: c.measured)
+        >>> least = lambda costs: costs.argmin(0)
+        >>> selection_bias(best, equal, least, None, np.random.default_rng(0)) > 0.05
+        True
+        >>> selection_bias(best, [best], least, None, np.random.default_rng(0))
+        0.0
+    """
+    pool = [c for c in candidates if c.groups is not None]
+    place = next((i for i, c in enumerate(pool) if c is chosen), None)
+    if place is None or len(pool) < 2 or len({len(c.groups) for c in pool if c.groups is not None}) != 1:
+        return 0.0
+    costs = np.stack([c.groups for c in pool if c.groups is not None])
+    count = costs.shape[1]
+    drawn = rng.multinomial(count, np.full(count, 1.0 / count), size=_RESAMPLES).T / count
+    again = pick(costs @ drawn) == place
+    scores = costs[place] if intact is None or len(intact) != count else costs[place] + intact
+    return max(float(scores.mean() - (scores @ drawn[:, again]).mean()), 0.0) if again.any() else 0.0
+
+
+_RESAMPLES = 2000
 
 
 def _interval(

@@ -40,17 +40,14 @@ def plan_summary(plan: Plan) -> RenderableType:
         lines.append(_layer_table(plan, changed))
     if len(changed) < len(plan.layers):
         lines.append(Text(f"unchanged: {_names([layer for layer in plan.layers if layer.choice == KEEP])}"))
-    how = plan.additivity
-    if how["n"] and not plan.predicted["contradicted"] and how["measured"] is not None:
-        name = plan.performance["name"]
-        both = performance_text(name, how["measured"]), performance_text(name, how["predicted"])
+    if not plan.additivity["n"] and plan.predicted["performance"] is not None:
         lines.append(
-            Text(
-                f"{how['n']} combinations of layers measured: mean {name} {both[0]}, {both[1]} by adding costs"
-            )
+            Text("The prediction adds up costs of single layers; give the model and data to measure it.")
         )
-    elif not how["n"] and plan.predicted["performance"] is not None:
-        lines.append(Text("whether costs add up was not measured: give the model and data"))
+    elif plan.predicted["contradicted"]:
+        lines.append(
+            Text("The costs of single layers do not add up here; the prediction is the plan's measurement.")
+        )
     return Group(*lines)
 
 
@@ -101,9 +98,6 @@ def _performance_lines(plan: Plan) -> list[str]:
         return [plan.verdict]
     intact = performance_text(name, plan.performance["intact"])
     lines = [f"{name.capitalize()} {estimate(name, expected)}, intact {intact}."]
-    if expected["contradicted"]:
-        value = performance_text(name, expected["measured"])
-        lines.append(f"Measured on the study's data it is {value}: added costs did not predict that.")
     uniform = performance_text(name, plan.uniform["performance"])
     if plan.outcome is PlanOutcome.UNIFORM:
         lines.append(plan.verdict)
