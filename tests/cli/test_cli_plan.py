@@ -138,6 +138,7 @@ def test_a_plan_of_a_model_stores_its_study(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "300")
     words = (
         "plan",
         str(data / "model.safetensors"),

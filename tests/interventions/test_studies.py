@@ -143,7 +143,7 @@ def test_json_and_summary(calm: Any, capsys: pytest.CaptureFixture[str]) -> None
     from rich import print as show
 
     show(calm.summary())
-    assert "24 of 24 points done" in capsys.readouterr().out
+    assert "24 points measured" in capsys.readouterr().out
     assert "network-000" in calm._repr_html_()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +22,7 @@ from strati.cli.common import (
 )
 from strati.cli.study import performance_option
 from strati.core.errors import BadInputError
+from strati.core.tables import NextCommand, command_path
 from strati.jobs.progress import progress
 
 _ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")
@@ -111,7 +114,7 @@ def command(
         result.export(export, format=form)  # type: ignore[arg-type]
     emit(result, output)
     if not output.quiet and output.json != "-":
-        show(_next(result, output, model or network))
+        show(NextCommand(_next(result, output, model or network)))
 
 
 def _network_of(measured: Any) -> str | None:
@@ -122,8 +125,16 @@ def _network_of(measured: Any) -> str | None:
     return spec.get("network", {}).get("path") or path
 
 
-def _next(result: Any, output: Output, network: str | None) -> str:
-    if output.json is None:
-        return f"next: {interrupts.resume_command()} --json plan.json"
-    factored = " --factored" if result.action == "truncate" else ""
-    return f"next: strati apply {output.json} {network or 'MODEL'} --out small{factored}"
+def _next(result: Any, output: Output, network: str | None) -> tuple[str, ...]:
+    """The next command, and a shorter one for a narrow terminal."""
+    if output.json is not None:
+        factored = " --factored" if result.action == "truncate" else ""
+        return (
+            f"strati apply {command_path(output.json)} {command_path(network or 'MODEL')} --out small{factored}",
+        )
+    again = f"{interrupts.resume_command()} --json plan.json".replace(f"{Path.cwd()}{os.sep}", "")
+    store = result.study.store if result.study is not None else None
+    if store is None:
+        return (again,)
+    folder = command_path(Path(store).parent)
+    return again, f"strati plan {folder} --budget {result.budget} --action {result.action} --json plan.json"

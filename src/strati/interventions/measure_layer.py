@@ -101,7 +101,8 @@ class Subject:
     def evaluated(self) -> Measured:
         """What the user's function says of the network as it is now: one number, or one for every example."""
         assert self.evaluate is not None
-        given = self.evaluate(self.model)
+        with torch.no_grad():
+            given = self.evaluate(self.model)
         values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
         if values.ndim == 0:
             return Measured(float(values), {})
@@ -307,7 +308,7 @@ def _outcomes(
 
 def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | PointFailure:
     try:
-        with changed(subject.model, target, change), torch.no_grad():
+        with changed(subject.model, target, change):
             return subject.evaluated()
     except Exception as error:  # the user's function: whatever it raises is this point's reason
         return PointFailure(f"evaluate raised {reason_of(error)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.display import Column, NextCommand, table
 from strati.interventions.audit.evidence import LEAST
-from strati.interventions.compress.cost_scale import UNIT
+from strati.interventions.compress.cost_scale import UNIT, CostScale
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +84,22 @@ def _intact_line(study: Study, rows: pd.DataFrame) -> str:
     examples = (study.origin.get("data") or {}).get("rows")
     where = f" on {examples:,} rows" if examples else ""
     networks = rows["network"].nunique()
-    of = f", mean of {networks} networks" if networks > 1 else ""
-    counts = f"{study.done} of {study.units} points done, {study.failed} failed"
-    return f"Intact {name}: {performance_text(name, mean)}{where}{of}; {counts}."
+    of = f", mean of {networks} networks" if networks > 1 else _intact_interval(study, name, examples)
+    counts = f"{study.done} points measured"
+    counts += f", {study.units - study.done} of {study.units} missing" if study.done < study.units else ""
+    return f"Intact {name}: {performance_text(name, mean)}{of}{where}; {counts}."
+
+
+def _intact_interval(study: Study, name: str, examples: int | None) -> str:
+    """The 95 % interval of the intact network's performance, in parentheses; nothing where its error is not defined."""
+    row = next((r for r in study.rows if r["intervention"] == "intact" and r["status"] == "done"), {})
+    error, value = row.get("performance_stderr"), row.get("performance")
+    if error is None or value is None:
+        return ""
+    scale = CostScale(name, bool(study.performance["higher_is_better"]), value, examples=examples)
+    ends = scale.interval(0.0, error / value if name == "perplexity" else error, 1.96)
+    low, high = (performance_text(name, end).removesuffix(" %") for end in ends)
+    return f" ({low} to {high})"
 
 
 def _tables(

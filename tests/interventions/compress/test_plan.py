@@ -158,9 +158,9 @@ def test_the_measurement_is_the_prediction_and_added_costs_that_contradict_it_ar
     assert not _predicted(Prediction(0.1, 0.05, 0.28), Prediction(0.27, 0.22, 0.3), best, scale)[
         "contradicted"
     ]
-    # a measurement without an error: the interval of the added costs is widened to hold it
+    # a measurement without an error has no interval
     found = _predicted(adding, Prediction(0.26, None, None), best, scale)
-    assert found["low"] == 0.05 and found["high"] == pytest.approx(0.26)
+    assert found["low"] is None and found["high"] is None
     # no measurement
     assert _predicted(adding, Prediction(None, None, None), best, scale)["performance"] == 0.1
 
@@ -199,6 +199,29 @@ def test_a_plan_predicts_what_it_measured(measure: str) -> None:
                 assert found["low"] <= found["measured"] <= found["high"]
                 worse = found["performance"] - found["measured"]
                 assert (worse if measure == "loss" else -worse) >= -1e-9  # corrected for choosing the best
+
+
+def test_one_number_per_network_has_no_interval() -> None:
+    """How far a mean over unknown examples varies is not known, neither for a plan nor for a layer."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    x = torch.randn(60, 6)
+    y = net(x).argmax(1)
+
+    def loss(model: nn.Module) -> float:
+        return float(nn.functional.cross_entropy(model(x), y))
+
+    study = strati.study(net, evaluate=loss, spectral=False, interventions=strati.quantise(bits=[2, 4]))
+    plan = strati.plan(study, budget="bits=3")
+    assert plan.predicted["performance"] == pytest.approx(plan.predicted["measured"])
+    assert plan.predicted["low"] is None and plan.predicted["high"] is None
+    assert all(layer.cost_ci is None for layer in plan.layers if layer.choice != "keep")
+    assert plan.to_dict()["predicted"]["low"] is None
+
+
+def test_the_action_is_one_that_the_study_has() -> None:
+    study = study_of_settings(2, {None: 1.0, "bits=4": 1.1}, "loss")
+    assert strati.plan(study, budget="loss=+30%").action == "quantise"
 
 
 def test_a_loss_of_almost_nothing_may_be_more_on_new_data() -> None:

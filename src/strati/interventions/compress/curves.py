@@ -31,19 +31,19 @@ KEEP = "keep"
 
 @dataclass(frozen=True)
 class CurveOption:
-    """One setting of one layer: its size, its cost and how sure that is."""
+    """One setting of one layer: its size, its cost, and the cost's standard error where that is defined."""
 
     choice: str
     size: float
     cost: float
-    error: float
+    error: float | None
     groups: FloatArray | None = None
     measured: float = 0.0  # before monotone regression
 
     @property
     def careful(self) -> float:
         """The cost plus its standard error: choosing the least of many noisy costs would pick the luckiest."""
-        return self.cost + self.error
+        return self.cost + (self.error or 0.0)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _option(
     between = standard_error(costs)  # draws and networks differ as well
     known = [e for e in (error, between) if e is not None]
     cost = float(np.mean(costs))
-    return CurveOption(setting or "drop", size, cost, math.hypot(*known) if known else 0.0, paired, cost)
+    return CurveOption(setting or "drop", size, cost, math.hypot(*known) if known else None, paired, cost)
 
 
 def _monotone(options: list[CurveOption]) -> tuple[CurveOption, ...]:
@@ -166,6 +166,6 @@ def _monotone(options: list[CurveOption]) -> tuple[CurveOption, ...]:
         best.setdefault(option.size, option)  # of one size only the cheapest is ever chosen
     ordered = sorted(best.values(), key=lambda o: o.size)
     costs = np.array([o.cost for o in ordered])
-    smooth = monotone(costs, np.array([o.error for o in ordered]))
+    smooth = monotone(costs, np.array([o.error or 0.0 for o in ordered]))
     smooth = smooth - (smooth[-1] if ordered[-1].choice == KEEP else 0.0)  # keeping a layer costs nothing
     return tuple(replace(o, cost=float(c)) for o, c in zip(ordered, smooth, strict=True))

@@ -63,7 +63,7 @@ def peft(plan: Plan) -> dict[str, Any]:
             "quantity": plan.quantity,
             "budget": plan.budget,
             "layers": [
-                {"name": x.name, "rank": ranks[x.name], "cost": x.cost, "cost_ci": list(x.cost_ci)}
+                {"name": x.name, "rank": ranks[x.name], "cost": x.cost, "cost_ci": x.cost_ci}
                 for x in plan.layers
             ],
         },
@@ -112,8 +112,8 @@ def llama_cpp(plan: Plan) -> str:
         kind = _TYPES.get(_bits(layer), "q8_0" if _bits(layer) < 16 else "f16")
         name = gguf_name(layer.name)
         lines.append(f"  --tensor-type '^{re.escape(name)}\\.weight$={kind}' \\")
-        ends = f"{layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g}"
-        comments.append(f"# {name}: {layer.choice}, measured cost {layer.cost:.3g} ({ends}){_doubt(name)}")
+        ends = "" if layer.cost_ci is None else f" ({layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g})"
+        comments.append(f"# {name}: {layer.choice}, measured cost {layer.cost:.3g}{ends}{_doubt(name)}")
     lines += ['  "$@"', *comments, 'exec llama-quantize "$@"  # arguments: in.gguf out.gguf q4_k_m']
     return "\n".join(lines) + "\n"
 

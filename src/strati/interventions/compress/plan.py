@@ -50,7 +50,7 @@ class PlanConfig:
 
     Args:
         action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``. ``None``:
-            ``quantise`` for a budget of bits, else ``truncate``.
+            ``quantise`` for a budget of bits, else ``truncate``, or else the first of these that the study has.
         layers: Patterns of the layers that may be changed (:mod:`strati.io.layers`). Default: all.
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
@@ -101,7 +101,7 @@ class PlannedLayer:
     choice: str
     saves: float
     cost: float
-    cost_ci: tuple[float, float]
+    cost_ci: tuple[float, float] | None
     kind: str
     rows: int
     cols: int
@@ -164,8 +164,8 @@ class Plan(Result):
                 "choice": layer.choice,
                 "saves": layer.saves,
                 "cost": layer.cost,
-                "cost_low": layer.cost_ci[0],
-                "cost_high": layer.cost_ci[1],
+                "cost_low": None if layer.cost_ci is None else layer.cost_ci[0],
+                "cost_high": None if layer.cost_ci is None else layer.cost_ci[1],
             }
             for layer in self.layers
         ]
@@ -240,14 +240,11 @@ def plan(
 
     config = resolve(PlanConfig, config, options, of=plan)
     config.check()
-    action = config.action or default_action(budget)
+    measured = study if isinstance(study, Study) else load_study(study) if is_study_folder(study) else None
+    action = config.action or default_action(budget, measured)
     config = dataclasses.replace(config, action=action)
     wanted = read_budget(budget, action)
-    if isinstance(study, Study):
-        measured = study
-    elif is_study_folder(study):
-        measured = load_study(study)
-    else:
+    if measured is None:
         measured = study_of_model(study, data, wanted.kind, config, out, tick)
         model = data = None
     evaluators = open_evaluators(measured, model=model, data=data)
@@ -276,8 +273,8 @@ def plan(
     return _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
 
 
-def default_action(budget: Any) -> str:
-    """``quantise`` for a budget of bits, else ``truncate``.
+def default_action(budget: Any, study: Study | None = None) -> str:
+    """``quantise`` for a budget of bits, else ``truncate``, or else the first action that the study has.
 
     Examples:
         >>> default_action("bits=4"), default_action({"bits": 4}), default_action("loss=+2%")
@@ -286,7 +283,10 @@ def default_action(budget: Any) -> str:
     kind = getattr(budget, "kind", None) or str(budget).partition("=")[0]
     if isinstance(budget, Mapping):
         kind = str(next(iter(budget), ""))
-    return "quantise" if kind.strip() == "bits" else "truncate"
+    usual = "quantise" if kind.strip() == "bits" else "truncate"
+    measured = {row["intervention"] for row in study.rows} if study is not None else {usual}
+    fitting = [a for a, budgets in ACTIONS.items() if a in measured and kind.strip() in budgets]
+    return usual if usual in measured or not fitting else fitting[0]
 
 
 _NOTHING = {"performance": None, "low": None, "high": None, "measured": None, "contradicted": False}
@@ -415,13 +415,13 @@ def _line(curve: Curve, chosen: int, confidence: float) -> PlannedLayer:
     from scipy import stats
 
     option = curve.options[chosen]
-    half = float(stats.norm.ppf(0.5 + confidence / 2)) * option.error
+    half = None if option.error is None else float(stats.norm.ppf(0.5 + confidence / 2)) * option.error
     return PlannedLayer(
         curve.layer,
         option.choice,
         curve.options[-1].size - option.size,
         option.cost,
-        (option.cost - half, option.cost + half),
+        None if half is None else (option.cost - half, option.cost + half),
         curve.kind,
         curve.shape.rows,
         curve.shape.cols,
@@ -433,7 +433,7 @@ def _predicted(
 ) -> dict[str, Any]:
     """The prediction from the plan's own measurement, or from added costs where it has none.
 
-    Where the error of the measurement is not defined, the interval of the added costs is widened to hold it.
+    Where an ``evaluate`` function returns one number, the sampling error is not defined, and there is no interval.
     ``contradicted`` says that the measurement lies outside the interval of the added costs.
     """
     if measured.performance is None:
@@ -441,15 +441,10 @@ def _predicted(
     value = scale.performance(float(best.measured or 0.0))
     ends = by_adding.low, by_adding.high
     contradicted = ends[0] is not None and ends[1] is not None and not ends[0] <= value <= ends[1]
-    low, high = measured.low, measured.high
-    if low is None or high is None:
-        low, high = (
-            f(e for e in (end, value) if e is not None) for f, end in zip((min, max), ends, strict=True)
-        )
     return {
         "performance": measured.performance,
-        "low": low,
-        "high": high,
+        "low": measured.low,
+        "high": measured.high,
         "measured": value,
         "contradicted": contradicted,
     }

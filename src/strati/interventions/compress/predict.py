@@ -97,7 +97,7 @@ class CombinationEvaluator:
     def _measured(self, options: tuple[int, ...]) -> Combination:
         summed = added(self.curves, options)
         picked = [c.options[o] for c, o in zip(self.curves, options, strict=True)]
-        error = sampling_error(picked, 1.0, self.scale, None)
+        error = sampling_error(picked, 1.0, self.scale, None) or 0.0
         if not self.evaluators:
             return Combination(options, summed, error=error)
         costs, groups = [], []
@@ -205,6 +205,8 @@ def predict(
     if relation.relative:
         model = cost * -math.expm1(-wide), cost * math.expm1(min(wide, 50.0))
     error = sampling_error(chosen, relation.ratio, scale, intact)
+    if error is None:
+        return Prediction(scale.performance(cost), None, None)
     return _interval(scale, cost, error, intact, confidence, model=model, new_data=True)
 
 
@@ -296,14 +298,15 @@ def _interval(
 
 def sampling_error(
     chosen: Sequence[CurveOption], ratio: float, scale: CostScale, intact: FloatArray | None
-) -> float:
-    """Standard error of the summed costs and of the intact performance, over groups of examples."""
+) -> float | None:
+    """Standard error of the summed costs and of the intact performance; ``None`` where one of them has none."""
     groups = [o.groups for o in chosen if o.groups is not None]
     same = len(groups) == len(chosen) and len({len(g) for g in groups}) == 1
     if same and (intact is None or len(intact) == len(groups[0])):
         base = 0.0 if intact is None else scale.sign() * intact
-        return standard_error(base + ratio * np.sum(groups, axis=0)) or 0.0
-    return ratio * math.sqrt(sum(o.error**2 for o in chosen))
+        return standard_error(base + ratio * np.sum(groups, axis=0))
+    errors = [o.error for o in chosen if o.error is not None]
+    return ratio * math.sqrt(sum(e**2 for e in errors)) if len(errors) == len(chosen) else None
 
 
 def difference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from strati.core.display import Column, table
@@ -40,6 +41,8 @@ def plan_summary(plan: Plan) -> RenderableType:
         lines.append(_layer_table(plan, changed))
     if len(changed) < len(plan.layers):
         lines.append(Text(f"unchanged: {_names([layer for layer in plan.layers if layer.choice == KEEP])}"))
+    if plan.predicted["performance"] is not None and plan.predicted["low"] is None:
+        lines.append(Text("The error is not known: evaluate returned one number, not one per example."))
     if not plan.additivity["n"] and plan.predicted["performance"] is not None:
         lines.append(
             Text("The prediction adds up costs of single layers; give the model and data to measure it.")
@@ -126,7 +129,7 @@ def _layer_table(plan: Plan, changed: list[PlannedLayer]) -> Any:
             uniform.get(layer.name, "-"),
             _layer_size(plan, layer),
             _difference(scale, 0.0, layer.cost),
-            f"{_difference(scale, 0.0, layer.cost_ci[0])} to {_difference(scale, 0.0, layer.cost_ci[1])}",
+            "-" if layer.cost_ci is None else " to ".join(_difference(scale, 0.0, c) for c in layer.cost_ci),
         )
         for layer in changed
     ]
@@ -142,10 +145,15 @@ def _scale(plan: Plan) -> CostScale:
 
 
 def _difference(scale: CostScale, start: float, cost: float) -> str:
-    """What is lost between two costs, in units of the performance: points of a percentage where it is a share."""
+    """What is lost between two costs, in units of the performance: points of a percentage where it is a share.
+
+    Other measures have as many decimals as four digits of the intact performance have.
+    """
     lost = scale.performance(start + cost) - scale.performance(start)
     lost = -lost if scale.higher_is_better else lost
-    return f"{100 * lost:.1f}" if scale.name in UNIT else f"{lost:.2g}"
+    size = math.floor(math.log10(abs(scale.intact))) if scale.intact else 0
+    text = f"{100 * lost:.1f}" if scale.name in UNIT else f"{lost:.{min(max(3 - size, 0), 12)}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
 
 
 def _gain(plan: Plan) -> tuple[str, str, str]:
