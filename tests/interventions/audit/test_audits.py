@@ -459,6 +459,19 @@ def test_too_few_points_are_said_in_one_line_with_how_many_are_needed() -> None:
     assert re.match(r"About (\d+) points are needed", lines[1]) and not any("Cannot tell" in x for x in lines)
 
 
+@pytest.mark.parametrize(("layers", "advice"), [(3, "unknown"), (60, "do-not-use")])
+def test_a_metric_of_the_trained_layer_is_rejected_by_many_layers_only(layers: int, advice: str) -> None:
+    """The metric has one value for each layer; five settings of each make five times the points, but no more layers."""
+    rng = np.random.default_rng(0)
+    points = []
+    for row in flat(1, layers, kinds=("truncate",)):
+        own = float(rng.standard_normal())
+        for rank in range(5):
+            performance = 0.15 + 0.15 * rank + 0.05 * float(rng.standard_normal())
+            points.append(row | {"setting": f"rank={rank}", "performance": performance, "alpha": own})
+    assert judged(points)["alpha"].recommendation == advice
+
+
 def test_layers_are_classified_by_setting() -> None:
     """A strong setting is critical, a weak one robust; their mean would be neither."""
     points = []

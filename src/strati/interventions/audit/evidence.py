@@ -51,7 +51,8 @@ class Evidence:
 
     ``within`` is the rank correlation within layers, ``slope`` the slope of the metric's overall ranks on those of
     performance within layers (1 for a metric that moves as much with performance inside a layer as the ranks do),
-    ``apart`` the rank correlation within each intervention of each layer,
+    ``apart`` the rank correlation within each intervention of each layer, ``between_ci`` the interval of the rank
+    correlation of the layers' means,
     ``*_counts`` whether the statistic exceeds what shuffled studies reach with any metric.
     """
 
@@ -62,6 +63,7 @@ class Evidence:
     slope: float | None = None
     slope_ci: Interval = None
     apart: float | None = None
+    between_ci: Interval = None
     counts: bool = False
     robust_auc: float | None = None
     robust_auc_ci: Interval = None
@@ -145,6 +147,7 @@ def evidence_of(
             found[names[i]].n,
             **performance.numbers(row, config.confidence),
             apart=performance.of_one_intervention(row),
+            between_ci=performance.between_interval(row, config.confidence),
             counts=bool(enough and performance.statistic[row] > level),
             **(robust.areas(row, config.confidence, "robust_auc") if robust is not None else {}),
             robust_auc_within=robust.within(row) if robust is not None else None,
@@ -190,8 +193,13 @@ class _Performance:
     slope_value: FloatArray
     slope_null: FloatArray
     apart: FloatArray
+    between_value: FloatArray
+    between_null: FloatArray
     statistic: FloatArray
     null: FloatArray
+
+    def between_interval(self, row: int, level: float) -> Interval:
+        return fisher(float(self.between_value[row]), float(half_widths(self.between_null[row], level)))
 
     def of_one_intervention(self, row: int) -> float | None:
         return float(self.apart[row]) if np.isfinite(self.apart[row]) else None
@@ -260,9 +268,11 @@ class _Judge:
         slope_null, _ = null_products(by_layer, of_y, self._stay)
         slope = np.where(np.isfinite(by_layer), by_layer, 0.0).T @ of_y
         scale = 1.0 / size if size > 0 else 0.0
-        statistic, null = self._combine(within, within_null, _ranks(self.y[:, None])[:, 0])
+        between = self._between(_ranks(self.y[:, None])[:, 0])
+        statistic, null = _combined((within, within_null), between)
         return _Performance(
-            within, within_null, slope * scale, slope_null * scale, self._apart(), statistic, null
+            *(within, within_null, slope * scale, slope_null * scale, self._apart(), *between),
+            *(statistic, null),
         )
 
     def _apart(self) -> FloatArray:
@@ -287,7 +297,7 @@ class _Judge:
         inner = self._centre(self.labels[:, None])[:, 0]
         _, within_null = null_products(self.inner_ranks, inner, self._stay)
         within = _correlations(self.inner_ranks, inner)
-        statistic, null = self._combine(within, within_null, self.labels)
+        statistic, null = _combined((within, within_null), self._between(self.labels))
         weights = np.where(self.labels == 1, 1.0 / ups, np.where(self.labels == -1, -1.0 / downs, 0.0))
         sums, _ = null_products(self.global_ranks, weights, self._move())
         pooled = _area(self.values, self.labels)
@@ -318,22 +328,6 @@ class _Judge:
             statistic = np.where(size[:, 0] > 0, np.abs(seen) / size[:, 0], 0.0)
             null = np.where(size > 0, np.abs(null) / size, 0.0)
         return _Areas(value, np.clip(2.0 * sums, -1.0, 1.0), value, statistic, null)
-
-    def _combine(
-        self, within: FloatArray, within_null: FloatArray, y: FloatArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """The larger of within, between and both together, each in units of its spread over shuffles."""
-        between, between_null = self._between(y)
-        parts = []
-        for value, null in ((within, within_null), (between, between_null)):
-            size = null.std(1, keepdims=True)
-            good = size > 1e-9
-            with np.errstate(invalid="ignore", divide="ignore"):
-                scaled = np.where(good, np.column_stack([value, null]) / size, 0.0)
-            parts.append(scaled)
-        a, b = parts
-        both = np.max([np.abs(a), np.abs(b), np.abs(a + b) / np.sqrt(2.0)], axis=0)
-        return both[:, 0], both[:, 1:]
 
     def _between(self, y: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Rank correlation of the layers' means, layers of one type against each other."""
@@ -385,6 +379,18 @@ class _Judge:
 
     def _relabel(self) -> Iterator[IntArray]:
         return relabelled(self.design, self.config.resamples, self._stream("relabel"))
+
+
+def _combined(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """The larger of within, between and both together, each in units of its spread over shuffles."""
+    scaled = []
+    for value, null in parts:
+        size = null.std(1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scaled.append(np.where(size > 1e-9, np.column_stack([value, null]) / size, 0.0))
+    within, between = scaled
+    both = np.max([np.abs(within), np.abs(between), np.abs(within + between) / np.sqrt(2.0)], axis=0)
+    return both[:, 0], both[:, 1:]
 
 
 def correlation_nulls(

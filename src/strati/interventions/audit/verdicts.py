@@ -151,7 +151,9 @@ def _predicts(case: MetricCase) -> bool | None:
         assert found.within_ci is not None and found.slope_ci is not None
         nothing = max(map(abs, found.within_ci)) < strong and max(map(abs, found.slope_ci)) < strong / 2
         return False if nothing and (weak or case.networks > 1) else None
-    return False if weak else None
+    # One value for each layer: what counts is the number of layers, not of points.
+    ruled_out = found.between_ci is not None and max(map(abs, found.between_ci)) < strong
+    return False if weak and ruled_out else None
 
 
 def _effect(case: MetricCase) -> float:
