@@ -172,3 +172,32 @@ def test_a_clear_effect_on_few_rows_is_no_doubt():
     pieces, truth = shuffled(layers, rng)
     answer = strati.reassemble(pieces, x, run(layers, x), seconds=20)
     assert answer.permutation == truth and answer.to_dict()["unique"] is True
+
+
+@pytest.mark.parametrize("act", ["relu", "gelu"])
+@pytest.mark.parametrize("case", ["inputs", "outputs", "inactive"])
+def test_pieces_that_differ_only_where_nothing_passes_can_change_places(act, case):
+    """Two blocks whose pieces differ in neurons that are not read, or in which nothing is ever active."""
+    layers, rng = network(5, 8, 16, scale=0.5, seed=3)
+    if case == "inputs":  # the output projections do not read the last neurons
+        first, bias = layers[2][0].copy(), layers[2][1]
+        first[10:] = rng.normal(size=(6, 8))
+        layers[6] = first, bias
+        layers[3][0][:, 10:] = layers[7][0][:, 10:] = 0
+    elif case == "outputs":  # the last neurons are always zero
+        for k in (2, 6):
+            layers[k][0][10:] = 0
+            layers[k][1][10:] = -1 if act == "relu" else 0
+        second = layers[3][0].copy()
+        second[:, 10:] = rng.normal(size=(8, 6))
+        layers[7] = second, layers[3][1]
+    else:  # what remains of both blocks are the constants that they add
+        layers[2][1][:] = layers[6][1][:] = -100
+        layers[3][1][:], layers[7][1][:] = rng.normal(size=(2, 8))
+    layers = [(W.astype("f4").astype("f8"), b.astype("f4").astype("f8")) for W, b in layers]
+    x = rng.normal(size=(500, 8))
+    pieces, _ = shuffled(layers, rng)
+    answer = strati.reassemble(pieces, x, run_with(act, layers, x), activation=act, seconds=20)
+    assert answer.exact and answer.to_dict()["unique"] is False
+    assert {(e.kind, e.a, e.b) for e in answer.unique.exchanges} == {("pair", 1, 3)}
+    assert "pairs-not-unique" in {w.code for w in answer.warnings}

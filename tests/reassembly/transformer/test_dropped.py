@@ -135,47 +135,6 @@ def test_drop_is_seeded_and_names_are_gone(tmp_path):
     assert len(names) == len(state) and not any("layers" in name for name in names)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
-def test_harder_settings_leave_the_network_as_it_is(kind):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    if kind == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama()[1]))
-    elif kind == "gpt2":
-        model = transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=16, n_layer=3, n_head=4, vocab_size=50)
-        )
-    else:
-        model = transformers.BertForMaskedLM(
-            transformers.BertConfig(
-                hidden_size=16,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                intermediate_size=40,
-                vocab_size=50,
-            )
-        )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(parameter + 0.2 * torch.randn_like(parameter))
-    ids = torch.randint(0, 50, (2, 9))
-    want = model.eval()(ids).logits
-    dropped = shuffle_transformer(model, seed=3, permute=True, rescale=True)
-    moved = 0
-    state = model.state_dict()
-    for k, (matrices, vectors) in enumerate(
-        zip(dropped.answer["blocks"], dropped.answer["vectors"], strict=True)
-    ):
-        for slot in dropped.blueprint.block:
-            values = dropped.pieces.arrays[(matrices if slot.matrix else vectors)[slot.role]]
-            moved += not np.allclose(state[slot.name.format(k)].numpy(), values)
-            state[slot.name.format(k)] = torch.from_numpy(np.array(values))
-    model.load_state_dict(state, strict=False)
-    assert moved > 10
-    torch.testing.assert_close(model(ids).logits, want, rtol=1e-3, atol=1e-4)
-
-
 def test_fused_matrices_are_cut_and_joined():
     shapes = {
         f"h.{k}.{m}.weight": s

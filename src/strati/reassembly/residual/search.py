@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats, Ints, ResidualWeights
+    from strati.reassembly.residual.forward import Floats, Ints, Pass, ResidualWeights
 
     Matrix = NDArray[np.float64]
     _Proposal = tuple[ResidualWeights, Matrix, Ints]  # weights, a mixture to round to pairs, an order
@@ -423,24 +423,37 @@ def from_sockets(parts: ResidualWeights, sockets: Ints, ins: Ints) -> tuple[Ints
 def socket_effects(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats) -> tuple[Floats, Floats]:
     """The output, and the effect of each piece in each socket: (outputs * rows, sockets, pieces)."""
     passed = run(parts, ins, outs, x)
-    n, (m, d, h) = len(ins), parts.w_out.shape
+    effects = output_side_effects(parts, passed)
+    if parts.shared:
+        effects = np.concatenate([effects, input_side_effects(parts, outs, passed)], axis=1)
+    return passed.output, effects
+
+
+def output_side_effects(parts: ResidualWeights, passed: Pass) -> Floats:
+    """First-order effect of each output projection in each block: (outputs * rows, blocks, pieces)."""
+    m, d, h = parts.w_out.shape
     rows, outputs = passed.output.shape
-    flat_B = np.ascontiguousarray(parts.w_out.transpose(1, 0, 2).reshape(d, m * h))
-    flat_A = np.ascontiguousarray(parts.w_in.reshape(m * h, d).T)
-    effects = np.empty((outputs, rows, 2 * n if parts.shared else n, m), dtype=np.float32)
-    for k in range(n):
-        for q in range(outputs):
-            g = passed.adjoint[k + 1][q]
-            carried = (g @ flat_B).reshape(rows, m, h)
-            effects[q, :, k] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0] + g @ parts.b_out.T
-        if parts.shared:
-            hidden = parts.act.value(
-                parts.enter(passed.streams[k]) @ flat_A + parts.b_in.reshape(-1)
-            ).reshape(rows, m, h)
-            for q in range(outputs):
-                carried = passed.adjoint[k + 1][q] @ parts.w_out[outs[k]]
-                effects[q, :, n + k] = np.matmul(hidden, carried[:, :, None])[:, :, 0]
-    return passed.output, effects.reshape(outputs * rows, *effects.shape[2:])
+    flat = np.ascontiguousarray(parts.w_out.transpose(1, 0, 2).reshape(d, m * h))
+    effects = np.empty((outputs, rows, len(passed.hidden), m), dtype=np.float32)
+    for k, hidden in enumerate(passed.hidden):
+        for q, g in enumerate(passed.adjoint[k + 1]):
+            carried = (g @ flat).reshape(rows, m, h)
+            effects[q, :, k] = np.matmul(carried, hidden[:, :, None])[:, :, 0] + g @ parts.b_out.T
+    return effects.reshape(outputs * rows, *effects.shape[2:])
+
+
+def input_side_effects(parts: ResidualWeights, outs: Ints, passed: Pass) -> Floats:
+    """The same of each input projection, but for a constant of each block: its output bias stays."""
+    m, h, d = parts.w_in.shape
+    rows, outputs = passed.output.shape
+    flat = np.ascontiguousarray(parts.w_in.reshape(m * h, d).T)
+    effects = np.empty((outputs, rows, len(outs), m), dtype=np.float32)
+    for k, j in enumerate(outs):
+        before = parts.enter(passed.streams[k]) @ flat + parts.b_in.reshape(-1)
+        hidden = parts.act.value(before).reshape(rows, m, h)
+        for q, g in enumerate(passed.adjoint[k + 1]):
+            effects[q, :, k] = np.matmul(hidden, (g @ parts.w_out[j])[:, :, None])[:, :, 0]
+    return effects.reshape(outputs * rows, *effects.shape[2:])
 
 
 def _centred(effects: Floats) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 from strati.reassembly.residual.forward import run
 from strati.reassembly.residual.norms import fold_norms
 from strati.reassembly.residual.order import flip_effects
-from strati.reassembly.residual.search import from_sockets, polish, socket_effects, to_sockets
+from strati.reassembly.residual.search import input_side_effects, output_side_effects, polish
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -226,22 +226,31 @@ class _Arrangement:
         return distance
 
     def _pair_candidates(self) -> Iterator[tuple[float, _Candidate]]:
-        n = len(self.ins)
-        sockets = to_sockets(self.parts, self.ins, self.outs)
-        narrow = _cast(self.parts, np.float32)
+        """Two blocks exchange their output projections, their input projections or, where roles are open, any two."""
+        parts, n = _cast(self.parts, np.float32), len(self.ins)
         x = self.x[:: max(1, len(self.x) // _SCREEN_ROWS)][:_SCREEN_ROWS].astype(np.float32)
-        moved = socket_effects(narrow, self.ins, self.outs, x)[1][:, :, sockets]
-        present = np.einsum("xss->xs", moved)
-        near = max(10 * self.precision, _SCREEN_RESOLUTION * _rms(present))
-        for s, t in combinations(range(len(sockets)), 2):
-            change = moved[:, s, t] + moved[:, t, s] - present[:, s] - present[:, t]
-            size = _rms(change)
-            if size < near and s % n != t % n:
-                exchanged = sockets.copy()
-                exchanged[[s, t]] = exchanged[[t, s]]
-                ins, outs = from_sockets(self.parts, exchanged, self.ins)
-                a, b = sorted((s % n, t % n))
-                yield size, _Candidate("pair", a, b, ins, outs, self.parts)
+        passed = run(parts, self.ins, self.outs, x)
+        sides = [
+            (output_side_effects(parts, passed), self.outs),
+            (input_side_effects(parts, self.outs, passed), self.ins),
+        ]
+        if parts.shared:
+            sides = [(np.concatenate([s[0] for s in sides], axis=1), np.concatenate([s[1] for s in sides]))]
+        for number, (effects, sockets) in enumerate(sides):
+            moved = effects[:, :, sockets]
+            present = np.einsum("xss->xs", moved)
+            near = max(10 * self.precision, _SCREEN_RESOLUTION * _rms(present))
+            for s, t in combinations(range(len(sockets)), 2):
+                size = _rms(moved[:, s, t] + moved[:, t, s] - present[:, s] - present[:, t])
+                if size < near and s % n != t % n:
+                    exchanged = sockets.copy()
+                    exchanged[[s, t]] = exchanged[[t, s]]
+                    if parts.shared:
+                        ins, outs = exchanged[n:], exchanged[:n]
+                    else:
+                        ins, outs = (exchanged, self.outs) if number else (self.ins, exchanged)
+                    a, b = sorted((s % n, t % n))
+                    yield size, _Candidate("pair", a, b, ins, outs, self.parts)
 
     def _norm_candidates(self) -> Iterator[_Candidate]:
         """Exchanges of two norms whose difference hardly changes the projections that they feed."""

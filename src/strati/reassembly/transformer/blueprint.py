@@ -167,7 +167,7 @@ def blueprint_of(
         groups=groups,
         rotary=_rotary(config, global_shapes),
         before=not _norms_after(block),
-        by_head=config.get("model_type") in _BY_HEAD,
+        by_head=config.get("model_type") in _BY_HEAD and not config.get("multi_query"),
         activation=str(_first(config, "hidden_act", "activation_function", "hidden_activation") or "gelu"),
         tied=bool(config.get("tie_word_embeddings", False)),
     )
@@ -188,9 +188,11 @@ def from_dict(fields: Mapping[str, Any], where: object) -> Blueprint:
             )
         made = Blueprint(**arguments)
     except (KeyError, TypeError, ValueError):
-        raise BadInputError(where, "is not a blueprint that strati wrote; drop the network again") from None
+        raise BadInputError(
+            where, "is not a blueprint that strati wrote; shuffle the network again"
+        ) from None
     if not made.block or made.blocks < 1 or made.heads < 1 or made.groups < 1:
-        raise BadInputError(where, "is not a blueprint that strati wrote; drop the network again")
+        raise BadInputError(where, "is not a blueprint that strati wrote; shuffle the network again")
     return made
 
 
@@ -274,8 +276,9 @@ def _vector_role(name: str, by_module: Mapping[str, str]) -> str:
 
 
 def _norms_after(block: Sequence[Slot]) -> bool:
-    """BERT's norms belong to the modules whose output they take (``attention.output``, ``output``)."""
-    return any(s.role == "norm1.weight" and ".output." in s.name.lower() for s in block)
+    """Whether the first norm takes the attention's output, as in BERT (``attention.output``) and DistilBERT."""
+    names = [s.name.lower() for s in block if s.role == "norm1.weight"]
+    return any(".output." in name or "sa_layer_norm" in name for name in names)
 
 
 def _whole_role(name: str, shape: tuple[int, ...]) -> str:
@@ -292,6 +295,10 @@ def _heads(config: Mapping[str, Any], block: Iterable[Slot], where: object) -> t
     heads = _first(config, "num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "n_heads")
     if type(heads) is not int or heads < 1:
         raise UnsupportedError(where, "its config.json does not give the number of attention heads")
+    if config.get("new_decoder_architecture"):
+        raise UnsupportedError(
+            where, "its fused matrix holds groups of queries, keys and values; not supported"
+        )
     if config.get("multi_query") is True:
         return heads, 1
     groups = _first(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads")

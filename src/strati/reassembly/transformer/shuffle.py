@@ -28,7 +28,7 @@ from strati.io.network import Network
 from strati.io.network import open as open_network
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of
 from strati.reassembly.transformer.pieces import TransformerPieces, canonical, stored
-from strati.reassembly.transformer.symmetries import apply_random_symmetry
+from strati.reassembly.transformer.symmetries import apply_random_symmetry, has_known_symmetries
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -309,6 +309,12 @@ def shuffle_transformer(
     source = source_of(model)
     if network is not None:
         source = PieceSource(source.name, source.shapes, source.read, network, source.left_out)
+    if (settings.permute or settings.rescale) and not has_known_symmetries(source.config):
+        kind = source.config.get("model_type")
+        raise UnsupportedError(
+            source.name,
+            f"strati does not know which permutations and scales a {kind!r} allows; leave them out",
+        )
     blueprint = blueprint_of(source.shapes, source.config, where=source.name)
     places = [(slot, number) for slot in blueprint.block for number in range(blueprint.blocks)]
     everything: list[tuple[Slot, int | None]] = [*places, *((slot, None) for slot in blueprint.whole)]

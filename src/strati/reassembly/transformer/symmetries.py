@@ -7,18 +7,20 @@ that read them.
 
 Two blocks that differ by such changes alone compute one function and can change places. Each half of a block is
 compared at random probe vectors by quantities that no such change alters: of each head its scores and its output, of
-the MLP its output.
+the MLP its output. Which changes an architecture allows depends on its positions and norms, so that only the model
+types of :data:`_KNOWN_TYPES` are changed; tests run each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from strati.core.assignment import assign
 from strati.core.rng import stream
 from strati.reassembly.transformer.pieces import canonical
 
@@ -31,9 +33,26 @@ if TYPE_CHECKING:
     Block = dict[str, NDArray[np.float64]]
     Floats = NDArray[np.float64]
     Half = Literal["attention", "mlp"]
+    Numbers = Sequence[Mapping[str, int]]
 
 _SPREAD = 0.5
 """Standard deviation of the logarithm of a random scale."""
+
+_KNOWN_TYPES = frozenset(
+    {"bert", "distilbert", "gpt2", "llama", "mistral", "opt", "phi3", "qwen2", "qwen3", "roberta", "starcoder2", "vit",
+     "whisper"}
+)  # fmt: skip
+
+
+def has_known_symmetries(config: Mapping[str, Any]) -> bool:
+    """Whether the changes of this module leave the function of the network of a ``config.json`` as it is.
+
+    Examples:
+        >>> has_known_symmetries({"model_type": "llama"}), has_known_symmetries({"model_type": "bloom"})
+        (True, False)
+    """
+    rotary = {**config, **(config.get("rope_parameters") or {})}
+    return config.get("model_type") in _KNOWN_TYPES and rotary.get("partial_rotary_factor") in (None, 1)
 
 
 def apply_random_symmetry(
@@ -186,7 +205,7 @@ def _by_heads(values: NDArray[np.float64], heads: int) -> NDArray[np.float64]:
 _ATTENTION = ("q", "k", "v", "qkv", "out", "norm1")
 _MLP = ("gate", "up", "gate_up", "down", "norm2")
 _PROBES = 6
-_ROUNDINGS = 8.0
+_ROUNDINGS = 2.0
 """Probe vectors; relative difference, in roundings of the stored dtype, below which two functions are one."""
 
 
@@ -199,41 +218,44 @@ class EqualHalves:
     b: int
 
 
-def equal_halves(
-    pieces: TransformerPieces, blocks: tuple[Mapping[str, int], ...], vectors: tuple[Mapping[str, int], ...]
-) -> tuple[EqualHalves, ...]:
+def equal_halves(pieces: TransformerPieces, blocks: Numbers, vectors: Numbers) -> tuple[EqualHalves, ...]:
     """Which blocks could exchange their attention or their MLP without changing the network.
 
-    Halves of equal bytes are left out: they are the same pieces.
+    Halves of equal bytes are left out: they are the same pieces. In architectures whose symmetries are not known, only
+    permuted neurons of the MLP are recognised.
 
     Args:
         pieces: The pieces.
         blocks: Role to piece of every block's matrices.
         vectors: The same of its biases and norm weights.
     """
-    blueprint = pieces.blueprint
-    weights = [_block(pieces, {**m, **v}) for m, v in zip(blocks, vectors, strict=True)]
-    rng = stream(0, "reassembly", "probes")
-    probes = rng.standard_normal((_PROBES, blueprint.width))
-    dtypes = [pieces.arrays[n].dtype for n in blocks[0].values()]
-    tolerance = _ROUNDINGS * max(_epsilon(dtype) for dtype in dtypes)
+    blueprint, known = pieces.blueprint, has_known_symmetries(pieces.config)
+    probes = stream(0, "reassembly", "probes").standard_normal((_PROBES, blueprint.width))
+    tolerance = _ROUNDINGS * max(_rounding(pieces.arrays[n].dtype) for n in blocks[0].values())
+    numbers = [{**m, **v} for m, v in zip(blocks, vectors, strict=True)]
+    attention: list[_Signature] = []
+    mlp: list[_Signature] = []
+    for block in (_block(pieces, block_numbers) for block_numbers in numbers):
+        attention.append(_attention_signature(block, blueprint, probes))
+        mlp.append(_mlp_signature(block, blueprint, probes))
+    layer_types = pieces.config.get("layer_types") or [None] * len(blocks)
     equal = []
-    halves: tuple[tuple[Half, tuple[str, ...], Any], ...] = (
-        ("attention", _ATTENTION, _attention_signature),
-        ("mlp", _MLP, _mlp_signature),
-    )
-    for part, roles, signature in halves:
-        signatures = [signature(block, blueprint, probes) for block in weights]
-        for a, b in combinations(range(len(weights)), 2):
-            one_function = _agree(signatures[a], signatures[b], tolerance)
-            if one_function and not _same_bytes(weights[a], weights[b], roles):
-                equal.append(EqualHalves(part, a, b))
-    return tuple(equal)
+    for a, b in combinations(range(len(blocks)), 2):
+        pair = numbers[a], numbers[b]
+        comparable = known and layer_types[a] == layer_types[b]
+        if (
+            comparable
+            and attention[a].agrees(attention[b], tolerance)
+            and not _same(pieces, pair, _ATTENTION)
+        ):
+            equal.append(EqualHalves("attention", a, b))
+        comparable = known or _same(pieces, pair, [r for r in pair[0] if "norm" in r])
+        if comparable and mlp[a].agrees(mlp[b], tolerance) and not _same(pieces, pair, _MLP):
+            equal.append(EqualHalves("mlp", a, b))
+    return tuple(sorted(equal, key=lambda half: half.part))
 
 
-def pieces_of(
-    half: EqualHalves, blocks: tuple[Mapping[str, int], ...], vectors: tuple[Mapping[str, int], ...]
-) -> set[int]:
+def pieces_of(half: EqualHalves, blocks: Numbers, vectors: Numbers) -> set[int]:
     """The pieces of both blocks that could change places."""
     roles = _ATTENTION if half.part == "attention" else _MLP
     return {
@@ -242,6 +264,30 @@ def pieces_of(
         for role, number in (*blocks[k].items(), *vectors[k].items())
         if role.partition(".")[0] in roles
     }
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """What half of a block does to the probes: arrays as they are, and one array per head, heads in any order."""
+
+    arrays: list[Floats]
+    heads: list[Floats]
+
+    def agrees(self, other: _Signature, tolerance: float) -> bool:
+        """Whether both are one function to rounding."""
+        sums = [(side.arrays + [heads.sum(axis=0) for heads in side.heads]) for side in (self, other)]
+        if any(_rms(x - y) > 2 * tolerance * max(_rms(x), _rms(y)) for x, y in zip(*sums, strict=True)):
+            return False  # sums over heads do not depend on their order, and nearly all blocks differ in them
+        if not self.heads:
+            return True
+        distances = np.max([_distances(x, y) for x, y in zip(self.heads, other.heads, strict=True)], axis=0)
+        return bool(distances[np.arange(len(distances)), assign(-distances)].max() <= tolerance)
+
+
+def _distances(a: Floats, b: Floats) -> Floats:
+    """Relative root mean square difference of every row of one array from every row of another."""
+    size = max(_rms(a), _rms(b), 1e-300)
+    return np.array([np.sqrt(np.square(row - b).mean(axis=1)) for row in a]) / size
 
 
 def _block(pieces: TransformerPieces, numbers: Mapping[str, int]) -> Block:
@@ -262,8 +308,8 @@ def _read(block: Block, role: str, norm: str, blueprint: Blueprint, probes: Floa
     return np.asarray(probes @ weight.T + bias)
 
 
-def _attention_signature(block: Block, blueprint: Blueprint, probes: Floats) -> list[Floats]:
-    """The scores of each head between probes and its outputs, heads in a canonical order; then plain vectors."""
+def _attention_signature(block: Block, blueprint: Blueprint, probes: Floats) -> _Signature:
+    """The scores of each head between probes and its outputs."""
     heads, groups = blueprint.heads, blueprint.groups
     q, k, v = (_read(block, role, "norm1", blueprint, probes) for role in "qkv")
     q = q.reshape(len(probes), heads, -1)
@@ -278,20 +324,18 @@ def _attention_signature(block: Block, blueprint: Blueprint, probes: Floats) -> 
         scores = np.einsum("ahj,bhj->hab", q, k - k.mean(axis=0)).reshape(heads, -1)
     columns = block["out"].reshape(len(block["out"]), heads, -1)
     outputs = np.einsum("bhj,dhj->hbd", v, columns).reshape(heads, -1)
-    both = np.concatenate([side / max(_rms(side), 1e-300) for side in (scores, outputs)], axis=1)
-    order = np.argsort(both @ stream(0, "reassembly", "heads").standard_normal(both.shape[1]))
-    vectors = _plain_vectors(block, blueprint, "out", "norm1", ("q", "k"))
-    return [scores[order], outputs[order], *vectors]
+    return _Signature(_plain_vectors(block, blueprint, "out", "norm1", ("q", "k")), [scores, outputs])
 
 
-def _mlp_signature(block: Block, blueprint: Blueprint, probes: Floats) -> list[Floats]:
+def _mlp_signature(block: Block, blueprint: Blueprint, probes: Floats) -> _Signature:
     activation = _activation(blueprint.activation)
     hidden = _read(block, "up", "norm2", blueprint, probes)
     if "gate" in block:
         hidden = hidden * activation(_read(block, "gate", "norm2", blueprint, probes))
     else:
         hidden = activation(hidden)
-    return [hidden @ block["down"].T, *_plain_vectors(block, blueprint, "down", "norm2", ())]
+    vectors = _plain_vectors(block, blueprint, "down", "norm2", ())
+    return _Signature([hidden @ block["down"].T, *vectors], [])
 
 
 def _plain_vectors(
@@ -322,19 +366,23 @@ def _activation(name: str) -> Any:
     return ACTIVATIONS["gelu-tanh" if tanh_form else "gelu"].value
 
 
-def _agree(a: list[Floats], b: list[Floats], tolerance: float) -> bool:
-    return all(_rms(x - y) <= tolerance * max(_rms(x), _rms(y)) for x, y in zip(a, b, strict=True))
-
-
 def _rms(values: Floats) -> float:
     return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
 
 
-def _same_bytes(a: Block, b: Block, roles: tuple[str, ...]) -> bool:
-    return all(np.array_equal(a[r], b[r]) for r in a if r.partition(".")[0] in roles)
+def _same(
+    pieces: TransformerPieces, pair: tuple[Mapping[str, int], Mapping[str, int]], roles: Sequence[str]
+) -> bool:
+    """Whether two blocks have the same pieces, byte by byte, in some roles."""
+    return all(
+        np.array_equal(pieces.arrays[pair[0][r]], pieces.arrays[pair[1][r]])
+        for r in pair[0]
+        if r in roles or r.partition(".")[0] in roles
+    )
 
 
-def _epsilon(dtype: np.dtype[Any]) -> float:
+def _rounding(dtype: np.dtype[Any]) -> float:
+    """The relative rounding of a stored dtype; weights of more digits went through float32."""
     if dtype.kind == "V" or dtype.name == "bfloat16":
         return 2.0**-8
-    return max(float(np.finfo(dtype).eps), float(np.finfo(np.float32).eps))
+    return max(float(np.finfo(dtype).eps), float(np.finfo(np.float32).eps)) / 2
