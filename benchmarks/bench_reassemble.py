@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 from strati.io.data_files import read_data  # noqa: E402
 from strati.reassembly.reassemble import reassemble  # noqa: E402
-from strati.reassembly.residual.forward import stack  # noqa: E402
+from strati.reassembly.residual.network import stack  # noqa: E402
 from strati.reassembly.residual.order import (  # noqa: E402
     Seed,
     bubble,

@@ -72,7 +72,9 @@ def judged(
     rows = [row for row in found.metrics if row.layer is None and row.intervention is None]
     intervals = [row.spearman_ci for row in rows if row.spearman_ci is not None]
     return {
-        "praised": any(v.recommendation in (("use",) if kind == "labels" else PRAISE) for v in found.verdicts),
+        "praised": any(
+            v.recommendation in (("use",) if kind == "labels" else PRAISE) for v in found.verdicts
+        ),
         "use": first.recommendation == "use",
         "intervals": len(intervals),
         "without_zero": sum(not low <= 0.0 <= high for low, high in intervals),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from command import run_strati
 
-from strati.reassembly.residual.activations import activation
+from strati.reassembly.residual.network import activation
 
 
 @pytest.fixture(scope="module")

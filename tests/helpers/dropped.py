@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strati.reassembly.residual.activations import activation
+from strati.reassembly.residual.network import activation
 
 
 def drop(blocks, width, hidden, *, outputs=1, act="relu", rows=800, seed=0):

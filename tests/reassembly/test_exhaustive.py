@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import strati
-from strati.reassembly.residual.forward import stack
+from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.pairing import Score, pair, scores
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.search import how_many, try_every

@@ -21,8 +21,8 @@ from strati.cli.common import (
     show,
 )
 from strati.cli.study import performance_option
+from strati.core.display import NextCommand, command_path
 from strati.core.errors import BadInputError
-from strati.core.tables import NextCommand, command_path
 from strati.jobs.progress import progress
 
 _ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")

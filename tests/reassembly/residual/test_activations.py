@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from strati.core.errors import BadInputError
-from strati.reassembly.residual.activations import ACTIVATIONS, activation
+from strati.reassembly.residual.network import ACTIVATIONS, activation
 
 torch = pytest.importorskip("torch")
 TORCH = {

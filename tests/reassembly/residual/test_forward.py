@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dropped import drop, forward
 
-from strati.reassembly.residual.forward import run, stack
+from strati.reassembly.residual.network import run, stack
 from strati.reassembly.residual.order import (
     _insertion_gains,
     bubble,

@@ -5,8 +5,7 @@ import pytest
 
 import strati
 from strati.core.errors import BadInputError
-from strati.reassembly.residual.forward import run, stack
-from strati.reassembly.residual.norms import Normaliser
+from strati.reassembly.residual.network import Normaliser, run, stack
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.posterior import posterior_mean
 from strati.reassembly.residual.search import _effects

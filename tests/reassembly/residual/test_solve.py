@@ -7,7 +7,7 @@ from dropped import drop
 
 import strati
 from strati.core.errors import BadInputError
-from strati.reassembly.residual.forward import stack
+from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.order import Seed, seed_order
 from strati.reassembly.residual.pairing import Score, pair
 from strati.reassembly.residual.pieces import as_pieces, read_pieces, sort_out

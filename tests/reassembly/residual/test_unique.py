@@ -5,7 +5,7 @@ import pytest
 from dropped import drop
 
 import strati
-from strati.reassembly.residual.activations import activation
+from strati.reassembly.residual.network import activation
 
 
 def run(layers, x):

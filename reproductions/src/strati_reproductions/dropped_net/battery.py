@@ -24,7 +24,7 @@ from strati_reproductions.registry import Row
 
 if TYPE_CHECKING:
     from strati.core.results import Tick
-    from strati.reassembly.residual.forward import Floats, Ints, ResidualWeights
+    from strati.reassembly.residual.network import Floats, Ints, ResidualWeights
 
 
 @dataclass(frozen=True)

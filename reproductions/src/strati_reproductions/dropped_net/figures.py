@@ -29,7 +29,7 @@ from strati_reproductions.registry import Reproduction, Row
 
 if TYPE_CHECKING:
     from strati.core.results import Tick
-    from strati.reassembly.residual.forward import Ints
+    from strati.reassembly.residual.network import Ints
 
 
 def dropped_net_figures(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:

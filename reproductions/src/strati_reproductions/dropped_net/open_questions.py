@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
-from strati.reassembly.residual.forward import stack
 from strati.reassembly.residual.make import Recipe, Trained, train
+from strati.reassembly.residual.network import stack
 from strati.reassembly.residual.order import Seed, bubble, regress_order, seed_order
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.solve import EXACT
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.core.results import Tick
-    from strati.reassembly.residual.forward import Floats, Ints
+    from strati.reassembly.residual.network import Floats, Ints
 
 
 def dropped_net_study(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 from strati.core.files import write_atomic
 from strati.io.data_files import read_data
-from strati.reassembly.residual.forward import ResidualWeights, run, stack
+from strati.reassembly.residual.network import ResidualWeights, run, stack
 from strati.reassembly.residual.order import Round, Seed, bubble, seed_order
 from strati.reassembly.residual.pairing import Pairing, pair
 from strati.reassembly.residual.pieces import read_pieces, sort_out
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.core.results import Tick
-    from strati.reassembly.residual.forward import Floats, Ints
+    from strati.reassembly.residual.network import Floats, Ints
 
 _TABLE_1 = ((21, 0.001025), (7, 0.000553), (5, 0.000200), (3, 0.000052), (1, 0.000000))
 _TABLE_2 = (

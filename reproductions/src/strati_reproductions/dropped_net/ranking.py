@@ -17,7 +17,7 @@ from strati.core.results import Tick, silent
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats, Ints, ResidualWeights
+    from strati.reassembly.residual.network import Floats, Ints, ResidualWeights
 
     Matrix = NDArray[np.float64]
 

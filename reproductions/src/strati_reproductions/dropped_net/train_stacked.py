@@ -26,7 +26,7 @@ from strati.reassembly.residual.make import Recipe, Trained
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from strati.reassembly.residual.forward import Floats
+    from strati.reassembly.residual.network import Floats
 
 _FIRST, _SECOND, _SMALL = 0.9, 0.999, 1e-8
 """Adam's two rates of forgetting and what keeps its denominator from zero."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.residual.forward import ResidualWeights, stack
 from strati.reassembly.residual.make import Recipe, Trained
+from strati.reassembly.residual.network import ResidualWeights, stack
 from strati.reassembly.residual.pairing import Score, pair
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati_reproductions.dropped_net.puzzle import puzzle
@@ -24,7 +24,7 @@ from strati_reproductions.rows import Fact
 
 if TYPE_CHECKING:
     from strati.core.results import Tick
-    from strati.reassembly.residual.forward import Ints
+    from strati.reassembly.residual.network import Ints
 
 _BATCH = 32
 """The paper does not say; with 32 the training error comes down to the one that it prints."""

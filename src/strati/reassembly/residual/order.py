@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.residual.forward import run
+from strati.reassembly.residual.network import run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats, Ints, Pass, ResidualWeights
+    from strati.reassembly.residual.network import Floats, Ints, Pass, ResidualWeights
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0)
 """Ridge penalties tried, as shares of the mean squared norm of a column."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Ints, ResidualWeights
+    from strati.reassembly.residual.network import Ints, ResidualWeights
 
     Matrix = NDArray[np.float64]
 
@@ -199,8 +199,8 @@ def pair(parts: ResidualWeights, score: Score = Score.DIAGONAL, rows: Rows | Non
     if there are ``rows`` of them.
 
     Examples:
-        >>> from strati.reassembly.residual.forward import ResidualWeights
-        >>> from strati.reassembly.residual.activations import activation
+        >>> from strati.reassembly.residual.network import ResidualWeights
+        >>> from strati.reassembly.residual.network import activation
         >>> A = np.random.default_rng(0).standard_normal((3, 8, 4)).astype(np.float32)
         >>> parts = ResidualWeights(A, A[..., 0], -A.transpose(0, 2, 1)[[2, 0, 1]], A[:, 0], A[0, :1], A[0, 0, :1],
         ...               activation("relu"), 3)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats
+    from strati.reassembly.residual.network import Floats
 
 ENDINGS = (".pth", ".pt", ".bin", ".safetensors", ".npz")
 

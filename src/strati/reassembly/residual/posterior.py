@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.assignment import sinkhorn
-from strati.reassembly.residual.forward import Pass, run_mixed
+from strati.reassembly.residual.network import Pass, run_mixed
 from strati.reassembly.residual.order import flip_effects, sorted_by_flips
 from strati.reassembly.residual.pairing import unit_responses
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats, Ints, ResidualWeights
+    from strati.reassembly.residual.network import Floats, Ints, ResidualWeights
 
     Matrix = NDArray[np.float64]
 

@@ -19,8 +19,7 @@ import numpy as np
 from strati.core.assignment import assign, match
 from strati.core.results import Tick, silent
 from strati.core.rng import stream
-from strati.reassembly.residual.forward import run
-from strati.reassembly.residual.norms import MEAN, NormAssignment, fold_norms
+from strati.reassembly.residual.network import MEAN, NormAssignment, fold_norms, run
 from strati.reassembly.residual.order import RIDGES, insert, insertion_rows, regress_order, ridge
 from strati.reassembly.residual.posterior import (
     first_order,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Floats, Ints, Pass, ResidualWeights
+    from strati.reassembly.residual.network import Floats, Ints, Pass, ResidualWeights
 
     Matrix = NDArray[np.float64]
     _Proposal = tuple[ResidualWeights, Matrix, Ints]  # weights, a mixture to round to pairs, an order
@@ -146,8 +145,8 @@ def how_many(parts: ResidualWeights, *, paired: bool) -> int:
     """Number of arrangements: of whole blocks if the pieces are paired, of single pieces otherwise.
 
     Examples:
-        >>> from strati.reassembly.residual.activations import activation
-        >>> from strati.reassembly.residual.forward import ResidualWeights
+        >>> from strati.reassembly.residual.network import activation
+        >>> from strati.reassembly.residual.network import ResidualWeights
         >>> A = np.ones((4, 3, 2), dtype=np.float32)
         >>> last = A[0, :1], A[0, 0, :1]
         >>> four = ResidualWeights(A, A[:, :, 0], A.transpose(0, 2, 1), A[:, 0], *last, activation("relu"), 4)

@@ -18,8 +18,7 @@ from threadpoolctl import threadpool_limits
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
 from strati.core.rng import stream
-from strati.reassembly.residual.activations import ACTIVATIONS
-from strati.reassembly.residual.forward import ResidualWeights, stack
+from strati.reassembly.residual.network import ACTIVATIONS, ResidualWeights, stack
 from strati.reassembly.residual.order import (
     Round,
     Seed,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.reassembly.residual.config import ReassembleConfig
-    from strati.reassembly.residual.forward import Floats, Ints
+    from strati.reassembly.residual.network import Floats, Ints
     from strati.reassembly.residual.pieces import Piece, PieceSet
     from strati.reassembly.residual.unique import Uniqueness
 

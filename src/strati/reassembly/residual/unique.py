@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from strati.reassembly.residual.forward import run
-from strati.reassembly.residual.norms import fold_norms
+from strati.reassembly.residual.network import fold_norms, run
 from strati.reassembly.residual.order import flip_effects
 from strati.reassembly.residual.search import input_side_effects, output_side_effects, polish
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.forward import Ints, ResidualWeights
+    from strati.reassembly.residual.network import Ints, ResidualWeights
 
     Floats = NDArray[Any]
     Kind = Literal["order", "pair", "norm"]

@@ -351,7 +351,7 @@ def _plain_vectors(
 
 def _activation(name: str) -> Any:
     """The activation of a transformer's MLP; GELU where the name is not one of these."""
-    from strati.reassembly.residual.activations import ACTIVATIONS
+    from strati.reassembly.residual.network import ACTIVATIONS
 
     name = name.lower()
     if "silu" in name or "swish" in name:
