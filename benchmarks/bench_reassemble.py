@@ -22,14 +22,11 @@ import numpy as np  # noqa: E402
 from strati.io.data_files import read_data  # noqa: E402
 from strati.reassembly.reassemble import reassemble  # noqa: E402
 from strati.reassembly.residual.network import stack  # noqa: E402
-from strati.reassembly.residual.order import (  # noqa: E402
-    Seed,
-    bubble,
-    seed_order,
-)
+from strati.reassembly.residual.order import Seed, seed_order  # noqa: E402
 from strati.reassembly.residual.pairing import pair  # noqa: E402
 from strati.reassembly.residual.pieces import read_pieces, sort_out  # noqa: E402
 from strati_reproductions.dropped_net.open_questions import planted_network  # noqa: E402
+from strati_reproductions.dropped_net.ranking import swap_repair  # noqa: E402
 
 PUZZLE = Path(__file__).resolve().parents[2] / "shared" / "data" / "dropped-net"
 
@@ -68,7 +65,7 @@ def against_plain_repair(quick: bool) -> None:
         chain = (pairs.ins[order], pairs.outs[order])
         plain, (_, rounds) = min(
             (
-                _cpu(lambda chain=chain: bubble(parts, *chain, x[:1000], target))
+                _cpu(lambda chain=chain: swap_repair(parts, *chain, x[:1000], target))
                 for _ in range(1 if quick else 2)
             ),
             key=lambda run: run[0],

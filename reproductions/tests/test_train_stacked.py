@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from strati.core.errors import BadInputError
-from strati.reassembly.residual.make import Recipe, train
 from strati_reproductions.dropped_net.train_stacked import train_together
+from strati_reproductions.dropped_net.trainer import Recipe, train
 
 BASE = Recipe(blocks=3, width=6, hidden=10, rows=50, lr=1e-2, batch=16, optimiser="adam")
 RECIPES = [BASE, replace(BASE, optimiser="adamw", weight_decay=1.0), replace(BASE, weight_decay=0.1)]

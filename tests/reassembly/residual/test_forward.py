@@ -7,7 +7,6 @@ from dropped import drop, forward
 from strati.reassembly.residual.network import run, stack
 from strati.reassembly.residual.order import (
     _insertion_gains,
-    bubble,
     flip_effects,
     insert,
     regress_order,
@@ -17,6 +16,7 @@ from strati.reassembly.residual.order import (
 )
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.posterior import mixed_pass, piece_effects, to_polytope, uniform
+from strati_reproductions.dropped_net.ranking import swap_repair
 
 
 def chain(pieces, permutation, act="relu"):
@@ -122,7 +122,7 @@ def test_bubble_is_the_papers_repair_and_sweep_agrees_with_it():
     pieces, x, y, truth = drop(8, 12, 24, rows=600, seed=3)
     parts, ins, outs = chain(pieces, truth)
     order = np.array([1, 0, 2, 4, 3, 5, 6, 7])
-    fixed, rounds = bubble(parts, ins[order], outs[order], x, y)
+    fixed, rounds = swap_repair(parts, ins[order], outs[order], x, y)
     assert (order[fixed] == np.arange(8)).all()
     assert sum(r.swaps for r in rounds) == 2 and rounds[-1].mse < 1e-10
     swept = sweep(parts, ins[order], outs[order], x, y)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def trained():
-    from strati.reassembly.residual.make import Recipe, train
+    from strati_reproductions.dropped_net.trainer import Recipe, train
 
     recipe = Recipe(blocks=16, width=24, hidden=48, rows=1500, epochs=12, optimiser="adam", seed=41)
     return {act: (train(replace(recipe, activation=act)), act) for act in ("relu", "gelu")}
@@ -58,7 +58,7 @@ def test_networks_trained_by_adam_without_decay_are_put_back(trained, act):
 
 
 def test_roles_that_shape_does_not_tell():
-    from strati.reassembly.residual.make import Recipe, train
+    from strati_reproductions.dropped_net.trainer import Recipe, train
 
     recipe = Recipe(blocks=12, width=24, hidden=24, rows=1500, epochs=12, optimiser="adam", seed=42)
     network = train(recipe)

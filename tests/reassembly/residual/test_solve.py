@@ -74,7 +74,7 @@ def test_random_networks_are_put_back_exactly(blocks, width, hidden, outputs, ac
 
 def test_trained_network_and_its_rebuilt_file(tmp_path):
     pytest.importorskip("torch")
-    from strati.reassembly.residual.make import Recipe, train
+    from strati_reproductions.dropped_net.trainer import Recipe, train
 
     made = train(
         Recipe(blocks=8, width=16, hidden=32, epochs=4, rows=1500, weight_decay=0.1, activation="gelu")
@@ -225,7 +225,7 @@ def test_stages_are_as_many_as_can_be_drawn():
 def test_combined_score_is_ahead_of_every_single_one_on_trained_networks():
     """Small networks in default initialisation, of seeds that formed no prior; trained briefly and longer."""
     pytest.importorskip("torch")
-    from strati.reassembly.residual.make import Recipe, train
+    from strati_reproductions.dropped_net.trainer import Recipe, train
     from strati_reproductions.dropped_net.training import in_order
 
     right = dict.fromkeys(Score, 0)
@@ -263,7 +263,7 @@ def test_combined_score_pairs_a_pool_of_square_pieces():
 
 def test_interrupted_training_goes_on_where_it_was(tmp_path):
     pytest.importorskip("torch")
-    from strati.reassembly.residual.make import Recipe, train
+    from strati_reproductions.dropped_net.trainer import Recipe, train
 
     recipe = Recipe(blocks=3, width=6, hidden=8, rows=200, epochs=20, weight_decay=0.1)
     whole = train(recipe)

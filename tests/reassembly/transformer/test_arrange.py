@@ -7,10 +7,10 @@ import strati
 from strati.reassembly.transformer import calibration
 from strati.reassembly.transformer.arrange import arrange, merged
 from strati.reassembly.transformer.evidence import Expected
-from strati.reassembly.transformer.scoring import score
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati.reassembly.transformer.timeline import Similarity, Timeline
+from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.zoo.fetch import cache
 
 

@@ -13,9 +13,9 @@ from strati.reassembly.transformer import calibration
 from strati.reassembly.transformer.blueprint import blueprint_of
 from strati.reassembly.transformer.identify import correspond, identify
 from strati.reassembly.transformer.pieces import canonical, stored
-from strati.reassembly.transformer.scoring import score
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
+from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.zoo.fetch import cache
 
 ZOO = {"stories15m": "stories15m-0.1.0", "minilm": "minilm-0.1.0", "minilm-tuned": "minilm-tuned-1.0.0"}

@@ -14,11 +14,12 @@ import numpy as np
 
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
-from strati.reassembly.residual.make import Recipe, Trained, train
-from strati.reassembly.residual.order import bubble, insert
+from strati.reassembly.residual.order import insert
 from strati.reassembly.residual.pairing import Score, pair
 from strati.reassembly.residual.result import Reassembly
 from strati.reassembly.residual.solve import EXACT
+from strati_reproductions.dropped_net.ranking import swap_repair
+from strati_reproductions.dropped_net.trainer import Recipe, Trained, train
 from strati_reproductions.dropped_net.training import in_order
 from strati_reproductions.registry import Row
 
@@ -130,7 +131,7 @@ def moves_rows(members: list[Member], seed: int, starts: int) -> list[Row]:
         floor = EXACT * float(y.var())
         for number in range(starts):
             shuffle = stream(seed, "moves", number).permutation(len(order))
-            swapped, _ = bubble(parts, shuffle, shuffle, x, y)
+            swapped, _ = swap_repair(parts, shuffle, shuffle, x, y)
             swapped = shuffle[swapped]
             ends["adjacent swaps"] += bool((swapped == order).all())
             ends["adjacent swaps and insertions"] += bool(
@@ -150,6 +151,6 @@ def _inserted(parts: ResidualWeights, chain: Ints, x: Floats, y: Floats, floor: 
         chain = chain[order]
         if mse < floor or not moves:
             break
-        swapped, _ = bubble(parts, chain, chain, x, y, limit=1)
+        swapped, _ = swap_repair(parts, chain, chain, x, y, limit=1)
         chain = np.asarray(chain[swapped])
     return chain

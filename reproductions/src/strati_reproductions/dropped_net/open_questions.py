@@ -16,13 +16,14 @@ from threadpoolctl import threadpool_limits
 
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
-from strati.reassembly.residual.make import Recipe, Trained, train
 from strati.reassembly.residual.network import stack
-from strati.reassembly.residual.order import Seed, bubble, regress_order, seed_order
+from strati.reassembly.residual.order import Seed, regress_order, seed_order
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.solve import EXACT
 from strati_reproductions.dropped_net.battery import battery, moves_rows, pairing_rows, solving_rows, squares
 from strati_reproductions.dropped_net.puzzle import puzzle
+from strati_reproductions.dropped_net.ranking import swap_repair
+from strati_reproductions.dropped_net.trainer import Recipe, Trained, train
 from strati_reproductions.dropped_net.training import appendix_a, in_order
 from strati_reproductions.registry import Reproduction, Row
 
@@ -78,7 +79,7 @@ def _seeds(trained: list[tuple[str, Trained]]) -> list[Row]:
     rows = []
     found = puzzle()
     chain = found.seeded(Seed.FROBENIUS)
-    solved, _ = bubble(found.parts, *chain, found.x[:1000], found.y[:1000])
+    solved, _ = swap_repair(found.parts, *chain, found.x[:1000], found.y[:1000])
     place = {int(i): k for k, i in enumerate(chain[0][solved])}
     for which in Seed:
         ins, outs = found.seeded(which)
@@ -112,7 +113,7 @@ def _minima(named: tuple[str, Trained], seed: int, quick: bool) -> list[Row]:
     ends = {"adjacent swaps": 0, "regression": 0}
     for number in range(starts):
         shuffle = stream(seed, "minima", number).permutation(len(order))
-        swapped, _ = bubble(parts, shuffle, shuffle, x, y)
+        swapped, _ = swap_repair(parts, shuffle, shuffle, x, y)
         ends["adjacent swaps"] += bool((shuffle[swapped] == order).all())
         sorted_, _ = regress_order(parts, shuffle, shuffle, network.x, network.pred, floor=floor)
         ends["regression"] += bool((shuffle[sorted_] == order).all())

@@ -19,10 +19,10 @@ from threadpoolctl import threadpool_limits
 from strati.core.files import write_atomic
 from strati.io.data_files import read_data
 from strati.reassembly.residual.network import ResidualWeights, run, stack
-from strati.reassembly.residual.order import Round, Seed, bubble, seed_order
+from strati.reassembly.residual.order import Round, Seed, seed_order
 from strati.reassembly.residual.pairing import Pairing, pair
 from strati.reassembly.residual.pieces import read_pieces, sort_out
-from strati_reproductions.dropped_net.ranking import bradley_terry, cycles, gaps, soft_wins
+from strati_reproductions.dropped_net.ranking import bradley_terry, cycles, gaps, soft_wins, swap_repair
 from strati_reproductions.external_data import external_data
 from strati_reproductions.pictures import OURS, PAPER, drawn, panels, save
 from strati_reproductions.registry import Reproduction, Row
@@ -119,7 +119,7 @@ def _repaired(found: Puzzle, chain: tuple[Ints, Ints]) -> list[dict[str, Any]]:
     x, y = found.x[:REPAIR_ROWS], found.y[:REPAIR_ROWS]
     rounds: list[dict[str, Any]] = []
     while True:
-        order, swept = bubble(found.parts, ins, outs, x, y, limit=1)
+        order, swept = swap_repair(found.parts, ins, outs, x, y, limit=1)
         if not swept:
             return rounds
         ins, outs = ins[order], outs[order]
@@ -244,7 +244,7 @@ def _rounds(title: str, paper: tuple[tuple[int, float], ...], ours: tuple[Round,
 def solved(found: Puzzle) -> tuple[Ints, Ints]:
     """The true order: repaired from the Frobenius seed."""
     chain = found.seeded(Seed.FROBENIUS)
-    order, _ = bubble(found.parts, *chain, found.x[:1000], found.y[:1000])
+    order, _ = swap_repair(found.parts, *chain, found.x[:1000], found.y[:1000])
     return chain[0][order], chain[1][order]
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from strati.core.files import write_atomic
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
-from strati.reassembly.residual.make import Recipe, train
 from strati.reassembly.residual.result import Reassembly
+from strati_reproductions.dropped_net.trainer import Recipe, train
 from strati_reproductions.registry import Reproduction, Row
 
 if TYPE_CHECKING:

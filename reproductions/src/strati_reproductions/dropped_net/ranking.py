@@ -1,4 +1,4 @@
-"""Bradley-Terry: an order of blocks from all comparisons of two (dropped-neural-net, section 4.3).
+"""The paper's own ordering: Bradley-Terry ranking (dropped-neural-net, section 4.3) and swap repair (section 4.4).
 
 For every two blocks of a seed order their places are exchanged and the change of the error noted; the
 changes become soft wins, and strengths fitted to them by Hunter's MM algorithm order the blocks. A
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.core.results import Tick, silent
+from strati.reassembly.residual.order import Round
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -100,3 +101,32 @@ def cycles(gap: Matrix) -> list[tuple[int, int, int]]:
                 if round_one or (ahead[b, a] and ahead[c, b] and ahead[a, c]):
                     found.append((a, b, c))
     return found
+
+
+def swap_repair(
+    parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, y: Floats, *, limit: int = 200
+) -> tuple[Ints, tuple[Round, ...]]:
+    """Exchange neighbours while the mean squared error falls (paper, section 4.4).
+
+    Sweeps over all neighbouring pairs, keeping each exchange that lowers the error, until a sweep keeps none.
+
+    Returns:
+        Positions of the given blocks in the new order, and one record per sweep that kept an exchange.
+    """
+    order = np.arange(len(ins))
+    best = parts.mse(ins, outs, x, y)
+    rounds: list[Round] = []
+    while len(rounds) < limit:
+        swaps = 0
+        for k in range(len(order) - 1):
+            order[[k, k + 1]] = order[[k + 1, k]]
+            mse = parts.mse(ins[order], outs[order], x, y)
+            if mse < best:
+                best = mse
+                swaps += 1
+            else:
+                order[[k, k + 1]] = order[[k + 1, k]]
+        if swaps == 0:
+            break
+        rounds.append(Round(len(rounds) + 1, swaps, best))
+    return order, tuple(rounds)

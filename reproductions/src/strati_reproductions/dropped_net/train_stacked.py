@@ -2,8 +2,8 @@
 
 A block of 48/96 on a batch of 32 is too little work for a step's bookkeeping. Here the matrices of ``k`` networks are
 one tensor, a block of all of them is two batched products, and gradients and Adam are written out. Initial values,
-order of the data and updates are those of :func:`strati.reassembly.residual.make.train`, whose networks come out but
-for rounding. Needs torch.
+order of the data and updates are those of :func:`strati_reproductions.dropped_net.trainer.train`, whose networks come
+out but for rounding. Needs torch.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from strati.core.files import write_atomic
 from strati.core.results import Tick, silent
 from strati.core.rng import derive
 from strati.reassembly.residual.make import Recipe, Trained
+from strati_reproductions.dropped_net.trainer import Recipe, Trained
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.residual.make import Recipe, Trained
 from strati.reassembly.residual.network import ResidualWeights, stack
 from strati.reassembly.residual.pairing import Score, pair
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati_reproductions.dropped_net.puzzle import puzzle
 from strati_reproductions.dropped_net.train_stacked import train_together
+from strati_reproductions.dropped_net.trainer import Recipe, Trained
 from strati_reproductions.pictures import drawn, save
 from strati_reproductions.registry import Row
 from strati_reproductions.rows import Fact

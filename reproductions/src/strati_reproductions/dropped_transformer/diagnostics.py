@@ -90,12 +90,13 @@ def misplaced(blocks: Sequence[Mapping[str, int]], answer: Mapping[str, Any]) ->
 
 def residual_path() -> Row:
     """Does the path through Gram matrices order the 48 blocks of the public puzzle without data? How far?"""
-    from strati.reassembly.residual.order import Seed, bubble
+    from strati.reassembly.residual.order import Seed
     from strati_reproductions.dropped_net.puzzle import puzzle
+    from strati_reproductions.dropped_net.ranking import swap_repair
 
     found = puzzle()
     chain = found.seeded(Seed.FROBENIUS)
-    solved, _ = bubble(found.parts, *chain, found.x[:1000], found.y[:1000])
+    solved, _ = swap_repair(found.parts, *chain, found.x[:1000], found.y[:1000])
     ins, outs = chain[0][solved], chain[1][solved]  # the true order
     A, B = found.parts.w_in[ins].astype(np.float64), found.parts.w_out[outs].astype(np.float64)
     likeness = _alike(A.transpose(0, 2, 1) @ A) + _alike(B @ B.transpose(0, 2, 1))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from strati.core.files import write_atomic
 from strati.reassembly.residual.config import ReassembleConfig
 from strati.reassembly.transformer import calibration
-from strati.reassembly.transformer.scoring import score
 from strati.reassembly.transformer.shuffle import ShuffleConfig, ShuffledCheckpoint, shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati_reproductions.dropped_transformer import diagnostics
+from strati_reproductions.dropped_transformer.measure import measure, to_json
+from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.dropped_transformer.training import (
     FOLLOWED,
     STEPS_KEPT,
@@ -120,7 +121,7 @@ def _measured(
 
         def make(model: Any = model) -> dict[str, Any]:
             dropped = shuffle_transformer(model, seed=seed)
-            return calibration.to_json(calibration.measure(_pieces(dropped), dropped.answer))
+            return to_json(measure(_pieces(dropped), dropped.answer))
 
         plain[name] = kept.get(f"measured {name}", make)
     write_atomic(folder / "measured.json", json.dumps(plain, sort_keys=True))

@@ -1,15 +1,14 @@
-"""A puzzle of one's own: train a residual network, drop it, keep the answer. Needs torch.
+"""A residual network trained, shuffled into pieces and written beside its answers: ``reassemble --make``. Needs torch.
 
-The network learns a random smooth function of Gaussian inputs (or the outputs of given data); then every
-linear layer becomes an unlabelled piece, and its answers on the inputs are recorded.
+The network learns a random smooth function of Gaussian inputs; then every linear layer becomes an unlabelled piece,
+and the network's outputs are recorded.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,19 +27,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 
-_MOMENTUM = 0.9
-"""Of plain gradient descent."""
-
-
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is built and trained: on the mean squared error, from PyTorch's default initial weights.
-
-    ``optimiser`` is ``adamw`` (decay apart from the gradient), ``adam`` (decay as part of the gradient, which Adam
-    then rescales: far stronger for the same number) or ``sgd`` (momentum 0.9,
-    gradients clipped to norm 1). ``norm`` puts a LayerNorm of its own
-    before every block; ``bias=False`` leaves the biases of the blocks out.
-    """
+    """Sizes and training of a network: AdamW on the mean squared error, from PyTorch's default initial weights."""
 
     blocks: int = 12
     width: int = 24
@@ -53,39 +42,11 @@ class Recipe:
     activation: str = "relu"
     batch: int = 128
     seed: int = 0
-    optimiser: str = "adamw"
-    norm: bool = False
-    bias: bool = True
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained network taken apart: input and output projections in their true order, the last layer, data.
-
-    ``norms`` are the weights and biases of the blocks' LayerNorms, one per block, or none.
-    """
-
-    inner: tuple[tuple[Floats, Floats], ...]
-    outer: tuple[tuple[Floats, Floats], ...]
-    last: tuple[Floats, Floats]
-    x: Floats
-    pred: Floats
-    true: Floats
-    loss: float
-    norms: tuple[tuple[Floats, Floats], ...] = ()
-
-    def pieces(self, seed: int = 0) -> tuple[list[tuple[Floats, Floats]], tuple[int, ...]]:
-        """The layers shuffled, and the permutation that puts them back (in, out, ..., last; norm, in, out, ...)."""
-        kinds = (self.norms, self.inner, self.outer) if self.norms else (self.inner, self.outer)
-        ordered = [layer for block in zip(*kinds, strict=True) for layer in block] + [self.last]
-        shuffle = stream(seed, "reassembly", "drop").permutation(len(ordered))
-        place = np.argsort(shuffle)
-        return [ordered[int(k)] for k in shuffle], tuple(int(k) for k in place)
 
 
 @dataclass(frozen=True)
 class Made(Result):
-    """What :func:`make` wrote."""
+    """The pieces, data and answer that :func:`make` wrote."""
 
     verb: ClassVar[str] = "reassemble-make"
 
@@ -116,195 +77,100 @@ class Made(Result):
         r = self.recipe
         return Text(
             f"Wrote {len(self.permutation)} pieces, data.csv and answer.json to {self.folder}.\n"
-            f"trained {r.blocks} blocks of width {r.width}, hidden {r.hidden}, {r.activation}: "
-            f"training MSE {self.loss:.4g}"
-            f"put it back with: strati reassemble {self.folder} {self.folder}/data.csv --activation {r.activation}"
+            f"The network has {r.blocks} blocks of width {r.width}, hidden {r.hidden}, {r.activation}; "
+            f"training error {self.loss:.2g}."
         )
 
 
 def make(folder: Path, recipe: Recipe, *, tick: Tick = silent) -> Made:
-    """Train a network, drop it into ``folder``: ``piece_N.npz``, ``data.csv``, ``answer.json``.
+    """Train a network and write its shuffled layers: ``piece_N.npz``, ``data.csv``, ``answer.json``.
 
     Raises:
         BadInputError: The folder exists and is not empty, or cannot be made.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInputError(folder, "exists and is not an empty folder; choose another")
-    trained = train(recipe, tick=tick)
-    pieces, permutation = trained.pieces(recipe.seed)
+    layers, columns, loss = _train(recipe, tick)
+    order = stream(recipe.seed, "reassembly", "drop").permutation(len(layers))
+    permutation = tuple(int(k) for k in np.argsort(order))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInputError(folder, f"cannot be made ({error.strerror})") from None
-    for number, (weight, bias) in enumerate(pieces):
+    for number, k in enumerate(order):
         buffer = io.BytesIO()
-        np.savez(buffer, weight=weight, bias=bias)
+        np.savez(buffer, weight=layers[k][0], bias=layers[k][1])
         write_atomic(folder / f"piece_{number}.npz", buffer.getvalue())
-    write_atomic(folder / "data.csv", _csv(trained))
-    answer = {"permutation": permutation, "recipe": asdict(recipe), "loss": trained.loss}
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    lines = [",".join(columns), *(",".join(f"{v:.9g}" for v in row) for row in rows)]
+    write_atomic(folder / "data.csv", "\n".join(lines) + "\n")
+    answer = {"permutation": permutation, "recipe": asdict(recipe), "loss": loss}
     write_atomic(folder / "answer.json", json.dumps(answer) + "\n")
-    return Made(str(folder), recipe, trained.loss, permutation)
+    return Made(str(folder), recipe, loss, permutation)
 
 
-def train(
-    recipe: Recipe, *, x: Any = None, y: Any = None, keep: Path | None = None, tick: Tick = silent
-) -> Trained:
-    """Train a network on a random smooth function of Gaussian inputs, or on given ``x`` and ``y``.
-
-    Args:
-        recipe: Shapes and training.
-        x: Inputs to use instead, rows x width.
-        y: Targets to use instead, rows or rows x outputs.
-        keep: A file for the state of the training every few epochs; training goes on from it, or, once it is
-            finished, takes no time. One of fewer epochs goes on; one of more, of another recipe or of other data is
-            started over.
-        tick: Called after each epoch.
-    """
-    require("torch", "torch", "training a network to drop")
-    import torch
-
+def _train(
+    recipe: Recipe, tick: Tick
+) -> tuple[list[tuple[Floats, Floats]], dict[str, NDArray[np.float32]], float]:
+    """Weights and biases in network order, the columns of the data file, and the training error."""
+    torch = require("torch", "torch", "training a network")
+    nn = torch.nn
     rng = stream(recipe.seed, "reassembly", "data")
-    if x is None:
-        x = rng.standard_normal((recipe.rows, recipe.width)).astype(np.float32)
-        y = _teacher(x, recipe.outputs, rng)
-    inputs = torch.as_tensor(np.ascontiguousarray(x, dtype=np.float32))
-    targets = torch.as_tensor(np.ascontiguousarray(y, dtype=np.float32).reshape(len(inputs), -1))
+    x = rng.standard_normal((recipe.rows, recipe.width)).astype(np.float32)
+    y = teacher(x, recipe.outputs, rng)
+    inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
+    activation = torch_activation(recipe.activation)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(recipe.seed, "reassembly", "train"))
-        bias = recipe.bias
-        inner = [torch.nn.Linear(recipe.width, recipe.hidden, bias=bias) for _ in range(recipe.blocks)]
-        outer = [torch.nn.Linear(recipe.hidden, recipe.width, bias=bias) for _ in range(recipe.blocks)]
-        norms: list[Any] = [
-            torch.nn.LayerNorm(recipe.width) if recipe.norm else torch.nn.Identity() for _ in inner
-        ]
-        last = torch.nn.Linear(recipe.width, recipe.outputs)
-        act = _torch_activation(recipe.activation)
+        inner = [nn.Linear(recipe.width, recipe.hidden) for _ in range(recipe.blocks)]
+        outer = [nn.Linear(recipe.hidden, recipe.width) for _ in range(recipe.blocks)]
+        last = nn.Linear(recipe.width, recipe.outputs)
 
         def forward(z: Any) -> Any:
-            for norm, first, second in zip(norms, inner, outer, strict=True):
-                z = z + second(act(first(norm(z))))
+            for first, second in zip(inner, outer, strict=True):
+                z = z + second(activation(first(z)))
             return last(z)
 
-        parameters = [p for layer in (*inner, *outer, *norms, last) for p in layer.parameters()]
-        optimiser = _optimiser(recipe, parameters)
-        how = replace(recipe, epochs=0)  # a longer training goes on from a shorter one
-        checkpoint = _Kept(
-            keep, f"{how} {zlib.crc32(inputs.numpy().data)} {zlib.crc32(targets.numpy().data)}", recipe.epochs
-        )
-        for epoch in range(checkpoint.resume(parameters, optimiser), recipe.epochs):
-            for rows in torch.randperm(len(inputs)).split(recipe.batch):
-                loss = torch.nn.functional.mse_loss(forward(inputs[rows]), targets[rows])
+        network = nn.ModuleList([*inner, *outer, last])
+        optimiser = torch.optim.AdamW(network.parameters(), lr=recipe.lr, weight_decay=recipe.weight_decay)
+        for epoch in range(recipe.epochs):
+            for rows in torch.randperm(recipe.rows).split(recipe.batch):
                 optimiser.zero_grad()
-                loss.backward()
-                if recipe.optimiser == "sgd":  # deep networks of default weights begin with steep gradients
-                    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+                nn.functional.mse_loss(forward(inputs[rows]), targets[rows]).backward()
                 optimiser.step()
-            if (epoch + 1) % 10 == 0 or epoch + 1 == recipe.epochs:
-                checkpoint.save(epoch + 1, parameters, optimiser)
             tick(f"epoch {epoch + 1}")
         with torch.no_grad():
-            pred = forward(inputs)
-            final = float(torch.nn.functional.mse_loss(pred, targets))
-    return Trained(
-        tuple(_layer(layer) for layer in inner),
-        tuple(_layer(layer) for layer in outer),
-        _layer(last),
-        inputs.numpy(),
-        pred.numpy(),
-        targets.numpy(),
-        final,
-        tuple(_layer(layer) for layer in norms) if recipe.norm else (),
-    )
+            outputs = forward(inputs)
+            loss = float(nn.functional.mse_loss(outputs, targets))
+    suffixes = [""] if recipe.outputs == 1 else [f"_{q}" for q in range(recipe.outputs)]
+    columns = {f"measurement_{c}": x[:, c] for c in range(recipe.width)}
+    for name, values in (("pred", outputs.numpy()), ("true", y)):
+        columns |= {f"{name}{suffix}": values[:, q] for q, suffix in enumerate(suffixes)}
+    in_order = [layer for block in zip(inner, outer, strict=True) for layer in block]
+    layers = [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in (*in_order, last)]
+    return layers, columns, loss
 
 
-def _optimiser(recipe: Recipe, parameters: list[Any]) -> Any:
-    import torch
-
-    if recipe.optimiser == "sgd":
-        return torch.optim.SGD(parameters, lr=recipe.lr, momentum=_MOMENTUM, weight_decay=recipe.weight_decay)
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[recipe.optimiser]
-    return kind(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """The state of a training in a file, so that an interrupted one goes on where it was, chance included."""
-
-    path: Path | None
-    about: str
-    most: int
-
-    def resume(self, parameters: list[Any], optimiser: Any) -> int:
-        """Put the kept state back; the number of epochs it has behind it."""
-        import torch
-
-        if self.path is None or not self.path.is_file():
-            return 0
-        saved_state = torch.load(self.path, weights_only=True)
-        if saved_state["about"] != self.about or int(saved_state["epoch"]) > self.most:
-            return 0
-        with torch.no_grad():
-            for parameter, value in zip(parameters, saved_state["parameters"], strict=True):
-                parameter.copy_(value)
-        optimiser.load_state_dict(saved_state["optimiser"])
-        torch.set_rng_state(saved_state["chance"])
-        return int(saved_state["epoch"])
-
-    def save(self, epoch: int, parameters: list[Any], optimiser: Any) -> None:
-        """Write it, whole or not at all."""
-        import torch
-
-        if self.path is None:
-            return
-        buffer = io.BytesIO()
-        state = {
-            "about": self.about,
-            "epoch": epoch,
-            "parameters": [p.detach() for p in parameters],
-            "optimiser": optimiser.state_dict(),
-            "chance": torch.get_rng_state(),
-        }
-        torch.save(state, buffer)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.path, buffer.getvalue())
-
-
-def _teacher(x: Floats, outputs: int, rng: np.random.Generator) -> Floats:
+def teacher(x: Floats, outputs: int, rng: np.random.Generator) -> Floats:
+    """Targets of unit variance: a random smooth function of the inputs."""
     width = x.shape[1]
     first = rng.standard_normal((width, 64)) / np.sqrt(width)
     y = np.tanh(x @ first * 1.5) @ rng.standard_normal((64, outputs)) / 8
     return np.asarray((y - y.mean(axis=0)) / y.std(axis=0), dtype=np.float32)
 
 
-def _torch_activation(name: str) -> Any:
+def torch_activation(name: str) -> Any:
+    """The activation of that name as a function of torch tensors."""
     import torch
 
     functional = torch.nn.functional
-    modules = {
+    functions = {
         "relu": functional.relu,
         "gelu": functional.gelu,
         "gelu-tanh": lambda z: functional.gelu(z, approximate="tanh"),
         "tanh": torch.tanh,
         "silu": functional.silu,
     }
-    if name not in modules:
-        raise BadInputError(name, f"no such activation; there are: {', '.join(modules)}")
-    return modules[name]
-
-
-def _layer(layer: Any) -> tuple[Floats, Floats]:
-    weight = layer.weight.detach().numpy().copy()
-    bias = np.zeros(len(weight), np.float32) if layer.bias is None else layer.bias.detach().numpy().copy()
-    return weight, bias
-
-
-def _csv(trained: Trained) -> str:
-    """Inputs, ``pred`` and ``true`` (numbered when there are several outputs), to the last float32 digit."""
-    outputs = trained.pred.shape[1]
-    suffixes = [""] if outputs == 1 else [f"_{q}" for q in range(outputs)]
-    header = [f"measurement_{c}" for c in range(trained.x.shape[1])]
-    header += [f"pred{s}" for s in suffixes] + [f"true{s}" for s in suffixes]
-    table = np.concatenate([trained.x, trained.pred, trained.true], axis=1)
-    return (
-        "\n".join([",".join(header), *(",".join(f"{v:.9g}" for v in row) for row in table.tolist())]) + "\n"
-    )
+    if name not in functions:
+        raise BadInputError(name, f"no such activation; there are: {', '.join(functions)}")
+    return functions[name]

@@ -145,35 +145,6 @@ class Round:
     mse: float
 
 
-def bubble(
-    parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, y: Floats, *, limit: int = 200
-) -> tuple[Ints, tuple[Round, ...]]:
-    """Exchange neighbours while the mean squared error falls (paper, section 4.4).
-
-    Sweeps over all neighbouring pairs, keeping each exchange that lowers the error, until a sweep keeps none.
-
-    Returns:
-        Positions of the given blocks in the new order, and one record per sweep that kept an exchange.
-    """
-    order = np.arange(len(ins))
-    best = parts.mse(ins, outs, x, y)
-    rounds: list[Round] = []
-    while len(rounds) < limit:
-        swaps = 0
-        for k in range(len(order) - 1):
-            order[[k, k + 1]] = order[[k + 1, k]]
-            mse = parts.mse(ins[order], outs[order], x, y)
-            if mse < best:
-                best = mse
-                swaps += 1
-            else:
-                order[[k, k + 1]] = order[[k + 1, k]]
-        if swaps == 0:
-            break
-        rounds.append(Round(len(rounds) + 1, swaps, best))
-    return order, tuple(rounds)
-
-
 @dataclass(frozen=True)
 class Swept:
     """What a sweep did: the new order, the error before it, and each exchange with the error predicted after it."""

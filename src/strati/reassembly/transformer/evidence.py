@@ -96,33 +96,6 @@ def evidence(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> Matrix
     return _explained(signals, prior)[0]
 
 
-def expected_evidence(
-    signals: Mapping[K, Matrix], prior: Mapping[K, Expected], pairs: int | None = None
-) -> Matrix:
-    """The evidence with weights that other networks give, nothing estimated: for many signals of few pieces.
-
-    A signal's weight is its mean shift over its variance, between networks and within; correlated signals share.
-
-    Args:
-        signals: Name to scores, rows by columns.
-        prior: Name to what is expected of the signal.
-        pairs: How many true pairs there are; as many as rows by default.
-    """
-    names = [name for name in signals if name in prior and float(np.ptp(signals[name])) > 0]
-    shape = next(iter(signals.values())).shape
-    count = shape[0] if pairs is None else pairs
-    total = np.zeros(shape)
-    if count == 1 or not names:
-        return total
-    z = np.stack([standard(signals[name]).reshape(-1) for name in names])
-    most = np.sqrt(count - 1)
-    middle = np.array([prior[name].mean for name in names]) * most
-    spread = np.diag([(prior[name].spread * most) ** 2 for name in names])
-    around = z @ z.T / z.shape[1]
-    weights = np.linalg.solve(around + spread + 0.5 * np.eye(len(names)), middle)
-    return np.asarray((weights @ z).reshape(shape))
-
-
 def _explained(signals: Mapping[K, Matrix], prior: Mapping[K, Expected]) -> tuple[Matrix, float]:
     """The evidence, and how well it explains the scores."""
     names = list(signals)

@@ -154,13 +154,6 @@ def head_signals(stacks: Mapping[str, Floats], *, heads: int, groups: int) -> di
     return {f"{a}-{b}": _overlap(grams[a], grams[b]) for a, b in HEAD_PAIRS}
 
 
-def shared_heads(stacks: Mapping[str, Floats], a: str, b: str, *, heads: int, groups: int) -> Matrix:
-    """The same for two roles, of which there may be any number of pieces."""
-    if heads < 2:
-        return np.zeros((len(stacks[a]), len(stacks[b])))
-    return _overlap(*(_head_grams(stacks[role], role, heads, groups) for role in (a, b)))
-
-
 def _head_grams(stack: Floats, role: str, heads: int, groups: int) -> list[Floats]:
     """For each head the Gram matrices on the stream of its rows as unit vectors, pieces by entries."""
     rows = aligned(stack, role, heads, groups)
