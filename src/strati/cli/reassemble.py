@@ -19,8 +19,8 @@ from strati.reassembly.residual.config import ReassembleConfig
 F = TypeVar("F", bound=Callable[..., Any])
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "tanh", "silu")
-PAIRINGS = ("auto", "diagonal", "cosine", "gram", "norms", "readout", "combined", "joint")
-SEEDS = ("auto", "delta-norm", "delta-norm-no-bias", "frobenius", "l1", "spread", "consensus")
+PAIRINGS = ("auto", "diagonal", "gram", "norms", "readout", "combined", "joint")
+SEEDS = ("auto", "l1", "delta-norm", "frobenius")
 
 
 def _option(name: str, **more: Any) -> Callable[[F], F]:

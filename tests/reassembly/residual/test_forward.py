@@ -6,9 +6,7 @@ from dropped import drop, forward
 
 from strati.reassembly.residual.network import run, stack
 from strati.reassembly.residual.order import (
-    _insertion_gains,
     flip_effects,
-    insert,
     regress_order,
     ridge,
     sorted_by_flips,
@@ -16,7 +14,7 @@ from strati.reassembly.residual.order import (
 )
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.posterior import mixed_pass, piece_effects, to_polytope, uniform
-from strati_reproductions.dropped_net.ranking import swap_repair
+from strati_reproductions.dropped_net.ranking import _insertion_gains, insert, swap_repair
 
 
 def chain(pieces, permutation, act="relu"):

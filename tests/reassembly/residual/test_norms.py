@@ -7,8 +7,8 @@ import strati
 from strati.core.errors import BadInputError
 from strati.reassembly.residual.network import Normaliser, run, stack
 from strati.reassembly.residual.pieces import as_pieces, sort_out
-from strati.reassembly.residual.posterior import posterior_mean
-from strati.reassembly.residual.search import _effects
+from strati.reassembly.residual.posterior import posterior_means
+from strati.reassembly.residual.search import norm_effects
 
 
 def network(blocks, width, hidden, *, per_block=True, final=False, centred=True, seed=0, rows=1500):
@@ -82,7 +82,7 @@ def test_the_effect_of_a_norm_is_first_order_true():
     pieces, x, _, _ = network(3, 6, 10, rows=50)
     parts = stack(sort_out(as_pieces(pieces)), "tanh")
     order = np.arange(3)
-    output, effects = _effects(parts, parts.norm_assignment, order, order, x)
+    output, effects = norm_effects(parts, parts.norm_assignment, order, order, x)
     mean = parts.norm_assignment.norm(-1)
     for place, norm in ((0, 1), (2, 0)):
         moved = parts.w_in.copy(), parts.b_in.copy()
@@ -134,7 +134,7 @@ def test_the_posterior_mean_is_that_of_the_likeliest_noise():
     for rows, count in ((60, 20), (20, 60)):
         columns = rng.standard_normal((rows, count)).astype("f4")
         target = columns @ rng.standard_normal(count) + 0.5 * rng.standard_normal(rows)
-        found, noise = posterior_mean(columns, target, None)
+        (found,), noise = posterior_means(columns, target)
         wide = columns.astype(float)
         covariance = wide @ wide.T + noise * np.eye(rows)
         np.testing.assert_allclose(found, wide.T @ np.linalg.solve(covariance, target), rtol=1e-3, atol=1e-5)

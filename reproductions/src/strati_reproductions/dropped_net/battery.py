@@ -14,11 +14,10 @@ import numpy as np
 
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
-from strati.reassembly.residual.order import insert
 from strati.reassembly.residual.pairing import Score, pair
 from strati.reassembly.residual.result import Reassembly
 from strati.reassembly.residual.solve import EXACT
-from strati_reproductions.dropped_net.ranking import swap_repair
+from strati_reproductions.dropped_net.ranking import insert, swap_repair
 from strati_reproductions.dropped_net.trainer import Recipe, Trained, train
 from strati_reproductions.dropped_net.training import in_order
 from strati_reproductions.registry import Row

@@ -17,12 +17,13 @@ from threadpoolctl import threadpool_limits
 from strati.core.rng import stream
 from strati.reassembly.reassemble import reassemble
 from strati.reassembly.residual.network import stack
-from strati.reassembly.residual.order import Seed, regress_order, seed_order
+from strati.reassembly.residual.order import Seed, regress_order
 from strati.reassembly.residual.pieces import as_pieces, sort_out
 from strati.reassembly.residual.solve import EXACT
 from strati_reproductions.dropped_net.battery import battery, moves_rows, pairing_rows, solving_rows, squares
 from strati_reproductions.dropped_net.puzzle import puzzle
 from strati_reproductions.dropped_net.ranking import swap_repair
+from strati_reproductions.dropped_net.seeds import SEEDS, named_order
 from strati_reproductions.dropped_net.trainer import Recipe, Trained, train
 from strati_reproductions.dropped_net.training import appendix_a, in_order
 from strati_reproductions.registry import Reproduction, Row
@@ -81,7 +82,7 @@ def _seeds(trained: list[tuple[str, Trained]]) -> list[Row]:
     chain = found.seeded(Seed.FROBENIUS)
     solved, _ = swap_repair(found.parts, *chain, found.x[:1000], found.y[:1000])
     place = {int(i): k for k, i in enumerate(chain[0][solved])}
-    for which in Seed:
+    for which in SEEDS:
         ins, outs = found.seeded(which)
         wrong = _inversions(np.array([place[int(i)] for i in ins]))
         mse = found.parts.mse(ins, outs, found.x[:1000], found.y[:1000])
@@ -96,8 +97,8 @@ def _seeds(trained: list[tuple[str, Trained]]) -> list[Row]:
     for name, network in trained:
         parts, order = in_order(network)
         counts = [
-            f"{which} {_inversions(seed_order(parts, order, order, network.x[:500], which))}"
-            for which in Seed
+            f"{which} {_inversions(named_order(parts, order, order, network.x[:500], which))}"
+            for which in SEEDS
         ]
         rows.append(Row(f"pairs in the wrong order of {_pairs(len(order))}: {name}", None, ", ".join(counts)))
     return rows

@@ -19,10 +19,11 @@ from threadpoolctl import threadpool_limits
 from strati.core.files import write_atomic
 from strati.io.data_files import read_data
 from strati.reassembly.residual.network import ResidualWeights, run, stack
-from strati.reassembly.residual.order import Round, Seed, seed_order
+from strati.reassembly.residual.order import Round, Seed
 from strati.reassembly.residual.pairing import Pairing, pair
 from strati.reassembly.residual.pieces import read_pieces, sort_out
 from strati_reproductions.dropped_net.ranking import bradley_terry, cycles, gaps, soft_wins, swap_repair
+from strati_reproductions.dropped_net.seeds import named_order
 from strati_reproductions.external_data import external_data
 from strati_reproductions.pictures import OURS, PAPER, drawn, panels, save
 from strati_reproductions.registry import Reproduction, Row
@@ -65,9 +66,9 @@ class Puzzle:
     y: Floats
     true: Floats
 
-    def seeded(self, seed: Seed, rows: int = SEED_ROWS) -> tuple[Ints, Ints]:
+    def seeded(self, seed: str, rows: int = SEED_ROWS) -> tuple[Ints, Ints]:
         """The paired blocks in a seed's order, taken on so many rows from the first."""
-        order = seed_order(self.parts, self.pairs.ins, self.pairs.outs, self.x[:rows], seed)
+        order = named_order(self.parts, self.pairs.ins, self.pairs.outs, self.x[:rows], seed)
         return self.pairs.ins[order], self.pairs.outs[order]
 
 
@@ -169,7 +170,7 @@ def _seeds(found: Puzzle) -> list[Row]:
     for name, which, count, paper, note in (
         ("delta-norm", Seed.DELTA_NORM, 2000, 0.036794, "norms on the first 2,000 rows, MSE on all"),
         ("delta-norm, all rows", Seed.DELTA_NORM, 10_000, None, "more rows, another order"),
-        ("delta-norm without output bias", Seed.DELTA_NORM_NO_BIAS, 2000, None, ""),
+        ("delta-norm without output bias", "delta-norm-no-bias", 2000, None, ""),
         ("||W_out||_F", Seed.FROBENIUS, 2000, 0.075851, ""),
         ("||W_out||_1", Seed.L1, 2000, None, ""),
     ):

@@ -364,6 +364,33 @@ def run_mixed(parts: ResidualWeights, ins: Ints, B: list[Floats], b: list[Floats
     return Pass(output, streams, hidden, adjoint[::-1])
 
 
+def output_side_effects(parts: ResidualWeights, passed: Pass) -> Floats:
+    """First-order effect of each output projection in each block: (outputs * rows, blocks, pieces)."""
+    m, d, h = parts.w_out.shape
+    rows, outputs = passed.output.shape
+    flat = np.ascontiguousarray(parts.w_out.transpose(1, 0, 2).reshape(d, m * h))
+    effects = np.empty((outputs, rows, len(passed.hidden), m), dtype=np.float32)
+    for k, hidden in enumerate(passed.hidden):
+        for q, g in enumerate(passed.adjoint[k + 1]):
+            carried = (g @ flat).reshape(rows, m, h)
+            effects[q, :, k] = np.matmul(carried, hidden[:, :, None])[:, :, 0] + g @ parts.b_out.T
+    return effects.reshape(outputs * rows, *effects.shape[2:])
+
+
+def input_side_effects(parts: ResidualWeights, outs: Ints, passed: Pass) -> Floats:
+    """The same of each input projection, but for a constant of each block: its output bias stays."""
+    m, h, d = parts.w_in.shape
+    rows, outputs = passed.output.shape
+    flat = np.ascontiguousarray(parts.w_in.reshape(m * h, d).T)
+    effects = np.empty((outputs, rows, len(outs), m), dtype=np.float32)
+    for k, j in enumerate(outs):
+        before = parts.enter(passed.streams[k]) @ flat + parts.b_in.reshape(-1)
+        hidden = parts.act.value(before).reshape(rows, m, h)
+        for q, g in enumerate(passed.adjoint[k + 1]):
+            effects[q, :, k] = np.matmul(hidden, (g @ parts.w_out[j])[:, :, None])[:, :, 0]
+    return effects.reshape(outputs * rows, *effects.shape[2:])
+
+
 def stack(pieces: PieceSet, name: str) -> ResidualWeights:
     """The arrays of a sorted set of pieces, for one activation; every projection gets the mean norm first."""
     A = np.stack([p.weight for p in pieces.inner])

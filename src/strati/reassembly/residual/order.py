@@ -1,12 +1,11 @@
-"""The order of paired blocks: seed orders, adjacent swaps and insertions, and regression on pairs.
+"""The order of paired blocks: seed orders, adjacent swaps, and regression on pairs.
 
-:func:`seed_order` sorts blocks by a number of each. :func:`bubble` is the paper's repair: every adjacent swap is
-tried with a forward pass. :func:`sweep` makes the same walk with one backward pass: a swap is computed where it
-happens and carried to the output by the adjoint. :func:`insert` moves single blocks. :func:`regress_order` sees all
-pairs at once: if block ``a`` comes before block ``b``, exchanging just these two changes the output, to second order
-in the residuals, by ``D_ab = <J_a^T g, r_b> - <J_b^T g, r_a>``; which pairs are the wrong way round is a ridge
-regression of the error on these effects, and blocks are sorted by the expected number of blocks they precede
-(Gauss-Newton on orders). Ranking by comparisons (Bradley-Terry) is in ``strati_reproductions.dropped_net.ranking``.
+:func:`seed_order` sorts blocks by a number of each. :func:`sweep` tries every adjacent swap with one backward pass: a
+swap is computed where it happens and carried to the output by the adjoint. :func:`regress_order` sees all pairs at
+once: if block ``a`` comes before block ``b``, exchanging just these two changes the output, to second order in the
+residuals, by ``D_ab = <J_a^T g, r_b> - <J_b^T g, r_a>``; which pairs are the wrong way round is a ridge regression of
+the error on these effects, and blocks are sorted by the expected number of blocks they precede (Gauss-Newton on
+orders). The paper's swap repair and Bradley-Terry ranking are in ``strati_reproductions.dropped_net.ranking``.
 """
 
 from __future__ import annotations
@@ -216,62 +215,6 @@ def sweep(
     return Swept(np.array(order), before, tuple(moves))
 
 
-def insert(
-    parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, y: Floats, *, tries: int = 12
-) -> tuple[Ints, float, tuple[tuple[int, int, float], ...]]:
-    """Take blocks out and put them elsewhere, while the true error falls.
-
-    Moving a block past others exchanges it with each of them, so its effect on the output is, to second order, the
-    sum of the effects ``<J_a^T g, r_b> - <J_b^T g, r_a>`` of those pairs (:mod:`strati.reassembly.residual.order`): one
-    forward and one backward pass predict all ``n (n - 1)`` moves. The best are tried in turn with a forward pass each.
-
-    Returns:
-        Positions of the given blocks in the new order, its error on these rows, and the moves made: from where, to
-        where, and the error after it.
-    """
-    n = len(ins)
-    order = np.arange(n)
-    passed = run(parts, ins, outs, x)
-    error = passed.output - y
-    best = float(np.mean(np.square(error, dtype=np.float64)))
-    moves: list[tuple[int, int, float]] = []
-    gains = _insertion_gains(passed, error)
-    for flat in np.argsort(-gains, axis=None, kind="stable")[:tries]:
-        block, place = divmod(int(flat), n)
-        if gains[block, place] <= 0:
-            break
-        start = int(np.flatnonzero(order == block)[0])
-        moved = np.insert(np.delete(order, start), place, block)
-        mse = parts.mse(ins[moved], outs[moved], x, y)
-        if mse < best:
-            order, best = moved, mse
-            moves.append((start, place, mse))
-    return order, best, tuple(moves)
-
-
-def insertion_rows(blocks: int) -> int:
-    """So many rows that the effects of all pairs on them stay within some tens of megabytes."""
-    return max(64, min(400, 8_000_000 // blocks**2))
-
-
-def _insertion_gains(passed: Pass, error: Floats) -> NDArray[np.float64]:
-    """By how much the mean squared error is predicted to fall when block ``a`` is put at place ``b``."""
-    residuals = np.stack(passed.residuals, axis=1)  # rows, blocks, width
-    adjoint = np.stack(passed.adjoint, axis=2)  # outputs, rows, places, width
-    steps = adjoint[:, :, :-1] - adjoint[:, :, 1:]
-    rows, n, _ = residuals.shape
-    total = np.zeros((n, n))
-    for q in range(len(steps)):
-        effect = steps[q] @ residuals.transpose(0, 2, 1)  # rows, a, b
-        effect -= effect.transpose(0, 2, 1).copy()
-        # to the right, a meets a + 1, ..., b; to the left it meets a - 1, ..., b, each pair the other way round
-        right = np.cumsum(np.triu(effect, 1), axis=2)
-        left = np.cumsum(np.tril(effect, -1)[:, :, ::-1], axis=2)[:, :, ::-1]
-        moved = np.triu(right, 1) - np.tril(left, -1)
-        total -= np.einsum("xab,xab->ab", moved, moved) + 2 * np.einsum("x,xab->ab", error[:, q], moved)
-    return np.asarray(total / (rows * len(steps)))
-
-
 # The walk works on columns (width x rows): matrix products of a few hundred columns run half again as fast.
 
 
@@ -324,42 +267,23 @@ def _gain(error: Floats, effect: Floats) -> tuple[float, float]:
 
 
 class Seed(StrEnum):
-    """What blocks are sorted by, ascending."""
+    """The number of each block by which the first order is sorted, ascending."""
 
-    DELTA_NORM = "delta-norm"
-    DELTA_NORM_NO_BIAS = "delta-norm-no-bias"
-    FROBENIUS = "frobenius"
     L1 = "l1"
-    SPREAD = "spread"
-    CONSENSUS = "consensus"
+    DELTA_NORM = "delta-norm"
+    FROBENIUS = "frobenius"
 
 
 def seed_order(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, seed: Seed) -> Ints:
     """Positions of the blocks ``(ins, outs)`` in a first order.
 
-    ``delta-norm`` is the mean norm of a block's residual on the raw inputs (paper, section 4.1);
-    ``delta-norm-no-bias`` the same without the output bias; ``frobenius`` and ``l1`` are norms of ``W_out``;
-    ``spread`` the norm of the standard deviations of the residual (what the block does beyond a constant);
-    ``consensus`` sorts by the mean rank in ``l1`` and ``spread``.
+    ``l1`` and ``frobenius`` are norms of ``W_out``; ``delta-norm`` is the mean norm of a block's residual on the raw
+    inputs (paper, section 4.1).
     """
-    if seed is Seed.CONSENSUS:
-        ranks = [np.argsort(seed_order(parts, ins, outs, x, s)) for s in (Seed.L1, Seed.SPREAD)]
-        return np.argsort(ranks[0] + ranks[1], kind="stable")
-    return np.argsort(seed_values(parts, ins, outs, x, seed), kind="stable")
-
-
-def seed_values(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats, seed: Seed) -> NDArray[np.float64]:
-    """The value of each block that a seed sorts by."""
-    if seed is Seed.FROBENIUS:
-        return np.asarray(np.linalg.norm(parts.w_out[outs].astype(np.float64), axis=(1, 2)))
-    if seed is Seed.L1:
-        return np.asarray(np.abs(parts.w_out[outs].astype(np.float64)).sum(axis=(1, 2)))
-    values = []
-    for i, j in zip(ins, outs, strict=True):
-        r = parts.residual(int(i), int(j), x)
-        if seed is Seed.SPREAD:
-            values.append(np.linalg.norm(r.std(axis=0)))
-        else:
-            shift = parts.b_out[j] if seed is Seed.DELTA_NORM_NO_BIAS else 0
-            values.append(np.linalg.norm(r - shift, axis=1).mean())
-    return np.array(values, dtype=np.float64)
+    if seed is Seed.DELTA_NORM:
+        residuals = (parts.residual(int(i), int(j), x) for i, j in zip(ins, outs, strict=True))
+        values = np.array([np.linalg.norm(r, axis=1).mean() for r in residuals])
+    else:
+        flat = parts.w_out[outs].reshape(len(outs), -1).astype(np.float64)
+        values = np.linalg.norm(flat, ord=1 if seed is Seed.L1 else 2, axis=1)
+    return np.argsort(values, kind="stable")

@@ -155,7 +155,6 @@ class Score(StrEnum):
     """How well an input and an output projection fit."""
 
     DIAGONAL = "diagonal"
-    COSINE = "cosine"
     GRAM = "gram"
     NORMS = "norms"
     READOUT = "readout"
@@ -265,8 +264,6 @@ def scores(parts: ResidualWeights, score: Score, rows: Rows | None = None) -> ND
     """The score of every input projection with every output projection."""
     if score is Score.DIAGONAL:
         return np.abs(_dominance(parts))
-    if score is Score.COSINE:
-        return np.abs(_cosines(parts))
     if score is Score.GRAM:
         return _gram(parts)
     if score is Score.NORMS:
@@ -339,13 +336,6 @@ def _dominance(parts: ResidualWeights) -> NDArray[np.float64]:
     grams = parts.w_in @ parts.w_in.transpose(0, 2, 1), parts.w_out.transpose(0, 2, 1) @ parts.w_out
     squared = (grams[0].reshape(m, -1) @ grams[1].reshape(m, -1).T).astype(np.float64)
     return np.asarray(trace / np.sqrt(np.maximum(squared, np.finfo(np.float64).tiny)))
-
-
-def _cosines(parts: ResidualWeights) -> NDArray[np.float64]:
-    """Mean cosine of a neuron's input weights with its output weights."""
-    A = parts.w_in / _safe(np.linalg.norm(parts.w_in, axis=2, keepdims=True))
-    B = parts.w_out / _safe(np.linalg.norm(parts.w_out, axis=1, keepdims=True))
-    return np.asarray(_flat(A) @ _flat(B.transpose(0, 2, 1)).T / A.shape[1])
 
 
 def _gram(parts: ResidualWeights) -> NDArray[np.float64]:

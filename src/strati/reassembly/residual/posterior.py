@@ -10,13 +10,12 @@ data likeliest. A few steps, each around the last answer but with the same prior
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.core.assignment import sinkhorn
-from strati.reassembly.residual.network import Pass, run_mixed
+from strati.reassembly.residual.network import Pass, output_side_effects, run_mixed
 from strati.reassembly.residual.order import flip_effects, sorted_by_flips
 from strati.reassembly.residual.pairing import unit_responses
 
@@ -28,15 +27,6 @@ if TYPE_CHECKING:
     from strati.reassembly.residual.network import Floats, Ints, ResidualWeights
 
     Matrix = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """Where the relaxation ended: the mixture, an order of the input projections, and the error."""
-
-    mixture: Matrix
-    order: Ints
-    mse: float
 
 
 def uniform(parts: ResidualWeights) -> Matrix:
@@ -62,47 +52,20 @@ def to_polytope(mixture: Matrix, shared: bool, rounds: int = 40) -> Matrix:
     return sinkhorn(np.clip(mixture, 1e-6, None), shared, rounds)
 
 
-def piece_effects(parts: ResidualWeights, passed: Pass, order: Ints) -> Floats:
-    """First-order effect of each ``P_ij`` on the output: (outputs * rows, m, m) in the pieces' own numbering."""
-    m, d, h = parts.w_out.shape
-    rows, outputs = passed.output.shape
-    flat = np.ascontiguousarray(parts.w_out.transpose(1, 0, 2).reshape(d, m * h))
-    effects = np.empty((outputs, rows, m, m), dtype=np.float32)
-    for k, i in enumerate(order):
-        for q in range(outputs):
-            g = passed.adjoint[k + 1][q]
-            carried = (g @ flat).reshape(rows, m, h)
-            effects[q, :, i, :] = np.matmul(carried, passed.hidden[k][:, :, None])[:, :, 0]
-            effects[q, :, i, :] += g @ parts.b_out.T
-    if parts.shared:
-        effects[..., np.arange(m), np.arange(m)] = 0
-    return effects.reshape(outputs * rows, m, m)
-
-
-def _mixed(parts: ResidualWeights, mixture: Matrix, order: Ints) -> tuple[list[Floats], list[Floats]]:
+def mixed_pass(parts: ResidualWeights, x: Floats, mixture: Matrix, order: Ints) -> Pass:
+    """Forward and backward over the chain whose output projections are mixtures of pieces."""
     m = len(parts.w_out)
     weights = mixture[order].astype(np.float32)
-    B = (weights @ parts.w_out.reshape(m, -1)).reshape(len(order), *parts.w_out.shape[1:])
-    return list(B), list(weights @ parts.b_out)
+    mixed = (weights @ parts.w_out.reshape(m, -1)).reshape(len(order), *parts.w_out.shape[1:])
+    return run_mixed(parts, order, list(mixed), list(weights @ parts.b_out), x)
 
 
-def mixed_pass(parts: ResidualWeights, x: Floats, mixture: Matrix, order: Ints) -> Pass:
-    """Forward and backward over the chain of mixtures."""
-    B, b = _mixed(parts, mixture, order)
-    return run_mixed(parts, order, B, b, x)
-
-
-def mixed_mse(parts: ResidualWeights, x: Floats, y: Floats, mixture: Matrix, order: Ints) -> float:
-    """The mean squared error of the chain of mixtures; infinite where it overflows."""
-    z: Floats = x
-    with np.errstate(over="ignore", invalid="ignore"):
-        for i, B, b in zip(order, *_mixed(parts, mixture, order), strict=True):
-            hidden = parts.act.value(parts.enter(z) @ parts.w_in[i].T + parts.b_in[i])
-            z = np.asarray(z + hidden @ B.T + b, dtype=np.float32)
-        value = float(
-            np.mean(np.square(parts.leave(z) @ parts.w_last.T + parts.b_last - y, dtype=np.float64))
-        )
-    return value if np.isfinite(value) else float("inf")
+def piece_effects(parts: ResidualWeights, passed: Pass, order: Ints) -> Floats:
+    """First-order effect of each ``P_ij`` on the output: (outputs * rows, m, m) in the pieces' own numbering."""
+    effects = output_side_effects(parts, passed)[:, np.argsort(order)]
+    if parts.shared:
+        effects[:, np.arange(len(order)), np.arange(len(order))] = 0
+    return effects
 
 
 _LEAST = 2e-3
@@ -148,8 +111,8 @@ def infer_pairing(
     *,
     steps: int = 4,
     ordered: bool = False,
-) -> Relaxed:
-    """The posterior mean of the mixture, and an order.
+) -> tuple[Matrix, Ints]:
+    """The posterior mean of the mixture, and an order of the input projections.
 
     Args:
         parts: The weights.
@@ -179,14 +142,14 @@ def infer_pairing(
                 [effects[:, first, second] * root.astype(np.float32), flips * np.float32(np.sqrt(variance))],
                 axis=1,
             )
-            solution, noise = posterior_mean(columns, target, noise)
+            (solution,), noise = posterior_means(columns, target, noise)
             target_mixture = belief.copy()
             target_mixture[first, second] += root * solution[: len(first)]
             target_mixture = to_polytope(target_mixture, parts.shared)
             mixture = target_mixture if step == 0 else (mixture + target_mixture) / 2
             turned = mean + np.sqrt(variance) * solution[len(first) :]
             order = order[sorted_by_flips(turned, pairs, len(order))]
-    return Relaxed(mixture, order, mixed_mse(parts, x, y, mixture, order))
+    return mixture, order
 
 
 def centred(effects: NDArray[Any], belief: Matrix, shared: bool, rounds: int = 3) -> NDArray[Any]:
@@ -208,21 +171,13 @@ def centred(effects: NDArray[Any], belief: Matrix, shared: bool, rounds: int = 3
     return effects
 
 
-def posterior_mean(columns: NDArray[Any], target: Matrix, noise: float | None) -> tuple[Matrix, float]:
-    """Weights of unit prior variance given the target, with the noise that makes the target likeliest.
-
-    The likelihood is climbed by halving and doubling the noise, from the last step's or from a tenth of the target.
-    """
-    (mean,), likeliest = posterior_means(columns, target, noise, (1.0,))
-    return mean, likeliest
-
-
 def posterior_means(
-    columns: NDArray[Any], target: Matrix, noise: float | None, factors: Sequence[float]
+    columns: NDArray[Any], target: Matrix, noise: float | None = None, factors: Sequence[float] = (1.0,)
 ) -> tuple[list[Matrix], float]:
-    """The posterior mean for the likeliest noise times each factor, and that noise.
+    """Means of weights of unit prior variance given the target, for the likeliest noise times each factor; that noise.
 
-    More noise than is likely is for errors of the linear picture, which are none of independent rows.
+    The likelihood is climbed by halving and doubling the noise, from ``noise`` or from a tenth of the target. More
+    noise than is likely allows for errors of the linear model, which are not independent between rows.
     """
     rows, count = columns.shape
     dual = rows < count

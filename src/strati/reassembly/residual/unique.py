@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from strati.reassembly.residual.network import fold_norms, run
+from strati.reassembly.residual.network import fold_norms, input_side_effects, output_side_effects, run
 from strati.reassembly.residual.order import flip_effects
-from strati.reassembly.residual.search import input_side_effects, output_side_effects, polish
+from strati.reassembly.residual.search import polish
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
