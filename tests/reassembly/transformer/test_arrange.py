@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import strati
-from strati.reassembly.transformer import calibration
+from strati.reassembly.transformer import evidence
 from strati.reassembly.transformer.arrange import arrange, merged
 from strati.reassembly.transformer.evidence import Expected
 from strati.reassembly.transformer.shuffle import shuffle_transformer
@@ -70,7 +70,7 @@ def test_all_210_matrices_of_smollm2_in_place_without_data():
     files = sorted((cache() / "zoo").glob("smollm2*/*.gguf"))
     if not files:
         pytest.skip("smollm2 is not cached; python -m strati_reproductions.zoo smollm2 fetches it")
-    prior = calibration.prior_of(m for k, m in calibration.measured().items() if k != "smollm2")
+    prior = evidence.prior_of(m for k, m in evidence.measured().items() if k != "smollm2")
     dropped = shuffle_transformer(files[0], seed=1)
     found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.transformer import similarity, vectors
-from strati.reassembly.transformer.calibration import MeasuredSignals, likeness, unit_signals
-from strati.reassembly.transformer.direction import signs
-from strati.reassembly.transformer.evidence import standard
-from strati.reassembly.transformer.similarity import end_tables, stacks
+from strati.reassembly.transformer.evidence import MeasuredSignals, standard
+from strati.reassembly.transformer.similarity import end_tables, likeness, stacks, unit_signals
+from strati.reassembly.transformer.solve import signs
 from strati.reassembly.transformer.timeline import coefficients
 
 if TYPE_CHECKING:

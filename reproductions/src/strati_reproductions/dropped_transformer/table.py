@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.files import write_atomic
 from strati.reassembly.residual.config import ReassembleConfig
-from strati.reassembly.transformer import calibration
+from strati.reassembly.transformer import evidence
 from strati.reassembly.transformer.shuffle import ShuffleConfig, ShuffledCheckpoint, shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati_reproductions.dropped_transformer import diagnostics
@@ -85,7 +85,7 @@ def at_hand(*, seed: int, folder: Path, tick: Tick) -> Reproduction:
 
 def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     kept = _Kept(folder / f"rows-seed{seed}")
-    known = dict(calibration.measured()) if quick else _measured(models, kept, folder, seed)
+    known = dict(evidence.measured()) if quick else _measured(models, kept, folder, seed)
     rows: list[Row] = []
     wrong: list[tuple[str, int]] = []
     sure = sure_wrong = 0
@@ -114,7 +114,7 @@ def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path,
 
 def _measured(
     models: dict[str, Any], kept: _Kept, folder: Path, seed: int
-) -> dict[str, calibration.MeasuredSignals]:
+) -> dict[str, evidence.MeasuredSignals]:
     """What each signal is worth on each network, written as the package's ``measured.json`` is."""
     plain = {}
     for name, model in models.items():
@@ -125,14 +125,14 @@ def _measured(
 
         plain[name] = kept.get(f"measured {name}", make)
     write_atomic(folder / "measured.json", json.dumps(plain, sort_keys=True))
-    return {name: calibration.from_json(one) for name, one in plain.items()}
+    return {name: evidence.from_json(one) for name, one in plain.items()}
 
 
 def _measure_one(
     name: str,
     model: Any,
     options: dict[str, bool],
-    known: dict[str, calibration.MeasuredSignals],
+    known: dict[str, evidence.MeasuredSignals],
     seed: int,
     data: bool,
 ) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def _measure_one(
 def _solved(
     name: str,
     dropped: ShuffledCheckpoint,
-    known: dict[str, calibration.MeasuredSignals],
+    known: dict[str, evidence.MeasuredSignals],
     seed: int,
     *,
     data: bool = True,
 ) -> dict[str, Any]:
     family = name.split("-")[0] if name.startswith("minilm") else name.split(" at step")[0]
-    prior = calibration.prior_of(one for other, one in known.items() if not other.startswith(family))
+    prior = evidence.prior_of(one for other, one in known.items() if not other.startswith(family))
     began = time.perf_counter()
     pieces = _pieces(dropped)
     found = solve_transformer(pieces, None, None, ReassembleConfig(seed=seed), prior=prior)
@@ -192,7 +192,7 @@ def _sure(found: Any, answer: Any) -> tuple[int, int]:
 
 def _reasons(
     models: dict[str, Any],
-    known: dict[str, calibration.MeasuredSignals],
+    known: dict[str, evidence.MeasuredSignals],
     kept: _Kept,
     folder: Path,
     seed: int,

@@ -15,7 +15,7 @@ import numpy as np
 
 from strati.core.rng import derive, stream
 from strati.reassembly.residual.config import ReassembleConfig
-from strati.reassembly.transformer.run import network
+from strati.reassembly.transformer.output_loss import network
 from strati.reassembly.transformer.verify import answers, verified
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.dropped_transformer.training import sample

@@ -3,16 +3,19 @@
 Standardised, a signal's scores of strangers lie around 0 and those of true pairs around a shift. The shifts and the
 covariance of the signals are estimated from the network at hand by expectation-maximisation over permutations;
 a prior for
-the shifts, the mean over other networks (:mod:`~strati.reassembly.transformer.calibration`), keeps noise from
+the shifts, the mean over other networks (:func:`default_prior`), keeps noise from
 being believed
 and decides where there are few blocks. The best single score is then the linear discriminant ``mu' S^-1 z``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -196,3 +199,93 @@ def margins(table: Matrix, rows: Ints, columns: Ints) -> Matrix:
     loss = held[:, None] + held[None, :] - other - other.T
     np.fill_diagonal(loss, np.inf)
     return np.asarray(loss.min(axis=1))
+
+
+_FEW, _APART = 2, 0.2
+"""Networks that the spread of a coefficient is known from before any is measured, and that spread."""
+
+
+@dataclass(frozen=True)
+class MeasuredSignals:
+    """What one network shows.
+
+    Attributes:
+        shifts: Pair of roles that share units, to signal, to the shift of true pairs.
+        same: Signal that units are of one block, to its shift.
+        coefficients: Pair of roles, or of features of vectors, to its coefficients.
+        signs: Signs of direction, the right way round.
+        blocks: Number of blocks.
+    """
+
+    shifts: Mapping[str, Mapping[str, float]]
+    same: Mapping[str, float]
+    signs: Mapping[str, float]
+    coefficients: Mapping[tuple[str, str], tuple[float, ...]]
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is to be expected, as :class:`MeasuredSignals` has it."""
+
+    shifts: Mapping[str, Mapping[str, Expected]]
+    same: Mapping[str, Expected]
+    signs: Mapping[str, Expected]
+    coefficients: Mapping[tuple[str, str], tuple[Expected, ...]]
+
+
+@cache
+def default_prior() -> Prior:
+    """The prior over all networks that were measured (``measured.json``)."""
+    return prior_of(measured().values())
+
+
+@cache
+def measured() -> dict[str, MeasuredSignals]:
+    """What was measured, by name of the network; written by ``strati reproduce dropped-transformer``."""
+    text = resources.files("strati.reassembly.transformer").joinpath("measured.json").read_text("utf-8")
+    return {name: from_json(signals) for name, signals in json.loads(text).items()}
+
+
+def from_json(fields: Mapping[str, Any]) -> MeasuredSignals:
+    """The reverse of :func:`to_json`."""
+    pairs = {}
+    for name, values in fields["coefficients"].items():
+        a, _, b = name.partition("-")
+        pairs[a, b] = tuple(values)
+    return MeasuredSignals(**{**fields, "coefficients": pairs})
+
+
+def prior_of(measurements: Iterable[MeasuredSignals]) -> Prior:
+    """Mean and spread over several networks; networks of fewer than four blocks show too little to count."""
+    every = [network for network in measurements if network.blocks >= 4]
+    pairs = sorted({pair for network in every for pair in network.shifts})
+    shifts = {
+        pair: _expected([network.shifts[pair] for network in every if pair in network.shifts])
+        for pair in pairs
+    }
+    by_pair: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for network in every:
+        for roles, values in network.coefficients.items():
+            by_pair.setdefault(roles, []).append(values)
+    means = {pair: _coefficients(rows) for pair, rows in by_pair.items()}
+    same, ways = (
+        _expected([network.same for network in every]),
+        _expected([network.signs for network in every]),
+    )
+    return Prior(shifts, same, ways, means)
+
+
+def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:
+    expected = {}
+    for name in sorted({name for row in rows for name in row}):
+        values = [row[name] for row in rows if name in row]
+        expected[name] = Expected(float(np.mean(values)), max(0.1, float(np.std(values))))
+    return expected
+
+
+def _coefficients(rows: Sequence[Sequence[float]]) -> tuple[Expected, ...]:
+    """Mean and spread of coefficients; few networks do not show how far the next one may lie off."""
+    table = np.asarray(rows, dtype=np.float64)
+    spread = np.sqrt((table.var(axis=0) * len(table) + _FEW * _APART**2) / (len(table) + _FEW))
+    return tuple(Expected(float(m), float(s)) for m, s in zip(table.mean(axis=0), spread, strict=True))

@@ -16,11 +16,18 @@ import numpy as np
 
 from strati.core.assignment import assign
 from strati.core.results import Tick, silent
-from strati.reassembly.transformer import similarity
 from strati.reassembly.transformer.arrange import arrange, joined, merged
-from strati.reassembly.transformer.calibration import Prior, likeness, unit_signals
-from strati.reassembly.transformer.evidence import chain, evidence, margins, standard
-from strati.reassembly.transformer.similarity import correlation, slots_of, stacks, unit_kinds
+from strati.reassembly.transformer.evidence import Prior, chain, evidence, margins, standard
+from strati.reassembly.transformer.similarity import (
+    PAIRS,
+    correlation,
+    head_signals,
+    likeness,
+    slots_of,
+    stacks,
+    unit_kinds,
+    unit_signals,
+)
 from strati.reassembly.transformer.timeline import Similarity, Timeline, climb, place_margins, reordered
 
 if TYPE_CHECKING:
@@ -199,7 +206,7 @@ def place_matrices(
     kinds = unit_kinds(blueprint)
     numbers = {role: list(candidates[role]) for role in candidates}
     pairs: list[MatrixPairing] = []
-    heads = similarity.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
+    heads = head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
     orders = {role: np.arange(blueprint.blocks) for role in stacked}
     for roles in kinds.values():
         orders |= _form_units(normalised, roles, numbers, stacked, heads, prior, pairs)
@@ -277,7 +284,7 @@ def _form_units(
         return {}
     tables: dict[tuple[int, int], NDArray[np.float64]] = {}
     best_by: dict[tuple[int, int], str] = {}
-    for a, b in similarity.PAIRS:
+    for a, b in PAIRS:
         if a not in roles or b not in roles:
             continue
         slot_a, slot_b = (slots.index(slots_of([role], blueprint)[0]) for role in (a, b))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.reassembly.transformer.pieces import canonical
+from strati.reassembly.transformer.timeline import Similarity
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -272,14 +273,14 @@ def similarities(by_role: Mapping[str, Floats]) -> dict[tuple[str, str], Matrix]
     return made
 
 
-def sizes(role: str, stack: Floats) -> Matrix:
+def stream_sizes(role: str, stack: Floats) -> Matrix:
     """Logarithms of each piece's norms along the directions of the stream, without the mean over the pieces."""
     norms = np.linalg.norm(stack, axis=1 if role in READERS else 2)
     logs = np.log(np.maximum(norms, np.finfo(np.float32).tiny)).astype(np.float64)
     return np.asarray(logs - logs.mean(axis=0)) if len(logs) > 2 else logs
 
 
-def ends(by_role: Mapping[str, Floats], table: NDArray[Any]) -> dict[str, Matrix]:
+def ends_likeness(by_role: Mapping[str, Floats], table: NDArray[Any]) -> dict[str, Matrix]:
     """Similarity of every piece with an embedding or a head (rows by width), role by role."""
     axes = directions(table.shape[1])
     rows = np.asarray(table[:: max(1, len(table) // 4096), :][:, axes], dtype=np.float32)
@@ -289,3 +290,50 @@ def ends(by_role: Mapping[str, Floats], table: NDArray[Any]) -> dict[str, Matrix
 
 def _safe(norm: Floats) -> Floats:
     return np.maximum(norm, np.finfo(np.float32).tiny)
+
+
+def unit_signals(
+    stacked: Mapping[str, NDArray[np.float32]],
+    a: str,
+    b: str,
+    blueprint: Blueprint,
+    heads: Mapping[str, NDArray[np.float64]],
+) -> dict[str, NDArray[np.float64]]:
+    """All that speaks for two roles' pieces sharing units, in the orders of their stacks."""
+    by_name = signals(stacked, a, b, heads=blueprint.heads, groups=blueprint.groups, rotary=blueprint.rotary)
+    if f"{a}-{b}" in heads:
+        by_name["heads"] = heads[f"{a}-{b}"]
+    return by_name
+
+
+def likeness(
+    stacked: Mapping[str, NDArray[np.float32]],
+    blueprint: Blueprint,
+    heads: Mapping[str, NDArray[np.float64]],
+    norms: Mapping[str, NDArray[np.float32]] | None = None,
+) -> tuple[Similarity, dict[tuple[str, str], dict[str, NDArray[np.float64]]]]:
+    """All similarities on the stream, and more signals that units are of one block: heads, norms along the stream.
+
+    Args:
+        stacked: Role to pieces; units in one order in all roles of their kind.
+        blueprint: The architecture.
+        heads: As :func:`~strati.reassembly.transformer.similarity.head_signals` gives them.
+        norms: Role to the weights of the norm before each piece, where known.
+    """
+    flat = {role: features(role, stack, (norms or {}).get(role)) for role, stack in stacked.items()}
+    kinds = unit_kinds(blueprint)
+    similar = Similarity(kinds, similarities(flat), blueprint.blocks)
+    sizes = {role: stream_sizes(role, stack) for role, stack in stacked.items()}
+    more: dict[tuple[str, str], dict[str, NDArray[np.float64]]] = {}
+    names = list(kinds)
+    for i, kind_a in enumerate(names):
+        for kind_b in names[i + 1 :]:
+            signals = {
+                f"norms {'-'.join(sorted((a, b)))}": correlation(sizes[a], sizes[b])
+                for a in kinds[kind_a]
+                for b in kinds[kind_b]
+            }
+            for a in kinds[kind_a]:
+                signals |= {f"heads {a}-{b}": heads[f"{a}-{b}"] for b in kinds[kind_b] if f"{a}-{b}" in heads}
+            more[kind_a, kind_b] = signals
+    return similar, more

@@ -3,7 +3,7 @@
 Similarities fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and ``p + d`` the expected
 similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0] - f sqrt(|d|)``, with Gaussian noise.
 The coefficients are estimated from the arrangement itself, with those of other networks, mean and spread, as prior
-(:mod:`~strati.reassembly.transformer.calibration`): a pair of roles that shows nothing gets no weight, and one that
+(:func:`~strati.reassembly.transformer.evidence.default_prior`): a pair of roles that shows nothing gets no weight, and one that
 shows the opposite of what it shows elsewhere speaks against the arrangement.
 
 Every arrangement has the same number of pairs of units at each distance. So the least squares are the same for all of
