@@ -1,4 +1,4 @@
-"""``strati reassemble``: unlabelled pieces back into a network. Old spellings of shuffle and identify stay hidden."""
+"""``strati reassemble``: recover the order of shuffled layers. Old spellings of shuffle and identify stay hidden."""
 
 from __future__ import annotations
 
@@ -115,16 +115,19 @@ def command(pieces: str | None, data: str | None, output: Output, **options: Any
 
 
 def _reassemble(pieces: str, data: str | None, output: Output, options: dict[str, Any]) -> None:
-    from strati.reassembly.reassemble import reassemble
-    from strati.reassembly.transformer.pieces import is_transformer
-    from strati.reassembly.transformer.result import check_target
+    from strati.reassembly.reassemble import is_transformer, reassemble
 
     path = options["out"]
-    transformer = is_transformer(Path(pieces))
+    transformer = is_transformer(pieces)
     if not transformer and data is None:
         raise click.UsageError("the pieces of a residual network need DATA (a file) as second argument")
     if path is not None:
-        check_target(Path(path)) if transformer else check_writable(path)
+        if transformer:
+            from strati.reassembly.transformer.result import check_target
+
+            check_target(Path(path))
+        else:
+            check_writable(path)
     names = {field.name for field in fields(ReassembleConfig)}
     config = ReassembleConfig(**{name: value for name, value in options.items() if name in names})
     with progress("reassemble", None, quiet=output.quiet) as tick:

@@ -1,9 +1,4 @@
-"""``strati.reassemble``: unlabelled pieces back into a network.
-
-Two kinds of pieces: the linear layers of a residual network, put back with the help of recorded data
-(:mod:`strati.reassembly.residual.solve`), and the matrices and vectors of a transformer, put back from the weights
-alone (:mod:`strati.reassembly.transformer`). Reading files and telling the two apart happens here.
-"""
+"""``strati.reassemble``: recover the order of shuffled layers, of residual networks and of transformers."""
 
 from __future__ import annotations
 
@@ -35,26 +30,26 @@ def reassemble(
     tick: Tick = silent,
     **options: Unpack[ReassembleOptions],
 ) -> Reassembly | TransformerReassembly:
-    """Put the pieces of a residual network, or of a transformer, back in order.
+    """Recover the order of the shuffled layers of a residual network or of a transformer.
 
     Args:
-        pieces: A folder; of a residual network also a list or dict of ``(weight, bias)`` (numpy or torch), unlabelled;
-            of a transformer also what :func:`strati.reassembly.transformer.shuffle.drop` keeps in memory.
-        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none: token ids, a
-            text file or images let it verify and repair what the weights say.
-        y: What the network answered to them (its predictions, not the true targets), rows or rows x outputs.
-        config: How; single options may be given as keywords instead, which win (``activation="gelu"``).
-        tick: Called as the work goes on.
+        pieces: A folder; for a residual network also a list or dict of ``(weight, bias)`` (numpy or torch);
+            for a transformer also what :func:`strati.reassembly.transformer.shuffle.shuffle_transformer` returns.
+        x: Inputs, rows x width, or the path of a data file (CSV, ``.npz``). A transformer needs none; token ids, a
+            text file or images verify and repair the answer from the weights.
+        y: The network's recorded outputs (its predictions, not the true targets), rows or rows x outputs.
+        config: Options; keywords of the same names win (``activation="gelu"``).
+        tick: Called after each step.
         options: Fields of :class:`~strati.reassembly.residual.config.ReassembleConfig`.
 
     Returns:
-        The permutation of the pieces, whether it is exact and the only one, and how it was found.
+        The permutation of the pieces, whether it is exact, and which pieces could change places.
 
     Raises:
         BadInputError: The pieces make no network, or the data do not fit them.
 
     Reference:
-        H. Park, "I ShuffledCheckpoint a Neural Net" (2026), for pairing by diagonal dominance, seeds and repair; the
+        H. Park, "I Dropped a Neural Net" (2026), for pairing by diagonal dominance, seed orders and repair; the
         regressions are strati's own (docs/reassemble.md).
 
     Examples:
@@ -65,23 +60,21 @@ def reassemble(
         >>> for k in (0, 2, 4):
         ...     z = z + np.maximum(z @ W[k][0].T + W[k][1], 0) @ W[k + 1][0].T + W[k + 1][1]
         >>> y = z @ W[6][0].T + W[6][1]
-        >>> found = reassemble([W[k] for k in (3, 2, 6, 5, 0, 1, 4)], x, y)
-        >>> found.exact, found.permutation
+        >>> answer = reassemble([W[k] for k in (3, 2, 6, 5, 0, 1, 4)], x, y)
+        >>> answer.exact, answer.permutation
         (True, (4, 5, 1, 0, 6, 3, 2))
     """
     settings = resolve(ReassembleConfig, config, options, of=reassemble)
-    if _of_transformer(pieces):
+    if is_transformer(pieces):
         return _transformer(pieces, x, y, settings, tick)
     return _residual(pieces, x, y, settings, tick)
 
 
-def _of_transformer(pieces: object) -> bool:
-    from strati.reassembly.transformer.pieces import TransformerPieces, is_transformer
-    from strati.reassembly.transformer.shuffle import ShuffledCheckpoint
-
+def is_transformer(pieces: object) -> bool:
+    """Whether these are the pieces of a transformer: a folder with a ``config.json``, or pieces in memory."""
     if isinstance(pieces, str | Path):
-        return is_transformer(Path(pieces))
-    return isinstance(pieces, ShuffledCheckpoint | TransformerPieces)
+        return (Path(pieces) / "config.json").is_file()
+    return hasattr(pieces, "blueprint")
 
 
 def _transformer(pieces: Any, x: Any, y: Any, config: ReassembleConfig, tick: Tick) -> TransformerReassembly:
@@ -111,9 +104,7 @@ def _residual(pieces: object, x: Any, y: Any, config: ReassembleConfig, tick: Ti
     if isinstance(x, str | Path):
         x, y = _from_file(x, y, config)
     if x is None or y is None:
-        raise BadInputError(
-            "data", "needs inputs and the network's recorded outputs to put a residual network back together"
-        )
+        raise BadInputError("data", "a residual network needs inputs and the network's recorded outputs")
     where = pieces if isinstance(pieces, str | Path) else "pieces"
     loaded = time.perf_counter() - began
     return solve(piece_list, _array(x), _array(y), config, where=where, load_seconds=loaded, tick=tick)

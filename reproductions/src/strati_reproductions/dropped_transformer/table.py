@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from strati.core.files import write_atomic
 from strati.reassembly.residual.config import ReassembleConfig
 from strati.reassembly.transformer import evidence
-from strati.reassembly.transformer.shuffle import ShuffleConfig, ShuffledCheckpoint, shuffle_transformer
+from strati.reassembly.transformer.shuffle import ShuffledCheckpoint, shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati_reproductions.dropped_transformer import diagnostics
 from strati_reproductions.dropped_transformer.measure import measure, to_json
@@ -31,6 +31,7 @@ from strati_reproductions.dropped_transformer.training import (
     initial,
     trained,
 )
+from strati_reproductions.dropped_transformer.whisper import whisper_encoder
 from strati_reproductions.dropped_transformer.with_data import with_data
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.zoo.fetch import path as zoo_path
@@ -120,7 +121,7 @@ def _measured(
     for name, model in models.items():
 
         def make(model: Any = model) -> dict[str, Any]:
-            dropped = shuffle_transformer(model, seed=seed)
+            dropped = _shuffled(model, seed=seed)
             return to_json(measure(_pieces(dropped), dropped.answer))
 
         plain[name] = kept.get(f"measured {name}", make)
@@ -136,9 +137,7 @@ def _measure_one(
     seed: int,
     data: bool,
 ) -> dict[str, Any]:
-    return _solved(
-        name, shuffle_transformer(model, config=ShuffleConfig(seed=seed, **options)), known, seed, data=data
-    )
+    return _solved(name, _shuffled(model, seed=seed, **options), known, seed, data=data)
 
 
 def _solved(
@@ -178,6 +177,14 @@ def _solved(
     }
 
 
+def _shuffled(model: Any, **options: Any) -> ShuffledCheckpoint:
+    """Shuffle a network in memory; OpenAI's file of Whisper has no configuration beside it."""
+    if isinstance(model, Path) and model.suffix == ".pt":
+        tensors, config = whisper_encoder(model)
+        return shuffle_transformer(tensors, network=config, **options)
+    return shuffle_transformer(model, **options)
+
+
 def _sure(found: Any, answer: Any) -> tuple[int, int]:
     """Pieces of blocks that are not called uncertain, and how many of them are not in their place."""
     sure = wrong = 0
@@ -202,7 +209,7 @@ def _reasons(
     rows: list[Row] = []
     curves: dict[str, ShuffledCheckpoint] = {}
     for name, model in models.items():
-        dropped = shuffle_transformer(model, seed=seed)
+        dropped = _shuffled(model, seed=seed)
         rows.append(diagnostics.falling(name, dropped))
         if name in _ZOO:
             rows.append(diagnostics.by_depth(name, dropped))

@@ -1,7 +1,7 @@
-"""The shuffled matrices and vectors of a transformer, put back in order from the weights alone.
+"""Recover the order of the shuffled matrices and vectors of a transformer from the weights alone.
 
-:mod:`~strati.reassembly.transformer.blueprint` lists the tensors of a block, ``shuffle`` takes a network apart, and
-``solve`` puts one back: matrices that share hidden units first, then all units on one time line by how alike they are
-on the residual stream (``similarity``, ``timeline``, ``arrange``), then biases and norms (``vectors``). Only
-``verify``, which runs a network on data, needs torch.
+``blueprint`` lists the tensors of a block and ``shuffle`` makes a puzzle. ``solve`` pairs matrices that share hidden
+units (``matrices``, ``evidence``), places all units on one time line by their similarity on the residual stream
+(``similarity``, ``timeline``, ``arrange``), then biases and norms (``vectors``). ``verify`` runs the network on data
+to check and repair the answer; only that needs torch.
 """

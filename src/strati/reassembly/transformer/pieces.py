@@ -1,7 +1,7 @@
-"""The pieces of a transformer: numbered tensors, read from a folder, with its ``config.json``; and how they are cut.
+"""The pieces of a transformer: numbered tensors with a ``config.json``, read from a folder and checked.
 
-A piece's file holds one tensor, whose name is its role. A tensor named otherwise gets the role that its shape allows,
-if that is one. Whatever is wrong with the set (missing, twice, of another network, not finite) is reported here.
+A piece's file holds one tensor, whose name is its role. A tensor of another name gets the only role of its shape.
+Missing and duplicate pieces, pieces of another network and values that are not finite are reported here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _ENDINGS = (".safetensors", ".npz", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class TransformerPieces:
-    """What is left of a transformer.
+    """The tensors of a transformer without their places.
 
     Attributes:
         arrays: Piece number to tensor.
         roles: Piece number to role.
         config: ``config.json``.
         blueprint: The architecture.
-        where: What errors are about.
-        folder: Where the pieces lie, if they do.
+        where: The name of the pieces in error messages.
+        folder: The folder of the pieces, if they were read from one.
     """
 
     arrays: Mapping[int, NDArray[Any]]
@@ -54,11 +54,6 @@ class TransformerPieces:
         for number, role in sorted(self.roles.items()):
             by_role.setdefault(role, []).append(number)
         return {role: tuple(numbers) for role, numbers in by_role.items()}
-
-
-def is_transformer(folder: Path) -> bool:
-    """Whether a folder holds the pieces of a transformer: there is a ``config.json`` beside them."""
-    return (folder / "config.json").is_file()
 
 
 def read_transformer(folder: str | Path) -> TransformerPieces:
@@ -158,7 +153,7 @@ def _twin(pieces: TransformerPieces) -> tuple[int, int] | None:
 
 
 def canonical(values: NDArray[Any], slot: Slot, blueprint: Blueprint) -> dict[str, NDArray[Any]]:
-    """A piece as matrices outputs by inputs (or vectors) by role: fused ones cut, Conv1D turned."""
+    """Role to matrix (outputs x inputs) or vector of one piece: fused matrices split, Conv1D transposed."""
     matrix = values.T if slot.transposed else values
     base, _, kind = slot.role.partition(".")
     suffix = f".{kind}" if kind else ""
@@ -173,7 +168,7 @@ def canonical(values: NDArray[Any], slot: Slot, blueprint: Blueprint) -> dict[st
 
 
 def stored(parts: Mapping[str, NDArray[Any]], slot: Slot, blueprint: Blueprint) -> NDArray[Any]:
-    """The reverse of :func:`canonical`: the tensor as its file keeps it."""
+    """The reverse of :func:`canonical`: the tensor in the layout of its file."""
     base, _, kind = slot.role.partition(".")
     suffix = f".{kind}" if kind else ""
     if base == "qkv":

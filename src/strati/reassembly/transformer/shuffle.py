@@ -1,7 +1,7 @@
-"""A transformer as numbered tensors without names: its tensors under transformers' names, shuffled, with the answer.
+"""Take a transformer apart into numbered tensors without names, and write which piece is what.
 
-GGUF files of Llamas get transformers' names and order of rotary rows, OpenAI's Whisper files the names of its encoder;
-everything else keeps the names it has. Of a network with two stacks the encoder is taken.
+Llamas in GGUF files get transformers' names and order of rotary rows; everything else keeps its names. Of an
+encoder-decoder the encoder is taken.
 """
 
 from __future__ import annotations
@@ -36,19 +36,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.schemas.json_types import ShuffleFields
-
-_WHISPER = {
-    r"^encoder\.blocks\.(\d+)\.attn\.query\.": r"encoder.layers.\1.self_attn.q_proj.",
-    r"^encoder\.blocks\.(\d+)\.attn\.key\.": r"encoder.layers.\1.self_attn.k_proj.",
-    r"^encoder\.blocks\.(\d+)\.attn\.value\.": r"encoder.layers.\1.self_attn.v_proj.",
-    r"^encoder\.blocks\.(\d+)\.attn\.out\.": r"encoder.layers.\1.self_attn.out_proj.",
-    r"^encoder\.blocks\.(\d+)\.attn_ln\.": r"encoder.layers.\1.self_attn_layer_norm.",
-    r"^encoder\.blocks\.(\d+)\.mlp\.0\.": r"encoder.layers.\1.fc1.",
-    r"^encoder\.blocks\.(\d+)\.mlp\.2\.": r"encoder.layers.\1.fc2.",
-    r"^encoder\.blocks\.(\d+)\.mlp_ln\.": r"encoder.layers.\1.final_layer_norm.",
-    r"^encoder\.positional_embedding$": r"encoder.embed_positions.weight",
-    r"^encoder\.ln_post\.": r"encoder.layer_norm.",
-}
 
 
 @dataclass(frozen=True)
@@ -111,8 +98,6 @@ def _from_network(network: Network) -> PieceSource:
     }
     folder = network.path if network.path.is_dir() else None
     config = network.config
-    if any(name.startswith("encoder.blocks.") for name in shapes) and not config:
-        return _from_whisper(network, shapes)
     if not config:
         raise UnsupportedError(network.path, "has no config.json beside it; give the Hugging Face directory")
     if network.ties and not config.get("tie_word_embeddings"):
@@ -159,34 +144,6 @@ def _from_gguf(network: Network) -> PieceSource:
     }
     shapes = {name: network[theirs].shape for name, theirs in names.items()}
     return PieceSource(str(network.path), shapes, read, config)
-
-
-def _from_whisper(network: Network, tensor_shapes: Mapping[str, tuple[int, ...]]) -> PieceSource:
-    """OpenAI's file: the encoder under transformers' names. A head is always 64 wide."""
-    names = {}
-    for name in tensor_shapes:
-        if name.startswith("encoder."):
-            new = name
-            for pattern, better in _WHISPER.items():
-                new = re.sub(pattern, better, new)
-            names[new] = name
-    shapes = {new: tuple(tensor_shapes[old]) for new, old in names.items()}
-    width = shapes["encoder.layer_norm.weight"][0]
-    layers = 1 + max(int(name.split(".")[2]) for name in names if name.startswith("encoder.layers."))
-    config = {
-        "architectures": ["WhisperModel"],
-        "model_type": "whisper",
-        "d_model": width,
-        "encoder_layers": layers,
-        "encoder_attention_heads": width // 64,
-        "num_attention_heads": width // 64,
-        "encoder_ffn_dim": shapes["encoder.layers.0.fc1.weight"][0],
-        "num_mel_bins": shapes["encoder.conv1.weight"][1],
-        "max_source_positions": shapes["encoder.embed_positions.weight"][0],
-        "activation_function": "gelu",
-    }
-    left = tuple(name for name in tensor_shapes if name not in set(names.values()))
-    return PieceSource(str(network.path), shapes, lambda name: network.read(names[name]), config, left)
 
 
 def _one_stack(source: PieceSource) -> PieceSource:

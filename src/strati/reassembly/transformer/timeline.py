@@ -1,13 +1,12 @@
-"""How likely an arrangement of all units on one time line is.
+"""The likelihood of an arrangement of all units on one time line, and moves of single units that raise it.
 
 Similarities fall with the distance of two blocks. For roles ``a`` and ``b`` at places ``p`` and ``p + d`` the expected
 similarity is ``c0 [d = 0] + c+ exp(-(d-1)/l) [d > 0] + c- exp(-(-d-1)/l) [d < 0] - f sqrt(|d|)``, with Gaussian noise.
-The coefficients are estimated from the arrangement itself, with those of other networks, mean and spread, as prior
-(:func:`~strati.reassembly.transformer.evidence.default_prior`): a pair of roles that shows nothing gets no weight, and one that
-shows the opposite of what it shows elsewhere speaks against the arrangement.
+The coefficients are estimated from the arrangement itself; their prior is the mean and spread over other networks
+(:func:`~strati.reassembly.transformer.evidence.default_prior`). A pair of roles without signal gets no weight.
 
-Every arrangement has the same number of pairs of units at each distance. So the least squares are the same for all of
-them, but for the sums of similarities by distance.
+Every arrangement has the same number of pairs of units at each distance, so that the least squares are the same for
+all of them, except for the sums of similarities by distance.
 """
 
 from __future__ import annotations
