@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strati.io.load import open as open_network
+from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

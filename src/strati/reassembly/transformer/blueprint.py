@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from strati.core.errors import BadInputError, UnsupportedError, require
+from strati.core.errors import BadInputError, UnsupportedError
 from strati.io.roles import Role, blocks, modules, role_of
 
 if TYPE_CHECKING:
@@ -196,24 +196,6 @@ def from_dict(fields: Mapping[str, Any], where: object) -> Blueprint:
     return made
 
 
-def from_config(config: Mapping[str, Any], where: object) -> Blueprint:
-    """The blueprint of the network that ``config.json`` describes, built empty by transformers.
-
-    Raises:
-        UnsupportedError: transformers does not know the architecture, or it is no transformer.
-        MissingExtraError: transformers is not installed.
-    """
-    from strati.reassembly.transformer.output_loss import empty_network
-
-    require("transformers", "transformers", "pieces without blueprint.json")
-    model = empty_network(config, where)
-    shapes = {name: tuple(values.shape) for name, values in model.state_dict().items()}
-    tied = bool(config.get("tie_word_embeddings", True)) and "lm_head.weight" in shapes
-    if tied:
-        shapes.pop("lm_head.weight")
-    return blueprint_of(shapes, config, where=where)
-
-
 def _template(name: str, number: int) -> str:
     words = name.split(".")
     place = next((k for k, word in enumerate(words) if word == str(number)), None)
@@ -324,3 +306,29 @@ def _rotary(config: Mapping[str, Any], global_shapes: Mapping[str, Any]) -> bool
 
 def _first(config: Mapping[str, Any], *keys: str) -> Any:
     return next((config[key] for key in keys if config.get(key) is not None), None)
+
+
+UNITS = {"qk": ("q", "k"), "vo": ("v", "out"), "mlp": ("gate", "up", "down")}
+"""Roles that share hidden units, by the unit's name; a fused qkv makes one unit of all attention."""
+
+
+def unit_kinds(blueprint: Blueprint) -> dict[str, tuple[str, ...]]:
+    """The units of this architecture: each with the (cut) roles it is made of."""
+    roles = {slot.role for slot in blueprint.block if slot.matrix}
+    if "qkv" in roles:
+        kinds: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "out")}
+    else:
+        kinds = {"qk": UNITS["qk"], "vo": UNITS["vo"]}
+    kinds["mlp"] = tuple(r for r in UNITS["mlp"] if r in roles or "gate_up" in roles)
+    return kinds
+
+
+def slots_of(kind_roles: Sequence[str], blueprint: Blueprint) -> tuple[str, ...]:
+    """The slots (pieces) that hold a unit's roles."""
+    fused = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
+    slots: list[str] = []
+    for role in kind_roles:
+        slot = role if blueprint.slot(role) is not None else fused[role]
+        if slot not in slots:
+            slots.append(slot)
+    return tuple(slots)

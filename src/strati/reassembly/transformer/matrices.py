@@ -17,15 +17,14 @@ import numpy as np
 from strati.core.assignment import assign
 from strati.core.results import Tick, silent
 from strati.reassembly.transformer.arrange import arrange, joined, merged
+from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 from strati.reassembly.transformer.evidence import Prior, chain, evidence, margins, standard
 from strati.reassembly.transformer.similarity import (
     PAIRS,
     correlation,
     head_signals,
     likeness,
-    slots_of,
     stacks,
-    unit_kinds,
     unit_signals,
 )
 from strati.reassembly.transformer.timeline import Similarity, Timeline, climb, place_margins, reordered

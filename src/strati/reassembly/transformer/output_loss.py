@@ -20,7 +20,7 @@ import numpy as np
 from strati.core.errors import BadInputError, UnsupportedError, require
 from strati.core.results import Tick
 from strati.core.rng import stream
-from strati.reassembly.transformer.similarity import slots_of, unit_kinds
+from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, require
 from strati.io.network import open as open_network
 from strati.reassembly.residual.pieces import numbered
-from strati.reassembly.transformer.blueprint import Blueprint, Slot, from_config, from_dict
+from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of, from_dict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,6 +81,24 @@ def read_transformer(folder: str | Path) -> TransformerPieces:
     pieces = TransformerPieces(arrays, roles, config, blueprint, place, place)
     check(pieces)
     return pieces
+
+
+def from_config(config: Mapping[str, Any], where: object) -> Blueprint:
+    """The blueprint of the network that ``config.json`` describes, built empty by transformers.
+
+    Raises:
+        UnsupportedError: transformers does not know the architecture, or it is no transformer.
+        MissingExtraError: transformers is not installed.
+    """
+    from strati.reassembly.transformer.output_loss import empty_network
+
+    require("transformers", "transformers", "pieces without blueprint.json")
+    model = empty_network(config, where)
+    shapes = {name: tuple(values.shape) for name, values in model.state_dict().items()}
+    tied = bool(config.get("tie_word_embeddings", True)) and "lm_head.weight" in shapes
+    if tied:
+        shapes.pop("lm_head.weight")
+    return blueprint_of(shapes, config, where=where)
 
 
 def _role(values: NDArray[Any], name: str, blueprint: Blueprint, number: int, where: object) -> str:

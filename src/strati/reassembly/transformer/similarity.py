@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.reassembly.transformer.blueprint import unit_kinds
 from strati.reassembly.transformer.pieces import canonical
 from strati.reassembly.transformer.timeline import Similarity
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
     Matrix = NDArray[np.float64]
-
-UNITS = {"qk": ("q", "k"), "vo": ("v", "out"), "mlp": ("gate", "up", "down")}
-"""Roles that share hidden units, by the unit's name; a fused qkv makes one unit of all attention."""
 
 
 def stacks(pieces: TransformerPieces, numbers: Mapping[str, Sequence[int]]) -> dict[str, Floats]:
@@ -43,28 +41,6 @@ def stacks(pieces: TransformerPieces, numbers: Mapping[str, Sequence[int]]) -> d
                 for role, part in canonical(pieces.arrays[number], slot, pieces.blueprint).items():
                     by_role.setdefault(role, []).append(np.asarray(part, dtype=np.float32))
     return {role: np.stack(parts) for role, parts in by_role.items()}
-
-
-def unit_kinds(blueprint: Blueprint) -> dict[str, tuple[str, ...]]:
-    """The units of this architecture: each with the (cut) roles it is made of."""
-    roles = {slot.role for slot in blueprint.block if slot.matrix}
-    if "qkv" in roles:
-        kinds: dict[str, tuple[str, ...]] = {"attention": ("q", "k", "v", "out")}
-    else:
-        kinds = {"qk": UNITS["qk"], "vo": UNITS["vo"]}
-    kinds["mlp"] = tuple(r for r in UNITS["mlp"] if r in roles or "gate_up" in roles)
-    return kinds
-
-
-def slots_of(kind_roles: Sequence[str], blueprint: Blueprint) -> tuple[str, ...]:
-    """The slots (pieces) that hold a unit's roles."""
-    fused = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
-    slots: list[str] = []
-    for role in kind_roles:
-        slot = role if blueprint.slot(role) is not None else fused[role]
-        if slot not in slots:
-            slots.append(slot)
-    return tuple(slots)
 
 
 def end_tables(pieces: TransformerPieces, global_numbers: Mapping[str, int]) -> dict[str, NDArray[Any]]:

@@ -22,8 +22,8 @@ from strati.core.assignment import assign
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
 from strati.reassembly.residual.posterior import centred, posterior_means
+from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 from strati.reassembly.transformer.output_loss import Move, OutputLoss, Runner, Socket, network, reversal
-from strati.reassembly.transformer.similarity import slots_of, unit_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
