@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from strati_reproductions.development.anti_grokking import Events, events, fall_step, first_step
-from strati_reproductions.development.anti_grokking_training import LongRun, Measurement, Recipe, traps
+from strati.core.results import silent
+from strati_reproductions.development.anti_grokking import (
+    Events,
+    Measurement,
+    events,
+    fall_step,
+    first_step,
+    measure_run,
+    traps,
+)
+from strati_reproductions.development.anti_grokking_training import LongRun, Recipe
 from strati_reproductions.handwriting import Digits
 
 RECIPE = Recipe(seed=3, steps=40, scale=2.0, decay=0.01, images=20, batch=10, every=10)
@@ -32,24 +41,22 @@ def digits() -> Digits:
 def test_steps_are_those_of_adamw_on_the_whole_network(digits: Digits, tmp_path: Path) -> None:
     run = LongRun(RECIPE, digits, tmp_path)
     model = nn.Sequential(nn.Linear(30, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
-    first, second = run.weights()
-    linears = [model[0], model[2], model[4]]
-    with torch.no_grad():
-        for linear, weight, bias in zip(
-            linears, (first, *run._parameters[1:3]), run._parameters[3:], strict=True
-        ):
-            linear.weight.copy_(weight.T)
-            linear.bias.copy_(bias)
+    initial = run.network()
+    for number, linear in enumerate((model[0], model[2], model[4]), 1):
+        linear.weight.data = torch.from_numpy(initial[f"FC{number}"].copy()).T
+        linear.bias.data = torch.from_numpy(initial[f"bias{number}"].copy())
     optimiser = torch.optim.AdamW(model.parameters(), lr=RECIPE.rate, weight_decay=RECIPE.decay)
-    whole = torch.zeros(len(run._x), 30)
-    whole[:, run._live] = run._x
-    batch = next(run._batches(1))
-    functional.mse_loss(model(whole[batch]), run._targets[batch]).backward()
-    optimiser.step()
-    run.advance(1)
-    for linear, weight in zip(linears, run.weights(), strict=False):
-        torch.testing.assert_close(linear.weight.T, weight, rtol=1e-5, atol=1e-6)
-    assert second.shape == (200, 200)
+    for rows in islice(run._batches(2), 2):
+        optimiser.zero_grad()
+        targets = functional.one_hot(torch.from_numpy(run.labels[rows]), 10).float()
+        functional.mse_loss(model(torch.from_numpy(run.images[rows])), targets).backward()
+        optimiser.step()
+    run.advance(2)
+    trained = run.network()
+    for number, linear in enumerate((model[0], model[2], model[4]), 1):
+        weight, bias = linear.weight.detach().T.numpy(), linear.bias.detach().numpy()
+        np.testing.assert_allclose(trained[f"FC{number}"], weight, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(trained[f"bias{number}"], bias, rtol=1e-5, atol=1e-6)
 
 
 def test_a_stopped_run_continues_as_if_it_had_not_been(digits: Digits, tmp_path: Path) -> None:
@@ -58,13 +65,12 @@ def test_a_stopped_run_continues_as_if_it_had_not_been(digits: Digits, tmp_path:
     for last in (7, 23, 40):
         parts = LongRun(RECIPE, digits, tmp_path / "parts")
         parts.advance(last)
+        measure_run(parts, digits, silent)
     assert parts.step == whole.step == 40
-    assert [m.step for m in parts.measurements] == [m.step for m in whole.measurements]
-    for ours, theirs in zip(parts.measurements, whole.measurements, strict=True):
-        for field in fields(Measurement):
-            np.testing.assert_equal(getattr(ours, field.name), getattr(theirs, field.name))
-    for ours, theirs in zip(parts.weights(), whole.weights(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert list(parts.snapshots()) == list(whole.snapshots())
+    assert measure_run(parts, digits, silent).points == measure_run(whole, digits, silent).points
+    for ours, theirs in zip(parts.network().values(), whole.network().values(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @settings(max_examples=20, deadline=None)
@@ -93,7 +99,7 @@ def _measured(
 ) -> list[Measurement]:
     alphas, counts = alphas or [3.0] * len(accuracies), counts or [0.0] * len(accuracies)
     lines = enumerate(zip(accuracies, alphas, counts, strict=True))
-    return [Measurement(10 * k, 0.0, 1.0, a, 1.0, alpha, 9.0, n, 0.0, 1.0, 1.0) for k, (a, alpha, n) in lines]
+    return [Measurement(10 * k, 0.0, 1.0, a, alpha, 9.0, n, 0.0, 1.0, 1.0) for k, (a, alpha, n) in lines]
 
 
 def test_events_are_dated() -> None:

@@ -1,32 +1,40 @@
-"""``reproduce anti-grokking``: does alpha below 2, or a correlation trap, warn of a fall of the test accuracy?
+"""``reproduce anti-grokking``: does alpha below 2, or a correlation trap, come before a fall of the test accuracy?
 
 Prakash and Martin (2506.04434, 2602.02859) train a small network on 1,000 MNIST images for 10^7 steps. The test
 accuracy rises long after the training accuracy, and after about 10^6 steps it falls again; the fall is said to be
-"invariably heralded" by alpha below 2 and by correlation traps. Asked here, on several seeds and on two controls that
-the paper does not expect to fall (weight decay, ordinary initial values): in which order do the three events happen,
-how many steps lie between them, and how often does a signal come without a fall?
+"invariably heralded" by alpha below 2 and by correlation traps. This reproduction trains three seeds and two controls
+that the paper does not expect to fall (weight decay, ordinary initial values), and measures in which order the three
+events happen, how many steps lie between them, and how often a signal comes without a fall.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from strati.core.files import write_atomic
 from strati.core.results import Tick
-from strati_reproductions.development.anti_grokking_training import LAYERS, LongRun, Measurement, Recipe
+from strati.core.rng import stream
+from strati.spectra.bulk import fit_bulk
+from strati.spectra.spectrum import spectrum
+from strati_reproductions.development.anti_grokking_training import Floats, LongRun, Recipe, forward
 from strati_reproductions.development.drawing import over_steps
-from strati_reproductions.handwriting import mnist
+from strati_reproductions.handwriting import Digits, mnist
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
 
+LAYERS = ("FC1", "FC2")
+"""The layers whose spectra are measured: the third has 10 singular values, too few for a tail."""
 FALL = 0.05
 """The test accuracy has fallen when its running median lies this far below its best value so far."""
 _WINDOW, _PERSISTENT = 11, 3  # measurements of the running median; consecutive ones that make an event
+_PERMUTATIONS, _LEVEL = 5, 0.001
 _CHUNK = 100_000  # steps after which the next network is trained, so that all are equally far when a run is stopped
 _PHASES = {100_000: "pre-grokking", 1_000_000: "grokking"}
 PAPER_ALPHA = {"FC1": (5.0, 3.6, 0.9), "FC2": (2.9, 2.3, 1.3)}
@@ -53,12 +61,96 @@ def plan(*, quick: bool, seed: int) -> Plan:
         small = Recipe(seed, 3_000, images=200, batch=40, every=250)
         return Plan((small,), ())
     return Plan(
-        tuple(Recipe(seed + k, 4_000_000) for k in range(3)),
+        tuple(Recipe(seed + k, 5_000_000) for k in range(3)),
         (
             ("weight decay 0.01", Recipe(seed, 1_000_000, decay=0.01)),
             ("ordinary initial values", Recipe(seed, 1_000_000, scale=1.0)),
         ),
     )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A network at one step. ``traps`` counts eigenvalues of the permuted matrix beyond the edge of pure noise."""
+
+    step: int
+    train_loss: float
+    train_accuracy: float
+    test_accuracy: float
+    alpha_1: float
+    alpha_2: float
+    traps_1: float
+    traps_2: float
+    trap_size_1: float
+    trap_size_2: float
+
+
+@dataclass(frozen=True)
+class Series:
+    """The measurements of one training, in the order of the steps."""
+
+    recipe: Recipe
+    points: tuple[Measurement, ...]
+    seconds: float
+
+
+def measure_run(run: LongRun, digits: Digits, tick: Tick) -> Series:
+    """Measure every snapshot of a run; measurements made before are read from a file."""
+    file = run.folder / "measurements.json"
+    points = {m["step"]: Measurement(**m) for m in json.loads(file.read_text())} if file.is_file() else {}
+    for step, snapshot in run.snapshots().items():
+        if step not in points and step <= run.step:
+            with np.load(snapshot) as arrays:
+                points[step] = _measure(run, step, dict(arrays), digits)
+            tick(f"{run.recipe.name}: measured step {step}")
+    ordered = tuple(points[step] for step in sorted(points))
+    write_atomic(file, json.dumps([asdict(m) for m in ordered]) + "\n")
+    return Series(run.recipe, ordered, run.seconds)
+
+
+def _measure(run: LongRun, step: int, network: dict[str, Floats], digits: Digits) -> Measurement:
+    outputs = forward(run.images, network)
+    predicted = forward(digits.x_test.numpy(), network).argmax(1)
+    targets = np.eye(outputs.shape[1], dtype=np.float32)[run.labels]
+    spectra = []
+    for layer in LAYERS:
+        tail = spectrum(network[layer]).tail
+        alpha = float("nan") if tail is None else float(tail.alpha)
+        spectra.append((alpha, *traps(network[layer], stream(run.recipe.seed, "traps", step, layer))))
+    return Measurement(
+        step,
+        float(np.square(outputs - targets).mean()),
+        float((outputs.argmax(1) == run.labels).mean()),
+        float((predicted == digits.y_test.numpy()).mean()),
+        *(numbers[kind] for kind in range(3) for numbers in spectra),
+    )
+
+
+def traps(weight: np.ndarray[Any, Any], rng: np.random.Generator) -> tuple[float, float]:
+    """Correlation traps: eigenvalues of the element-wise permuted matrix beyond the Tracy-Widom edge.
+
+    The bulk is fitted to the permuted matrix itself. Both numbers are medians over five permutations, so that chance
+    alone gives a trap in fewer than 1 of 10^7 matrices.
+
+    Returns:
+        The number of traps, and the largest eigenvalue over the edge.
+
+    Examples:
+        >>> noise = np.random.default_rng(0).normal(size=(120, 60))
+        >>> traps(noise, np.random.default_rng(1))[0]
+        0.0
+        >>> traps(noise + 0.5, np.random.default_rng(1))[0]
+        1.0
+    """
+    rows, columns = max(weight.shape), min(weight.shape)
+    counts, sizes = [], []
+    for _ in range(_PERMUTATIONS):
+        permuted = rng.permutation(weight.ravel()).reshape(weight.shape)
+        eigenvalues = np.linalg.svd(permuted, compute_uv=False)[::-1].astype(float) ** 2
+        bulk = fit_bulk(eigenvalues, rows, columns, level=_LEVEL)
+        counts.append(float("nan") if bulk is None else float(bulk.spikes))
+        sizes.append(float("nan") if bulk is None else float(eigenvalues[-1] / bulk.edge))
+    return float(np.median(counts)), float(np.median(sizes))
 
 
 @dataclass(frozen=True)
@@ -101,7 +193,7 @@ def fall_step(measurements: Sequence[Measurement], fall: float = FALL) -> int | 
 
     Examples:
         >>> def run(accuracies):
-        ...     return [Measurement(k, 0, 1, a, 0, 3, 3, 0, 0, 0, 0) for k, a in enumerate(accuracies)]
+        ...     return [Measurement(k, 0, 1, a, 3, 3, 0, 0, 0, 0) for k, a in enumerate(accuracies)]
         >>> fall_step(run([0.5] * 10 + [0.9] * 20 + [0.8] * 20))
         35
         >>> fall_step(run([0.9] * 20 + [0.5] + [0.9] * 20)) is None
@@ -131,19 +223,20 @@ def anti_grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
             for run in runs:
                 if run.step < min(last, run.recipe.steps):
                     run.advance(last, tick)
+        series = [measure_run(run, digits, tick) for run in runs]
     finally:
         torch.set_num_threads(threads)
-    main, controls = runs[: len(setup.main)], runs[len(setup.main) :]
+    main, controls = series[: len(setup.main)], series[len(setup.main) :]
     rows = [
         *_accuracies(main),
         *_phase_rows(main),
-        *_order_rows([events(run.measurements) for run in main]),
+        *_order_rows([events(run.points) for run in main]),
         *(
             row
             for (name, _), run in zip(setup.controls, controls, strict=True)
             for row in _control_rows(name, run)
         ),
-        _cost(runs),
+        _cost(series),
     ]
     figures = drawn(_draw, main, folder) + drawn(_draw_controls, setup.controls, controls, folder)
     title = "Anti-grokking: does alpha below 2 or a correlation trap come before the test accuracy falls?"
@@ -154,9 +247,9 @@ def anti_grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     return Reproduction("anti-grokking", title, tuple(rows), figures, captions=captions)
 
 
-def _accuracies(runs: Sequence[LongRun]) -> list[Row]:
-    best = [max(run.measurements, key=lambda m: m.test_accuracy) for run in runs]
-    last = [run.measurements[-1] for run in runs]
+def _accuracies(runs: Sequence[Series]) -> list[Row]:
+    best = [max(run.points, key=lambda m: m.test_accuracy) for run in runs]
+    last = [run.points[-1] for run in runs]
     recipe = runs[0].recipe
     note = (
         f"784-200-200-10, {recipe.images} images, AdamW at {recipe.rate:g}, batches of {recipe.batch}, initial values "
@@ -172,13 +265,13 @@ def _accuracies(runs: Sequence[LongRun]) -> list[Row]:
     ]
 
 
-def _phase_rows(runs: Sequence[LongRun]) -> list[Row]:
+def _phase_rows(runs: Sequence[Series]) -> list[Row]:
     """Alphas and traps at the paper's steps and at the last one."""
     rows = []
-    last = min(run.measurements[-1].step for run in runs)
+    last = min(run.points[-1].step for run in runs)
     for number, layer in enumerate(LAYERS, 1):
         for place, (step, phase) in enumerate([*_PHASES.items(), (last, "the last step")]):
-            at = [m for run in runs for m in run.measurements if m.step == step]
+            at = [m for run in runs for m in run.points if m.step == step]
             if len(at) != len(runs):
                 continue
             where = f"step {step:,} ({phase})"
@@ -227,9 +320,9 @@ def _order_rows(dated: Sequence[Events]) -> list[Row]:
     return rows
 
 
-def _control_rows(name: str, run: LongRun) -> list[Row]:
+def _control_rows(name: str, run: Series) -> list[Row]:
     """Whether a network that is not expected to fall shows the signals."""
-    dated, last = events(run.measurements), run.measurements[-1]
+    dated, last = events(run.points), run.points[-1]
     signals = ", ".join(
         f"{what}: {'never' if step is None else f'from step {step:,}'}"
         for what, step in (("alpha below 2", dated.alpha), ("a trap", dated.trap), ("fall", dated.fall))
@@ -241,9 +334,9 @@ def _control_rows(name: str, run: LongRun) -> list[Row]:
     ]
 
 
-def _cost(runs: Sequence[LongRun]) -> Row:
+def _cost(runs: Sequence[Series]) -> Row:
     hours = sum(run.seconds for run in runs) / 3600
-    steps = sum(run.step for run in runs)
+    steps = sum(run.points[-1].step for run in runs)
     note = f"{steps:,} steps of {len(runs)} networks, {1e3 * 3600 * hours / steps:.2f} ms each"
     return Row(
         "processor hours of the trainings", "11 (one network of 10^7 steps on a GPU)", round(hours, 2), note
@@ -280,20 +373,20 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{v:,}" if isinstance(v, int) else f"{v:.4g}" for v in values)
 
 
-def _draw(runs: Sequence[LongRun], folder: Path) -> tuple[str, ...]:
+def _draw(runs: Sequence[Series], folder: Path) -> tuple[str, ...]:
     return over_steps(
         folder, "anti-grokking", _panels({f"seed {r.recipe.seed}": r for r in runs}), title=SHORT
     )
 
 
 def _draw_controls(
-    controls: Sequence[tuple[str, Recipe]], runs: Sequence[LongRun], folder: Path
+    controls: Sequence[tuple[str, Recipe]], runs: Sequence[Series], folder: Path
 ) -> tuple[str, ...]:
     named = {name: run for (name, _), run in zip(controls, runs, strict=True)}
     return over_steps(folder, "anti-grokking-controls", _panels(named), title="Controls") if named else ()
 
 
-def _panels(runs: Mapping[str, LongRun]) -> list[dict[str, Any]]:
+def _panels(runs: Mapping[str, Series]) -> list[dict[str, Any]]:
     quantities: dict[str, Callable[[Measurement], float]] = {
         "test accuracy": lambda m: m.test_accuracy,
         "training loss": lambda m: m.train_loss,
@@ -307,7 +400,7 @@ def _panels(runs: Mapping[str, LongRun]) -> list[dict[str, Any]]:
             "title": title,
             "log": title == "training loss",
             "lines": [
-                (name, [m.step for m in run.measurements], [quantity(m) for m in run.measurements])
+                (name, [m.step for m in run.points], [quantity(m) for m in run.points])
                 for name, run in runs.items()
             ],
         }

@@ -1,38 +1,34 @@
-"""Small networks on 1,000 MNIST images, trained for millions of steps and measured on the way. Needs torch.
+"""Small networks on 1,000 MNIST images, trained for millions of steps and stored on the way. Needs torch.
 
 The recipe is that of Prakash and Martin (2506.04434, table 3): 784-200-200-10, ReLU, PyTorch's default initial values
-times 8, mean squared error against one-hot targets, AdamW, batches of 200. Two differences change no result and save
-two thirds of the time: pixels that are 0 in all 1,000 images have a gradient of exactly 0 and are left out of the
-products, and arithmetic is in single precision (the paper uses double). AdamW keeps the training loss near 1e-3, far
-above the rounding error: over the first 40,000 steps the two precisions give the same accuracies within 0.3 points.
+times 8, mean squared error against one-hot targets, AdamW, batches of 200. Three choices save time and leave the
+recipe as it is: pixels that are 0 in all 1,000 images have a gradient of exactly 0 and are left out of the products,
+arithmetic is in single precision (the paper uses double), and the products are numpy's, whose OpenBLAS is faster than
+PyTorch's library on the processors of some makers (set ``OPENBLAS_CORETYPE`` where it does not detect AVX-512).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from numpy.typing import NDArray
 
 from strati.core.results import Tick, silent
 from strati.core.rng import derive, stream
-from strati.spectra.bulk import fit_bulk
-from strati.spectra.tail import fit_tail
 from strati_reproductions.handwriting import Digits
 
 WIDTH, CLASSES = 200, 10
-LAYERS = ("FC1", "FC2")
-"""The layers whose spectra are followed: the third has 10 singular values, too few for a tail."""
-_PERMUTATIONS, _LEVEL = 5, 0.001
+NAMES = ("FC1", "FC2", "FC3", "bias1", "bias2", "bias3")
+"""The arrays of a snapshot: weights (inputs by outputs), then biases."""
+Floats = NDArray[np.float32]
 _SAVE_EVERY = 60.0  # seconds of the processor between two saves
-_KEPT = 10  # one of so many measured networks is kept as a file, for other measurements
 
 
 @dataclass(frozen=True)
@@ -45,9 +41,9 @@ class Recipe:
         scale: Factor of the initial values.
         decay: Weight decay of AdamW.
         rate: Learning rate.
-        images: Training images, as many of each class.
+        images: Training images, the same number of each class.
         batch: Images of a step.
-        every: Steps between two measurements after the first ``every`` steps.
+        every: Steps between two snapshots after the first ``every`` steps.
     """
 
     seed: int
@@ -61,110 +57,81 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The name of the run's file."""
+        """The name of the run's folder."""
         return f"scale-{self.scale:g}-decay-{self.decay:g}-rate-{self.rate:g}-images-{self.images}-seed-{self.seed}"
 
     def early(self) -> frozenset[int]:
-        """Steps at which the network is measured before the first multiple of ``every``."""
+        """Steps at which a snapshot is stored before the first multiple of ``every``."""
         return frozenset(np.geomspace(self.images / self.batch, self.every, 30).round().astype(int).tolist())
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A network at one step. ``traps`` counts eigenvalues of the permuted matrix beyond the edge of pure noise."""
-
-    step: int
-    train_loss: float
-    train_accuracy: float
-    test_accuracy: float
-    norm: float
-    alpha_1: float
-    alpha_2: float
-    traps_1: float
-    traps_2: float
-    trap_size_1: float
-    trap_size_2: float
-
-
 class LongRun:
-    """One training that continues from its file, with the measurements made so far and the processor time it took."""
+    """One training that continues from its folder, with the processor time that it took.
+
+    A snapshot (0.7 MB) is stored at step 0, at steps that grow geometrically up to ``recipe.every``, and at every
+    multiple of it.
+    """
 
     def __init__(self, recipe: Recipe, digits: Digits, folder: Path) -> None:
         self.recipe = recipe
-        self._file = folder / f"{recipe.name}.pt"
-        self._digits = digits
-        chosen = _balanced(digits.y, recipe.images, recipe.seed)
-        pixels = digits.x[chosen]
+        self.folder = folder / recipe.name
+        rows = _balanced(digits.y.numpy(), recipe.images, recipe.seed)
+        pixels = digits.x.numpy()[rows]
         self._live = (pixels != 0).any(0)
-        self._x = pixels[:, self._live].contiguous()
-        self._y = digits.y[chosen].long()
-        self._targets = functional.one_hot(self._y, CLASSES).to(self._x.dtype)
+        self._x = np.ascontiguousarray(pixels[:, self._live])
+        self.labels = digits.y.numpy()[rows]
+        self._targets = np.eye(CLASSES, dtype=np.float32)[self.labels]
+        self.images = pixels
         first, *others = _initial(pixels.shape[1], recipe)
         self._dead = first[~self._live]
-        self._parameters = [first[self._live].contiguous(), *others]
-        self._gradients = [torch.zeros_like(p) for p in self._parameters]
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        arrays = [first[self._live], *others]
+        self._flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+        self._flat.grad = torch.zeros_like(self._flat)
+        self._parameters = _views(self._flat.numpy(), arrays)
+        self._gradients = _views(self._flat.grad.numpy(), arrays)
         self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=recipe.rate, weight_decay=recipe.decay, fused=True
+            [self._flat], lr=recipe.rate, weight_decay=recipe.decay, fused=True
         )
-        self._early = recipe.early()
+        self._hidden, self._deeper = np.empty((2, recipe.batch, WIDTH), np.float32)
+        self._slope = np.empty((recipe.batch, WIDTH), np.float32)
         self.step, self.seconds = 0, 0.0
-        self.measurements: list[Measurement] = []
         self._load()
 
     def advance(self, last: int, tick: Tick = silent) -> None:
-        """Train up to step ``last``, or the recipe's last one, and keep the state."""
+        """Train up to step ``last``, or the recipe's last one, and store the state."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        early, every = self.recipe.early(), self.recipe.every
         began = time.process_time()
-        for batch in self._batches(min(last, self.recipe.steps)):
-            self._measure_if_due()
-            now = time.process_time()
-            if now - began > _SAVE_EVERY:
-                self.seconds += now - began
-                began = now
-                self._save()
-                tick(f"{self.recipe.name}: step {self.step}")
-            self._update(self._x[batch], self._targets[batch])
-            self.step += 1
-        self._measure_if_due()
-        self.seconds += time.process_time() - began
-        self._save()
+        # second moments of unused weights shrink to denormal numbers, which are slow
+        torch.set_flush_denormal(True)
+        try:
+            for batch in self._batches(min(last, self.recipe.steps)):
+                self._update(self._x[batch], self._targets[batch])
+                self.step += 1
+                if self.step % every == 0 or self.step in early:
+                    self._snapshot()
+                    if time.process_time() - began > _SAVE_EVERY:
+                        began = self._save(began)
+                        tick(f"{self.recipe.name}: step {self.step}")
+        finally:
+            torch.set_flush_denormal(False)
+        self._save(began)
 
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """The first two weight matrices, inputs by outputs, with the pixels that no image uses."""
-        first = torch.empty(len(self._live), WIDTH)
+    def network(self) -> dict[str, Floats]:
+        """The present arrays by name, with the pixels that no image uses."""
+        first = np.empty((len(self._live), WIDTH), np.float32)
         first[self._live] = self._parameters[0]
         first[~self._live] = self._dead * (1 - self.recipe.rate * self.recipe.decay) ** self.step
-        return first, self._parameters[1]
+        return dict(zip(NAMES, [first, *self._parameters[1:]], strict=True))
 
-    @torch.no_grad()
-    def measure(self) -> Measurement:
-        """Accuracies, norm, exponents and traps of the present weights."""
-        first, second = self.weights()
-        trained = self._forward(self._x, self._parameters[0])[-1]
-        tested = self._forward(self._digits.x_test, first)[-1]
-        spectra = [_spectrum(w.numpy(), self.recipe.seed, self.step) for w in (first, second)]
-        squares = [float(p.double().square().sum()) for p in (first, *self._parameters[1:])]
-        return Measurement(
-            self.step,
-            float((trained - self._targets).square().mean()),
-            float((trained.argmax(1) == self._y).double().mean()),
-            float((tested.argmax(1) == self._digits.y_test).double().mean()),
-            sum(squares) ** 0.5,
-            *(numbers[kind] for kind in range(3) for numbers in spectra),
-        )
+    def snapshots(self) -> dict[int, Path]:
+        """The stored networks by step."""
+        return {int(file.stem): file for file in sorted(self.folder.glob("[0-9]*.npz"))}
 
-    def _measure_if_due(self) -> None:
-        due = self.step % self.recipe.every == 0 or self.step in self._early
-        if not due or (self.measurements and self.measurements[-1].step >= self.step):
-            return
-        self.measurements.append(self.measure())
-        if self.step % (_KEPT * self.recipe.every) == 0:
-            first, second = (w.numpy() for w in self.weights())
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            np.savez(self._file.with_name(f"{self.recipe.name}-{self.step:08d}.npz"), FC1=first, FC2=second)
+    def _snapshot(self) -> None:
+        _write(self.folder / f"{self.step:08d}.npz", self.network())
 
-    def _batches(self, last: int) -> Iterator[Tensor]:
+    def _batches(self, last: int) -> Iterator[NDArray[np.int64]]:
         """The rows of every step from the present one on; the order of an epoch depends on its number alone."""
         per_epoch = self.recipe.images // self.recipe.batch
         generator = torch.Generator()
@@ -172,110 +139,90 @@ class LongRun:
             epoch, place = divmod(self.step, per_epoch)
             generator.manual_seed(derive(self.recipe.seed, "anti-grokking", "order", epoch))
             order = torch.randperm(self.recipe.images, generator=generator).split(self.recipe.batch)
-            yield from order[place : min(per_epoch, place + last - self.step)]
+            for rows in order[place : min(per_epoch, place + last - self.step)]:
+                yield rows.numpy()
 
-    def _forward(self, x: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        _, w2, w3, b1, b2, b3 = self._parameters
-        hidden = torch.addmm(b1, x, first).relu_()
-        deeper = torch.addmm(b2, hidden, w2).relu_()
-        return hidden, deeper, torch.addmm(b3, deeper, w3)
-
-    @torch.no_grad()
-    def _update(self, x: Tensor, targets: Tensor) -> None:
-        """One step of AdamW, the gradients of the mean squared error written out."""
-        w1, w2, w3, *_ = self._parameters
+    def _update(self, x: Floats, targets: Floats) -> None:
+        """One step of AdamW, with the gradients of the mean squared error written out."""
+        w1, w2, w3, b1, b2, b3 = self._parameters
         g1, g2, g3, c1, c2, c3 = self._gradients
-        hidden, deeper, output = self._forward(x, w1)
-        slope = (output - targets).mul_(2 / targets.numel())
-        torch.mm(deeper.T, slope, out=g3)
-        torch.sum(slope, 0, out=c3)
-        slope = torch.mm(slope, w3.T).mul_(deeper > 0)
-        torch.mm(hidden.T, slope, out=g2)
-        torch.sum(slope, 0, out=c2)
-        slope = torch.mm(slope, w2.T).mul_(hidden > 0)
-        torch.mm(x.T, slope, out=g1)
-        torch.sum(slope, 0, out=c1)
+        hidden = _relu(x, w1, b1, self._hidden)
+        deeper = _relu(hidden, w2, b2, self._deeper)
+        slope = (deeper @ w3 + b3 - targets) * np.float32(2 / targets.size)
+        np.matmul(deeper.T, slope, out=g3)
+        np.sum(slope, 0, out=c3)
+        slope = np.matmul(slope, w3.T, out=self._slope)
+        slope *= deeper > 0
+        np.matmul(hidden.T, slope, out=g2)
+        np.sum(slope, 0, out=c2)
+        slope = np.matmul(slope, w2.T, out=self._deeper)
+        slope *= hidden > 0
+        np.matmul(x.T, slope, out=g1)
+        np.sum(slope, 0, out=c1)
         self._optimiser.step()
 
-    def _save(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        beside = self._file.with_suffix(".part")
-        columns = {
-            f.name: torch.tensor([getattr(m, f.name) for m in self.measurements], dtype=torch.float64)
-            for f in fields(Measurement)
-        }
-        state: dict[str, Any] = {
-            "step": self.step,
-            "seconds": self.seconds,
-            "parameters": self._parameters,
-            "measurements": columns,
-        }
-        torch.save(state | {"optimiser": self._optimiser.state_dict()}, beside)
-        beside.replace(self._file)
+    def _save(self, began: float) -> float:
+        now = time.process_time()
+        self.seconds += now - began
+        state: dict[str, Any] = {"step": self.step, "seconds": self.seconds, "parameters": self._flat}
+        part = self.folder / "state.part"
+        torch.save(state | {"optimiser": self._optimiser.state_dict()}, part)
+        part.replace(self.folder / "state.pt")
+        return now
 
     def _load(self) -> None:
-        if not self._file.is_file():
+        file = self.folder / "state.pt"
+        if not file.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._snapshot()
             return
-        state = torch.load(self._file, weights_only=True)
+        state = torch.load(file, weights_only=True)
         self.step, self.seconds = int(state["step"]), float(state["seconds"])
         with torch.no_grad():
-            for parameter, stored in zip(self._parameters, state["parameters"], strict=True):
-                parameter.copy_(stored)
+            self._flat.copy_(state["parameters"])
         self._optimiser.load_state_dict(state["optimiser"])
-        rows = zip(*(state["measurements"][f.name].tolist() for f in fields(Measurement)), strict=True)
-        self.measurements = [Measurement(int(step), *numbers) for step, *numbers in rows]
 
 
-def traps(weight: np.ndarray[Any, Any], rng: np.random.Generator) -> tuple[float, float]:
-    """Correlation traps: eigenvalues of the element-wise permuted matrix beyond the Tracy-Widom edge.
-
-    The bulk is fitted to the permuted matrix itself. Both numbers are medians over five permutations, so that chance
-    alone gives a trap in fewer than 1 of 10^7 matrices.
-
-    Returns:
-        The number of traps, and the largest eigenvalue over the edge.
-
-    Examples:
-        >>> noise = np.random.default_rng(0).normal(size=(120, 60))
-        >>> traps(noise, np.random.default_rng(1))[0]
-        0.0
-        >>> traps(noise + 0.5, np.random.default_rng(1))[0]
-        1.0
-    """
-    rows, columns = max(weight.shape), min(weight.shape)
-    counts, sizes = [], []
-    for _ in range(_PERMUTATIONS):
-        permuted = rng.permutation(weight.ravel()).reshape(weight.shape)
-        eigenvalues = np.linalg.svd(permuted, compute_uv=False)[::-1].astype(float) ** 2
-        bulk = fit_bulk(eigenvalues, rows, columns, level=_LEVEL)
-        counts.append(float("nan") if bulk is None else float(bulk.spikes))
-        sizes.append(float("nan") if bulk is None else float(eigenvalues[-1] / bulk.edge))
-    return float(np.median(counts)), float(np.median(sizes))
+def forward(x: Floats, network: dict[str, Floats]) -> Floats:
+    """The outputs of a stored network."""
+    for number in (1, 2):
+        x = _relu(x, network[f"FC{number}"], network[f"bias{number}"])
+    return np.asarray(x @ network["FC3"] + network["bias3"])
 
 
-def _spectrum(weight: np.ndarray[Any, Any], seed: int, step: int) -> tuple[float, float, float]:
-    """Alpha, the number of traps and their size."""
-    eigenvalues = np.linalg.svd(weight.astype(float), compute_uv=False)[::-1] ** 2
-    tail = fit_tail(eigenvalues[eigenvalues > eigenvalues[-1] * 1e-12], error=False)
-    alpha = float("nan") if tail is None else tail.alpha
-    return alpha, *traps(weight, stream(seed, "anti-grokking", "traps", step, weight.shape))
+def _relu(x: Floats, weight: Floats, bias: Floats, out: Floats | None = None) -> Floats:
+    values = np.matmul(x, weight, out=out)
+    values += bias
+    return np.maximum(values, 0, out=values)
 
 
-def _balanced(labels: Tensor, count: int, seed: int) -> Tensor:
+def _views(flat: Floats, arrays: list[Floats]) -> list[Floats]:
+    """Consecutive parts of ``flat`` in the shapes of ``arrays``."""
+    ends = np.cumsum([array.size for array in arrays])
+    return [part.reshape(array.shape) for part, array in zip(np.split(flat, ends[:-1]), arrays, strict=True)]
+
+
+def _write(file: Path, arrays: dict[str, Floats]) -> None:
+    part = file.with_suffix(".part")
+    with part.open("wb") as stream_:
+        np.savez(stream_, **arrays)  # type: ignore[arg-type]
+    part.replace(file)
+
+
+def _balanced(labels: NDArray[Any], count: int, seed: int) -> NDArray[np.intp]:
     """Rows of ``count`` images, the same number of each class."""
     rng = stream(seed, "anti-grokking", "images")
     each = count // CLASSES
-    chosen = [rng.permutation(np.flatnonzero(labels.numpy() == c))[:each] for c in range(CLASSES)]
-    return torch.from_numpy(np.concatenate(chosen))
+    return np.concatenate([rng.permutation(np.flatnonzero(labels == c))[:each] for c in range(CLASSES)])
 
 
-def _initial(inputs: int, recipe: Recipe) -> list[Tensor]:
+def _initial(inputs: int, recipe: Recipe) -> list[Floats]:
     """Weights (inputs by outputs), then biases: PyTorch's default for linear layers, times the recipe's factor."""
     widths = (inputs, WIDTH, WIDTH, CLASSES)
     weights, biases = [], []
     for layer, (fan_in, fan_out) in enumerate(pairwise(widths)):
         rng = stream(recipe.seed, "anti-grokking", "initial", layer)
         bound = recipe.scale / fan_in**0.5
-        weights.append(torch.from_numpy(rng.uniform(-bound, bound, (fan_in, fan_out)).astype(np.float32)))
-        biases.append(torch.from_numpy(rng.uniform(-bound, bound, fan_out).astype(np.float32)))
+        weights.append(rng.uniform(-bound, bound, (fan_in, fan_out)).astype(np.float32))
+        biases.append(rng.uniform(-bound, bound, fan_out).astype(np.float32))
     return [*weights, *biases]

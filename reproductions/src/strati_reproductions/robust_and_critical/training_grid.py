@@ -20,7 +20,7 @@ from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.interventions.study_spec import Spec, read_spec
 from strati.interventions.tasks import StudyData, find_data, prepare
-from strati.spectra.tail import fit_tail
+from strati.spectra.spectrum import spectrum
 from strati_reproductions.pictures import COLOURS, PAPER, drawn, legend_below, panels, save
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
@@ -134,16 +134,11 @@ def _measured(
     def _line(arrays: Arrays) -> list[float]:
         model.load_state_dict({name: torch.from_numpy(values) for name, values in arrays.items()})
         accuracy = float((model(x_test).argmax(1) == y_test).double().mean())
-        return [*(_alpha(arrays[f"fc{number}.weight"]) for number in range(1, 6)), 100 * accuracy]
+        tails = [spectrum(arrays[f"fc{number}.weight"]).tail for number in range(1, 6)]
+        return [*(float("nan") if tail is None else float(tail.alpha) for tail in tails), 100 * accuracy]
 
     train(spec, data, numbers, after_epoch=measure)
     return lines
-
-
-def _alpha(weight: np.ndarray[Any, Any]) -> float:
-    eigenvalues = np.linalg.svd(weight.astype(float), compute_uv=False)[::-1] ** 2
-    tail = fit_tail(eigenvalues[eigenvalues > eigenvalues[-1] * 1e-12], error=False)
-    return float("nan") if tail is None else tail.alpha
 
 
 def _closest(cells: list[Cell]) -> list[Row]:
