@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from strati.core.results import silent
-from strati_reproductions.development.anti_grokking import (
+from strati_reproductions.anti_grokking.anti_grokking import (
     Events,
     Measurement,
     events,
@@ -23,7 +23,7 @@ from strati_reproductions.development.anti_grokking import (
     measure_run,
     traps,
 )
-from strati_reproductions.development.anti_grokking_training import LongRun, Recipe
+from strati_reproductions.anti_grokking.training import LongRun, Recipe
 from strati_reproductions.handwriting import Digits
 
 RECIPE = Recipe(seed=3, steps=40, scale=2.0, decay=0.01, images=20, batch=10, every=10)

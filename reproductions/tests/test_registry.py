@@ -74,7 +74,7 @@ def test_a_reproduction_says_how_it_was_run(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_training_series_follows_layers_out_of_randomness(tmp_path: Path) -> None:
-    from strati_reproductions.development.spectra_over_time import mlp_run
+    from strati_reproductions.eigenspectra.over_training import mlp_run
 
     _, paths = mlp_run(tmp_path, seed=0, quick=True, count=24, batch=64, tick=silent)
     assert len(paths) >= 20

@@ -10,8 +10,8 @@ import numpy as np
 
 from strati.comparison.compare import compare
 from strati.core.results import Tick
-from strati_reproductions.development.spectra_over_time import mlp_run
 from strati_reproductions.eigenspectra.figures import lines
+from strati_reproductions.eigenspectra.over_training import mlp_run
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
 

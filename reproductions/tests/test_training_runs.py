@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from strati.core.errors import BadInputError
-from strati_reproductions.development.modular_addition import Adder, SmallAdder, table, whole_table_loss
-from strati_reproductions.development.superposition import polygon
-from strati_reproductions.development.training import Training, checkpoint, load, trained
+from strati_reproductions.checkpointed_training import Training, checkpoint, load, trained
+from strati_reproductions.grokking.modular_addition import Adder, SmallAdder, table, whole_table_loss
 from strati_reproductions.registry import reproduce
+from strati_reproductions.superposition.superposition import polygon
 
 
 def test_an_interrupted_training_gives_the_same_weights(tmp_path: Path) -> None:

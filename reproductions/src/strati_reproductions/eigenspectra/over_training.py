@@ -10,10 +10,10 @@ import numpy as np
 
 from strati.core.results import Tick
 from strati.core.rng import derive
-from strati_reproductions.development.drawing import over_steps
-from strati_reproductions.development.training import Training, spaced, step_of, trained
+from strati_reproductions.checkpointed_training import Training, spaced, step_of, trained
 from strati_reproductions.handwriting import digits, mnist
 from strati_reproductions.registry import Reproduction, Row
+from strati_reproductions.step_pictures import over_steps
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 
 from strati.core.results import Tick
 from strati.core.rng import derive
-from strati_reproductions.development.drawing import over_steps
-from strati_reproductions.development.polygons import (
+from strati_reproductions.checkpointed_training import Training, load, spaced, step_of, trained
+from strati_reproductions.registry import Reproduction, Row
+from strati_reproductions.step_pictures import over_steps
+from strati_reproductions.superposition.polygons import (
     FEATURES,
     KNOWN,
     SILENT,
@@ -33,8 +35,6 @@ from strati_reproductions.development.polygons import (
     critical_point,
     exact_loss,
 )
-from strati_reproductions.development.training import Training, load, spaced, step_of, trained
-from strati_reproductions.registry import Reproduction, Row
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strati.core.rng import derive
-from strati_reproductions.development.training import Loss
+from strati_reproductions.checkpointed_training import Loss
 
 
 class Adder(nn.Module):

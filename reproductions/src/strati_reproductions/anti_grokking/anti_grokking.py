@@ -22,12 +22,12 @@ from strati.core.results import Tick
 from strati.core.rng import stream
 from strati.spectra.bulk import fit_bulk
 from strati.spectra.spectrum import spectrum
-from strati_reproductions.development.anti_grokking_training import Floats, LongRun, Recipe, forward
-from strati_reproductions.development.drawing import over_steps
+from strati_reproductions.anti_grokking.training import Floats, LongRun, Recipe, forward
 from strati_reproductions.handwriting import Digits, mnist
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
+from strati_reproductions.step_pictures import over_steps
 
 LAYERS = ("FC1", "FC2")
 """The layers whose spectra are measured: the third has 10 singular values, too few for a tail."""

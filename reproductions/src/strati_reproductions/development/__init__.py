@@ -1,1 +1,0 @@
-"""Development: trainings followed here from start to end, what other papers saw in them beside what we see."""

@@ -1,0 +1,1 @@
+"""Grokking of modular addition (Nanda et al. 2023)."""

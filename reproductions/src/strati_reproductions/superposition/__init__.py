@@ -1,0 +1,1 @@
+"""The toy model of superposition (Chen et al. 2023)."""
