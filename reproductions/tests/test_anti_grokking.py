@@ -24,7 +24,7 @@ from strati_reproductions.anti_grokking.anti_grokking import (
     traps,
 )
 from strati_reproductions.anti_grokking.training import LongRun, Recipe
-from strati_reproductions.handwriting import Digits
+from strati_reproductions.datasets import Digits
 
 RECIPE = Recipe(seed=3, steps=40, scale=2.0, decay=0.01, images=20, batch=10, every=10)
 

@@ -13,9 +13,9 @@ from strati_reproductions.degeneracy.real_networks import (
     SHARE,
     _embedded,
     points,
+    sample_stories,
     scale_of,
     snapshots,
-    tell_stories,
     trend,
 )
 
@@ -71,6 +71,6 @@ def test_stories_are_tokens_and_the_same_for_a_seed():
 
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=20, n_positions=8)).eval()
-    told = tell_stories(model, 3, 6, 1)
+    told = sample_stories(model, 3, 6, 1)
     assert told.shape == (3, 6) and told.min() >= 0 and told.max() < 20
-    assert torch.equal(told, tell_stories(model, 3, 6, 1))
+    assert torch.equal(told, sample_stories(model, 3, 6, 1))

@@ -108,7 +108,7 @@ ENTRIES: dict[str, Entry] = {
         revision=2,
     ),
     "training-series": Entry(
-        "eigenspectra.training_series:training_series",
+        "eigenspectra.over_training:training_series",
         _TOP_DOWN,
         "spectra over training, three batch sizes",
     ),
@@ -211,7 +211,7 @@ ENTRIES: dict[str, Entry] = {
         "spectra of 100 checkpoints of a fully connected network, and where they change",
     ),
     "effective-parameters-over-training": Entry(
-        "eigenspectra.over_training:effective_parameters_over_training",
+        "degeneracy.toys:effective_parameters_over_training",
         "degeneracy-in-the-loss-landscape",
         "N_eff(eps) over training: does it fall or rise with the scale",
     ),

@@ -211,7 +211,7 @@ def _dropped(case: ActingCase, folder: Path, seed: int, tick: Tick) -> Study:
 
 def _smollm2(folder: Path, seed: int, tick: Tick) -> Study:
     from strati.io.llama_gguf import llama_from_gguf
-    from strati_reproductions.external_data import external_data
+    from strati_reproductions.datasets import external_data
 
     path = zoo.path("smollm2")
     transformers = require("transformers", "transformers", "SmolLM2")

@@ -24,7 +24,7 @@ from strati.interventions.tasks import StudyData, find_data, prepare
 from strati.io.in_memory import load_arrays
 from strati.io.to_module import as_module
 from strati_reproductions import zoo
-from strati_reproductions.external_data import external_data
+from strati_reproductions.datasets import external_data
 from strati_reproductions.trained.networks import build
 from strati_reproductions.trained.training import train
 

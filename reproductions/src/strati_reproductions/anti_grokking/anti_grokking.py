@@ -23,11 +23,10 @@ from strati.core.rng import stream
 from strati.spectra.bulk import fit_bulk
 from strati.spectra.spectrum import spectrum
 from strati_reproductions.anti_grokking.training import Floats, LongRun, Recipe, forward
-from strati_reproductions.handwriting import Digits, mnist
-from strati_reproductions.pictures import drawn
+from strati_reproductions.datasets import Digits, mnist_digits
+from strati_reproductions.pictures import drawn, over_steps
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
-from strati_reproductions.step_pictures import over_steps
 
 LAYERS = ("FC1", "FC2")
 """The layers whose spectra are measured: the third has 10 singular values, too few for a tail."""
@@ -213,7 +212,7 @@ def anti_grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     import torch
 
     setup = plan(quick=quick, seed=seed)
-    digits = mnist()
+    digits = mnist_digits()
     recipes = [*setup.main, *(recipe for _, recipe in setup.controls)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the products are small: a second thread only waits

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from strati.core.results import Tick, silent
 from strati.core.rng import derive, stream
-from strati_reproductions.handwriting import Digits
+from strati_reproductions.datasets import Digits
 
 WIDTH, CLASSES = 200, 10
 NAMES = ("FC1", "FC2", "FC3", "bias1", "bias2", "bias3")

@@ -258,10 +258,10 @@ def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     from strati.landscape.basis.ablation import compare_bases
     from strati.landscape.basis.sites import Reading
     from strati_reproductions import zoo
-    from strati_reproductions.stories import tell_stories
+    from strati_reproductions.datasets import sample_stories
 
     model = as_module(zoo.path("stories15m"))
-    tokens = tell_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
+    tokens = sample_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
     reading = Reading(sites, probes=8, batch=5 if quick else 8)
     found = compare_bases(model, tokens, layer=0, reading=reading)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.results import Tick
 from strati.core.rng import derive
+from strati_reproductions.datasets import sample_stories
 from strati_reproductions.pictures import COLOURS, drawn, panels, save
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.stories import tell_stories
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +176,7 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     from strati_reproductions import zoo
 
     model = as_module(zoo.path("stories15m"))
-    tokens = tell_stories(model, 8 if quick else 32, 64, derive(seed, "stories"))
+    tokens = sample_stories(model, 8 if quick else 32, 64, derive(seed, "stories"))
     count = _count(model, tokens)
     yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
     heads = sum(layer.free_from_synchrony for layer in count.layers)

@@ -124,8 +124,7 @@ def _real(quick: bool, tick: Tick) -> list[Row]:
     from strati import embedded
     from strati.io.to_module import as_module
     from strati_reproductions import zoo
-    from strati_reproductions.external_data import external_data
-    from strati_reproductions.stories import tell_stories
+    from strati_reproductions.datasets import external_data, sample_stories
 
     rows = []
     with np.load(embedded.path("digits.npz")) as file:
@@ -152,7 +151,7 @@ def _real(quick: bool, tick: Tick) -> list[Row]:
     )
     tick("ResNet-20")
     language: Any = as_module(zoo.path("stories15m"))
-    tokens = tell_stories(language, 4 if quick else 8, 32, 0)
+    tokens = sample_stories(language, 4 if quick else 8, 32, 0)
     found = sparsify(language, tokens, layers=["*mlp*"])
     rows.append(_zeros("stories15M, MLPs", found, f"{tokens.numel()} tokens: fewer than the layers are wide"))
     tick("stories15M")

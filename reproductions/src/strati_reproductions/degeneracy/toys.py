@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from strati.core.results import Tick, silent
-from strati.core.rng import stream
+from strati.core.rng import derive, stream
 from strati.landscape.llc.llc import LLCConfig, learning_coefficient
 from strati.landscape.llc.scales import EffectiveParameters, effective_parameters
-from strati_reproductions.pictures import OURS, PAPER, THEORY, drawn, panels, save
+from strati_reproductions.checkpointed_training import Training, spaced, step_of, trained
+from strati_reproductions.datasets import embedded_digits
+from strati_reproductions.pictures import OURS, PAPER, THEORY, drawn, over_steps, panels, save
 from strati_reproductions.registry import Reproduction, Row
 
 if TYPE_CHECKING:
@@ -202,3 +204,82 @@ def _draw(curve: EffectiveParameters, energies: FloatArray, folder: Path) -> tup
     axis.set(xlabel="n", ylabel="nats beyond the likelihood")
     axis.legend(frameon=False)
     return (*paths, *save(figure, folder, "information-criterion"))
+
+
+def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """``N_eff(eps)`` of a small network on three of the digits, at several checkpoints and scales."""
+    from strati.tracking.track import track
+
+    x, y = _few_components(3)  # a larger network has valleys too narrow to be sampled at most scales
+    torch.manual_seed(derive(seed, "scales"))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def loss(network: nn.Module, step: int) -> Tensor:
+        return nn.functional.cross_entropy(network(x), y)
+
+    steps, count = (300, 3) if quick else (3000, 10)
+    paths = trained(
+        folder / f"3-4-3-steps-{steps}",
+        model,
+        loss,
+        Training(steps, spaced(steps, count), rate=1e-2),
+        tick=tick,
+    )
+    scales = (1e-4, 1e-2, 1.0) if quick else (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    tracked = track(
+        paths,
+        data=x[:60],
+        model=model,
+        out=folder / f"followed-3-4-3-{steps}",
+        what="scales",
+        scales=scales,
+        seed=seed,
+        tick=tick,
+    )
+    table = {s.what: s for s in tracked.curves}
+    rows = []
+    total = sum(p.numel() for p in model.parameters())
+    for place, path in enumerate(paths):
+        values = [table[f"effective_parameters[{scale:g}]"].values[place] for scale in scales]
+        known = [v for v in values if v is not None]
+        shown = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
+        note = f"of {total} parameters; {_with_scale(known, len(values))}"
+        names = ", ".join(f"{scale:g}" for scale in scales)
+        rows.append(Row(f"step {step_of(path)}: N_eff at eps {names}", "falls with eps", shown, note))
+    lines = [
+        (f"{scale:g}", tracked.steps, table[f"effective_parameters[{scale:g}]"].values) for scale in scales
+    ]
+    picture = over_steps(
+        folder,
+        f"effective-parameters-{steps}",
+        [{"title": "N_eff(eps)", "lines": lines}],
+        title="effective parameters over training, by loss scale",
+    )
+    title = "Effective parameters over training: N_eff(eps)"
+    see = "Effective parameters at each checkpoint, one line per loss scale; a line further down is a larger scale."
+    return Reproduction(
+        "effective-parameters-over-training",
+        title,
+        tuple(rows),
+        picture,
+        captions={"effective-parameters": see},
+    )
+
+
+def _with_scale(known: list[float], scales: int) -> str:
+    """Whether the effective parameters fall with the scale, as far as they are known."""
+    refused = f"refused at {scales - len(known)} of {scales} scales, where chains do not mix"
+    if len(known) < 2:
+        return refused
+    course = "falls" if known[-1] < known[0] else "rises"
+    return f"{course} with the scale" + (f"; {refused}" if len(known) < scales else "")
+
+
+def _few_components(count: int) -> tuple[Tensor, Tensor]:
+    """Three of the digits, as their first principal components scaled to variance 1."""
+    digits = embedded_digits()
+    below_three = digits.y < 3
+    x = digits.x[below_three].float()
+    x = x - x.mean(0)
+    u, _, _ = torch.linalg.svd(x, full_matrices=False)
+    return u[:, :count] * len(x) ** 0.5, digits.y[below_three].long()

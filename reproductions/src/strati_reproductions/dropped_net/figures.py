@@ -14,6 +14,7 @@ from strati.reassembly.reassemble import reassemble
 from strati.reassembly.residual.order import Seed, seed_order
 from strati.reassembly.residual.pieces import read_pieces
 from strati.reassembly.residual.result import Reassembly, Stage
+from strati_reproductions.datasets import external_data
 from strati_reproductions.dropped_net.puzzle import (
     SEED_ROWS,
     Puzzle,
@@ -23,7 +24,6 @@ from strati_reproductions.dropped_net.puzzle import (
     rank_correlation,
     ranked,
 )
-from strati_reproductions.external_data import external_data
 from strati_reproductions.pictures import save
 from strati_reproductions.registry import Reproduction, Row
 

@@ -22,9 +22,9 @@ from strati.reassembly.residual.network import ResidualWeights, run, stack
 from strati.reassembly.residual.order import Round, Seed
 from strati.reassembly.residual.pairing import Pairing, pair
 from strati.reassembly.residual.pieces import read_pieces, sort_out
+from strati_reproductions.datasets import external_data
 from strati_reproductions.dropped_net.ranking import bradley_terry, cycles, gaps, soft_wins, swap_repair
 from strati_reproductions.dropped_net.seeds import named_order
-from strati_reproductions.external_data import external_data
 from strati_reproductions.pictures import OURS, PAPER, drawn, panels, save
 from strati_reproductions.registry import Reproduction, Row
 

@@ -17,9 +17,9 @@ from strati.core.rng import derive, stream
 from strati.reassembly.residual.config import ReassembleConfig
 from strati.reassembly.transformer.output_loss import network
 from strati.reassembly.transformer.verify import answers, verified
+from strati_reproductions.datasets import sample_stories
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.dropped_transformer.training import sample
-from strati_reproductions.stories import tell_stories
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -93,6 +93,6 @@ def _data(name: str, truth: TransformerReassembly, seed: int) -> NDArray[Any]:
         return rng.integers(1000, int(truth.pieces.config["vocab_size"]), (TOKENS // 32, 32))
     if name in ("stories15m", "smollm2"):
         model = network(truth.pieces.config, truth.tensors(), truth.pieces.where)
-        told = tell_stories(model, 4, TOKENS // 4, derive(seed, "dropped-transformer", name))
+        told = sample_stories(model, 4, TOKENS // 4, derive(seed, "dropped-transformer", name))
         return np.asarray(told.numpy())
     return sample(kind, TOKENS)

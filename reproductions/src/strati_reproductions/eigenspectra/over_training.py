@@ -1,25 +1,34 @@
-"""The papers' own questions over time: quasi-null eigenvalues, 100 checkpoints, effective parameters by scale."""
+"""Spectra over training: quasi-null eigenvalues of a transformer, 100 checkpoints of an MLP, three batch sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.comparison.compare import compare
 from strati.core.results import Tick
 from strati.core.rng import derive
 from strati_reproductions.checkpointed_training import Training, spaced, step_of, trained
-from strati_reproductions.handwriting import digits, mnist
+from strati_reproductions.datasets import embedded_digits, mnist_digits
+from strati_reproductions.eigenspectra.figures import lines
+from strati_reproductions.pictures import drawn, over_steps
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.step_pictures import over_steps
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from strati.tracking.track import Track
+
+
+SEE = (
+    "Stable rank of every layer at each checkpoint, one panel per batch size. That of the three large layers falls "
+    "from the value of a random matrix to about a tenth; the last layer's is small from the start."
+)
 
 
 def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -133,75 +142,55 @@ def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
     ]
 
 
-def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """``N_eff(eps)`` of a small network on three of the digits, at several checkpoints and scales."""
-    import torch
+def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
+    """Stable rank, hard rank, sigma, quasi-null share and signal share over training, at several batch sizes.
 
-    from strati.tracking.track import track
-
-    x, y = _few_components(3)  # a larger network has valleys too narrow to be sampled at most scales
-    torch.manual_seed(derive(seed, "scales"))
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
-
-    def loss(network: nn.Module, step: int) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(network(x), y)
-
-    steps, count = (300, 3) if quick else (3000, 10)
-    paths = trained(
-        folder / f"3-4-3-steps-{steps}",
-        model,
-        loss,
-        Training(steps, spaced(steps, count), rate=1e-2),
-        tick=tick,
-    )
-    scales = (1e-4, 1e-2, 1.0) if quick else (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-    found = track(
-        paths,
-        data=x[:60],
-        model=model,
-        out=folder / f"followed-3-4-3-{steps}",
-        what="scales",
-        scales=scales,
-        seed=seed,
-        tick=tick,
-    )
-    table = {s.what: s for s in found.curves}
+    24 checkpoints each of the embedded architecture (quick) or of an FCN 784-512-512-512-10 on MNIST.
+    """
     rows = []
-    total = sum(p.numel() for p in model.parameters())
-    for place, path in enumerate(paths):
-        values = [table[f"effective_parameters[{scale:g}]"].values[place] for scale in scales]
-        known = [v for v in values if v is not None]
-        shown = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
-        note = f"of {total} parameters; {_with_scale(known, len(values))}"
-        names = ", ".join(f"{scale:g}" for scale in scales)
-        rows.append(Row(f"step {step_of(path)}: N_eff at eps {names}", "falls with eps", shown, note))
-    lines = [
-        (f"{scale:g}", found.steps, table[f"effective_parameters[{scale:g}]"].values) for scale in scales
-    ]
-    picture = over_steps(
-        folder,
-        f"effective-parameters-{steps}",
-        [{"title": "N_eff(eps)", "lines": lines}],
-        title="effective parameters over training, by loss scale",
-    )
-    title = "Effective parameters over training: N_eff(eps)"
-    see = "Effective parameters at each checkpoint, one line per loss scale; a line further down is a larger scale."
+    ranks: dict[str, dict[str, Sequence[float | None]]] = {}
+    for batch in (16, 64, 256):
+        _, paths = mlp_run(folder, seed=seed, quick=quick, count=24, batch=batch, tick=tick)
+        result = compare(*paths, series=True, jobs=2, tick=tick)
+        assert result.series is not None
+        ranks[f"batch {batch}"] = {layer.name: layer.stable_rank for layer in result.series.layers}
+        for layer, compared in zip(result.series.layers, result.layers, strict=True):
+            edges = compared.metrics["mp_lambda_plus"]
+            signal = [_signal_share(v, edge) for v, edge in zip(compared.eigenvalues, edges, strict=True)]
+            left = layer.leaves_random_like
+            when = result.series.labels[left] if left is not None else "never"
+            numbers = {
+                "stable rank": (layer.stable_rank[0], layer.stable_rank[-1]),
+                "hard rank": (layer.hard_rank[0], layer.hard_rank[-1]),
+                "sigma": (layer.mp_sigma[0], layer.mp_sigma[-1]),
+                "quasi-null": (layer.quasi_null[0], layer.quasi_null[-1]),
+                "signal share": (signal[0], signal[-1]),
+            }
+            note = "; ".join(f"{k} {_short(a)} to {_short(b)}" for k, (a, b) in numbers.items())
+            rows.append(Row(f"batch {batch}, {layer.name}: leaves random-like at", None, when, note))
+    title = "Spectra over training, 24 checkpoints, three batch sizes"
     return Reproduction(
-        "effective-parameters-over-training",
+        "training-series",
         title,
         tuple(rows),
-        picture,
-        captions={"effective-parameters": see},
+        drawn(_draw_ranks, ranks, folder, title),
+        captions={"training-series": SEE},
     )
 
 
-def _with_scale(known: list[float], scales: int) -> str:
-    """Whether the effective parameters fall with the scale, as far as they are known."""
-    refused = f"refused at {scales - len(known)} of {scales} scales, where chains do not mix"
-    if len(known) < 2:
-        return refused
-    course = "falls" if known[-1] < known[0] else "rises"
-    return f"{course} with the scale" + (f"; {refused}" if len(known) < scales else "")
+def _draw_ranks(
+    ranks: dict[str, dict[str, Sequence[float | None]]], folder: Path, title: str
+) -> tuple[str, ...]:
+    return lines(ranks, folder, "training-series", title=title, label="stable rank")
+
+
+def _signal_share(eigenvalues: np.ndarray[Any, Any], edge: float | None) -> float | None:
+    """Share of the squared weights in the directions above the bulk edge: of ``W = W_rand + Delta_sig``."""
+    return None if edge is None else float(eigenvalues[eigenvalues > edge].sum() / eigenvalues.sum())
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def mlp_run(
@@ -210,7 +199,7 @@ def mlp_run(
     """A fully connected network on the digits (quick) or MNIST, resumable: a name and its checkpoints."""
     import torch
 
-    data = digits() if quick else mnist()
+    data = embedded_digits() if quick else mnist_digits()
     widths = (64, 96, 64, 10) if quick else (784, 512, 512, 512, 10)
     torch.manual_seed(seed)
     parts: list[nn.Module] = []
@@ -252,15 +241,3 @@ def _trend(values: list[float]) -> str:
 
 def _size(model: Any, note: str) -> Row:
     return Row("parameters", None, float(sum(p.numel() for p in model.parameters())), note)
-
-
-def _few_components(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three of the digits, by their first principal components of unit size."""
-    import torch
-
-    data = digits()
-    chosen = data.y < 3
-    x = data.x[chosen].float()
-    x = x - x.mean(0)
-    u, _, _ = torch.linalg.svd(x, full_matrices=False)
-    return u[:, :count] * len(x) ** 0.5, data.y[chosen].long()

@@ -18,10 +18,10 @@ from strati.core.results import Tick
 from strati.core.rng import derive
 from strati.io.to_module import as_module
 from strati_reproductions import zoo
+from strati_reproductions.datasets import sample_stories, story_loss, written_stories
 from strati_reproductions.eigenspectra.figures import as_shown, spectra_grid
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.stories import story_loss, tell_stories, written_stories
 from strati_reproductions.zoo.llama2c import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
     stories = written_stories(home)
     plain = as_module(home).eval()
     before = story_loss(plain, stories)
-    told = tell_stories(partial(plain, logits_to_keep=1), 16 if quick else 256, 64, derive(seed, "stories"))
+    told = sample_stories(partial(plain, logits_to_keep=1), 16 if quick else 256, 64, derive(seed, "stories"))
     rows: list[Row] = []
     figures: tuple[str, ...] = ()
     for decay in (10.0,) if quick else DECAYS:

@@ -15,11 +15,10 @@ from strati.comparison.compare import compare
 from strati.core.results import Tick
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
+from strati_reproductions.datasets import embedded_digits, story_loss, written_stories
 from strati_reproductions.eigenspectra.figures import Shown, as_shown, bars, spectra_grid
-from strati_reproductions.handwriting import digits
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.stories import story_loss, written_stories
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +137,7 @@ def _mlp(path: Path) -> torch.nn.Module:
 def _train(model: torch.nn.Module, *, epochs: int, batch: int, rate: float, decay: float, seed: int) -> None:
     import torch
 
-    data = digits()
+    data = embedded_digits()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     chance = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
@@ -155,7 +154,7 @@ def _save(model: torch.nn.Module, path: Path) -> None:
 
 
 def _accuracy(model: torch.nn.Module) -> float:
-    data = digits()
+    data = embedded_digits()
     return float((model(data.x_test).argmax(1) == data.y_test).double().mean())
 
 

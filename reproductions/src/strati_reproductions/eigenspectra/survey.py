@@ -18,7 +18,7 @@ from strati.core.results import Flag, Tick
 from strati.core.rng import stream
 from strati.io.network import open as open_network
 from strati.spectra.scan import scan
-from strati_reproductions.external_data import external_data
+from strati_reproductions.datasets import external_data
 
 if TYPE_CHECKING:
     import pandas as pd

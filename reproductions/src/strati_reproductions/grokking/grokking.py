@@ -27,9 +27,9 @@ from strati.core.rng import derive
 from strati_reproductions.checkpointed_training import Training, load, step_of, trained
 from strati_reproductions.grokking.events import Event, first_of, halfway, mean_step, ratio
 from strati_reproductions.grokking.modular_addition import Adder, SmallAdder, table, whole_table_loss
+from strati_reproductions.pictures import events_by_seed, over_steps
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
-from strati_reproductions.step_pictures import events_by_seed, over_steps
 
 if TYPE_CHECKING:
     from torch import nn

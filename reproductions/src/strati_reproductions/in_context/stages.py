@@ -26,8 +26,8 @@ from torch.nn import functional
 from strati.core.results import Tick
 from strati.core.rng import derive, stream
 from strati_reproductions.checkpointed_training import Training, load, spaced, step_of, trained
+from strati_reproductions.pictures import over_steps
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.step_pictures import over_steps
 
 _WORDS = re.compile(r"[a-z']+|[.,;:!?]|\n")
 _HELD = 0.05  # of the text, at its end, is for measuring

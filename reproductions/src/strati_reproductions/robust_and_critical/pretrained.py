@@ -23,7 +23,7 @@ from strati.interventions.study_spec import STORE, NetworkSpec
 from strati.io.llama_gguf import llama_from_gguf
 from strati.jobs.engine import cores
 from strati_reproductions import zoo
-from strati_reproductions.external_data import external_data
+from strati_reproductions.datasets import external_data
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.robust_and_critical.pretrained_tables import (

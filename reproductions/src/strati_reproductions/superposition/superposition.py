@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from strati.core.results import Tick
 from strati.core.rng import derive
 from strati_reproductions.checkpointed_training import Training, load, spaced, step_of, trained
+from strati_reproductions.pictures import over_steps
 from strati_reproductions.registry import Reproduction, Row
-from strati_reproductions.step_pictures import over_steps
 from strati_reproductions.superposition.polygons import (
     FEATURES,
     KNOWN,
