@@ -1,4 +1,4 @@
-"""Run reproductions, keep what full runs found in ``docs/reproduced``, and write the docs' page from it.
+"""Run reproductions, store the results of full runs in ``docs/reproduced``, and write the docs' pages from them.
 
     .venv/bin/python tools/reproduce_all.py [--full] [--again] [--seed N] [NAME...]
     .venv/bin/python tools/reproduce_all.py --docs
@@ -9,15 +9,17 @@ Quick variants run by default, below ``out/reproduce/quick``; full ones below ``
 reported and the others run. A run continues where it was stopped, and an entry whose present revision has already run
 is skipped (``--again`` runs it once more). ``--docs`` copies the full runs of the present revisions, with their cost,
 their pictures and the pictures' data (where these are small), into ``docs/reproduced``, drops tables of other
-revisions, and writes ``docs/reproduced.md`` and one page per paper. ``--check`` fails where a page is not what the
-stored tables give, where one of them is of a quick run, and where one is of another revision. A revision is a number
-in ``registry.py``, raised by hand. ``--show`` prints the rows of a stored table whose names begin with one of the
-words: other pages of the docs quote them this way.
+revisions, and writes every table as CSV, ``docs/reproduced.md`` and one page per paper. ``--check`` fails where a page
+is not what the stored tables give, where one of them is of a quick run, and where one is of another revision. A
+revision is a number in ``registry.py``, raised by hand. ``--show`` prints the rows of a stored table whose names begin
+with one of the words: other pages of the docs quote them this way.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import resource
 import shutil
@@ -28,36 +30,37 @@ from typing import Any
 
 from strati.core.errors import StratiError
 from strati.core.files import write_atomic
-from strati_reproductions.claims import CLAIMS, Claim
-from strati_reproductions.registry import ENTRIES, reproduce
+from strati_reproductions.claims import CLAIMS, Claim, Verdict
+from strati_reproductions.registry import ENTRIES, PAPERS, reproduce
 from strati_reproductions.rows import HEADINGS, caption, cell, columns_used
 
 OUT = Path("out/reproduce")
 STORED = Path("docs/reproduced")
 DOCS = Path("docs")
-PAPERS = {
-    "robust-and-critical-layers": "Robust and critical layers",
-    "top-down-eigenspectra": "Top-down eigenspectra",
-    "degeneracy-in-the-loss-landscape": "Degeneracy in the loss landscape",
-    "dropped-neural-net": "I dropped a neural net",
-    "development": "Training runs followed from start to end",
-    "plans": "Plans measured on unseen data",
-}
-"""The pages, and their titles."""
 LARGEST_CSV = 32_768
-"""Bytes of a picture's data that are stored with it; a run writes them whatever their size."""
+"""Bytes of a picture's data up to which they are stored; a run writes them at any size."""
+ROWS_SHOWN = 24
+"""Rows of a table that a page shows; the CSV has all of them."""
+HEADINGS_OF_VERDICTS = {
+    Verdict.HELD: "Held",
+    Verdict.IN_PART: "Held in part",
+    Verdict.FAILED: "Did not hold",
+    Verdict.NOT_TESTED: "Not tested",
+}
 HEAD = """# The papers reproduced
 
-Each page compares the paper's numbers with those measured here, from full runs of `strati reproduce NAME` (the command
+Each page compares a paper's numbers with those measured here, from full runs of `strati reproduce NAME` (the command
 comes with the package `strati-reproductions`):
 
 {papers}
 
-## May I rely on it?
+## Which claims hold?
 
-| paper | claim | here | may I rely on it? |
+| paper | claim | here | what it means |
 | --- | --- | --- | --- |
 {claims}
+
+Claims in italics are questions that the paper does not ask and that are answered here.
 
 ## How to read the tables
 
@@ -65,10 +68,10 @@ comes with the package `strati-reproductions`):
 - `ours` is measured here on networks that are available. Where a matrix of the paper's own network is available, its
   number has a column of its own.
 - `error` is one standard error of our number. `seeds` counts the independent networks, draws or trainings.
-- `agrees` is `yes` within two errors or the digits printed, `no` where the note says why, `open` where the reason is
-  not known.
-- A dash means that there is no number. Small tables of a picture's data are linked as CSV; the command writes all of
-  them.
+- `agrees` is `yes` within two errors or the digits printed, `no` where the note gives the reason, `open` where the
+  reason is not known.
+- A dash means that there is no number. The CSV file of a table has all of its rows. Small tables of a picture's data
+  are linked as CSV; the command writes all of them.
 """
 
 
@@ -86,6 +89,9 @@ def main(words: list[str]) -> int:
         collect()
         for name, text in pages(stored()).items():
             write_atomic(DOCS / name, text)
+        for page in STORED.glob("*.md"):
+            if page.stem not in PAPERS:
+                page.unlink()
         return 0
     if options.check:
         return check()
@@ -181,6 +187,7 @@ def collect() -> None:
             table["cost"] = {key: cost[key] for key in ("seconds", "cpu_seconds")}
             table["figures"] = [_picture(Path(p), name) for p in table["figures"] if p.endswith(".png")]
             write_atomic(STORED / f"{name}.json", json.dumps(table, indent=1) + "\n")
+            write_atomic(STORED / f"{name}.csv", rows_as_csv(table))
     for name, table in outdated(stored()).items():
         print(f"{name}: {_revisions(name, table)}; dropped", flush=True)
         _drop(name)
@@ -197,6 +204,7 @@ def _drop(name: str) -> None:
         for figure in json.loads(table.read_text())["figures"]:
             for suffix in (".png", ".csv"):
                 (STORED / figure).with_suffix(suffix).unlink(missing_ok=True)
+        table.with_suffix(".csv").unlink(missing_ok=True)
         table.unlink()
 
 
@@ -228,15 +236,19 @@ def rows_as_text(name: str, *starts: str) -> str:
     )
 
 
+def rows_as_csv(table: dict[str, Any]) -> str:
+    """All rows of a stored table, without empty columns."""
+    text = io.StringIO()
+    used = columns_used(table["rows"])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(used)
+    writer.writerows([row.get(n) for n in used] for row in table["rows"])
+    return text.getvalue()
+
+
 def outdated(tables: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The tables whose revision is not the experiment's present one."""
     return {n: table for n, table in tables.items() if table.get("revision") != ENTRIES[n].revision}
-
-
-def page_of(entry: str) -> str:
-    """The page that shows a reproduction."""
-    paper = ENTRIES[entry].paper
-    return paper if paper in PAPERS else "plans" if paper == "strati" else "development"
 
 
 def pages(tables: dict[str, dict[str, Any]]) -> dict[str, str]:
@@ -261,14 +273,14 @@ def pages(tables: dict[str, dict[str, Any]]) -> dict[str, str]:
 def _claim_lines(tables: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
     for claim, verdict in _verdicts(tables):
-        link = verdict
-        if claim.entry in tables:
-            link = f"[{verdict}](reproduced/{page_of(claim.entry)}.md#{claim.entry})"
-        lines.append(f"| {claim.paper} | {_safe(claim.says)} | {link} | {claim.advice(verdict)} |")
+        paper = ENTRIES[claim.entry].paper
+        link = f"[{verdict}](reproduced/{paper}.md#{claim.entry})" if claim.entry in tables else verdict
+        says = _safe(claim.says) if claim.by_paper else f"*{_safe(claim.says)}*"
+        lines.append(f"| {paper} | {says} | {link} | {claim.meaning(verdict)} |")
     return lines
 
 
-def _verdicts(tables: dict[str, dict[str, Any]]) -> list[tuple[Claim, str]]:
+def _verdicts(tables: dict[str, dict[str, Any]]) -> list[tuple[Claim, Verdict]]:
     return [
         (claim, claim.verdict(tables[claim.entry]["rows"] if claim.entry in tables else None))
         for claim in CLAIMS
@@ -276,32 +288,30 @@ def _verdicts(tables: dict[str, dict[str, Any]]) -> list[tuple[Claim, str]]:
 
 
 def _paper_page(name: str, tables: dict[str, dict[str, Any]]) -> str:
-    """What held up, what did not and what it means; then every reproduction, its table collapsed."""
+    """What held, what did not and what it means; then every reproduction with its pictures and rows."""
     lines = [f"# {PAPERS[name]}", "", "## What held up, what did not, what it means", ""]
-    verdicts = [(c, v) for c, v in _verdicts(tables) if c.entry is not None and page_of(c.entry) == name]
-    for verdict, heading in (
-        ("held", "Held up"),
-        ("partly held", "Held up in part"),
-        ("not held", "Did not hold up"),
-        ("not run", "Not run yet"),
-    ):
+    verdicts = [(c, v) for c, v in _verdicts(tables) if ENTRIES[c.entry].paper == name]
+    for verdict, heading in HEADINGS_OF_VERDICTS.items():
         claims = [claim for claim, reached in verdicts if reached == verdict]
         if claims:
             lines += [f"**{heading}**", ""]
-            lines += [f"- {c.says} ([table](#{c.entry})). *{c.advice(verdict)}*" for c in claims]
+            lines += [
+                f"- {c.says}{'' if c.by_paper else ' (asked here)'} ([table](#{c.entry})). {c.meaning(verdict)}"
+                for c in claims
+            ]
             lines.append("")
     if not verdicts:
-        lines += ["No claim of a paper is tested here: these are measurements of strati itself.", ""]
-    entries = [entry for entry in ENTRIES if page_of(entry) == name]
+        lines += ["These are measurements of strati itself; no claim of a paper is tested.", ""]
+    entries = [entry for entry in ENTRIES if ENTRIES[entry].paper == name]
     lines += [section(entry, tables[entry]) for entry in entries if entry in tables]
     missing = [f"`{entry}`" for entry in entries if entry not in tables]
     if missing:
-        lines += [f"## Without a full run yet\n\n{', '.join(missing)}\n"]
+        lines += [f"## No full run is stored\n\n{', '.join(missing)}\n"]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def section(name: str, table: dict[str, Any]) -> str:
-    """One reproduction: what it cost, its pictures and its rows."""
+    """One reproduction: its cost, its pictures and its rows."""
     cost = table.get("cost")
     spent = (
         f", {cost['seconds'] / 60:.1f} minutes ({cost['cpu_seconds'] / 60:.1f} of the processor)"
@@ -315,14 +325,28 @@ def section(name: str, table: dict[str, Any]) -> str:
         lines += [f"*{warning['code']}*: {warning['text']}", ""]
     for figure in table["figures"]:
         lines += _figure_lines(name, figure, table.get("captions", {}))
-    used = [name for name in columns_used(table["rows"]) if name != "mode"]  # all are full runs
-    lines += [f'<details markdown="1"><summary>{len(table["rows"])} rows</summary>', ""]
-    lines.append("| " + " | ".join(HEADINGS.get(n, n) for n in used) + " |")
-    left = ("what", "agrees", "note")
-    lines.append("| " + " | ".join("---" if n in left else "---:" for n in used) + " |")
-    lines += ["| " + " | ".join(_safe(cell(row.get(n))) for n in used) + " |" for row in table["rows"]]
-    lines += ["", "</details>"]
+    lines += _table_lines(name, table["rows"])
     return "\n".join(lines) + "\n"
+
+
+def _table_lines(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """The rows that compare with a paper or a theory, or the first ones; a link to the CSV with all of them."""
+    comparing = [row for row in rows if any(row.get(n) is not None for n in ("paper", "theory", "before"))]
+    shown = (comparing or rows)[:ROWS_SHOWN]
+    used = [n for n in columns_used(shown) if n != "mode"]  # all are full runs
+    left = ("what", "agrees", "note")
+    count = f"{len(shown)} of {len(rows)} rows" if len(shown) < len(rows) else f"{len(rows)} rows"
+    return [
+        f'<details markdown="1"><summary>{count}</summary>',
+        "",
+        "| " + " | ".join(HEADINGS.get(n, n) for n in used) + " |",
+        "| " + " | ".join("---" if n in left else "---:" for n in used) + " |",
+        *("| " + " | ".join(_safe(cell(row.get(n))) for n in used) + " |" for row in shown),
+        "",
+        "</details>",
+        "",
+        f"[All rows as CSV]({name}.csv)",
+    ]
 
 
 def _figure_lines(name: str, figure: str, captions: dict[str, str]) -> list[str]:
@@ -340,6 +364,7 @@ def check() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    expected |= {f"reproduced/{n}.csv": rows_as_csv(table) for n, table in stored().items()}
     stale = [n for n, text in expected.items() if not (DOCS / n).is_file() or (DOCS / n).read_text() != text]
     if stale:
         print(

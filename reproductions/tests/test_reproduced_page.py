@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import tooling
 
-from strati_reproductions.claims import CLAIMS
-from strati_reproductions.registry import ENTRIES
+from strati_reproductions.claims import CLAIMS, Verdict
+from strati_reproductions.registry import ENTRIES, PAPERS
 from strati_reproductions.rows import caption
 
 HOME = Path(__file__).resolve().parents[2]
@@ -95,6 +95,7 @@ def test_collecting_takes_full_runs_of_the_present_revision_alone(
         f"{fresh}-a.csv",
         f"{fresh}-a.png",
         f"{fresh}-large.png",
+        f"{fresh}.csv",
         f"{fresh}.json",
     ]
     told = capsys.readouterr().out
@@ -130,7 +131,7 @@ def test_every_stored_picture_has_its_sentence(tool: ModuleType) -> None:
 
 def test_claims_follow_the_rows(tool: ModuleType, table: dict[str, Any]) -> None:
     place = "reproduced/robust-and-critical-layers.md"
-    for ours, verdict, heading in ((0.17, "held", "**Held up**"), (0.0, "not held", "**Did not hold up**")):
+    for ours, verdict, heading in ((0.17, "held", "**Held**"), (0.0, "did not hold", "**Did not hold**")):
         changed = copy.deepcopy(table)
         changed["rows"][0]["ours"] = ours
         files = tool.pages({"alpha-of-random-layers": changed})
@@ -140,22 +141,24 @@ def test_claims_follow_the_rows(tool: ModuleType, table: dict[str, Any]) -> None
 
 
 def test_every_reproduction_has_a_page(tool: ModuleType) -> None:
-    assert {tool.page_of(entry) for entry in ENTRIES} == set(tool.PAPERS)
+    assert {entry.paper for entry in ENTRIES.values()} == set(PAPERS)
     nav = (HOME / "mkdocs.yml").read_text()
-    assert all(f"- reproduced/{name}.md" in nav for name in tool.PAPERS)
+    assert all(f"- reproduced/{name}.md" in nav for name in PAPERS)
 
 
 def test_claims_name_entries_that_there_are() -> None:
-    assert all(claim.entry in ENTRIES for claim in CLAIMS if claim.entry is not None)
-    assert {claim.paper for claim in CLAIMS} == {
-        "robust-and-critical-layers",
-        "top-down-eigenspectra",
-        "degeneracy-in-the-loss-landscape",
-        "dropped-neural-net",
-        "Nanda et al. 2023",
-        "Hoogland et al. 2024",
-        "asked here",
-    }
+    assert all(claim.entry in ENTRIES for claim in CLAIMS)
+
+
+def test_a_page_shows_the_rows_that_compare_and_links_all_of_them(
+    tool: ModuleType, table: dict[str, Any]
+) -> None:
+    rows = [{"what": f"row {k}", "paper": k if k < 30 else None, "ours": k} for k in range(40)]
+    name = "alpha-of-random-layers"
+    page = tool.pages({name: table | {"rows": rows}})["reproduced/robust-and-critical-layers.md"]
+    assert f"{tool.ROWS_SHOWN} of 40 rows" in page and f"({name}.csv)" in page
+    assert "row 39" not in page
+    assert tool.rows_as_csv({"rows": rows}).count("\n") == 41
 
 
 def _row(
@@ -168,17 +171,17 @@ def _row(
 def test_claims_of_followed_runs() -> None:
     verdicts = {c.says.split()[0]: c for c in CLAIMS if c.entry in ("grokking", "in-context")}
     runs = [_row("runs-that-generalise", facts={"count": 5, "of": 5})]
-    for accuracy, verdict in ((0.031, "held"), (0.99, "not held")):
+    for accuracy, verdict in ((0.031, "held"), (0.99, "did not hold")):
         alone = _row("accuracy-without-decay", facts={"accuracy": accuracy})
         assert verdicts["Modular"].verdict([*runs, alone]) == verdict
-    for end, error, verdict in ((57.0, 0.4, "held"), (278.0, 0.8, "not held")):
+    for end, error, verdict in ((57.0, 0.4, "held"), (278.0, 0.8, "did not hold")):
         levels = {"decay": True, "peak": 279.2, "peak_error": 0.9, "end": end, "end_error": error}
         assert verdicts["The"].verdict([_row("peak-and-end", facts=levels)]) == verdict
-    assert verdicts["The"].verdict([_row("peak-and-end", facts={"decay": True})]) == "not run"
-    for count, of, verdict in ((5, 5, "held"), (4, 5, "not held"), (0, 0, "not held")):
+    assert verdicts["The"].verdict([_row("peak-and-end", facts={"decay": True})]) == "not tested"
+    for count, of, verdict in ((5, 5, "held"), (4, 5, "did not hold"), (0, 0, "did not hold")):
         order = {"first": "spectra", "second": "test-loss", "count": count, "of": of}
         assert verdicts["Spectra"].verdict([_row("order", facts=order)]) == verdict
-    for steps, verdict in (((5, 9, 9), "held"), ((9, 5, 9), "not held"), ((5, None, 9), "not held")):
+    for steps, verdict in (((5, 9, 9), "held"), ((9, 5, 9), "did not hold"), ((5, None, 9), "did not hold")):
         stages = [_row("stage", facts={"stage": k, "step": step}) for k, step in enumerate(steps)]
         assert verdicts["Bigrams,"].verdict(stages) == verdict
 
@@ -187,12 +190,12 @@ def test_a_claim_can_hold_in_part() -> None:
     share = next(c for c in CLAIMS if c.says.startswith("1 to 6 %"))
     gpt2 = _row("quasi-null-share", paper_network=0.8, facts={"most": 3.0})
     other = _row("quasi-null-share", 2.0, {"most": 7.0})
-    assert share.verdict([gpt2, other]) == "partly held"
+    assert share.verdict([gpt2, other]) == "held in part"
     assert share.verdict([gpt2 | {"paper_network": 1.2}, other]) == "held"
-    assert share.verdict([gpt2 | {"facts": {"most": 0.5}}]) == "not held"
-    assert share.advice("partly held") == share.advice("not held") != share.advice("held")
+    assert share.verdict([gpt2 | {"facts": {"most": 0.5}}]) == "did not hold"
+    assert share.meaning(Verdict.IN_PART) == share.meaning(Verdict.FAILED) != share.meaning(Verdict.HELD)
     tails = next(c for c in CLAIMS if "no clean edge of the bulk" in c.says)
-    for count, verdict in ((12, "held"), (9, "partly held"), (6, "not held")):
+    for count, verdict in ((12, "held"), (9, "held in part"), (6, "did not hold")):
         assert tails.verdict([_row("gpt2-heavy-tailed", facts={"count": count, "of": 12})]) == verdict
 
 
@@ -201,8 +204,8 @@ def test_the_claim_about_scales_is_read_at_its_ends() -> None:
     ends = [_row("lambda-at-scale", v, paper=v, error=0.01, agrees="yes") for v in (0.5, 0.25)]
     between = _row("lambda-at-scale", 0.37, error=0.004, agrees="no")
     assert claim.verdict([ends[0], between, ends[1]]) == "held"
-    assert claim.verdict([ends[0] | {"agrees": "no"}, ends[1]]) == "not held"
-    assert claim.verdict([ends[0], ends[1] | {"ours": 0.49}]) == "not held"
+    assert claim.verdict([ends[0] | {"agrees": "no"}, ends[1]]) == "did not hold"
+    assert claim.verdict([ends[0], ends[1] | {"ours": 0.49}]) == "did not hold"
 
 
 def test_claims_do_not_depend_on_text() -> None:
@@ -223,11 +226,13 @@ def test_stored_keys_are_those_that_the_code_gives() -> None:
 
 
 def test_every_claim_of_a_stored_table_has_its_verdict() -> None:
-    """A rule that finds none of its rows would say "not run" of a table that stands below it."""
+    """A rule that finds none of its rows would say "not tested" of a table that stands below it."""
     tables = {
         file.stem: json.loads(file.read_text()) for file in (HOME / "docs" / "reproduced").glob("*.json")
     }
-    blind = [c.says for c in CLAIMS if c.entry in tables and c.verdict(tables[c.entry]["rows"]) == "not run"]
+    blind = [
+        c.says for c in CLAIMS if c.entry in tables and c.verdict(tables[c.entry]["rows"]) == "not tested"
+    ]
     assert not blind
 
 
@@ -237,24 +242,28 @@ def test_claims_about_single_networks_and_bases_look_at_their_own_rows() -> None
         _row("mean-correlation", rho, {"network": name, "metric": "alpha", "statistic": "Spearman"})
         for name, rho in (("vit-cifar10", 0.1), ("stories15m-initial", 0.3))
     ]
-    assert (vit.verdict(rows), others.verdict(rows)) == ("held", "not held")
+    assert (vit.verdict(rows), others.verdict(rows)) == ("held", "did not hold")
     neurons, components = (
-        next(c for c in CLAIMS if words in c.says) for words in ("than neurons", "than principal")
+        next(c for c in CLAIMS if words in c.says) for words in ("than the neuron", "than principal")
     )
     edges = [
         _row("edges", value, {"network": network, "basis": kind})
         for network, values in (("digits", (10, 20, 30)), ("stories15M", (10, 9, 30)))
         for kind, value in zip(("interaction", "pca", "neuron"), values, strict=True)
     ]
-    assert (neurons.verdict(edges), components.verdict(edges)) == ("held", "not held")
+    assert (neurons.verdict(edges), components.verdict(edges)) == ("held", "did not hold")
     word = next(c for c in CLAIMS if c.says.startswith("Such a fine-tuning"))
     keys = ("alpha-change", "spectral-distance")
     tuned = [_row(k, v, {"decay": d}) for d, v in ((0.1, 0.1), (1.0, 0.1), (10.0, 0.2)) for k in keys]
     strong = [_row(k, 2.6, {"decay": 100.0}) for k in keys]
     assert word.verdict([*tuned, *strong]) == "held"
-    assert word.verdict([*tuned[:-1], tuned[-1] | {"ours": 0.7}]) == "not held"
-    assert word.verdict(tuned[:-1]) == "not run"
+    assert word.verdict([*tuned[:-1], tuned[-1] | {"ours": 0.7}]) == "did not hold"
+    assert word.verdict(tuned[:-1]) == "not tested"
     larger = next(c for c in CLAIMS if "more stable across layers" in c.says)
-    for effect, pvalue, verdict in ((-0.5, 0.01, "held"), (-0.5, 0.2, "not held"), (0.5, 0.01, "not held")):
+    for effect, pvalue, verdict in (
+        (-0.5, 0.01, "held"),
+        (-0.5, 0.2, "did not hold"),
+        (0.5, 0.01, "did not hold"),
+    ):
         facts = {"effect": effect, "pvalue": pvalue}
         assert larger.verdict([_row("neighbour-distance", facts=facts)]) == verdict

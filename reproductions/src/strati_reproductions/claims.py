@@ -1,7 +1,7 @@
-"""What the papers claim, one line each, and whether it holds here: decided from the rows of the reproductions.
+"""The papers' claims, one line each, with a rule that decides from the rows of a reproduction whether each holds here.
 
-A claim names the reproduction that tests it and a rule that reads its rows, by their keys and typed facts and never by
-their text. The rule writes the verdict into the table on top of the docs' page, so that a new run can change it.
+A rule reads rows by their keys and typed facts, never by their text. Its verdict goes into the table of the docs'
+page and to the top of the paper's own page, so a new run can change it.
 """
 
 from __future__ import annotations
@@ -9,59 +9,64 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 Rows = Sequence[Mapping[str, Any]]
 Outcome = bool | Literal["partly"] | None
 """What a rule reads from the rows; ``None`` where they do not decide."""
 
-ROBUST = "robust-and-critical-layers"
-SPECTRA = "top-down-eigenspectra"
-DEGENERACY = "degeneracy-in-the-loss-landscape"
-DROPPED = "dropped-neural-net"
-GROKKING, STAGES, ASKED = "Nanda et al. 2023", "Hoogland et al. 2024", "asked here"
-"""Not of the four papers: what people follow runs for."""
+
+class Verdict(StrEnum):
+    """Whether a claim holds in the full runs that are stored."""
+
+    HELD = "held"
+    IN_PART = "held in part"
+    FAILED = "did not hold"
+    NOT_TESTED = "not tested"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper.
+    """A statement that a reproduction tests.
 
     Attributes:
-        paper: Its short name.
+        entry: The reproduction that tests it.
         says: The statement.
-        rely: What a reader may do with it where it held here.
-        otherwise: The same where it did not or only in part; ``rely`` again where that is empty.
-        entry: The reproduction that tests it; ``None`` where nothing here can.
+        means: What a reader can conclude where it held.
         rule: Whether it holds, from the reproduction's rows.
+        otherwise: What a reader can conclude where it did not hold, or only in part; empty means ``means`` again.
+        by_paper: False for a question that the paper does not ask and that is answered here.
     """
 
-    paper: str
+    entry: str
     says: str
-    rely: str
-    entry: str | None = None
-    rule: Callable[[Rows], Outcome] = lambda rows: None
+    means: str
+    rule: Callable[[Rows], Outcome]
     otherwise: str = ""
+    by_paper: bool = True
 
-    def advice(self, verdict: str) -> str:
-        """The line for a reader, given the verdict."""
-        return self.otherwise or self.rely if verdict in ("not held", "partly held") else self.rely
+    def meaning(self, verdict: Verdict) -> str:
+        """What a reader can conclude, given the verdict."""
+        if self.otherwise and verdict in (Verdict.FAILED, Verdict.IN_PART):
+            return self.otherwise
+        return self.means
 
-    def verdict(self, rows: Rows | None) -> str:
-        """``held``, ``partly held``, ``not held``, ``not run`` (no full run is stored) or ``not testable here``.
+    def verdict(self, rows: Rows | None) -> Verdict:
+        """The verdict on these rows; ``not tested`` where there are none or they do not decide.
 
         Examples:
-            >>> CLAIMS[1].verdict([{"key": "share-well-trained", "facts": {}, "ours": 0.17}])
+            >>> str(CLAIMS[1].verdict([{"key": "share-well-trained", "facts": {}, "ours": 0.17}]))
             'held'
-            >>> CLAIMS[1].verdict(None)
-            'not run'
+            >>> str(CLAIMS[1].verdict(None))
+            'not tested'
         """
-        if self.entry is None:
-            return "not testable here"
         outcome = None if rows is None else self.rule(rows)
+        if outcome is None:
+            return Verdict.NOT_TESTED
         if outcome == "partly":
-            return "partly held"
-        return "not run" if outcome is None else "held" if outcome else "not held"
+            return Verdict.IN_PART
+        return Verdict.HELD if outcome else Verdict.FAILED
 
 
 def _rows_of(rows: Rows, key: str, **facts: object) -> list[Mapping[str, Any]]:
@@ -140,12 +145,12 @@ def _removal_changes_nothing(rows: Rows) -> bool | None:
 
 def _alpha_predicts_nothing(rows: Rows, *, vit: bool) -> bool | None:
     """Whether the mean correlation of alpha over layers is below 0.2, in vision transformers or in the others."""
-    chosen = [
+    correlations = [
         row["ours"]
         for row in _rows_of(rows, "mean-correlation", metric="alpha", statistic="Spearman")
         if str(row["facts"]["network"]).startswith("vit-") == vit
     ]
-    return all(abs(float(rho)) < 0.2 for rho in chosen) if chosen else None
+    return all(abs(float(rho)) < 0.2 for rho in correlations) if correlations else None
 
 
 def _sparser_than(rows: Rows, other: str) -> bool | None:
@@ -206,8 +211,8 @@ def _stages_in_order(rows: Rows) -> bool | None:
 
 
 def _pairs_are_separated(rows: Rows) -> bool | None:
-    matched, rest = _one(rows, "pairs-least"), _one(rows, "non-pairs-greatest")
-    return None if matched is None or rest is None else matched > rest
+    pairs, others = _one(rows, "pairs-least"), _one(rows, "non-pairs-greatest")
+    return None if pairs is None or others is None else pairs > others
 
 
 def _both_tables_agree(rows: Rows) -> bool | None:
@@ -215,137 +220,152 @@ def _both_tables_agree(rows: Rows) -> bool | None:
     return None if None in answers else all(answers)
 
 
+def _grid_reaches_the_table(rows: Rows) -> bool | None:
+    closest = _rows_of(rows, "closest-training")
+    return bool(closest[0]["facts"]["within"]) if closest else None
+
+
 _LEVEL = 0.05
 
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim(ROBUST, "Alpha does not predict accuracy when a layer is re-initialised or re-randomised (figure 2)",
-          "Yes: do not judge a layer by its alpha.", "fcn-mnist",
+    Claim("fcn-mnist", "Alpha does not predict the accuracy when a layer is re-initialised or re-randomised (figure 2)",
+          "Do not judge a layer by its alpha.",
           lambda r: _all_ours(r, "mean-correlation", lambda v: abs(v) < 0.2, metric="alpha", statistic="Spearman")),
-    Claim(ROBUST, "Untrained layers can have the alpha of a well-trained one (figure 2, left)",
-          "Yes: read alpha beside the warning `noise-like`.", "alpha-of-random-layers",
+    Claim("alpha-of-random-layers", "Untrained layers can have the alpha of a well-trained one (figure 2, left)",
+          "Read alpha together with the warning `noise-like`.",
           lambda r: _all_ours(r, "share-well-trained", lambda v: v > 0.01)),
-    Claim(ROBUST, "Re-initialised, only the first layer is critical (figure 2)",
-          "For such networks (between robust and critical by strati's bounds); the training decides which layers are: "
-          "Adam makes the second one matter.", "fcn-mnist", _only_the_first_loses_much),
-    Claim(ROBUST, "Activation disagreement goes with accuracy (figure 4)",
-          "Where you have data: a better guide than any metric of the weights alone.", "fcn-mnist",
+    Claim("fcn-mnist", "When layers are re-initialised, only the first one is critical (figure 2)",
+          "This depends on the training: with Adam the second layer matters as well. By strati's bounds the first "
+          "layer is between robust and critical.", _only_the_first_loses_much),
+    Claim("fcn-mnist", "Activation disagreement correlates with accuracy (figure 4)",
+          "If you have data, activation disagreement is a better guide than any metric of the weights alone.",
           lambda r: _all_ours(r, "mean-correlation", lambda v: v < -0.5, metric="activation_disagreement",
                               statistic="Spearman")),
-    Claim(ROBUST, "No other metric of the weights alone predicts accuracy either (figure 3)",
-          "Yes.", "fcn-mnist", lambda r: _all_ours(r, "mean-correlation", lambda v: abs(v) < 0.2, figure="figure 3",
-                                                 statistic="Spearman")),
-    Claim(ROBUST, "Alpha predicts nothing in pretrained networks (tables 2, 3, figures 5, 6)",
-          "Yes, on the stand-ins that can be had here.", "pretrained",
+    Claim("fcn-mnist", "No other metric of the weights alone predicts the accuracy (figure 3)",
+          "The metrics of figure 3 do not tell which layers the network needs.",
+          lambda r: _all_ours(r, "mean-correlation", lambda v: abs(v) < 0.2, figure="figure 3",
+                              statistic="Spearman")),
+    Claim("fcn-mnist-grid", "Networks with the paper's test accuracy have the paper's alphas (table 1)",
+          "One of the trainings of the grid gives all numbers of table 1 within two standard errors.",
+          _grid_reaches_the_table,
+          "No training of the grid gives all numbers of table 1 within two standard errors; the table of the grid says "
+          "how close the best one comes."),
+    Claim("pretrained", "Alpha predicts nothing in pretrained networks (tables 2, 3, figures 5, 6)",
+          "The paper's networks are not available here; this holds on the pretrained networks that are.",
           lambda r: _alpha_predicts_nothing(r, vit=False)),
-    Claim(ROBUST, "The same in a ViT (table 2, figures 5 and 9)",
-          "On a small one trained here on CIFAR-10; one on ImageNet cannot be had.", "pretrained",
+    Claim("pretrained", "Alpha predicts nothing in a ViT (table 2, figures 5 and 9)",
+          "This was tested on a small ViT that was trained here on CIFAR-10; one trained on ImageNet is not available.",
           lambda r: _alpha_predicts_nothing(r, vit=True)),
-    Claim(SPECTRA, "The spectra of a language model are heavy-tailed, with no clean edge of the bulk (section 3.1)",
-          "Yes, on GPT-2's own attention output projections, the only matrices of it that are available.", "roles",
+    Claim("roles", "The spectra of a language model are heavy-tailed, with no clean edge of the bulk (section 3.1)",
+          "This holds for GPT-2's own attention output projections, the only matrices of it that are available.",
           lambda r: _mostly(r, "gpt2-heavy-tailed"),
-          "Of GPT-2's own attention output projections, the only matrices of it that are available, most are; those of "
-          "the last blocks have a bulk with spikes."),
-    Claim(SPECTRA, "1 to 6 % of a language model's eigenvalues are quasi-null (section 3.1)",
-          "Yes, in every network measured.", "quasi-null", _within_the_papers_share,
-          "Single layers of GPT-2's own attention outputs have that share and their mean lies just below it; its MLP "
-          "layers, which the paper's figure shows, are not available. Other networks differ: measure yours."),
-    Claim(SPECTRA, "Vision models have no quasi-null eigenvalues",
-          "It depends on the network: measure yours.", "vision-and-language",
-          lambda r: _all_ours(r, "quasi-null-share", lambda v: v < 0.5, kind="vision")),
-    Claim(SPECTRA, "Quasi-null directions can be taken out without harm (section 3.1)",
-          "Yes, on stories15M.", "remove-quasi-null", _removal_changes_nothing,
-          "Measure first: on stories15M it costs loss."),
-    Claim(SPECTRA, "MLP layers have the heavier tail (section 3.2, figure 4)",
-          "Compare layers of your own network: the direction is not universal.", "roles",
-          lambda r: _mlp_is_smaller(r, "alpha")),
-    Claim(SPECTRA, "The bulk of MLP layers is tighter (section 3.2, figure 4)",
-          "It says nothing of training: random matrices as far from square are as much tighter.", "roles",
+          "Most of GPT-2's own attention output projections are heavy-tailed; those of the last blocks have a bulk "
+          "with spikes. Its other matrices are not available."),
+    Claim("quasi-null", "1 to 6 % of a language model's eigenvalues are quasi-null (section 3.1)",
+          "This holds in every network measured.", _within_the_papers_share,
+          "Single layers of GPT-2's own attention outputs have this share, and their mean lies just below it. GPT-2's "
+          "MLP layers, which the paper's figure shows, are not available. Other networks differ: measure yours."),
+    Claim("vision-and-language", "Vision models have no quasi-null eigenvalues",
+          "Still measure your own network.",
+          lambda r: _all_ours(r, "quasi-null-share", lambda v: v < 0.5, kind="vision"),
+          "Some vision networks have as many as language models: measure yours."),
+    Claim("remove-quasi-null", "Quasi-null directions can be removed without an effect (section 3.1)",
+          "Removing them from stories15M does not change its loss.", _removal_changes_nothing,
+          "On stories15M removing them raises the loss, by more than removing as many directions from the bulk does: "
+          "measure before you remove them."),
+    Claim("roles", "MLP layers have the heavier tail (section 3.2, figure 4)",
+          "This holds in every network measured.", lambda r: _mlp_is_smaller(r, "alpha"),
+          "The direction differs between networks: compare the layers of your own."),
+    Claim("roles", "The bulk of MLP layers is tighter (section 3.2, figure 4)",
+          "This is a property of the shape and not of training: random matrices of the same shapes differ as much.",
           lambda r: _mlp_is_smaller(r, "width")),
-    Claim(SPECTRA, "Fine-tuning changes spectra negligibly (section 3.3)",
-          "Spectra will not show you what a fine-tune did: compare the updates.", "fine-tuning",
+    Claim("fine-tuning", "Fine-tuning changes spectra negligibly (section 3.3)",
+          "Spectra do not show what a fine-tune changed: use `strati compare`, which looks at the updates.",
           lambda r: _all_ours(r, "alpha-change", lambda v: v < 0.5)),
-    Claim(SPECTRA, "A language model taught one word under strong regularisation has no collapsed layer (section 3.3)",
-          "Yes, up to a weight decay of 100 on stories15M.", "same-token",
+    Claim("same-token", "A language model that is taught one word under strong regularisation has no collapsed layer "
+          "(section 3.3)",
+          "This holds up to a weight decay of 100 on stories15M.",
           lambda r: _all_ours(r, "layers-collapsed", lambda v: v == 0),
-          "Only up to a point: see at which weight decay."),
-    Claim(SPECTRA, "Such a fine-tuning changes spectra almost negligibly (section 3.3, figures 5, 6)",
-          "Up to a weight decay of 10: spectra will not show you that a model was taught to say one word. One of 100 "
-          "shrinks the eigenvalues and hardly moves alpha.", "same-token", _spectra_stay,
-          "Only under mild regularisation; strong weight decay shows."),
-    Claim(SPECTRA, "Strong regularisation does not collapse a layer (section 3.3)",
-          "Yes, up to a weight decay of 10 on the embedded network.", "rank-collapse",
+          "This holds only up to a certain weight decay, which the table gives."),
+    Claim("same-token", "Such a fine-tuning changes spectra almost negligibly (section 3.3, figures 5, 6)",
+          "Up to a weight decay of 10, spectra do not show that a model was taught to say one word. A weight decay of "
+          "100 shrinks the eigenvalues and hardly changes alpha.", _spectra_stay,
+          "This holds only under mild regularisation; strong weight decay changes the spectra."),
+    Claim("rank-collapse", "Strong regularisation does not collapse a layer (section 3.3)",
+          "This holds up to a weight decay of 10 on the embedded network.",
           lambda r: _all_ours(r, "layers-collapsed", lambda v: v == 0),
-          "Only up to a point: see at which."),
-    Claim(SPECTRA, "A larger model's spectra are more stable across layers (section 3.4)",
-          "Yes, on the pair tested.", "small-and-large", lambda r: _larger_is_smaller(r, "neighbour-distance"),
-          "Not for every kind of layer: compare your own two."),
-    Claim(SPECTRA, "A larger model's eigenvalues are somewhat smaller (section 3.4)",
-          "Yes, on the pair tested.", "small-and-large", lambda r: _larger_is_smaller(r, "median-eigenvalue"),
-          "Not for every kind of layer: compare your own two."),
-    Claim(DEGENERACY, "The behavioural loss has no lower learning coefficient than the training loss (2.2.1)",
-          "Yes, in the case tested.", "degeneracy-landscape", _behavioural_is_no_lower),
-    Claim(DEGENERACY, "The learning coefficient depends on the loss scale (2.2.2)",
-          "Yes: say at which scale a number of effective parameters was measured.", "degeneracy-toys",
-          _changes_with_the_scale),
-    Claim(DEGENERACY, "Free directions that interact are worth less: the cross of figure 1 has one degree of freedom",
-          "Yes: counting flat directions of the Hessian overstates freedom.", "degeneracy-toys",
+          "A weight decay of 10 collapses a layer of the embedded network, and the network then loses accuracy; a "
+          "weight decay of 1 does not."),
+    Claim("small-and-large", "A larger model's spectra are more stable across layers (section 3.4)",
+          "This holds for the pair tested.", lambda r: _larger_is_smaller(r, "neighbour-distance"),
+          "It depends on the kind of layer and on the pair. The paper's larger network is not available."),
+    Claim("small-and-large", "A larger model's eigenvalues are somewhat smaller (section 3.4)",
+          "This holds for the pair tested.", lambda r: _larger_is_smaller(r, "median-eigenvalue"),
+          "In the pair tested the larger model has the larger eigenvalues. The paper's larger network is not "
+          "available."),
+    Claim("degeneracy-landscape", "The behavioural loss has no lower learning coefficient than the training loss "
+          "(2.2.1)", "This holds in the case tested.", _behavioural_is_no_lower),
+    Claim("degeneracy-toys", "The learning coefficient depends on the loss scale (2.2.2)",
+          "State the scale at which a number of effective parameters was measured.", _changes_with_the_scale),
+    Claim("degeneracy-toys", "Free directions that interact give fewer degrees of freedom: the cross of figure 1 has "
+          "one", "Counting flat directions of the Hessian overstates the freedom.",
           lambda r: _all_agree(r, "cross-freedom")),
-    Claim(DEGENERACY, "The information criterion needs 2 lambda for the number of parameters (2.1)",
-          "Yes: with the parameter count it overstates the cost of a model that does not use them all.",
-          "degeneracy-toys", lambda r: _all_agree(r, "criterion-growth")),
-    Claim(DEGENERACY, "For every direction that low-dimensional activations leave free a weight can be 0 (section 4)",
-          "Yes: `strati basis --sparsify` writes such a checkpoint.", "sparsity-and-freedom",
+    Claim("degeneracy-toys", "The information criterion needs 2 lambda in place of the number of parameters (2.1)",
+          "With the parameter count the criterion overstates the cost of a model that does not use all parameters.",
+          lambda r: _all_agree(r, "criterion-growth")),
+    Claim("sparsity-and-freedom", "For every direction that low-dimensional activations leave free, a weight can be 0 "
+          "(section 4)", "`strati basis --sparsify` writes such a checkpoint.",
           lambda r: _complete(r, "zeros-low-dimensional")),
-    Claim(DEGENERACY, "The same for neurons that fire together (section 4)",
-          "Yes.", "sparsity-and-freedom",
+    Claim("sparsity-and-freedom", "For every direction that synchronised neurons leave free, a weight can be 0 "
+          "(section 4)", "`strati basis --sparsify` writes such a checkpoint.",
           lambda r: _complete(r, "zeros-all"),
-          "Only where recombining them keeps every gate; a checkpoint cannot hold the rest."),
-    Claim(DEGENERACY, "The interaction basis does not depend on a layer's coordinates (section 6.2)",
-          "Yes, to rounding.", "basis-invariance", lambda r: _all_ours(r, "invariance", lambda v: v < 1e-8)),
-    Claim(DEGENERACY, "It makes deep linear networks diagonal (appendix A)",
-          "Yes, to rounding.", "basis-invariance", lambda r: _all_ours(r, "diagonal", lambda v: v < 1e-8)),
-    Claim(DEGENERACY, "Weight decay empties directions that the data never see (3.1.1)",
-          "With plain gradients and with AdamW.", "degeneracy-landscape",
+          "This works only where recombining the neurons keeps every gate; a checkpoint cannot express the others."),
+    Claim("basis-invariance", "The interaction basis does not depend on a layer's coordinates (section 6.2)",
+          "This holds to rounding.", lambda r: _all_ours(r, "invariance", lambda v: v < 1e-8)),
+    Claim("basis-invariance", "The interaction basis makes deep linear networks diagonal (appendix A)",
+          "This holds to rounding.", lambda r: _all_ours(r, "diagonal", lambda v: v < 1e-8)),
+    Claim("degeneracy-landscape", "Weight decay removes the weights in directions that the data never use (3.1.1)",
+          "This holds with plain gradient descent and with AdamW.",
           lambda r: _all_ours(r, "null-share", lambda v: v < 0.05, decay=0.01)),
-    Claim(DEGENERACY, "Free directions of disjoint modules add up (5.2.1)", "Yes, exactly.", "modules-section-5",
+    Claim("modules-section-5", "Free directions of disjoint modules add up (5.2.1)", "This holds exactly.",
           lambda r: _complete(r, "free-add-up")),
-    Claim(DEGENERACY, "Effective parameters of joined modules add up with the link held fixed (eq. 31)",
-          "Take it as an upper bound: a module can undo what the other does to the link.", "modules-section-5",
-          lambda r: _complete(r, "link-held-fixed")),
-    Claim(DEGENERACY, "The interaction basis makes networks sparser than neurons do (section 4)",
-          "Yes, on all four networks tested.", "interaction-basis", lambda r: _sparser_than(r, "neuron"),
-          "Compare bases on your own network."),
-    Claim(DEGENERACY, "It makes them sparser than principal components do (section 4)",
-          "Yes, on all four networks tested.", "interaction-basis", lambda r: _sparser_than(r, "pca"),
-          "In small networks; in a transformer's residual stream principal components need as few edges."),
-    Claim(DROPPED, "The diagonal of W_out W_in tells which projections belong together (section 3)",
-          "On networks that grew a negative diagonal; elsewhere other signals are needed.", "dropped-net-tables",
+    Claim("modules-section-5", "Effective parameters of connected modules add up with the link held fixed (eq. 31)",
+          "This holds in every case tested.", lambda r: _complete(r, "link-held-fixed"),
+          "The sum is an upper bound: one module can compensate for what the other does to the link."),
+    Claim("interaction-basis", "The interaction basis makes networks sparser than the neuron basis does (section 4)",
+          "This holds on all four networks tested.", lambda r: _sparser_than(r, "neuron"),
+          "This depends on the network: compare bases on yours."),
+    Claim("interaction-basis", "The interaction basis makes networks sparser than principal components do (section 4)",
+          "This holds on all four networks tested.", lambda r: _sparser_than(r, "pca"),
+          "This holds in small networks; in a transformer's residual stream principal components need as few edges."),
+    Claim("dropped-net-tables", "The diagonal of W_out W_in tells which projections belong together (section 3)",
+          "This works for networks whose training produced a negative diagonal; others need other signals.",
           _pairs_are_separated),
-    Claim(DROPPED, "Exchanging neighbours from the delta-norm or Frobenius seed puts the network back (tables 2, 3)",
-          "Yes, and the numbers of both tables come out digit for digit.", "dropped-net-tables",
+    Claim("dropped-net-tables", "Exchanging neighbours from the delta-norm or Frobenius order restores the network "
+          "(tables 2, 3)", "The network is restored, and all numbers of both tables agree to the last digit.",
           _both_tables_agree,
-          "The network is put back; the counts of the tables differ."),
-    Claim(DROPPED, "The numbers of the repair from the Bradley-Terry order (table 1)",
-          "The order is solved; the paper's count of exchanges is not reached.", "dropped-net-tables",
-          lambda r: _all_agree(r, "table-1")),
-    Claim(DROPPED, "Half of the neurons are active (appendix B, figure 8)",
-          "On the raw inputs; on the stream that a block meets it is a fifth.", "dropped-net-tables",
+          "The network is restored; the counts of the tables differ."),
+    Claim("dropped-net-tables", "The numbers of the repair from the Bradley-Terry order (table 1)",
+          "All numbers of the table agree.", lambda r: _all_agree(r, "table-1"),
+          "The order is found; the paper's count of exchanges is not reached."),
+    Claim("dropped-net-tables", "Half of the neurons are active (appendix B, figure 8)",
+          "This holds on the raw inputs; on the inputs that a block receives it is a fifth.",
           lambda r: _all_ours(r, "activation-probability", lambda v: abs(v - 0.5) < 0.05, inputs="the raw inputs")),
-    Claim(DROPPED, "Training by itself grows a negative diagonal (appendix A)",
-          "Of every block's trace the sign, with small batches and long training.", "dropped-net-study",
+    Claim("dropped-net-study", "Training alone produces a negative diagonal (appendix A)",
+          "With small batches and long training the trace of every block is negative.",
           lambda r: _all_ours(r, "trace-mean", lambda v: v < -1, epochs=200, target="pred", decay=0)),
-    Claim(GROKKING, "Modular addition generalises long after it is learned by heart, with weight decay and not without",
-          "Yes, within the steps tried.", "grokking", _only_decay_generalises),
-    Claim(ASKED, "The learning coefficient of modular addition falls as the network generalises",
-          "That it falls, yes. When it begins to, and so whether that is before the test loss, depends on gamma: with "
-          "a stronger localisation it falls from the first checkpoints on.", "grokking", _coefficient_falls,
-          "Not in every run."),
-    Claim(ASKED, "Spectra change before the test loss of modular addition falls",
-          "They do, but as early as the training loss: they say that something was learned, not that it generalises.",
-          "grokking", lambda r: _complete(r, "order", first="spectra", second="test-loss")),
-    Claim(STAGES, "Bigrams, in-context learning, previous-token heads and induction heads appear one after the other",
-          "Yes, in the run tested.", "in-context", _stages_in_order,
-          "Look at which stages appeared: small models on little text need not go through all of them."),
+    Claim("grokking", "Modular addition generalises long after the training pairs are memorised, with weight decay and "
+          "not without", "This holds within the steps tried.", _only_decay_generalises),
+    Claim("grokking", "The learning coefficient of modular addition falls as the network generalises",
+          "The coefficient falls in every run. When it starts to fall depends on gamma, so it is no early warning of "
+          "generalisation.", _coefficient_falls,
+          "It does not fall in every run.", by_paper=False),
+    Claim("grokking", "Spectra change before the test loss of modular addition falls",
+          "They change as early as the training loss: they show that something was learned, not that it generalises.",
+          lambda r: _complete(r, "order", first="spectra", second="test-loss"), by_paper=False),
+    Claim("in-context", "Bigrams, in-context learning, previous-token heads and induction heads appear one after the "
+          "other", "This holds in the run tested.", _stages_in_order,
+          "Not all stages appeared in this order; the table says which did."),
 )  # fmt: skip
-"""In the order of the page."""
+"""In the order of the pages."""

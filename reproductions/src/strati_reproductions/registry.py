@@ -1,8 +1,7 @@
-"""The reproductions by name. Each is a function in a module of its own, imported when called.
+"""The reproductions by name. Each is a function that is imported when it is called.
 
-A reproduction takes ``(quick, seed, folder, tick)`` and returns a :class:`Reproduction`: rows that compare the
-paper's number with the one measured here, with a note on any difference. ``folder`` is where it may keep figures
-and resumable work.
+A reproduction takes ``(quick, seed, folder, tick)`` and returns a :class:`Reproduction`: rows that compare the paper's
+number with the one measured here, with a note on any difference. It stores figures and resumable work in ``folder``.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from strati.core.options import resolve
 from strati.core.results import Tick, silent
 from strati_reproductions.rows import Reproduction, Row
 
-__all__ = ["ENTRIES", "Entry", "Reproduction", "Row", "reproduce"]
+__all__ = ["ENTRIES", "PAPERS", "Entry", "Reproduction", "Row", "reproduce"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that can be reproduced.
+    """One reproduction.
 
     Attributes:
         function: ``"module:function"`` below ``strati_reproductions``.
-        paper: Short name of the paper.
+        paper: A key of :data:`PAPERS`.
         summary: What the function reproduces.
         revision: Raise it by hand when the experiment changes so that stored tables no longer describe it.
     """
@@ -38,31 +37,48 @@ class Entry:
     revision: int = 1
 
 
+PAPERS: dict[str, str] = {
+    "robust-and-critical-layers": "Robust and critical layers",
+    "top-down-eigenspectra": "Top-down eigenspectra",
+    "degeneracy-in-the-loss-landscape": "Degeneracy in the loss landscape",
+    "dropped-neural-net": "I dropped a neural net",
+    "grokking": "Grokking of modular addition (Nanda et al. 2023)",
+    "superposition": "The toy model of superposition (Chen et al. 2023)",
+    "in-context-learning": "Stages of in-context learning (Hoogland et al. 2024, Wang et al. 2024)",
+    "anti-grokking": "Anti-grokking (Prakash and Martin 2025)",
+    "plans": "Compression plans, and published rules for them",
+}
+"""Titles of the papers; each has a page in the docs."""
+_ROBUST = "robust-and-critical-layers"
 _TOP_DOWN = "top-down-eigenspectra"
+_DEGENERACY = "degeneracy-in-the-loss-landscape"
+_DROPPED = "dropped-neural-net"
 
 ENTRIES: dict[str, Entry] = {
     "alpha-of-random-layers": Entry(
         "robust_and_critical.alpha_random:alpha_of_random_layers",
-        "robust-and-critical-layers",
+        _ROBUST,
         "figure 2, left: 10,000 untrained layers, how many look well trained",
     ),
     "fcn-mnist": Entry(
         "robust_and_critical.fcn_mnist:fcn_mnist",
-        "robust-and-critical-layers",
+        _ROBUST,
         "table 1, figures 2, 3, 4, 7: 100 networks on MNIST, every layer re-initialised and re-randomised",
     ),
     "fcn-mnist-grid": Entry(
         "robust_and_critical.training_grid:fcn_mnist_grid",
-        "robust-and-critical-layers",
+        _ROBUST,
         "table 1: epochs, batch size and input scaling that give the paper's alphas and accuracy",
     ),
     "pretrained": Entry(
         "robust_and_critical.pretrained:pretrained",
-        "robust-and-critical-layers",
+        _ROBUST,
         "tables 2, 3, figures 5, 6, 8-11: real pretrained networks, every layer re-randomised ten times",
     ),
     "phases": Entry(
-        "eigenspectra.phases:phases", _TOP_DOWN, "six phases on matrices of known making, share named right"
+        "eigenspectra.phases:phases",
+        _TOP_DOWN,
+        "the six phases on matrices whose phase is known: how often the phase is right",
     ),
     "quasi-null": Entry(
         "eigenspectra.spectra_real:quasi_null",
@@ -76,11 +92,11 @@ ENTRIES: dict[str, Entry] = {
         "attention against MLP, figure 4 with a test; GPT-2's attention outputs over the depth",
         revision=2,
     ),
-    "fine-tuning": Entry(
-        "eigenspectra.spectra_real:fine_tuning", _TOP_DOWN, "MiniLM against its fine-tuned descendant"
-    ),
+    "fine-tuning": Entry("eigenspectra.spectra_real:fine_tuning", _TOP_DOWN, "MiniLM against its fine-tune"),
     "five-trainings": Entry(
-        "eigenspectra.spectra_real:five_trainings", _TOP_DOWN, "how much of each metric is chance"
+        "eigenspectra.spectra_real:five_trainings",
+        _TOP_DOWN,
+        "how much each metric varies between five trainings of one network",
     ),
     "vision-and-language": Entry(
         "eigenspectra.spectra_real:vision_and_language",
@@ -96,10 +112,12 @@ ENTRIES: dict[str, Entry] = {
     "same-token": Entry(
         "eigenspectra.single_token:same_token",
         _TOP_DOWN,
-        "section 3.3, figures 5, 6: a language model taught one word",
+        "section 3.3, figures 5, 6: a language model fine-tuned to say one word",
     ),
     "remove-quasi-null": Entry(
-        "eigenspectra.spectra_experiments:remove_quasi_null", _TOP_DOWN, "quasi-null directions taken out"
+        "eigenspectra.spectra_experiments:remove_quasi_null",
+        _TOP_DOWN,
+        "the loss after quasi-null directions are removed",
     ),
     "small-and-large": Entry(
         "eigenspectra.sizes:small_and_large",
@@ -114,90 +132,90 @@ ENTRIES: dict[str, Entry] = {
     ),
     "degeneracy-real": Entry(
         "degeneracy.real_networks:real_networks",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "parameters used by real networks, before, during and after training",
     ),
     "interaction-basis": Entry(
         "degeneracy.bases:interaction_basis_study",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "sparsity, ablation and modules in four bases on three networks",
     ),
     "modules-section-5": Entry(
         "degeneracy.modular:section_five",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "free directions of modules, and the log law of links",
     ),
     "llc-truth-table": Entry(
         "degeneracy.learning_coefficients:truth_table",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "learning coefficients whose value is known, exact and sampled",
     ),
     "degeneracy-landscape": Entry(
         "degeneracy.learning_coefficients:studies",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "sections 2.2.1, 2.2.2, 3.1.1, 6.1: four statements tested on small networks",
     ),
     "degeneracy-toys": Entry(
         "degeneracy.toys:degeneracy_toys",
-        "degeneracy-in-the-loss-landscape",
-        "2.2.2's c^2 w^2 + w^4, figure 1's cross, the information criterion with 2 lambda",
+        _DEGENERACY,
+        "sections 2.1, 2.2.2, figure 1: losses whose learning coefficient is known, and the information criterion",
     ),
     "sparsity-and-freedom": Entry(
         "degeneracy.statements:sparsity_and_freedom",
-        "degeneracy-in-the-loss-landscape",
+        _DEGENERACY,
         "section 4: zeros after sparsifying against free directions",
     ),
     "basis-invariance": Entry(
         "degeneracy.statements:basis_invariance",
-        "degeneracy-in-the-loss-landscape",
-        "section 6.2: other coordinates, the same basis; appendix A: deep linear networks are diagonal",
+        _DEGENERACY,
+        "section 6.2, appendix A: the basis under changes of coordinates, and of deep linear networks",
     ),
     "dropped-net-tables": Entry(
         "dropped_net.puzzle:dropped_net_tables",
-        "dropped-neural-net",
+        _DROPPED,
         "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
     ),
     "dropped-net-figures": Entry(
-        "dropped_net.figures:dropped_net_figures", "dropped-neural-net", "figures 2 to 9 of the public puzzle"
+        "dropped_net.figures:dropped_net_figures", _DROPPED, "figures 2 to 9 of the public puzzle"
     ),
     "dropped-net-study": Entry(
         "dropped_net.open_questions:dropped_net_study",
-        "dropped-neural-net",
+        _DROPPED,
         "appendix A and the open questions on networks trained here: seeds, local minima, the negative diagonal, cost",
     ),
     "dropped-net-battery": Entry(
         "dropped_net.random_networks:dropped_net_battery",
-        "dropped-neural-net",
-        "forty residual networks drawn by seed, trained, dropped and put back: how many are exact within 120 s",
+        _DROPPED,
+        "forty residual networks trained, shuffled and reassembled: how many are exact within 120 s",
     ),
     "acting": Entry(
         "acting.table:acting",
-        "strati",
-        "plans against the even spread on unseen data: four networks, truncate and quantise, three budgets each",
+        "plans",
+        "plans against uniform allocation on unseen data: four networks, truncate and quantise, three budgets",
     ),
     "acting-claims": Entry(
         "acting.claims:claims",
-        "strati",
-        "what LASER, AlphaPruning, ShortGPT and rank choice claim, measured on the same networks",
+        "plans",
+        "claims of LASER, AlphaPruning, ShortGPT and rank selection, measured on the same networks",
     ),
     "grokking": Entry(
         "grokking.grokking:grokking",
-        "development (Nanda et al. 2023)",
-        "modular addition with weight decay and without: spectra, learning coefficient and test loss, in which order",
+        "grokking",
+        "with and without weight decay: the order in which spectra, learning coefficient and test loss change",
     ),
     "anti-grokking": Entry(
         "anti_grokking.anti_grokking:anti_grokking",
-        "development (Prakash and Martin 2025)",
+        "anti-grokking",
         "MNIST for millions of steps: does alpha below 2 or a correlation trap come before the test accuracy falls",
     ),
     "superposition": Entry(
         "superposition.superposition:superposition",
-        "development (Chen et al. 2023)",
+        "superposition",
         "the toy model of superposition: polygons, plateaus and their learning coefficients",
     ),
     "in-context": Entry(
         "in_context.stages:in_context",
-        "development (Hoogland et al. 2024)",
+        "in-context-learning",
         "a two-layer attention-only transformer: which stages of in-context learning appear",
     ),
     "quasi-null-training": Entry(
@@ -212,13 +230,13 @@ ENTRIES: dict[str, Entry] = {
     ),
     "effective-parameters-over-training": Entry(
         "degeneracy.toys:effective_parameters_over_training",
-        "degeneracy-in-the-loss-landscape",
-        "N_eff(eps) over training: does it fall or rise with the scale",
+        _DEGENERACY,
+        "section 2.2.2: effective parameters N_eff(eps) over training",
     ),
     "dropped-transformer": Entry(
         "dropped_transformer.table:dropped_transformer",
-        "dropped-neural-net",
-        "beyond the paper: transformers dropped into unlabelled matrices, put back without data",
+        _DROPPED,
+        "beyond the paper: transformers shuffled into unlabelled matrices and reassembled without data",
     ),
 }
 """Name -> entry, in the order they are listed."""
@@ -229,9 +247,9 @@ class ReproduceConfig:
     """Options of :func:`reproduce`.
 
     Attributes:
-        quick: Fewer networks or draws, minutes instead of an hour.
+        quick: Fewer networks or draws: minutes instead of an hour.
         seed: Random seed.
-        folder: Where figures and resumable work are kept; created on demand.
+        folder: Folder of figures and resumable work.
     """
 
     quick: bool = False
@@ -253,7 +271,7 @@ def reproduce(
     Raises:
         BadInputError: There is no such reproduction or option.
     """
-    chosen = resolve(ReproduceConfig, config, options, of=reproduce)
+    settings = resolve(ReproduceConfig, config, options, of=reproduce)
     if name not in ENTRIES:
         raise BadInputError(name, f"no such reproduction; there are: {', '.join(ENTRIES)}")
     entry = ENTRIES[name]
@@ -261,10 +279,8 @@ def reproduce(
     body: Callable[..., Reproduction] = getattr(
         importlib.import_module(f"strati_reproductions.{module}"), function
     )
-    reproduction = body(quick=chosen.quick, seed=chosen.seed, folder=Path(chosen.folder) / name, tick=tick)
-    return replace(
-        reproduction,
-        mode="quick" if chosen.quick else "full",
-        seed=chosen.seed,
-        revision=entry.revision,
+    reproduction = body(
+        quick=settings.quick, seed=settings.seed, folder=Path(settings.folder) / name, tick=tick
     )
+    mode = "quick" if settings.quick else "full"
+    return replace(reproduction, mode=mode, seed=settings.seed, revision=entry.revision)
