@@ -225,6 +225,42 @@ def _grid_reaches_the_table(rows: Rows) -> bool | None:
     return bool(closest[0]["facts"]["within"]) if closest else None
 
 
+def _coefficient_follows_size(rows: Rows) -> Outcome:
+    """Whether coefficient and size have a rank correlation of 0.8 everywhere; in part where some interval is above 0."""
+    laws = [row["facts"] for row in _rows_of(rows, "law")]
+    if not laws:
+        return None
+    if all(f["rho"] >= 0.8 for f in laws):
+        return True
+    return "partly" if any(f["low"] > 0 for f in laws) else False
+
+
+def _coefficient_predicts_best(rows: Rows) -> Outcome:
+    """Whether the coefficient explains more of left-out trainings than number and size of the weights do."""
+    shares: dict[str, dict[tuple[str, float], float]] = {}
+    for f in (row["facts"] for row in _rows_of(rows, "prediction")):
+        shares.setdefault(f["predictor"], {})[f["edit"], f["tolerance"]] = f["share"]
+    ours, others = (shares.get(name, {}) for name in ("lambda", "number and size of the weights"))
+    better = [share > others[case] for case, share in ours.items() if case in others]
+    return None if not better else True if all(better) else "partly" if any(better) else False
+
+
+def _recommended(rows: Rows, metric: str) -> Outcome:
+    """Whether the audit recommends a metric at every setting; in part where it does at some."""
+    advice = [row["facts"]["recommendation"] for row in _rows_of(rows, "layer-audit", metric=metric)]
+    if not advice:
+        return None
+    return True if set(advice) == {"use"} else "partly" if {"use", "use-with-care"} & set(advice) else False
+
+
+def _comes_first(rows: Rows, signal: str) -> Outcome:
+    """Whether a signal comes before every fall of the test accuracy; ``None`` where no accuracy fell."""
+    facts = [row["facts"] for row in _rows_of(rows, "heralded", signal=signal)]
+    if not facts or not facts[0]["of"]:
+        return None
+    return True if facts[0]["count"] == facts[0]["of"] else "partly" if facts[0]["count"] else False
+
+
 _LEVEL = 0.05
 
 
@@ -367,5 +403,23 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("in-context", "Bigrams, in-context learning, previous-token heads and induction heads appear one after the "
           "other", "This holds in the run tested.", _stages_in_order,
           "Not all stages appeared in this order; the table says which did."),
+    Claim("anti-grokking", "Alpha below 2 comes before every fall of the test accuracy",
+          "The table says how many steps before, and how often alpha is below 2 without a fall.",
+          lambda r: _comes_first(r, "alpha"), "Some falls came without this sign; the table has the steps."),
+    Claim("anti-grokking", "A correlation trap comes before every fall of the test accuracy",
+          "The table says how many steps before, and how often there is a trap without a fall.",
+          lambda r: _comes_first(r, "trap"), "Some falls came without this sign; the table has the steps."),
+    Claim("compressibility", "The learning coefficient and the compressibility of networks are closely correlated",
+          "Networks with a larger learning coefficient need more bits and a larger rank.",
+          _coefficient_follows_size,
+          "The correlation depends on the edit, the tolerance and the family of networks; the table has all of them."),
+    Claim("compressibility", "The learning coefficient predicts the compressed size of unseen networks better than the "
+          "number and size of their weights do", "Use it where you can afford to sample it.",
+          _coefficient_predicts_best,
+          "Number and size of the weights, which cost nothing, predict as well or better in at least one case.",
+          by_paper=False),
+    Claim("compressibility", "A layer's own learning coefficient says how much the layer can be compressed",
+          "It can order the layers of a plan.", lambda r: _recommended(r, "learning_coefficient"),
+          "Measure the cost of compressing a layer instead (`strati study`).", by_paper=False),
 )  # fmt: skip
 """In the order of the pages."""

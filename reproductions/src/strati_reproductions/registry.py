@@ -46,6 +46,7 @@ PAPERS: dict[str, str] = {
     "superposition": "The toy model of superposition (Chen et al. 2023)",
     "in-context-learning": "Stages of in-context learning (Hoogland et al. 2024, Wang et al. 2024)",
     "anti-grokking": "Anti-grokking (Prakash and Martin 2025)",
+    "compressibility": "Learning coefficient and compressibility (Urdshals et al. 2025)",
     "plans": "Compression plans, and published rules for them",
 }
 """Titles of the papers; each has a page in the docs."""
@@ -207,6 +208,11 @@ ENTRIES: dict[str, Entry] = {
         "anti_grokking.anti_grokking:anti_grokking",
         "anti-grokking",
         "MNIST for millions of steps: does alpha below 2 or a correlation trap come before the test accuracy falls",
+    ),
+    "compressibility": Entry(
+        "compressibility.compressibility:compressibility",
+        "compressibility",
+        "learning coefficient against bits and rank at a loss tolerance: slope, prediction, and per layer",
     ),
     "superposition": Entry(
         "superposition.superposition:superposition",

@@ -1,0 +1,1 @@
+"""Learning coefficient and compressibility (Urdshals et al. 2025)."""
