@@ -226,7 +226,7 @@ def _grid_reaches_the_table(rows: Rows) -> bool | None:
 
 
 def _coefficient_follows_size(rows: Rows) -> Outcome:
-    """Whether coefficient and size have a rank correlation of 0.8 everywhere; in part where some interval is above 0."""
+    """Whether coefficient and size have rank correlations of 0.8; in part where some interval is above 0."""
     laws = [row["facts"] for row in _rows_of(rows, "law")]
     if not laws:
         return None
