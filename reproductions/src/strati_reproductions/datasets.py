@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati import embedded
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, require
 from strati_reproductions import zoo
 from strati_reproductions.zoo.llama2c import Tokenizer
 
@@ -109,6 +109,22 @@ def sample_stories(model: Any, stories: int, length: int, seed: int) -> torch.Te
             probabilities = torch.softmax(model(tokens).logits[:, -1], dim=-1)
             tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator)], dim=1)
     return tokens
+
+
+def wikitext_tokens(model: Path, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The first tokens of WikiText's test articles, by the tokenizer of a GGUF file.
+
+    Args:
+        model: The GGUF file.
+        count: Number of tokens.
+    """
+    text = external_data("wikitext", "test.txt").read_text("utf-8")
+    transformers = require("transformers", "transformers", "a tokenizer")
+    require("gguf", "gguf", "a tokenizer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(
+        model.parent, gguf_file=model.name, local_files_only=True
+    )
+    return np.asarray(tokenizer(text[: 20 * count], verbose=False)["input_ids"][:count], np.int64)
 
 
 def story_loss(model: Any, stories: list[torch.Tensor]) -> float:

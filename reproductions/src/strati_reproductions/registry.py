@@ -47,6 +47,7 @@ PAPERS: dict[str, str] = {
     "in-context-learning": "Stages of in-context learning (Hoogland et al. 2024, Wang et al. 2024)",
     "anti-grokking": "Anti-grokking (Prakash and Martin 2025)",
     "compressibility": "Learning coefficient and compressibility (Urdshals et al. 2025)",
+    "small-singular-values": "Small singular values (Staats et al. 2024)",
     "plans": "Compression plans, and published rules for them",
 }
 """Titles of the papers; each has a page in the docs."""
@@ -213,6 +214,11 @@ ENTRIES: dict[str, Entry] = {
         "compressibility.compressibility:compressibility",
         "compressibility",
         "learning coefficient against bits and rank at a loss tolerance: slope, prediction, and per layer",
+    ),
+    "small-singular-values": Entry(
+        "small_singular_values:small_singular_values",
+        "small-singular-values",
+        "language models without one decile of their singular values; overlap of the deciles with the inputs",
     ),
     "superposition": Entry(
         "superposition.superposition:superposition",

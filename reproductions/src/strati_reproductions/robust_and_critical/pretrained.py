@@ -23,7 +23,7 @@ from strati.interventions.study_spec import STORE, NetworkSpec
 from strati.io.llama_gguf import llama_from_gguf
 from strati.jobs.engine import cores
 from strati_reproductions import zoo
-from strati_reproductions.datasets import external_data
+from strati_reproductions.datasets import external_data, wikitext_tokens
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.robust_and_critical.pretrained_tables import (
@@ -193,16 +193,10 @@ def _smollm2(quick: bool, seed: int) -> PretrainedCase:
     from strati.interventions.tasks import StudyData
 
     path = zoo.path("smollm2")
-    text = external_data("wikitext", "test.txt").read_text("utf-8")
-    transformers = require("transformers", "transformers", "SmolLM2")
-    require("gguf", "gguf", "SmolLM2")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(
-        path.parent, gguf_file=path.name, local_files_only=True
-    )
+    tokens = wikitext_tokens(path, 2048)
     model = llama_from_gguf(path)
     # two windows of 1024 tokens, GPT-2's context: the measured 17.6 is of these (one of 2048 gives 13.4)
-    tokens = np.asarray(tokenizer(text[:40_000], verbose=False)["input_ids"], np.int32)
-    windows = tokens[:2048].reshape(2, 1024)
+    windows = tokens.reshape(2, 1024)
     part = tokens[: 512 if quick else _TOKENS][None]
     settings: Any = model.config
     whole = StudyData("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
