@@ -1,9 +1,9 @@
-"""Grokking followed: modular addition with weight decay and without (Nanda et al. 2023), in which order things change.
+"""``reproduce grokking``: modular addition with weight decay and without (Nanda et al. 2023).
 
-A network first learns its part of the table by heart; long after, its test loss falls. The claims: the network has
-begun to change before that (progress measures move first), and without weight decay it does not generalise. Asked
-here: when do spectra leave the random-like phase, when does the learning coefficient fall, when does the test loss,
-in which order, with intervals.
+A network first memorises its part of the table; long after, its test loss falls. The paper claims that the network has
+begun to change before that (progress measures move first), and that it does not generalise without weight decay. This
+reproduction also measures when spectra leave the random-like phase, when the learning coefficient falls and when the
+test loss does, with intervals. All learning coefficients have one gamma, so that their levels can be compared.
 
 The full size is that of the paper: mod 113, 30 % of the table, a one-layer transformer, AdamW on the whole batch at a
 rate of 1e-3 with weight decay 1 (five seeds) and without (one). The quick one is mod 31 on embeddings and one hidden
@@ -37,11 +37,10 @@ if TYPE_CHECKING:
     from strati.tracking.track import Track
 
 SEE = (
-    "The training loss falls first and the test loss long after it, with weight decay alone; below, the learning "
-    "coefficient with two errors and the stable rank of every layer over the same steps. Each run has a localisation "
-    "of its own, which the table names: follow a curve, but do not compare the levels of two."
+    "The training loss falls first and the test loss long after it, but only with weight decay. Below are the learning "
+    "coefficient with two errors, at the same gamma in both runs, and the stable rank of every layer."
 )
-SEE_ORDER = "One row per event, one mark with its interval per seed: what lies further left happens earlier."
+SEE_ORDER = "One row per event, one mark with its interval per seed. Events further left happen earlier."
 
 
 @dataclass(frozen=True)
@@ -49,19 +48,21 @@ class Setup:
     """A size of the experiment.
 
     Attributes:
-        modulus: Of the addition.
-        share: Of the table that is learned from.
-        attention: The one-layer transformer; otherwise embeddings and one hidden layer.
+        modulus: Modulus of the addition.
+        share: Share of the table that is used for training.
+        attention: Use the one-layer transformer; otherwise embeddings and one hidden layer.
         rate: Learning rate.
-        steps: At most.
+        steps: Most steps of a run.
         every: Steps between two checkpoints.
         seeds: Runs with weight decay.
-        coefficients: Checkpoints of each run whose learning coefficient and spectra are taken.
+        coefficients: Checkpoints of each run whose learning coefficient and spectra are measured.
         chains: Chains of each estimate.
         draws: Draws of each chain.
-        batch: Rows of a minibatch of the sampler. ``nbeta`` is that of so many rows, ``batch / ln batch``: at that of
-            all rows the stiffest checkpoint needs steps so short that no affordable chain mixes unless it is held where
-            the loss hardly rises, and every coefficient is near 0.
+        batch: Rows of a minibatch of the sampler. ``nbeta`` is ``batch / ln batch``: at that of all rows the stiffest
+            checkpoint needs such short steps that chains mix only under a localisation at which every coefficient is
+            near 0.
+        gamma: Localisation of every learning coefficient. The full size has the largest value that strati's own rule
+            gives for one of the runs (an earlier version used the rule's value of each run, 187 to 482).
     """
 
     modulus: int
@@ -75,15 +76,16 @@ class Setup:
     chains: int
     draws: int
     batch: int
+    gamma: float
 
     def network(self, seed: int) -> nn.Module:
-        """Untrained."""
+        """The untrained network."""
         torch.manual_seed(derive(seed, "grokking"))
         return Adder(self.modulus) if self.attention else SmallAdder(self.modulus)
 
 
-FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 400, 128)
-QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 200, 128)
+FULL = Setup(113, 0.3, True, 1e-3, 20_000, 100, 5, 20, 4, 400, 128, 480.0)
+QUICK = Setup(31, 0.5, False, 3e-3, 2_000, 50, 2, 9, 4, 200, 128, 100.0)
 DECAY, BETAS = 1.0, (0.9, 0.98)
 
 SPECTRA = "half of the matrices leave the random-like phase"
@@ -96,8 +98,8 @@ _END = 0.01  # test loss at which grokking has ended
 
 
 @dataclass(frozen=True)
-class Followed:
-    """One run: test loss at every checkpoint, the rest at some."""
+class TrackedRun:
+    """One run: losses at every checkpoint, learning coefficients and spectra at some."""
 
     steps: tuple[int, ...]
     train: tuple[float, ...]
@@ -131,9 +133,9 @@ class Followed:
 def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """In which order spectra, learning coefficient and test loss change, with weight decay and without."""
     setup = QUICK if quick else FULL
-    runs = [_followed(folder, setup, DECAY, seed + k, tick=tick) for k in range(setup.seeds)]
+    runs = [_tracked(folder, setup, DECAY, seed + k, tick=tick) for k in range(setup.seeds)]
     longest = max(run.steps[-1] for run in runs)
-    without = _followed(folder, setup, 0.0, seed, steps=longest, tick=tick)
+    without = _tracked(folder, setup, 0.0, seed, steps=longest, tick=tick)
     each = [run.events() for run in runs]
     events = {what: [found[what] for found in each] for what in each[0]}
     rows = [
@@ -172,9 +174,9 @@ def trained_run(
     )
 
 
-def _followed(
+def _tracked(
     folder: Path, setup: Setup, decay: float, seed: int, *, steps: int | None = None, tick: Tick
-) -> Followed:
+) -> TrackedRun:
     from strati.spectra.scan import scan
     from strati.tracking.track import track
 
@@ -193,13 +195,14 @@ def _followed(
         some,
         data=(x, y),
         model=model,
-        out=paths[0].parent / f"followed-{setup.chains}-{setup.draws}-{setup.batch}",
+        out=paths[0].parent / f"tracked-{setup.chains}-{setup.draws}-{setup.batch}-{setup.gamma:g}",
         what="spectra,llc",
         loss="cross_entropy",
         chains=setup.chains,
         draws=setup.draws,
         batch=setup.batch,
         nbeta=setup.batch / math.log(setup.batch),
+        gamma=setup.gamma,
         seed=seed,
         tick=tick,
     )
@@ -210,7 +213,7 @@ def _followed(
         if left[-1]:
             break
     at = tuple(step_of(path) for path in paths)
-    return Followed(
+    return TrackedRun(
         at, tuple(train), tuple(h[0] for h in held), held[-1][1], found, first_of(at[: len(left)], left)
     )
 
@@ -221,7 +224,7 @@ def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, fl
         return float(functional.cross_entropy(out, y)), float((out.argmax(1) == y).double().mean())
 
 
-def _ending(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
+def _ending(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> list[Row]:
     size = (
         f"mod {setup.modulus}, {setup.share:.0%} of the table, rate {setup.rate:g}, {setup.steps} steps at most; "
         f"{setup.seeds} seeds with decay {DECAY:g}, 1 without"
@@ -300,7 +303,7 @@ def _order(events: dict[str, list[Event | None]]) -> list[Row]:
     return rows
 
 
-def _coefficients(runs: list[Followed], without: Followed, setup: Setup) -> list[Row]:
+def _coefficients(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> list[Row]:
     rows = []
     for name, run in (*((f"seed {k}", run) for k, run in enumerate(runs)), ("without decay", without)):
         steps, values, errors = run.coefficient()
@@ -318,16 +321,26 @@ def _coefficients(runs: list[Followed], without: Followed, setup: Setup) -> list
             if c["what"] == "llc" and c["layer"] is None
         ]
         failed = [f for f in run.track.failed if f["quantity"] == "llc"]
-        note = f"gamma {run.track.settings['gamma']:.0f}; "
-        note += f"changes its course at {'; '.join(breaks) or 'no step that stands out'}"
+        note = f"gamma {setup.gamma:g}; change points: {'; '.join(breaks) or 'none'}"
         note += f"; {len(failed)} of {setup.coefficients} checkpoints refused"
         note += f" ({failed[0]['reason']})" if failed else ""
         what = f"{name}: learning coefficient at its peak and at the end"
         rows.append(Row(what, None, shown, note, key="peak-and-end", facts=facts))
-    return rows
+    return [*rows, _levels(rows)]
 
 
-def _curves(run: Followed, without: Followed) -> Sequence[dict[str, Any]]:
+def _levels(rows: list[Row]) -> Row:
+    """The last coefficients of the runs that generalised, beside that of the run that memorised."""
+    ends = [float(row.facts["end"] or 0) for row in rows if row.facts["decay"] and "end" in row.facts]
+    alone = [float(row.facts["end"] or 0) for row in rows if not row.facts["decay"] and "end" in row.facts]
+    what = "learning coefficient at the end, mean of the runs that generalised over that without decay"
+    ratio_of = float(np.mean(ends) / alone[0]) if ends and alone else None
+    note = f"{', '.join(f'{v:.1f}' for v in ends)} against {', '.join(f'{v:.1f}' for v in alone)}; one gamma for all"
+    facts: dict[str, Fact] = {"ratio": ratio_of}
+    return Row(what, None, ratio_of, note, seeds=len(ends), key="level-ratio", facts=facts)
+
+
+def _curves(run: TrackedRun, without: TrackedRun) -> Sequence[dict[str, Any]]:
     ranks = [(s.layer, run.track.steps, s.values) for s in run.track.curves if s.what == "stable_rank"]
     return (
         {
