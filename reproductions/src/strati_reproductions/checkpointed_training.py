@@ -64,8 +64,8 @@ def spaced(last: int, count: int, *, log: bool = True) -> tuple[int, ...]:
         >>> spaced(100, 5, log=False)
         (0, 25, 50, 75, 100)
     """
-    found = np.geomspace(1, last, count - 1) if log else np.linspace(0, last, count)
-    return tuple(sorted({0, *found.round().astype(int).tolist()}))
+    steps = np.geomspace(1, last, count - 1) if log else np.linspace(0, last, count)
+    return tuple(sorted({0, *steps.round().astype(int).tolist()}))
 
 
 def trained(

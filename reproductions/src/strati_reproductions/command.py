@@ -88,25 +88,25 @@ def command(
         if len(models) == 2:
             from strati_reproductions.eigenspectra.sizes import own_sizes
 
-            result = own_sizes(models[0], models[1], seed=seed, folder=place, tick=tick)
+            reproduction = own_sizes(models[0], models[1], seed=seed, folder=place, tick=tick)
         elif models and data is not None:
             from strati_reproductions.robust_and_critical.user_model import pretrained_own
 
-            result = pretrained_own(models[0], data, quick=quick, seed=seed, folder=place, tick=tick)
+            reproduction = pretrained_own(models[0], data, quick=quick, seed=seed, folder=place, tick=tick)
         else:
-            result = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
-    emit(result, output)
+            reproduction = reproduce(name, quick=quick, seed=seed, folder=folder, tick=tick)
+    emit(reproduction, output)
     if not output.quiet and output.json != "-":
-        for path in result.figures:
+        for path in reproduction.figures:
             show(path)
 
 
 def _check_own(name: str, models: tuple[str, ...], data: str | None) -> None:
     """Refuse networks and data of the user's that do not belong to this reproduction."""
-    wanted = {"pretrained": 1, "small-and-large": 2}.get(name, 0)
-    if models and len(models) != wanted:
+    models_taken = {"pretrained": 1, "small-and-large": 2}.get(name, 0)
+    if models and len(models) != models_taken:
         many = {0: "takes no --model", 1: "takes one --model and its --data", 2: "takes --model twice"}[
-            wanted
+            models_taken
         ]
         raise BadInputError(name, many)
     if (data is not None) != (name == "pretrained" and bool(models)):

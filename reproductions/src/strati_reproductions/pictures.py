@@ -181,10 +181,10 @@ def events_by_seed(
         title: Above.
     """
     figure, (axis,) = panels(1, columns=1, title=title, size=(8, 0.8 + 0.55 * len(events)))
-    for row, (name, found) in enumerate(events.items()):
-        for seed, event in enumerate(found):
+    for row, (name, by_seed) in enumerate(events.items()):
+        for seed, event in enumerate(by_seed):
             if event is not None:
-                place = row + 0.09 * (seed - (len(found) - 1) / 2)
+                place = row + 0.09 * (seed - (len(by_seed) - 1) / 2)
                 axis.plot(
                     event[1:], [place, place], color=COLOURS[row % len(COLOURS)], lw=1, label="_interval"
                 )
@@ -246,8 +246,8 @@ def _lines(axis: Any) -> Iterator[Line]:
         values = image.get_array()
         if values.ndim == 2 and values.size <= _CSV_CELLS:
             rows, columns = (_ticks(side) for side in (axis.yaxis, axis.xaxis))
-            for (i, j), value in _cells(values):
-                yield panel, _number(value), columns.get(j, str(j)), rows.get(i, str(i))
+            for (i, j), entry in _cells(values):
+                yield panel, _number(entry), columns.get(j, str(j)), rows.get(i, str(i))
 
 
 def _bars(axis: Any, panel: str, container: Any) -> Iterator[Line]:

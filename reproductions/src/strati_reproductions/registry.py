@@ -204,7 +204,6 @@ ENTRIES: dict[str, Entry] = {
         "grokking.grokking:grokking",
         "grokking",
         "with and without weight decay: the order in which spectra, learning coefficient and test loss change",
-        revision=2,
     ),
     "anti-grokking": Entry(
         "anti_grokking.anti_grokking:anti_grokking",

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.io.llama_gguf import llama_from_gguf
 from strati.io.to_module import as_module
-from strati.jobs.outputs import write_atomic
 from strati_reproductions import zoo
 from strati_reproductions.datasets import sample_stories, wikitext_tokens
 from strati_reproductions.pictures import COLOURS, drawn, legend_below, panels, save
@@ -107,10 +107,10 @@ def measure(case: Case, tick: Tick) -> dict[str, Any]:
     intact, relative = _recorded(case, matrices, directions)
     losses: dict[str, list[list[float]]] = {}
     for group, part in GROUPS.items():
-        chosen = [name for name in matrices if part in name]
+        in_group = [name for name in matrices if part in name]
         losses[group] = []
         for decile in range(DECILES):
-            with without_decile(matrices, directions, chosen, decile):
+            with without_decile(matrices, directions, in_group, decile):
                 losses[group].append(window_losses(case).tolist())
             tick(f"{case.name}: {group}, decile {decile + 1}")
     overlaps = {name: [float(part.mean()) for part in deciles(values)] for name, values in relative.items()}

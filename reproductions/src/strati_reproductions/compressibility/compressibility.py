@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from strati import interventions as iv
+from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.interventions.audit.audit import audit
 from strati.interventions.edits import truncated_parameters
 from strati.interventions.study import Study, study
-from strati.jobs.outputs import write_atomic
 from strati.landscape.llc.scales import effective_parameters
 from strati_reproductions.compressibility.networks import (
     ADDITION,
@@ -123,15 +123,15 @@ def compressibility(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
     finally:
         torch.set_num_threads(threads)
     refused = sum(p.coefficient is None for p in points)
-    known = [p for p in points if p.coefficient is not None and p.coefficient > 0]
+    estimated = [p for p in points if p.coefficient is not None and p.coefficient > 0]
     rows = [
         _networks_row(points, refused),
-        *(row for e in EDITS for t in tolerances for row in _law_rows(known, e, t)),
-        *(row for e in EDITS for t in tolerances for row in _prediction_rows(known, e, t)),
+        *(row for e in EDITS for t in tolerances for row in _law_rows(estimated, e, t)),
+        *(row for e in EDITS for t in tolerances for row in _prediction_rows(estimated, e, t)),
         *_layer_rows(layer_rows),
     ]
     title = "Does the learning coefficient say how far a network can be compressed?"
-    figures = drawn(_draw, known, tolerances[len(tolerances) // 2], folder)
+    figures = drawn(_draw, estimated, tolerances[len(tolerances) // 2], folder)
     captions = {
         "law": "bits (left) and parameters after truncation (right) at the tolerance against the learning coefficient "
         "at the same scale, a point for every checkpoint, a colour for every size. One law would put all of them on "
@@ -229,7 +229,7 @@ def _divergence(checkpoint: Checkpoint, reference: torch.Tensor, kind: str, sett
 
 def layer_study(checkpoint: Checkpoint, seed: int) -> list[dict[str, Any]]:
     """Rows of a study of one network: every layer rounded and truncated, with its own learning coefficient."""
-    result = study(
+    measured = study(
         checkpoint.model,
         data=(checkpoint.x, checkpoint.y),
         performance="loss",
@@ -242,7 +242,7 @@ def layer_study(checkpoint: Checkpoint, seed: int) -> list[dict[str, Any]]:
     sizes = {n: p.numel() for n, p in checkpoint.model.named_parameters()}
     return [
         dict(row) | {"network": checkpoint.run, "weights": sizes[f"{row['layer']}.weight"]}
-        for row in json.loads(json.dumps(result.rows))
+        for row in json.loads(json.dumps(measured.rows))
     ]
 
 
@@ -308,9 +308,9 @@ def law(points: Sequence[Measured], edit: str) -> dict[str, tuple[float, float, 
     count = len(runs)
     quantile = float(t.ppf(0.975, max(count - 1, 1)))
     intervals = {}
-    for name, value in values.items():
+    for name, statistic in values.items():
         correlation = name not in ("exponent", "slope")
-        transformed = np.array([value, *(statistics[name] for statistics in left_out)])
+        transformed = np.array([statistic, *(statistics[name] for statistics in left_out)])
         if correlation:
             transformed = np.arctanh(np.clip(transformed, -1 + 1e-9, 1 - 1e-9))
         spread = math.sqrt(
@@ -318,7 +318,7 @@ def law(points: Sequence[Measured], edit: str) -> dict[str, tuple[float, float, 
         )
         ends = transformed[0] + quantile * spread * np.array([-1.0, 1.0])
         low, high = (np.tanh(ends) if correlation else ends).tolist()
-        intervals[name] = (value, low, high)
+        intervals[name] = (statistic, low, high)
     return intervals
 
 
@@ -429,9 +429,13 @@ def layer_points(rows: Sequence[Mapping[str, Any]], kind: str, *, per_weight: bo
     """Layers as points: the coefficient, and the size at which changing only this layer costs the tolerance."""
     points = []
     for network, layer in dict.fromkeys((row["network"], row["layer"]) for row in rows):
-        own = [r for r in rows if (r["network"], r["layer"]) == (network, layer) and r["status"] == "done"]
-        coefficient = next((r["learning_coefficient"] for r in own if r.get("learning_coefficient")), None)
-        edits = [r for r in own if r["intervention"] == kind]
+        of_layer = [
+            r for r in rows if (r["network"], r["layer"]) == (network, layer) and r["status"] == "done"
+        ]
+        coefficient = next(
+            (r["learning_coefficient"] for r in of_layer if r.get("learning_coefficient")), None
+        )
+        edits = [r for r in of_layer if r["intervention"] == kind]
         if coefficient is None or not edits:
             continue
         weights = int(edits[0]["weights"])

@@ -39,21 +39,21 @@ def interaction_basis_study(*, quick: bool, seed: int, folder: Path, tick: Tick)
     if not quick:
         studies.append(("MNIST MLP", _mnist))
     for name, study in studies:
-        found, lines = study(quick, seed, folder)
+        measured, lines = study(quick, seed, folder)
         rows += lines
-        rows += _compared(name, found, seed)
-        figures += drawn(_draw, name, found, folder)
+        rows += _compared(name, measured, seed)
+        figures += drawn(_draw, name, measured, folder)
         tick(name)
-    found, lines = _transformer(quick, seed)
-    rows += [*lines, *_compared("stories15M", found, seed)]
-    figures += drawn(_draw, "stories15M", found, folder)
+    measured, lines = _transformer(quick, seed)
+    rows += [*lines, *_compared("stories15M", measured, seed)]
+    figures += drawn(_draw, "stories15M", measured, folder)
     tick("stories15M")
     title = "The interaction basis on real networks"
     return Reproduction("interaction-basis", title, tuple(rows), tuple(figures), captions=_captions())
 
 
 def _captions() -> dict[str, str]:
-    said = {
+    sentences = {
         "strengths": "squared edges sorted by size, one line per basis: the steeper it falls, the sparser the network "
         "is in that basis.",
         "ablation": "what is lost of the outputs when only so many directions of a layer are kept, strongest first: "
@@ -62,16 +62,18 @@ def _captions() -> dict[str, str]:
     }
     names = ("modular-addition", "digits-MLP", "MNIST-MLP", "stories15M")
     return {
-        f"{name}-{kind}": f"{name.replace('-', ' ')}: {text}" for name in names for kind, text in said.items()
+        f"{name}-{kind}": f"{name.replace('-', ' ')}: {text}"
+        for name in names
+        for kind, text in sentences.items()
     }
 
 
-def _compared(name: str, found: Comparison, seed: int) -> Iterator[Row]:
+def _compared(name: str, comparison: Comparison, seed: int) -> Iterator[Row]:
     from strati.landscape.basis.modules import modules
 
-    table = found.sparsity()
-    needed = found.needed(KEEP)
-    for graph in found.graphs:
+    table = comparison.sparsity()
+    needed = comparison.needed(KEEP)
+    for graph in comparison.graphs:
         kind = graph.basis.kind
         mine = table[table["basis"] == kind]
         edges = mine["for_99%"] * mine["edges"]
@@ -85,7 +87,7 @@ def _compared(name: str, found: Comparison, seed: int) -> Iterator[Row]:
             facts={"network": name, "basis": str(kind)},
         )
         yield Row(
-            f"{name}, {kind}: directions of {found.ablation[0].layer} for {KEEP:.0%} of the outputs",
+            f"{name}, {kind}: directions of {comparison.ablation[0].layer} for {KEEP:.0%} of the outputs",
             None,
             needed[kind],
         )
@@ -104,32 +106,32 @@ def _digits(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]
     from strati.io.to_module import as_module
     from strati.landscape.basis.ablation import compare_bases
 
-    data = np.load(embedded.path("digits.npz"))
+    images = np.load(embedded.path("digits.npz"))
     net = as_module(embedded.path("digits-mlp.safetensors"))
-    found = compare_bases(net, data["x_test"], labels=data["y_test"])
-    return found, [_accuracies("digits MLP", found), *_edges_needed(found, data["y_test"])]
+    comparison = compare_bases(net, images["x_test"], labels=images["y_test"])
+    return comparison, [_accuracies("digits MLP", comparison), *_edges_needed(comparison, images["y_test"])]
 
 
-def _edges_needed(found: Comparison, labels: FloatArray) -> Iterator[Row]:
+def _edges_needed(comparison: Comparison, labels: FloatArray) -> Iterator[Row]:
     """How many edges between the first two layers keep the outputs, every other edge between them taken out."""
     from strati.landscape.basis.ablation import edge_ablation_curve
 
-    for graph in found.graphs:
+    for graph in comparison.graphs:
         points = edge_ablation_curve(graph, 0, labels=labels)
-        kept = min(point.kept for point in points if point.loss <= 1 - KEEP)
+        edges = min(point.kept for point in points if point.loss <= 1 - KEEP)
         accuracy = next(point.accuracy for point in points if point.kept == 256)
         yield Row(
             f"digits MLP, {graph.basis.kind}: edges {points[0].layer} kept for {KEEP:.0%} of the outputs",
             None,
-            kept,
+            edges,
             f"of {points[-1].kept}; accuracy with 256 of them {accuracy:.3f}",
         )
 
 
-def _accuracies(name: str, found: Comparison) -> Row:
-    best = {p.kind: p.accuracy for p in found.ablation if p.kept == 8}
-    note = ", ".join(f"{kind} {value:.3f}" for kind, value in best.items() if value is not None)
-    return Row(f"{name}: accuracy with 8 directions of {found.ablation[0].layer}", None, note or None)
+def _accuracies(name: str, comparison: Comparison) -> Row:
+    best = {p.kind: p.accuracy for p in comparison.ablation if p.kept == 8}
+    note = ", ".join(f"{kind} {share:.3f}" for kind, share in best.items() if share is not None)
+    return Row(f"{name}: accuracy with 8 directions of {comparison.ablation[0].layer}", None, note or None)
 
 
 def _mnist(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]:
@@ -140,9 +142,9 @@ def _mnist(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]
     from strati.landscape.basis.ablation import compare_bases
     from strati_reproductions import zoo
 
-    with np.load(zoo.path("mnist")) as data:
-        x, y = (torch.tensor(data[k]) for k in ("x_train", "y_train"))
-        x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
+    with np.load(zoo.path("mnist")) as file:
+        x, y = (torch.tensor(file[k]) for k in ("x_train", "y_train"))
+        x_test, y_test = (torch.tensor(file[k]) for k in ("x_test", "y_test"))
     x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
     torch.manual_seed(derive(seed, "mnist mlp") % 2**31)
     net = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10))
@@ -158,11 +160,11 @@ def _mnist(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]
     _once(net, folder / f"mnist-mlp-{seed}.safetensors", train)
     with torch.no_grad():
         accuracy = float((net(x_test).argmax(dim=1) == y_test).double().mean())
-    found = compare_bases(net, x_test[:2000], labels=y_test[:2000].numpy().astype(np.int64))
+    comparison = compare_bases(net, x_test[:2000], labels=y_test[:2000].numpy().astype(np.int64))
     trained = Row(
         "MNIST MLP 784-256-128-10: test accuracy", None, accuracy, "Adam 1e-3, batches of 128, 5 epochs"
     )
-    return found, [trained, _accuracies("MNIST MLP", found)]
+    return comparison, [trained, _accuracies("MNIST MLP", comparison)]
 
 
 def _once(net: nn.Module, path: Path, train: Callable[[], None]) -> None:
@@ -175,7 +177,7 @@ def _once(net: nn.Module, path: Path, train: Callable[[], None]) -> None:
         net.load_state_dict(load_file(path))
         return
     train()
-    write_atomic(path, save({name: value.contiguous() for name, value in net.state_dict().items()}))
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in net.state_dict().items()}))
 
 
 def _modular_addition(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]]:
@@ -184,7 +186,7 @@ def _modular_addition(quick: bool, seed: int, folder: Path) -> tuple[Comparison,
 
     prime, width = (31, 128) if quick else (59, 256)
     net, x, labels, accuracy, steps = _train(prime, width, derive(seed, "modular addition"), folder)
-    found = compare_bases(net, x, labels=labels)
+    comparison = compare_bases(net, x, labels=labels)
     rows = [
         Row(
             f"a + b mod {prime}: accuracy on pairs not trained on",
@@ -193,7 +195,7 @@ def _modular_addition(quick: bool, seed: int, folder: Path) -> tuple[Comparison,
             f"MLP {2 * prime}-{width}-{prime}, AdamW, weight decay 1, {steps} full-batch steps at most, 70 % of pairs",
         )
     ]
-    for graph in found.graphs:
+    for graph in comparison.graphs:
         layer = graph.basis.layers[0]
         top = layer.matrix[np.argsort(-layer.eigenvalues, kind="stable")[:20]]
         rows.append(
@@ -204,7 +206,7 @@ def _modular_addition(quick: bool, seed: int, folder: Path) -> tuple[Comparison,
                 "1 would be pure Fourier modes",
             )
         )
-    return found, rows
+    return comparison, rows
 
 
 def _train(
@@ -264,21 +266,21 @@ def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     tokens = sample_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
     reading = Reading(sites, probes=8, batch=5 if quick else 8)
-    found = compare_bases(model, tokens, layer=0, reading=reading)
-    errors = found.graphs[0].basis.layers
+    comparison = compare_bases(model, tokens, layer=0, reading=reading)
+    errors = comparison.graphs[0].basis.layers
     what = "stories15M, residual stream: relative error of the Jacobian moments"
     note = f"{tokens.numel()} tokens, 8 probes each; blocks {', '.join(sites)}"
-    return found, [Row(what, None, float(max(layer.error for layer in errors)), note)]
+    return comparison, [Row(what, None, float(max(layer.error for layer in errors)), note)]
 
 
-def _draw(name: str, found: Comparison, folder: Path) -> tuple[str, ...]:
+def _draw(name: str, comparison: Comparison, folder: Path) -> tuple[str, ...]:
     from strati.landscape.basis.modules import modules
     from strati.report.plots.basis import plot_ablation, plot_strengths
 
     stem = name.replace(" ", "-")
     figures = {
-        f"{stem}-strengths": plot_strengths(found.graphs),
-        f"{stem}-ablation": plot_ablation(found.ablation),
-        f"{stem}-graph": modules(found.graphs[0]).plot(),
+        f"{stem}-strengths": plot_strengths(comparison.graphs),
+        f"{stem}-ablation": plot_ablation(comparison.ablation),
+        f"{stem}-graph": modules(comparison.graphs[0]).plot(),
     }
     return tuple(path for place, figure in figures.items() for path in save(figure, folder, place))

@@ -163,28 +163,28 @@ def constrained_loss(
         >>> round(float(loss(loss.theta + 1)), 6)                 # (0.5 * 3)^2: two weights and a bias moved by 1
         2.25
     """
-    chosen = resolve(ConstrainedConfig, config, options, of=constrained_loss)
+    settings = resolve(ConstrainedConfig, config, options, of=constrained_loss)
     model = as_module(model)
-    flat = FlatModel(model, layers=chosen.layers)
+    flat = FlatModel(model, layers=settings.layers)
     inputs = flat.cast(whole_inputs(x, model, of="a constrained loss"))
-    places = [_place(flat.module, node) for node in chosen.nodes]
-    own = None if chosen.outputs is None else torch.tensor(list(chosen.outputs), dtype=torch.long)
+    places = [_place(flat.module, node) for node in settings.nodes]
+    indices = None if settings.outputs is None else torch.tensor(list(settings.outputs), dtype=torch.long)
 
     def parts(theta: Tensor, rows: Tensor) -> list[Tensor]:
-        output, seen = _watched(flat, theta, rows, [place for place, _ in places])
+        output, recorded = _watched(flat, theta, rows, [place for place, _ in places])
         output = output.flatten(1)
-        found = [output if own is None else output[:, own.to(output.device)]]
-        return [*found, *(_entry(seen[name], index) for name, index in places)]
+        selected = [output if indices is None else output[:, indices.to(output.device)]]
+        return [*selected, *(_entry(recorded[name], index) for name, index in places)]
 
     def features(theta: Tensor, rows: Tensor) -> Tensor:
         return torch.cat(parts(theta, rows), dim=1)
 
     with torch.no_grad():
         width = run(flat, flat.theta, inputs).flatten(1).shape[1]
-        if own is not None and own.numel() and not bool(((own >= 0) & (own < width)).all()):
+        if indices is not None and indices.numel() and not bool(((indices >= 0) & (indices < width)).all()):
             raise BadInputError("outputs", f"the network has outputs 0 to {width - 1}")
         pieces = parts(flat.theta, inputs)
-    strengths = [1.0] if chosen.weights is None else [1.0, *chosen.weights]
+    strengths = [1.0] if settings.weights is None else [1.0, *settings.weights]
     strengths += [1.0] * (len(pieces) - len(strengths))
     weights = torch.cat([torch.full((p.shape[1],), w) for p, w in zip(pieces, strengths, strict=True)])
     target = torch.cat(pieces, dim=1)
@@ -197,12 +197,13 @@ def constrained_loss(
 def _place(model: nn.Module, node: str) -> tuple[str, int | None]:
     """The module and the number of a node."""
     name, colon, index = node.rpartition(":")
-    known = dict(model.named_modules())
+    modules = dict(model.named_modules())
     if not colon:
         name, index = node, ""
-    if name not in known or (colon and not index.isdigit()):
+    if name not in modules or (colon and not index.isdigit()):
         raise BadInputError(
-            node, f"no such node; give NAME or NAME:INDEX, with a module of {', '.join(filter(None, known))}"
+            node,
+            f"no such node; give NAME or NAME:INDEX, with a module of {', '.join(filter(None, modules))}",
         )
     return name, int(index) if index else None
 
@@ -211,18 +212,18 @@ def _watched(
     flat: FlatModel, theta: Tensor, rows: Tensor, names: Sequence[str]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, and what some modules put out on the way."""
-    seen: dict[str, Tensor] = {}
+    recorded: dict[str, Tensor] = {}
     modules = dict(flat.module.named_modules())
 
     def keep(name: str) -> Any:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
-            seen[name] = output_tensor(output)
+            recorded[name] = output_tensor(output)
 
         return hook
 
     handles = [modules[name].register_forward_hook(keep(name)) for name in dict.fromkeys(names)]
     try:
-        return flat(theta, rows), seen
+        return flat(theta, rows), recorded
     finally:
         for handle in handles:
             handle.remove()

@@ -59,7 +59,7 @@ def cases() -> list[Case]:
             independent(monomial([2, 2]), regular(1)),
         ),
     ]
-    rows = [(name, f, torch.zeros(size, dtype=torch.float64), known) for name, f, size, known in plain]
+    rows = [(name, f, torch.zeros(size, dtype=torch.float64), exact) for name, f, size, exact in plain]
     shapes = [((5, 3, 5), 0), ((5, 3, 5), 1), ((6, 2, 6), 0), ((3, 8, 4), 2), ((4, 4, 4, 4), 1)]
     shapes += [((7, 4, 3), 2), ((6, 4, 5, 3), 1), ((2, 2, 2, 2), 0), ((10, 10, 10, 10, 10), 3)]
     for widths, rank in shapes:
@@ -91,27 +91,27 @@ def deep_linear_case(
             matrix = part.reshape(shape) @ matrix
         return matrix
 
-    wanted = product(theta)
-    return lambda t: ((product(t) - wanted) ** 2).sum(), theta
+    target = product(theta)
+    return lambda t: ((product(t) - target) ** 2).sum(), theta
 
 
 def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) -> Reproduction:
     """Every known case at default settings; ``quick`` leaves out the deep linear networks."""
     rows, errors = [], []
-    for name, potential, theta, known in cases():
+    for name, potential, theta, truth in cases():
         if quick and name.startswith("deep"):
             continue
-        result = learning_coefficient(potential, theta, seed=seed)
-        exact = float(known.value)
+        sampled = learning_coefficient(potential, theta, seed=seed)
+        exact = float(truth.value)
         note = (
-            result.reason
-            or f"at nbeta 1e4: {result.estimate:.4f} +- {result.stderr:.4f}; m = {known.multiplicity}"
+            sampled.reason
+            or f"at nbeta 1e4: {sampled.estimate:.4f} +- {sampled.stderr:.4f}; m = {truth.multiplicity}"
         )
-        if result.asymptotic is not None:
-            errors.append(abs(result.asymptotic / exact - 1))
+        if sampled.asymptotic is not None:
+            errors.append(abs(sampled.asymptotic / exact - 1))
             note = f"{100 * errors[-1]:.1f} % off; {note}"
-        error = result.asymptotic_stderr
-        rows.append(Row(f"lambda of {name}", None, result.asymptotic, note, theory=exact, error=error))
+        error = sampled.asymptotic_stderr
+        rows.append(Row(f"lambda of {name}", None, sampled.asymptotic, note, theory=exact, error=error))
         tick(name)
     rows.append(Row("median relative error", None, float(np.median(errors)), "goal: at most 0.03"))
     rows.append(Row("largest relative error", None, float(np.max(errors)), "goal: at most 0.10"))
@@ -124,15 +124,15 @@ def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) ->
 
 def _draw_truth(rows: list[Row], folder: Path, title: str) -> tuple[str, ...]:
     """Sampled against exact, with two errors; on the diagonal where it is right."""
-    known = [r for r in rows if isinstance(r.theory, float) and isinstance(r.ours, float)]
+    compared = [r for r in rows if isinstance(r.theory, float) and isinstance(r.ours, float)]
     figure, (axis,) = panels(1, title=title, size=(5.0, 4.2))
     exact, ours = (
-        [float(v) for v in column] for column in zip(*((r.theory, r.ours) for r in known), strict=True)
+        [float(v) for v in column] for column in zip(*((r.theory, r.ours) for r in compared), strict=True)
     )
     ends = [0.8 * min(exact), 1.25 * max(exact)]
     axis.plot(ends, ends, color=THEORY, label="exact")
     axis.errorbar(
-        exact, ours, yerr=[2 * (r.error or 0.0) for r in known], fmt="o", ms=4, color=OURS, label="sampled"
+        exact, ours, yerr=[2 * (r.error or 0.0) for r in compared], fmt="o", ms=4, color=OURS, label="sampled"
     )
     axis.set(xscale="log", yscale="log", xlabel="exact", ylabel="sampled, +- 2 errors")
     axis.legend(frameon=False)
@@ -165,11 +165,13 @@ def _draw_studies(rows: list[Row], folder: Path) -> tuple[str, ...]:
             "relative error, or ratio to the exact one",
         ),
     ):
-        own = [row for row in rows if row.what.startswith(start)]
-        figure, (axis,) = panels(1, title=title, size=(6.4, 0.9 + 0.32 * len(own)))
-        names = [row.what.removeprefix(start) for row in own]
-        errors = [2 * (row.error or 0.0) for row in own]
-        axis.barh(names, [float(row.ours or 0.0) for row in own], xerr=errors, color=OURS, ecolor=THEORY)
+        shown_rows = [row for row in rows if row.what.startswith(start)]
+        figure, (axis,) = panels(1, title=title, size=(6.4, 0.9 + 0.32 * len(shown_rows)))
+        names = [row.what.removeprefix(start) for row in shown_rows]
+        errors = [2 * (row.error or 0.0) for row in shown_rows]
+        axis.barh(
+            names, [float(row.ours or 0.0) for row in shown_rows], xerr=errors, color=OURS, ecolor=THEORY
+        )
         axis.invert_yaxis()
         axis.set_xlabel(label)
         paths += save(figure, folder, stem)

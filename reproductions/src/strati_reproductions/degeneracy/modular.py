@@ -60,9 +60,9 @@ def _disjoint(networks: int, seed: int) -> list[Row]:
     equal, example = 0, ""
     for number in range(networks):
         modules = [_module(seed, number, part, outputs=2) for part in (1, 2)]
-        data = [_inputs(seed, number, part) for part in (1, 2)]
-        alone = [constrained_loss(m, x).rank() for m, x in zip(modules, data, strict=True)]
-        together = constrained_loss(_SideBySide(*modules), _concatenated(*data)).rank()
+        inputs = [_inputs(seed, number, part) for part in (1, 2)]
+        alone = [constrained_loss(m, x).rank() for m, x in zip(modules, inputs, strict=True)]
+        together = constrained_loss(_SideBySide(*modules), _concatenated(*inputs)).rank()
         size = sum(p.numel() for m in modules for p in m.parameters())
         free = [sum(p.numel() for p in m.parameters()) - r for m, r in zip(modules, alone, strict=True)]
         equal += together == sum(alone)
@@ -81,14 +81,14 @@ def _constrained(networks: int, seed: int) -> list[Row]:
         first = _module(seed, number, 1, outputs=3)  # two outputs of its own, and the mediating node
         second = _module(seed, number, 2, outputs=2, inputs=4)  # reads the node as its fourth input
         joint = _Joined(first, second)
-        data = _concatenated(_inputs(seed, number, 1), _inputs(seed, number, 2))
-        whole = constrained_loss(joint, data).rank()
-        held = constrained_loss(joint, data, layers="first.*", outputs=(0, 1), nodes=["first:2"])  # eq. 31
-        alone = constrained_loss(joint, data, layers="second.*").rank()
-        equal += whole == held.rank() + alone
-        above += whole > held.rank() + alone
-        plain += whole == held.without_nodes().rank() + alone
-        gaps.append(held.rank() + alone - whole)
+        x = _concatenated(_inputs(seed, number, 1), _inputs(seed, number, 2))
+        joint_rank = constrained_loss(joint, x).rank()
+        held = constrained_loss(joint, x, layers="first.*", outputs=(0, 1), nodes=["first:2"])  # eq. 31
+        alone = constrained_loss(joint, x, layers="second.*").rank()
+        equal += joint_rank == held.rank() + alone
+        above += joint_rank > held.rank() + alone
+        plain += joint_rank == held.without_nodes().rank() + alone
+        gaps.append(held.rank() + alone - joint_rank)
     return [
         Row(
             "modules joined by a node: N_eff = N_eff(L_1,C) + N_eff(L_2) (eq. 31)",
@@ -128,8 +128,8 @@ def _found(networks: int, seed: int) -> list[Row]:
         right += [(node.layer, node.direction) for node in surface.nodes] == [(1, 0)]
         if surface.nodes:
             weights.append(surface.nodes[0].weight / link - 1)
-        own = module_parameters(split, 1 - reader)
-        more += own.effective > own.unconstrained
+        parameters = module_parameters(split, 1 - reader)
+        more += parameters.effective > parameters.unconstrained
     return [
         Row(
             "modules found by the search: the interaction surface is the neuron that is read",
@@ -152,14 +152,14 @@ def _found(networks: int, seed: int) -> list[Row]:
 def _linked(seed: int, number: int, link: float) -> nn.Sequential:
     """An MLP of two halves 2-3-1 whose second output reads the first hidden neuron by one weight."""
     torch.manual_seed(derive(seed, "linked", number) % 2**31)
-    into, out = nn.Linear(4, 6).double(), nn.Linear(6, 2).double()
+    into, outward = nn.Linear(4, 6).double(), nn.Linear(6, 2).double()
     with torch.no_grad():
-        for layer, (rows, columns) in ((into, (3, 2)), (out, (1, 3))):
+        for layer, (rows, columns) in ((into, (3, 2)), (outward, (1, 3))):
             layer.weight[:rows, columns:] = 0.0
             layer.weight[rows:, :columns] = 0.0
-        out.weight[1, 0] = link
+        outward.weight[1, 0] = link
         into.bias.add_(1.0)
-    return nn.Sequential(into, nn.ReLU(), out)
+    return nn.Sequential(into, nn.ReLU(), outward)
 
 
 def _links(samples: int, seed: int) -> list[Row]:
@@ -185,17 +185,20 @@ def _links(samples: int, seed: int) -> list[Row]:
         )
     for ratio in (2.0, 4.0, 8.0):
         weak, strong = ratio * epsilon**0.5, ratio**2 * epsilon**0.5
-        two, one = _volume([weak, weak], epsilon, samples, seed), _volume([strong], epsilon, samples, seed)
+        double, single = (
+            _volume([weak, weak], epsilon, samples, seed),
+            _volume([strong], epsilon, samples, seed),
+        )
         shared = _volume([weak, weak], epsilon, samples, seed, shared=True)
         rows.append(
             Row(
                 f"two links of {ratio:g} sqrt(eps) against one of {ratio**2:g} sqrt(eps): ratio of ln V (eq. 35)",
                 None,
-                float(np.log(two) / np.log(one)),
+                float(np.log(double) / np.log(single)),
                 f"exactly {1 + np.log(4 / np.pi) / (2 * np.log(ratio)):.3f}: a disc where the law has a square; "
-                f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(one):.2f}",
+                f"links that are not independent (one input, one neuron): {np.log(shared) / np.log(single):.2f}",
                 theory=1.0,
-                error=_ratio_error(two, one, samples),
+                error=_ratio_error(double, single, samples),
             )
         )
     return rows
@@ -203,9 +206,9 @@ def _links(samples: int, seed: int) -> list[Row]:
 
 def _ratio_error(volume: float, full: float, samples: int) -> float:
     """Standard error of ``ln V / ln V_full`` for volumes counted in so many samples each."""
-    own, whole = ((1 - v) / (v * samples) for v in (volume, full))
+    variance, full_variance = ((1 - v) / (v * samples) for v in (volume, full))
     log, base = np.log(volume), np.log(full)
-    return float(np.sqrt(own / base**2 + whole * (log / base**2) ** 2))
+    return float(np.sqrt(variance / base**2 + full_variance * (log / base**2) ** 2))
 
 
 def _volume(weights: list[float], epsilon: float, samples: int, seed: int, *, shared: bool = False) -> float:
@@ -242,8 +245,8 @@ def _inputs(seed: int, number: int, part: int) -> torch.Tensor:
     return torch.from_numpy(rng.normal(size=(80, 2)) @ rng.normal(size=(2, 3)))
 
 
-def _concatenated(*data: torch.Tensor) -> torch.Tensor:
-    return torch.cat(data, dim=1)
+def _concatenated(*inputs: torch.Tensor) -> torch.Tensor:
+    return torch.cat(inputs, dim=1)
 
 
 class _SideBySide(nn.Module):
@@ -263,16 +266,16 @@ class _Joined(nn.Module):
 
     def __init__(self, first: nn.Sequential, second: nn.Sequential) -> None:
         super().__init__()
-        into, out = second[0], second[2]
+        into, outward = second[0], second[2]
         assert isinstance(into, nn.Linear)
         self.first = first
         self.link: torch.Tensor
         self.register_buffer("link", into.weight.detach()[:, 3])
-        own = nn.Linear(3, into.out_features).double()
+        reader = nn.Linear(3, into.out_features).double()
         with torch.no_grad():
-            own.weight.copy_(into.weight[:, :3])
-            own.bias.copy_(into.bias)
-        self.second = nn.ModuleList([own, out])
+            reader.weight.copy_(into.weight[:, :3])
+            reader.bias.copy_(into.bias)
+        self.second = nn.ModuleList([reader, outward])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The first module's own outputs, then the second's."""

@@ -80,16 +80,16 @@ def _training(quick: bool, seed: int, folder: Path, tick: Tick) -> list[Training
 
     from strati_reproductions import zoo
 
-    with np.load(zoo.path("mnist")) as data:
-        x, y = (torch.tensor(data[k]) for k in ("x_train", "y_train"))
-        x_test, y_test = (torch.tensor(data[k]) for k in ("x_test", "y_test"))
+    with np.load(zoo.path("mnist")) as file:
+        x, y = (torch.tensor(file[k]) for k in ("x_train", "y_train"))
+        x_test, y_test = (torch.tensor(file[k]) for k in ("x_test", "y_test"))
     x, x_test = (v.reshape(len(v), -1).float() / 255 for v in (x, x_test))
-    kept = snapshots((x, y.long()), 2 if quick else 10, seed, folder, tick)
-    return points(kept, x_test[: 2_000 if quick else 10_000], (x_test, y_test), tick)
+    moments = snapshots((x, y.long()), 2 if quick else 10, seed, folder, tick)
+    return points(moments, x_test[: 2_000 if quick else 10_000], (x_test, y_test), tick)
 
 
 def points(
-    kept: list[tuple[str, nn.Module]],
+    moments: list[tuple[str, nn.Module]],
     probe: torch.Tensor,
     test: tuple[torch.Tensor, torch.Tensor],
     tick: Tick,
@@ -97,14 +97,16 @@ def points(
     """Counts of a network at moments of its training, the last of which sets the fixed loss scale."""
     import torch
 
-    final = scale_of(kept[-1][1], probe)
-    found = []
-    for label, model in kept:
+    final = scale_of(moments[-1][1], probe)
+    counted = []
+    for label, model in moments:
         with torch.no_grad():
             accuracy = 100 * float((model(test[0]).argmax(1) == test[1]).double().mean())
-        found.append(TrainingPoint(label, accuracy, _count(model, probe), _used(_count(model, probe, final))))
+        counted.append(
+            TrainingPoint(label, accuracy, _count(model, probe), _used(_count(model, probe, final)))
+        )
         tick(f"FCN {label}")
-    return found
+    return counted
 
 
 def snapshots(

@@ -87,8 +87,8 @@ def _case(seed: int, number: int, *, together: bool) -> Case:
         with torch.no_grad():
             for place in (0, 2):
                 layer: Any = net[place]
-                chosen = rng.permutation(layer.out_features)[: int(rng.integers(2, 4))]
-                layer.bias[torch.from_numpy(chosen)] = 100.0  # above the largest preactivation: always on
+                always_on = rng.permutation(layer.out_features)[: int(rng.integers(2, 4))]
+                layer.bias[torch.from_numpy(always_on)] = 100.0  # above the largest preactivation: always on
     count = degeneracy(net, torch.from_numpy(x), exact=False)
     done = sparsify(net, x)
     neurons = sum(layer.outputs for layer in count.layers[:-1])
@@ -103,13 +103,11 @@ def _case(seed: int, number: int, *, together: bool) -> Case:
 
 
 def _held(key: str, what: str, cases: Sequence[Case], *, synchrony: bool) -> Row:
-    wanted = [c.activations + (max(0, c.synchrony) if synchrony else 0) for c in cases]
-    enough = sum(c.zeros >= w for c, w in zip(cases, wanted, strict=True))
-    short = [w - c.zeros for c, w in zip(cases, wanted, strict=True) if c.zeros < w]
+    expected = [c.activations + (max(0, c.synchrony) if synchrony else 0) for c in cases]
+    enough = sum(c.zeros >= w for c, w in zip(cases, expected, strict=True))
+    short = [w - c.zeros for c, w in zip(cases, expected, strict=True) if c.zeros < w]
     left = sum(c.reported for c in cases)
-    note = (
-        f"{np.mean([c.zeros for c in cases]):.1f} zeros for {np.mean(wanted):.1f} free directions on average"
-    )
+    note = f"{np.mean([c.zeros for c in cases]):.1f} zeros for {np.mean(expected):.1f} free directions on average"
     if short:
         note += (
             f"; short by {np.mean(short):.1f} in the others: eq. 28 holds only where a recombination keeps every gate "
@@ -152,17 +150,19 @@ def _real(quick: bool, tick: Tick) -> list[Row]:
     tick("ResNet-20")
     language: Any = as_module(zoo.path("stories15m"))
     tokens = sample_stories(language, 4 if quick else 8, 32, 0)
-    found = sparsify(language, tokens, layers=["*mlp*"])
-    rows.append(_zeros("stories15M, MLPs", found, f"{tokens.numel()} tokens: fewer than the layers are wide"))
+    sparsified = sparsify(language, tokens, layers=["*mlp*"])
+    rows.append(
+        _zeros("stories15M, MLPs", sparsified, f"{tokens.numel()} tokens: fewer than the layers are wide")
+    )
     tick("stories15M")
     return rows
 
 
-def _zeros(name: str, found: Sparsified, data: str) -> Row:
-    weights = sum(layer.weights for layer in found.layers)
-    note = f"{data}; {found.zeros_before:,} zero before; outputs move by {found.change:.1e} of the largest"
+def _zeros(name: str, sparsified: Sparsified, inputs: str) -> Row:
+    weights = sum(layer.weights for layer in sparsified.layers)
+    note = f"{inputs}; {sparsified.zeros_before:,} zero before; outputs move by {sparsified.change:.1e} of the largest"
     return Row(
-        f"4: {name}: weights zero after sparsifying", None, f"{found.zeros_after:,} of {weights:,}", note
+        f"4: {name}: weights zero after sparsifying", None, f"{sparsified.zeros_after:,} of {weights:,}", note
     )
 
 
@@ -174,12 +174,12 @@ def basis_invariance(*, quick: bool, seed: int, folder: Path, tick: Tick = silen
     tick("invariance")
     rows = [
         Row(f"6.2 coordinates after f -> R f, condition number {c:g}: largest relative change",
-            "unchanged", float(max(found)), "rounding in double precision", seeds=networks, key="invariance")
-        for c, found in errors.items()
+            "unchanged", float(max(changes)), "rounding in double precision", seeds=networks, key="invariance")
+        for c, changes in errors.items()
     ]  # fmt: skip
     linear = [_linear(seed, number) for number in range(networks)]
     tick("deep linear networks")
-    worst = [max(found[k] for found in linear) for k in range(3)]
+    worst = [max(changes[k] for changes in linear) for k in range(3)]
     names = ("largest edge off the diagonal, over the largest on it", "largest |f_hat of a layer - f_hat of the next|",
              "largest relative gap of Lambda to the squared singular values of the whole map")  # fmt: skip
     rows += [
@@ -209,11 +209,11 @@ def _moved(seed: int, number: int, condition: float) -> float:
     plain = interaction_basis(nn.Sequential(first, nn.Tanh(), second), x)
     turned = interaction_basis(nn.Sequential(first, nn.Tanh(), turn, back), x)
     hidden = np.tanh(x @ first.weight.detach().numpy().T + first.bias.detach().numpy())
-    one, two = plain.layers[1].forward(hidden), turned.layers[2].forward(hidden @ change.T)
-    if one.shape != two.shape:
+    before, after = plain.layers[1].forward(hidden), turned.layers[2].forward(hidden @ change.T)
+    if before.shape != after.shape:
         return float("inf")
-    signs = np.sign((one * two).sum(axis=0))
-    return float(np.abs(one - signs * two).max() / np.abs(one).max())
+    signs = np.sign((before * after).sum(axis=0))
+    return float(np.abs(before - signs * after).max() / np.abs(before).max())
 
 
 def _linear(seed: int, number: int) -> tuple[float, float, float]:
@@ -251,11 +251,11 @@ def _draw_zeros(cases: dict[str, list[Case]], folder: Path) -> tuple[str, ...]:
     figure, axes = panels(
         len(cases), title="Zeros after sparsifying against free directions", size=(4.0, 3.4)
     )
-    for axis, (name, found), colour in zip(axes, cases.items(), COLOURS, strict=False):
-        free = [c.activations + max(0, c.synchrony) for c in found]
+    for axis, (name, networks), colour in zip(axes, cases.items(), COLOURS, strict=False):
+        free = [c.activations + max(0, c.synchrony) for c in networks]
         ends = [0, max(1, *free)]
         axis.plot(ends, ends, color=THEORY, label="one zero for each")
-        axis.plot(free, [c.zeros for c in found], "o", ms=4, color=colour, alpha=0.7, label="networks")
+        axis.plot(free, [c.zeros for c in networks], "o", ms=4, color=colour, alpha=0.7, label="networks")
         axis.set(title=name, xlabel="free directions", ylabel="zeros won")
         axis.legend(frameon=False)
     return save(figure, folder, "zeros")
@@ -263,8 +263,8 @@ def _draw_zeros(cases: dict[str, list[Case]], folder: Path) -> tuple[str, ...]:
 
 def _draw_basis(errors: dict[float, list[float]], seed: int, folder: Path) -> tuple[str, ...]:
     figure, (axis,) = panels(1, title="The basis in other coordinates", size=(5.0, 3.4))
-    for condition, found in errors.items():
-        axis.loglog([condition] * len(found), found, "o", ms=4, color=OURS, alpha=0.6)
+    for condition, changes in errors.items():
+        axis.loglog([condition] * len(changes), changes, "o", ms=4, color=OURS, alpha=0.6)
     axis.set(xlabel="condition number of R", ylabel="largest relative change")
     paths = save(figure, folder, "invariance")
     net, x = _deep_linear(seed, 0)

@@ -128,15 +128,15 @@ def interaction_surface(
         >>> interaction_surface(found, 0, 1).nodes          # a linear network falls apart into independent lines
         ()
     """
-    chosen = resolve(SurfaceConfig, config, options, of=interaction_surface)
+    settings = resolve(SurfaceConfig, config, options, of=interaction_surface)
     labels = [np.asarray(row) for row in _labels(modules, first, second)]
-    cutoff = modules.epsilon if chosen.epsilon is None else chosen.epsilon
+    cutoff = modules.epsilon if settings.epsilon is None else settings.epsilon
     nodes = []
     for site, edges in enumerate(modules.graph.edges):
         readers = labels[site + 1] != first if second is None else labels[site + 1] == second
-        kept = np.where(edges > cutoff, edges, 0.0)[readers]
+        strong = np.where(edges > cutoff, edges, 0.0)[readers]
         for direction in np.flatnonzero(labels[site] == first):
-            strength = float(np.sqrt(kept[:, direction].sum()))
+            strength = float(np.sqrt(strong[:, direction].sum()))
             if strength > 0:
                 nodes.append(SurfaceNode(site, int(direction), strength))
     tick("interaction surface")
@@ -146,10 +146,10 @@ def interaction_surface(
 def _labels(modules: Modules, *asked: int | None) -> tuple[tuple[int, ...], ...]:
     if not isinstance(modules, Modules):
         raise BadInputError("modules", f"is a {type(modules).__name__}; find them with strati.modules first")
-    known = [module.id for module in modules.modules]
+    ids = [module.id for module in modules.modules]
     for number in asked:
-        if number is not None and number not in known:
-            raise BadInputError(f"module {number}", f"there is none; there are {len(known)}, from 0 on")
+        if number is not None and number not in ids:
+            raise BadInputError(f"module {number}", f"there is none; there are {len(ids)}, from 0 on")
     return modules.labels
 
 
@@ -222,14 +222,14 @@ def module_parameters(
         >>> found.parameters, found.effective       # two weights in a line: only their product matters
         (2, 1)
     """
-    chosen = resolve(ModuleParametersConfig, config, options, of=module_parameters)
-    surface = interaction_surface(modules, module, epsilon=chosen.epsilon)
+    settings = resolve(ModuleParametersConfig, config, options, of=module_parameters)
+    surface = interaction_surface(modules, module, epsilon=settings.epsilon)
     machine = getattr(modules.graph.basis, "machine", None)
     if not isinstance(machine, ChainBackend):
         raise UnsupportedError(
             "modules", "are not those of a plain chain; name the part by layers: strati.constrained_loss"
         )
-    loss = _loss(modules, module, surface, machine, weighted=chosen.weighted)
+    loss = _loss(modules, module, surface, machine, weighted=settings.weighted)
     tick("module parameters")
     return ModuleParameters(
         module, int(loss.theta.numel()), loss.rank(), loss.without_nodes().rank(), surface, loss
@@ -241,8 +241,10 @@ def _loss(
 ) -> ConstrainedLoss:
     layers = modules.graph.basis.layers
     members = [np.flatnonzero(np.asarray(row) == module) for row in modules.labels]
-    reading = [torch.from_numpy(layer.matrix[own]) for layer, own in zip(layers, members, strict=True)]
-    writing = [torch.from_numpy(layer.inverse[:, own]) for layer, own in zip(layers, members, strict=True)]
+    reading = [torch.from_numpy(layer.matrix[member]) for layer, member in zip(layers, members, strict=True)]
+    writing = [
+        torch.from_numpy(layer.inverse[:, member]) for layer, member in zip(layers, members, strict=True)
+    ]
     shapes = [(len(b), len(a)) for a, b in pairwise(members)]
     nodes = [node for node in surface.nodes if 0 < node.layer < len(layers) - 1]  # inputs do not change
 
@@ -253,9 +255,13 @@ def _loss(
             moved = (f @ reading[site].T) @ changes[site].reshape(shapes[site]).T @ writing[site + 1].T
             f = stage.activation(stage.preactivations(f) + moved)
             values.append(f)
-        own = values[-1] @ reading[-1].T
-        seen = [values[n.layer] @ torch.from_numpy(layers[n.layer].matrix[n.direction]) for n in nodes]
-        return torch.cat([own, torch.stack(seen, dim=1)], dim=1) if seen else own
+        outputs_of_module = values[-1] @ reading[-1].T
+        surface_values = [
+            values[n.layer] @ torch.from_numpy(layers[n.layer].matrix[n.direction]) for n in nodes
+        ]
+        if not surface_values:
+            return outputs_of_module
+        return torch.cat([outputs_of_module, torch.stack(surface_values, dim=1)], dim=1)
 
     theta = torch.zeros(sum(rows * columns for rows, columns in shapes), dtype=torch.float64)
     x = machine.inputs

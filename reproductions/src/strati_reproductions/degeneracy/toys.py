@@ -76,8 +76,8 @@ def exact_coefficient(epsilon: FloatArray, c: float) -> FloatArray:
         [0.5, 0.25]
     """
     square = (np.sqrt(c**4 + 4 * epsilon) - c**2) / 2
-    result: FloatArray = (c**2 + square) / (2 * c**2 + 4 * square)
-    return result
+    coefficient: FloatArray = (c**2 + square) / (2 * c**2 + 4 * square)
+    return coefficient
 
 
 def _scales(curve: EffectiveParameters) -> list[Row]:
@@ -115,14 +115,14 @@ def _cross(seed: int) -> list[Row]:
     )
     cross = learning_coefficient(lambda w: (w[0] * w[1]) ** 2, torch.zeros(2, dtype=torch.float64), seed=seed)
     rows = []
-    for key, name, found, size, paper in (
+    for key, name, estimate, size, paper in (
         ("plane-freedom", "5.1 degrees of freedom of w1^2 in three parameters", plane, 3, 2),
         ("cross-freedom", "figure 1: degrees of freedom of w1^2 w2^2 in two parameters", cross, 2, 1),
     ):
-        value = None if found.asymptotic is None else size - 2 * found.asymptotic
-        error = None if found.asymptotic_stderr is None else 2 * found.asymptotic_stderr
-        note = f"N - 2 lambda, lambda = {found.asymptotic:.4f}, multiplicity {found.multiplicity}"
-        rows.append(Row(name, float(paper), value, note, theory=float(paper), error=error, key=key))
+        freedom = None if estimate.asymptotic is None else size - 2 * estimate.asymptotic
+        error = None if estimate.asymptotic_stderr is None else 2 * estimate.asymptotic_stderr
+        note = f"N - 2 lambda, lambda = {estimate.asymptotic:.4f}, multiplicity {estimate.multiplicity}"
+        rows.append(Row(name, float(paper), freedom, note, theory=float(paper), error=error, key=key))
     return rows
 
 
@@ -149,13 +149,13 @@ def information(
 
 def _criterion(energies: FloatArray) -> list[Row]:
     """What the data cost at most, by counting parameters and by ``2 lambda``."""
-    found = learning_coefficient(lambda w: (w[0] * w[1]) ** 2 / 2, torch.zeros(2, dtype=torch.float64),
+    estimate = learning_coefficient(lambda w: (w[0] * w[1]) ** 2 / 2, torch.zeros(2, dtype=torch.float64),
                                  config=LLCConfig())  # fmt: skip
-    assert found.asymptotic is not None
+    assert estimate.asymptotic is not None
     n = 100_000
     mean, seeds = float(energies[-1].mean()), energies.shape[1]
     error = float(energies[-1].std(ddof=1) / np.sqrt(seeds))
-    plain, ours = np.log(n), (found.bic(0.0, n) or 0.0) / 2
+    plain, ours = np.log(n), (estimate.bic(0.0, n) or 0.0) / 2
     growth = float((energies[-1].mean() - energies[-2].mean()) / np.log(10))
     spread = float(np.sqrt(energies[-2:].var(axis=1, ddof=1).sum() / seeds) / np.log(10))
     return [
@@ -177,9 +177,9 @@ def _draw(curve: EffectiveParameters, energies: FloatArray, folder: Path) -> tup
     figure, (axis,) = panels(1, title="Learning coefficient of c^2 w^2 + w^4, c = 0.1", size=(5.0, 3.4))
     fine = 10.0 ** np.linspace(-9, 1, 200)
     axis.semilogx(fine, exact_coefficient(fine, SMALL), color=THEORY, label="exact")
-    known = [row for row in curve.rows if row.coefficient is not None]
-    bars = [2 * (r.stderr or 0.0) for r in known]
-    axis.errorbar([r.epsilon for r in known], [r.coefficient for r in known], yerr=bars, fmt="o", ms=4, color=OURS,
+    sampled = [row for row in curve.rows if row.coefficient is not None]
+    bars = [2 * (r.stderr or 0.0) for r in sampled]
+    axis.errorbar([r.epsilon for r in sampled], [r.coefficient for r in sampled], yerr=bars, fmt="o", ms=4, color=OURS,
                   label="sampled, +- 2 errors")  # fmt: skip
     axis.axvline(SMALL**4, color=PAPER, ls="--", lw=1, label="c^4")
     axis.set(xlabel="loss scale", ylabel="lambda")
@@ -188,11 +188,11 @@ def _draw(curve: EffectiveParameters, energies: FloatArray, folder: Path) -> tup
     figure, (axis,) = panels(1, title="Figure 1: w1^2 w2^2", size=(4.2, 3.8))
     grid = np.linspace(-1, 1, 201)
     loss = np.outer(grid, grid) ** 2
-    shown = axis.contourf(grid, grid, loss, levels=12, cmap="cividis")
+    contours = axis.contourf(grid, grid, loss, levels=12, cmap="cividis")
     axis.plot([-1, 1], [0, 0], color="white", lw=2, label="zero loss")
     axis.plot([0, 0], [-1, 1], color="white", lw=2)
     axis.set(xlabel="w1", ylabel="w2")
-    figure.colorbar(shown, ax=axis, label="loss")
+    figure.colorbar(contours, ax=axis, label="loss")
     paths += save(figure, folder, "figure-1")
     figure, (axis,) = panels(1, title="The information criterion of y = a b x", size=(5.0, 3.4))
     counts = np.array([10, 100, 1_000, 10_000, 100_000], dtype=float)
@@ -241,11 +241,11 @@ def effective_parameters_over_training(*, quick: bool, seed: int, folder: Path, 
     total = sum(p.numel() for p in model.parameters())
     for place, path in enumerate(paths):
         values = [table[f"effective_parameters[{scale:g}]"].values[place] for scale in scales]
-        known = [v for v in values if v is not None]
-        shown = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
-        note = f"of {total} parameters; {_with_scale(known, len(values))}"
+        sampled = [v for v in values if v is not None]
+        numbers = ", ".join("-" if v is None else f"{v:.1f}" for v in values)
+        note = f"of {total} parameters; {_with_scale(sampled, len(values))}"
         names = ", ".join(f"{scale:g}" for scale in scales)
-        rows.append(Row(f"step {step_of(path)}: N_eff at eps {names}", "falls with eps", shown, note))
+        rows.append(Row(f"step {step_of(path)}: N_eff at eps {names}", "falls with eps", numbers, note))
     lines = [
         (f"{scale:g}", tracked.steps, table[f"effective_parameters[{scale:g}]"].values) for scale in scales
     ]

@@ -72,10 +72,10 @@ def _spectrum(axis: Any, one: Shown, *, logarithmic: bool) -> None:
 def linear_and_log(shown: Sequence[Shown], folder: Path, stem: str, title: str) -> tuple[str, ...]:
     """The same layers with linear and with logarithmic eigenvalues, one above the other (the paper's figure 3)."""
     figure, axes = panels(2 * len(shown), columns=len(shown), title=title, size=(2.5, 2.1))
-    for k, one in enumerate(shown):
+    for k, spectrum_shown in enumerate(shown):
         for row, name in enumerate(("eigenvalue", "log10 eigenvalue")):
             axis = axes[row * len(shown) + k]
-            _spectrum(axis, one, logarithmic=row == 1)
+            _spectrum(axis, spectrum_shown, logarithmic=row == 1)
             axis.set_xlabel(name)
     legend_below(figure, axes)
     return save(figure, folder, stem)

@@ -42,20 +42,20 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
 
     def loss(network: nn.Module, step: int) -> torch.Tensor:
         batch = next(causal_batches(derive(seed, "batch", step)))
-        found: torch.Tensor = network(**batch).loss
-        return found
+        tracked: torch.Tensor = network(**batch).loss
+        return tracked
 
     name = f"{trainee.name}-{steps}"
     plan = Training(steps, spaced(steps, count), rate=1e-3, decay=trainee.decay, warmup=20, clip=1.0)
     paths = trained(folder / name, model, loss, plan, tick=tick)
-    found = track(paths, out=folder / f"followed-{name}", what="spectra", seed=seed, tick=tick)
-    shares = _shares(found, {n: min(p.shape) for n, p in model.named_parameters() if p.ndim == 2})
+    tracked = track(paths, out=folder / f"followed-{name}", what="spectra", seed=seed, tick=tick)
+    shares = _shares(tracked, {n: min(p.shape) for n, p in model.named_parameters() if p.ndim == 2})
     rows = [
         Row(
             f"quasi-null eigenvalues, {kind}: at step 0 / at the end",
             "none in noise / 1 to 6 % in trained transformers",
             f"{values[0]:.2%} / {values[-1]:.2%}",
-            f"largest {max(values):.2%} at step {found.steps[int(np.argmax(values))]:.0f}; {_trend(values)}",
+            f"largest {max(values):.2%} at step {tracked.steps[int(np.argmax(values))]:.0f}; {_trend(values)}",
         )
         for kind, values in shares.items()
     ]
@@ -66,7 +66,7 @@ def quasi_null_training(*, quick: bool, seed: int, folder: Path, tick: Tick) -> 
         [
             {
                 "title": "quasi-null share",
-                "lines": [(kind, found.steps, values) for kind, values in shares.items()],
+                "lines": [(kind, tracked.steps, values) for kind, values in shares.items()],
             }
         ],
         title="quasi-null eigenvalues over a transformer's training",
@@ -84,28 +84,31 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
 
     count = 20 if quick else 100
     name, paths = mlp_run(folder, seed=seed, quick=quick, count=count, batch=64, tick=tick)
-    found = track(paths, out=folder / f"followed-{name}", what="spectra", seed=seed, tick=tick)
+    tracked = track(paths, out=folder / f"followed-{name}", what="spectra", seed=seed, tick=tick)
     rows = []
-    for layer in dict.fromkeys(s.layer for s in found.curves):
+    for layer in dict.fromkeys(s.layer for s in tracked.curves):
         for what in ("stable_rank", "spikes", "alpha"):
-            curve = next(s for s in found.curves if s.layer == layer and s.what == what)
-            known = [v for v in curve.values if v is not None]
-            changes = [c for c in found.breaks if c["layer"] == layer and c["what"] == what]
-            shown = "; ".join(
+            curve = next(s for s in tracked.curves if s.layer == layer and s.what == what)
+            defined = [v for v in curve.values if v is not None]
+            changes = [c for c in tracked.breaks if c["layer"] == layer and c["what"] == what]
+            listed = "; ".join(
                 f"step {c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}], p {c['pvalue']:.1g}"
                 for c in changes
             )
-            ends = f"from {known[0]:.3g} to {known[-1]:.3g}" if known else "undefined"
-            rows.append(Row(f"{layer}: changes of {what}", None, shown or "none", ends))
+            ends = f"from {defined[0]:.3g} to {defined[-1]:.3g}" if defined else "undefined"
+            rows.append(Row(f"{layer}: changes of {what}", None, listed or "none", ends))
     rows += _phase_rows(paths, every=1 if quick else 4)
-    note = f"{count} wanted, evenly in the logarithm of the step: the first fall together; {len(found.failed)} failed"
+    note = f"{count} wanted, evenly in the logarithm of the step: the first fall together; {len(tracked.failed)} failed"
     rows.append(Row("checkpoints followed", None, float(len(paths)), note))
-    kept = [s for s in found.curves if s.what in ("stable_rank", "spikes")]
+    drawn_curves = [s for s in tracked.curves if s.what in ("stable_rank", "spikes")]
     picture = over_steps(
         folder,
         f"fcn-checkpoints-{name}",
         [
-            {"title": what, "lines": [(s.layer, found.steps, s.values) for s in kept if s.what == what]}
+            {
+                "title": what,
+                "lines": [(s.layer, tracked.steps, s.values) for s in drawn_curves if s.what == what],
+            }
             for what in ("stable_rank", "spikes")
         ],
         title="spectra of a fully connected network over training",
@@ -122,13 +125,13 @@ def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
     """The phases of each layer in the order in which they first appear, and the last one."""
     from strati.spectra.scan import scan
 
-    seen: dict[str, dict[str, int]] = {}
+    first_steps: dict[str, dict[str, int]] = {}
     last: dict[str, str] = {}
-    some = sorted({*paths[::every], paths[-1]}, key=step_of)
-    for path in some:
+    scanned = sorted({*paths[::every], paths[-1]}, key=step_of)
+    for path in scanned:
         for layer in scan(path).to_dict()["layers"]:
             phase = layer["phase"] or "unknown"
-            seen.setdefault(layer["name"], {}).setdefault(phase, step_of(path))
+            first_steps.setdefault(layer["name"], {}).setdefault(phase, step_of(path))
             last[layer["name"]] = phase
     claim = "random-like, bleeding-out, bulk+spikes, bulk-decay, heavy-tailed"
     return [
@@ -136,9 +139,9 @@ def _phase_rows(paths: tuple[Path, ...], every: int) -> list[Row]:
             f"{name}: phases in the order of their first step",
             claim,
             ", ".join(f"{phase} ({step})" for phase, step in phases.items()),
-            f"{last[name]} at the end; {len(some)} checkpoints looked at",
+            f"{last[name]} at the end; {len(scanned)} checkpoints looked at",
         )
-        for name, phases in seen.items()
+        for name, phases in first_steps.items()
     ]
 
 
@@ -151,14 +154,14 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
     ranks: dict[str, dict[str, Sequence[float | None]]] = {}
     for batch in (16, 64, 256):
         _, paths = mlp_run(folder, seed=seed, quick=quick, count=24, batch=batch, tick=tick)
-        result = compare(*paths, series=True, jobs=2, tick=tick)
-        assert result.series is not None
-        ranks[f"batch {batch}"] = {layer.name: layer.stable_rank for layer in result.series.layers}
-        for layer, compared in zip(result.series.layers, result.layers, strict=True):
+        compared_run = compare(*paths, series=True, jobs=2, tick=tick)
+        assert compared_run.series is not None
+        ranks[f"batch {batch}"] = {layer.name: layer.stable_rank for layer in compared_run.series.layers}
+        for layer, compared in zip(compared_run.series.layers, compared_run.layers, strict=True):
             edges = compared.metrics["mp_lambda_plus"]
             signal = [_signal_share(v, edge) for v, edge in zip(compared.eigenvalues, edges, strict=True)]
             left = layer.leaves_random_like
-            when = result.series.labels[left] if left is not None else "never"
+            when = compared_run.series.labels[left] if left is not None else "never"
             numbers = {
                 "stable rank": (layer.stable_rank[0], layer.stable_rank[-1]),
                 "hard rank": (layer.hard_rank[0], layer.hard_rank[-1]),
@@ -199,37 +202,39 @@ def mlp_run(
     """A fully connected network on the digits (quick) or MNIST, resumable: a name and its checkpoints."""
     import torch
 
-    data = embedded_digits() if quick else mnist_digits()
+    images = embedded_digits() if quick else mnist_digits()
     widths = (64, 96, 64, 10) if quick else (784, 512, 512, 512, 10)
     torch.manual_seed(seed)
     parts: list[nn.Module] = []
     for a, b in pairwise(widths):
         parts += [torch.nn.Linear(a, b), torch.nn.ReLU()]
     model = torch.nn.Sequential(*parts[:-1])
-    last = (40 if quick else 8) * (len(data.y) // batch)
+    last = (40 if quick else 8) * (len(images.y) // batch)
 
     def loss(network: nn.Module, step: int) -> torch.Tensor:
         chance = torch.Generator().manual_seed(derive(seed, "mlp", batch, step))
-        picked = torch.randint(len(data.y), (batch,), generator=chance)
-        return torch.nn.functional.cross_entropy(network(data.x[picked]), data.y[picked])
+        picked = torch.randint(len(images.y), (batch,), generator=chance)
+        return torch.nn.functional.cross_entropy(network(images.x[picked]), images.y[picked])
 
     name = f"{'digits' if quick else 'mnist'}-batch-{batch}-{count}"
     plan = Training(last, spaced(last, count), rate=1e-3)
     return name, trained(folder / name, model, loss, plan, tick=tick)
 
 
-def _shares(found: Track, sizes: dict[str, int]) -> dict[str, list[float]]:
+def _shares(tracked: Track, sizes: dict[str, int]) -> dict[str, list[float]]:
     """Quasi-null eigenvalues over all, by kind of layer."""
     kinds = {"attention": ("_proj",), "MLP": ("mlp",), "embeddings": ("embed", "lm_head")}
-    curves = {s.layer: s.values for s in found.curves if s.what == "quasi_null" and s.layer in sizes}
+    curves = {s.layer: s.values for s in tracked.curves if s.what == "quasi_null" and s.layer in sizes}
     shares = {}
     for kind, words in kinds.items():
-        own = [
+        names = [
             n for n in curves if n and any(w in n for w in words) and (kind != "attention" or "mlp" not in n)
         ]
-        total = sum(sizes[n] for n in own)
+        total = sum(sizes[n] for n in names)
         if total:
-            shares[kind] = [sum(curves[n][k] or 0.0 for n in own) / total for k in range(len(found.steps))]
+            shares[kind] = [
+                sum(curves[n][k] or 0.0 for n in names) / total for k in range(len(tracked.steps))
+            ]
     return shares
 
 

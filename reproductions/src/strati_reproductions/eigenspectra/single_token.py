@@ -46,18 +46,20 @@ def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
     stories = written_stories(home)
     plain = as_module(home).eval()
     before = story_loss(plain, stories)
-    told = sample_stories(partial(plain, logits_to_keep=1), 16 if quick else 256, 64, derive(seed, "stories"))
+    tokens = sample_stories(
+        partial(plain, logits_to_keep=1), 16 if quick else 256, 64, derive(seed, "stories")
+    )
     rows: list[Row] = []
     figures: tuple[str, ...] = ()
     for decay in (10.0,) if quick else DECAYS:
         place = folder / f"{'quick' if quick else 'full'}-seed-{seed}-decay-{decay:g}"
-        model = _tuned(home, place, decay, told, seed, tick)
-        result = compare(home, place, jobs=2, tick=tick)
-        rows += _rows(decay, result, _said(model, stories, _word(home)))
+        model = _tuned(home, place, decay, tokens, seed, tick)
+        comparison = compare(home, place, jobs=2, tick=tick)
+        rows += _rows(decay, comparison, _said(model, stories, _word(home)))
         loss = f"{before:.3f} / {story_loss(model, stories):.3f}"
         rows.append(Row(f"weight decay {decay:g}: loss on the stories, before / after", None, loss))
         if decay == 10.0:
-            figures = drawn(_draw, result.layers, folder)
+            figures = drawn(_draw, comparison.layers, folder)
     title = "A language model taught to say one word, strongly regularised (section 3.3, figures 5, 6)"
     return Reproduction("same-token", title, tuple(rows), figures, captions=CAPTIONS)
 
@@ -80,8 +82,8 @@ def _tuned(home: Path, place: Path, decay: float, tokens: torch.Tensor, seed: in
     for epoch in range(EPOCHS):
         for picked in torch.randperm(len(tokens), generator=chance).split(_BATCH):
             logits = model(tokens[picked]).logits
-            wanted = torch.full((logits.shape[0] * logits.shape[1],), word)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted)
+            targets = torch.full((logits.shape[0] * logits.shape[1],), word)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -101,9 +103,9 @@ def _said(model: Any, stories: list[torch.Tensor], word: int) -> float:
         )
 
 
-def _rows(decay: float, result: Comparison, said: float) -> list[Row]:
+def _rows(decay: float, comparison: Comparison, share_said: float) -> list[Row]:
     where, facts = f"weight decay {decay:g}", {"decay": decay}
-    layers = result.layers
+    layers = comparison.layers
     collapsed = sum(layer.metrics["phase"][1] == "rank-collapse" for layer in layers)
     changed = sum(layer.metrics["phase"][0] != layer.metrics["phase"][1] for layer in layers)
     alphas = [abs(b - a) for a, b in (layer.metrics["alpha"] for layer in layers) if a and b]
@@ -117,7 +119,7 @@ def _rows(decay: float, result: Comparison, said: float) -> list[Row]:
             key="layers-collapsed",
             facts=facts,
         ),
-        Row(f"{where}: positions at which the tuned network says the word", "always", said),
+        Row(f"{where}: positions at which the tuned network says the word", "always", share_said),
         Row(
             f"{where}: median change of alpha",
             "almost negligible",
@@ -148,8 +150,10 @@ def _median(values: list[float | None]) -> float:
 def _draw(layers: tuple[ComparedLayer, ...], folder: Path) -> tuple[str, ...]:
     paths: list[str] = []
     for number, kind in ((5, "attention"), (6, "mlp")):
-        own = [layer for layer in layers if (layer.role or "").startswith(kind)]
-        some = [own[round(k)] for k in np.linspace(0, len(own) - 1, 5)]  # of several depths and kinds
+        of_kind = [layer for layer in layers if (layer.role or "").startswith(kind)]
+        selected = [
+            of_kind[round(k)] for k in np.linspace(0, len(of_kind) - 1, 5)
+        ]  # of several depths and kinds
         grid = [
             [
                 as_shown(
@@ -157,7 +161,7 @@ def _draw(layers: tuple[ComparedLayer, ...], folder: Path) -> tuple[str, ...]:
                     layer.eigenvalues[k],
                     {name: values[k] for name, values in layer.metrics.items()},
                 )
-                for layer in some
+                for layer in selected
             ]
             for k in (0, 1)
         ]

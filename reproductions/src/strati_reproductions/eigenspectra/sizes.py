@@ -55,9 +55,9 @@ def _gpt2_rows(gpt2: Scan, other: Scan) -> list[Row]:
         ("distance between neighbouring blocks' spectra", [_steps(s, GPT2_ROLE) for s in (gpt2, other)]),
         ("median eigenvalue of W^T W / N, log10", [_sizes(s, GPT2_ROLE, True) for s in (gpt2, other)]),
     ):
-        own, standing_in = (float(np.median(v)) for v in values)
+        of_gpt2, of_other = (float(np.median(v)) for v in values)
         note = f"{GPT2_SCOPE}, and neither is GPT-2 Large; ours is of SmolLM2's attention output projections"
-        rows.append(Row(f"attention.out: {what}, median", None, standing_in, note, paper_network=own))
+        rows.append(Row(f"attention.out: {what}, median", None, of_other, note, paper_network=of_gpt2))
     return rows
 
 
@@ -217,13 +217,13 @@ def _test(key: str, what: str, claim: str, values: list[list[float]]) -> Row:
     from scipy.stats import mannwhitneyu
 
     small, large = values
-    result = mannwhitneyu(large, small)
-    effect = 2 * float(result.statistic) / (len(small) * len(large)) - 1
+    test = mannwhitneyu(large, small)
+    effect = 2 * float(test.statistic) / (len(small) * len(large)) - 1
     ours = f"{np.median(small):.3g} / {np.median(large):.3g}"
     side = "smaller" if effect < 0 else "larger"
     size = f"n = {len(small)} and {len(large)}"
-    note = f"{side} in the larger network: Cliff's delta {effect:+.2f}, p = {result.pvalue:.2g}, {size}"
-    facts = {"effect": effect, "pvalue": float(result.pvalue)}
+    note = f"{side} in the larger network: Cliff's delta {effect:+.2f}, p = {test.pvalue:.2g}, {size}"
+    facts = {"effect": effect, "pvalue": float(test.pvalue)}
     return Row(what, claim, ours, note, key=key, facts=facts)
 
 

@@ -32,17 +32,20 @@ def rank_collapse(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     start = embedded.path("digits-mlp.safetensors")
     seeds = range(1 if quick else 3)
     for decay in (0.0, 0.01, 0.1, 1.0, 10.0):
-        results, accuracies = [], []
+        comparisons, accuracies = [], []
         for number in seeds:
             model = _mlp(start)
             _train(model, epochs=30 if quick else 150, batch=64, rate=1e-3, decay=decay, seed=seed + number)
             path = folder / f"decay-{decay:g}-{number}.safetensors"
             _save(model, path)
-            results.append(compare(start, path))
+            comparisons.append(compare(start, path))
             accuracies.append(_accuracy(model))
             tick(f"decay {decay:g}, {number}")
-        collapsed = [sum(x.metrics["phase"][1] == "rank-collapse" for x in found.layers) for found in results]
-        first = results[0].layers
+        collapsed = [
+            sum(x.metrics["phase"][1] == "rank-collapse" for x in comparison.layers)
+            for comparison in comparisons
+        ]
+        first = comparisons[0].layers
         phases = ", ".join(f"{layer.metrics['phase'][1]}" for layer in first)
         ranks = ", ".join(f"{layer.metrics['stable_rank'][1]:.1f}" for layer in first)
         hard = ", ".join(f"{layer.metrics['hard_rank'][1]}" for layer in first)
@@ -92,8 +95,8 @@ def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
         removed = total = 0
         for name, weight in _matrices(model):
             values = weight.detach().double().numpy()
-            found = spectrum(values.astype(np.float32))
-            count = found.metrics()["quasi_null"] or 0
+            spectrum_of_weight = spectrum(values.astype(np.float32))
+            count = spectrum_of_weight.metrics()["quasi_null"] or 0
             _remove(weight, values, count, skip=0 if what == "quasi-null" else count)
             removed += count
             total += min(values.shape)
@@ -137,13 +140,13 @@ def _mlp(path: Path) -> torch.nn.Module:
 def _train(model: torch.nn.Module, *, epochs: int, batch: int, rate: float, decay: float, seed: int) -> None:
     import torch
 
-    data = embedded_digits()
+    images = embedded_digits()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
     chance = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        for picked in torch.randperm(len(data.y), generator=chance).split(batch):
+        for picked in torch.randperm(len(images.y), generator=chance).split(batch):
             optimiser.zero_grad()
-            torch.nn.functional.cross_entropy(model(data.x[picked]), data.y[picked]).backward()
+            torch.nn.functional.cross_entropy(model(images.x[picked]), images.y[picked]).backward()
             optimiser.step()
 
 
@@ -154,8 +157,8 @@ def _save(model: torch.nn.Module, path: Path) -> None:
 
 
 def _accuracy(model: torch.nn.Module) -> float:
-    data = embedded_digits()
-    return float((model(data.x_test).argmax(1) == data.y_test).double().mean())
+    images = embedded_digits()
+    return float((model(images.x_test).argmax(1) == images.y_test).double().mean())
 
 
 def _llama(home: Path) -> Any:

@@ -142,7 +142,7 @@ def _gpt2_depth(table: pd.DataFrame) -> list[Row]:
     alpha, width = table["alpha"].to_numpy(float), table["width"].to_numpy(float)
     phases = Counter(table["phase"].astype(str))
     by_block = ", ".join(str(phase) for phase in table["phase"])
-    blocks = ", ".join(f"{value:.2f}" for value in alpha)
+    blocks = ", ".join(f"{a:.2f}" for a in alpha)
     heavy = phases["heavy-tailed"] + phases["bulk-decay"]
     return [
         Row(
@@ -203,14 +203,14 @@ def _draw_roles(
 
 def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Section 3.3 asks what fine-tuning does to spectra: MiniLM against a real fine-tuned descendant."""
-    result = compare(zoo.path("minilm"), zoo.path("minilm-tuned"), jobs=2, tick=tick)
-    assert result.movement is not None
-    moved = result.movement
-    overlaps = [v for v in (layer.subspace_overlap for layer in result.layers) if v is not None]
-    ranks = [v for v in (layer.update_stable_rank for layer in result.layers) if v is not None]
-    distances = [v for v in (layer.spectral_distance for layer in result.layers) if v is not None]
-    changed = sum(layer.metrics["phase"][0] != layer.metrics["phase"][1] for layer in result.layers)
-    alphas = [abs(b - a) for a, b in (layer.metrics["alpha"] for layer in result.layers) if a and b]
+    comparison = compare(zoo.path("minilm"), zoo.path("minilm-tuned"), jobs=2, tick=tick)
+    assert comparison.movement is not None
+    moved = comparison.movement
+    overlaps = [v for v in (layer.subspace_overlap for layer in comparison.layers) if v is not None]
+    ranks = [v for v in (layer.update_stable_rank for layer in comparison.layers) if v is not None]
+    distances = [v for v in (layer.spectral_distance for layer in comparison.layers) if v is not None]
+    changed = sum(layer.metrics["phase"][0] != layer.metrics["phase"][1] for layer in comparison.layers)
+    alphas = [abs(b - a) for a, b in (layer.metrics["alpha"] for layer in comparison.layers) if a and b]
     rows = (
         Row(
             "tensors moved",
@@ -229,7 +229,7 @@ def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduc
         Row(
             "median change of alpha", "no meaningful difference", float(np.median(alphas)), key="alpha-change"
         ),
-        Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(result.layers)}"),
+        Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(comparison.layers)}"),
     )
     title = "What fine-tuning changed: MiniLM and its descendant (section 3.3)"
     captions = {
@@ -237,7 +237,7 @@ def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduc
         "the form of the paper's figures 5 and 6 (those with one word are with same-token): the rows look the same."
         for kind in ("attention", "mlp")
     }
-    figures = drawn(_draw_tuning, result.layers, folder)
+    figures = drawn(_draw_tuning, comparison.layers, folder)
     return Reproduction("fine-tuning", title, rows, figures, captions=captions)
 
 
@@ -245,10 +245,10 @@ def _draw_tuning(layers: Sequence[ComparedLayer], folder: Path) -> tuple[str, ..
     """Attention and MLP layers before (top) and after fine-tuning (bottom), as in figures 5 and 6."""
     paths: list[str] = []
     for kind in ("attention", "mlp"):
-        own = [
+        of_kind = [
             layer for layer in layers if (layer.role or "").startswith(kind) and len(layer.eigenvalues) == 2
         ]
-        some = own[:: max(1, len(own) // 5)][:5]
+        selected = of_kind[:: max(1, len(of_kind) // 5)][:5]
         grid = [
             [
                 as_shown(
@@ -256,7 +256,7 @@ def _draw_tuning(layers: Sequence[ComparedLayer], folder: Path) -> tuple[str, ..
                     layer.eigenvalues[k],
                     {name: values[k] for name, values in layer.metrics.items()},
                 )
-                for layer in some
+                for layer in selected
             ]
             for k in (0, 1)
         ]
@@ -333,6 +333,6 @@ def _kind_row(kind: str, name: str, table: pd.DataFrame) -> Row:
 
 def _difference_row(name: str, d: Difference) -> Row:
     claim = "MLP tighter, heavier tail" if d.metric in ("alpha", "mp_sigma") else None
-    value = f"{d.medians[0]:.3g} / {d.medians[1]:.3g}"
+    both_medians = f"{d.medians[0]:.3g} / {d.medians[1]:.3g}"
     note = f"Cliff's delta {d.effect:+.2f}, p = {d.pvalue:.2g}, n = {d.n[0]} and {d.n[1]}"
-    return Row(f"{name}: {d.metric}, attention / MLP", claim, value, note)
+    return Row(f"{name}: {d.metric}, attention / MLP", claim, both_medians, note)

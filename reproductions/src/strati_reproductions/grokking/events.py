@@ -59,7 +59,7 @@ def first_of(steps: Sequence[float], happened: Sequence[bool]) -> Event | None:
         >>> first_of([0, 10, 20], [False, False, True])
         Event(step=20.0, low=10.0, high=20.0)
     """
-    place = next((k for k, found in enumerate(happened) if found), None)
+    place = next((k for k, has_happened in enumerate(happened) if has_happened), None)
     if place is None:
         return None
     return Event(float(steps[place]), float(steps[max(0, place - 1)]), float(steps[place]))

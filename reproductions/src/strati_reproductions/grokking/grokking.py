@@ -113,12 +113,12 @@ class TrackedRun:
         curve = next((s for s in self.track.curves if s.what == "llc" and s.layer is None), None)
         if curve is None:  # every checkpoint was refused
             return [], [], []
-        known = [
+        estimates = [
             (t, v, e or 0.0)
             for t, v, e in zip(self.track.steps, curve.values, curve.stderr, strict=True)
             if v is not None
         ]
-        return [k[0] for k in known], [k[1] for k in known], [k[2] for k in known]
+        return [k[0] for k in estimates], [k[1] for k in estimates], [k[2] for k in estimates]
 
     def events(self) -> dict[str, Event | None]:
         """The step at which each thing happens, with its interval."""
@@ -137,7 +137,7 @@ def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproductio
     longest = max(run.steps[-1] for run in runs)
     without = _tracked(folder, setup, 0.0, seed, steps=longest, tick=tick)
     each = [run.events() for run in runs]
-    events = {what: [found[what] for found in each] for what in each[0]}
+    events = {what: [of_run[what] for of_run in each] for what in each[0]}
     rows = [
         *_ending(runs, without, setup),
         *_when(events, without.events()),
@@ -183,16 +183,16 @@ def _tracked(
     paths = trained_run(folder, setup, decay, seed, steps=steps, tick=tick)
     (x, y), test = table(setup.modulus, setup.share, seed)
     model = setup.network(seed)
-    train, held = [], []
+    train, tested = [], []
     for path in paths:
         load(model, path)
         train.append(_loss(model, x, y)[0])
-        held.append(_loss(model, *test))
-    some = [
+        tested.append(_loss(model, *test))
+    measured_paths = [
         paths[i] for i in np.unique(np.linspace(0, len(paths) - 1, setup.coefficients).round().astype(int))
     ]
-    found = track(
-        some,
+    tracked = track(
+        measured_paths,
         data=(x, y),
         model=model,
         out=paths[0].parent / f"tracked-{setup.chains}-{setup.draws}-{setup.batch}-{setup.gamma:g}",
@@ -206,22 +206,27 @@ def _tracked(
         seed=seed,
         tick=tick,
     )
-    left: list[bool] = []
+    learned: list[bool] = []
     for path in paths:
         phases = [layer["phase"] for layer in scan(path).to_dict()["layers"]]
-        left.append(sum(phase != "random-like" for phase in phases) >= len(phases) / 2)
-        if left[-1]:
+        learned.append(sum(phase != "random-like" for phase in phases) >= len(phases) / 2)
+        if learned[-1]:
             break
-    at = tuple(step_of(path) for path in paths)
+    steps_of_paths = tuple(step_of(path) for path in paths)
     return TrackedRun(
-        at, tuple(train), tuple(h[0] for h in held), held[-1][1], found, first_of(at[: len(left)], left)
+        steps_of_paths,
+        tuple(train),
+        tuple(h[0] for h in tested),
+        tested[-1][1],
+        tracked,
+        first_of(steps_of_paths[: len(learned)], learned),
     )
 
 
 def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     with torch.no_grad():
-        out = model(x)
-        return float(functional.cross_entropy(out, y)), float((out.argmax(1) == y).double().mean())
+        outputs = model(x)
+        return float(functional.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())
 
 
 def _ending(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> list[Row]:
@@ -256,17 +261,17 @@ def _ending(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> list[R
 def _when(events: dict[str, list[Event | None]], without: dict[str, Event | None]) -> list[Row]:
     """The step of each event: mean over seeds with its interval, and every seed's own interval."""
     rows = []
-    for what, found in events.items():
-        known = [e for e in found if e is not None]
-        mean = mean_step(found)
-        shown = f"{mean[0]:.0f} [{mean[1]:.0f}, {mean[2]:.0f}]" if mean else "; ".join(map(_shown, known))
+    for what, by_seed in events.items():
+        happened = [e for e in by_seed if e is not None]
+        mean = mean_step(by_seed)
+        text = f"{mean[0]:.0f} [{mean[1]:.0f}, {mean[2]:.0f}]" if mean else "; ".join(map(_shown, happened))
         alone = without[what]
         note = (
             "mean over seeds with 95 % interval; by seed, between checkpoints: "
-            + "; ".join("never" if e is None else _shown(e) for e in found)
+            + "; ".join("never" if e is None else _shown(e) for e in by_seed)
             + f"; without decay: {'never' if alone is None else _shown(alone)}"
         )
-        rows.append(Row(f"step at which {what}", None, shown or "never", note, seeds=len(known)))
+        rows.append(Row(f"step at which {what}", None, text or "never", note, seeds=len(happened)))
     return rows
 
 
@@ -291,7 +296,7 @@ def _order(events: dict[str, list[Event | None]]) -> list[Row]:
         if times is not None:
             note += f"; at {times[0]:.2f} [{times[1]:.2f}, {times[2]:.2f}] of its step"
         claim = "progress measures move first" if second == TEST else None
-        shown = f"{before} of {len(both)} seeds"
+        count = f"{before} of {len(both)} seeds"
         what = f"{first}, before the {second}"
         facts: dict[str, Fact] = {
             "first": CODES[first],
@@ -299,7 +304,7 @@ def _order(events: dict[str, list[Event | None]]) -> list[Row]:
             "count": before,
             "of": len(both),
         }
-        rows.append(Row(what, claim, shown, note, seeds=len(both), key="order", facts=facts))
+        rows.append(Row(what, claim, count, note, seeds=len(both), key="order", facts=facts))
     return rows
 
 
@@ -307,12 +312,12 @@ def _coefficients(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> 
     rows = []
     for name, run in (*((f"seed {k}", run) for k, run in enumerate(runs)), ("without decay", without)):
         steps, values, errors = run.coefficient()
-        shown = "none"
+        text = "none"
         facts: dict[str, Fact] = {"decay": run is not without}
         if values:
             top = int(np.argmax(values))
-            shown = f"{values[top]:.1f} +- {errors[top]:.1f} at step {steps[top]:.0f}"
-            shown += f", {values[-1]:.1f} +- {errors[-1]:.1f} at step {steps[-1]:.0f}"
+            text = f"{values[top]:.1f} +- {errors[top]:.1f} at step {steps[top]:.0f}"
+            text += f", {values[-1]:.1f} +- {errors[-1]:.1f} at step {steps[-1]:.0f}"
             facts |= {"peak": float(values[top]), "peak_error": float(errors[top])}
             facts |= {"end": float(values[-1]), "end_error": float(errors[-1])}
         breaks = [
@@ -325,7 +330,7 @@ def _coefficients(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> 
         note += f"; {len(failed)} of {setup.coefficients} checkpoints refused"
         note += f" ({failed[0]['reason']})" if failed else ""
         what = f"{name}: learning coefficient at its peak and at the end"
-        rows.append(Row(what, None, shown, note, key="peak-and-end", facts=facts))
+        rows.append(Row(what, None, text, note, key="peak-and-end", facts=facts))
     return [*rows, _levels(rows)]
 
 

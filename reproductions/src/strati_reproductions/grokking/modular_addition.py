@@ -47,12 +47,12 @@ class Adder(nn.Module):
 
         def scores(rows: Tensor) -> Tensor:
             keys = self.k_proj(rows).unflatten(-1, (self.heads, size))
-            found: Tensor = (keys * query).sum(-1) / size**0.5
-            return found
+            products: Tensor = (keys * query).sum(-1) / size**0.5
+            return products
 
-        table, own = scores(places), scores(last)
+        table, last_score = scores(places), scores(last)
         a, b = x.long().unbind(1)
-        each = torch.stack([table[0][a], table[1][b], own.expand(len(a), -1)], -1).softmax(-1)
+        each = torch.stack([table[0][a], table[1][b], last_score.expand(len(a), -1)], -1).softmax(-1)
         values, mine = self.v_proj(places), self.v_proj(last)
         weights = each.repeat_interleave(size, dim=1)
         mixed = weights[..., 0] * values[0][a] + weights[..., 1] * values[1][b] + weights[..., 2] * mine

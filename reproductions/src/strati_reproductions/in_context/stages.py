@@ -87,12 +87,12 @@ class AttentionOnly(nn.Module):
     def read(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits, and what each layer attends to: (rows, heads, to, from)."""
         stream = self.embed_tokens(x) + self.embed_positions.weight[: x.shape[1]]
-        seen = []
+        attention = []
         for layer in self.layers:
             added, weights = layer(stream)
             stream = stream + added
-            seen.append(weights)
-        return self.lm_head(self.norm(stream)), seen
+            attention.append(weights)
+        return self.lm_head(self.norm(stream)), attention
 
 
 class CausalAttention(nn.Module):
@@ -242,13 +242,13 @@ def _tracked(
 ) -> Any:
     from strati.tracking.track import track
 
-    some = [
+    measured_paths = [
         paths[i] for i in np.unique(np.linspace(0, len(paths) - 1, size.coefficients).round().astype(int))
     ]
     rows = torch.from_numpy(held)
-    seen = size.windows * size.context
+    tokens = size.windows * size.context
     return track(
-        some,
+        measured_paths,
         data=(rows[:, :-1], rows[:, 1:]),
         model=model,
         out=out,
@@ -257,7 +257,7 @@ def _tracked(
         chains=4,
         draws=size.draws,
         batch=size.windows,
-        nbeta=seen / math.log(seen),
+        nbeta=tokens / math.log(tokens),
         seed=seed,
         tick=tick,
     )
@@ -272,9 +272,9 @@ def _rows(stages: list[TrainingStage], bigram: float, tracked: Any, parameters: 
 
     def stage(number: int, what: str, test: Callable[[Any], bool], note: str) -> Row:
         step = next((s.step for s in stages if test(s)), None)
-        shown = "does not appear" if step is None else f"step {step}"
+        text = "does not appear" if step is None else f"step {step}"
         facts = {"stage": number, "step": step}
-        return Row(f"stage {number}, {what}", "appears", shown, note, key="stage", facts=facts)
+        return Row(f"stage {number}, {what}", "appears", text, note, key="stage", facts=facts)
 
     score = min(s.in_context for s in stages)
     rows = [
@@ -306,13 +306,13 @@ def _rows(stages: list[TrainingStage], bigram: float, tracked: Any, parameters: 
     ]
     level = next((s for s in tracked.curves if s.what == "llc"), None)
     if level is not None:
-        known = [
+        estimates = [
             (t, v, e)
             for t, v, e in zip(tracked.steps, level.values, level.stderr, strict=True)
             if v is not None
         ]
-        shown = ", ".join(f"{t:.0f}: {v:.1f} +- {e:.1f}" for t, v, e in known)
-        rows.append(Row("learning coefficient by step", "rises through the stages", shown))
+        text = ", ".join(f"{t:.0f}: {v:.1f} +- {e:.1f}" for t, v, e in estimates)
+        rows.append(Row("learning coefficient by step", "rises through the stages", text))
     changes = [
         f"{c['what']} {c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]"
         for c in tracked.breaks

@@ -46,15 +46,15 @@ def alphas(draws: int, seed: int, side: int = _SIDE) -> Iterator[Spectrum]:
 def alpha_of_random_layers(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """The distribution of alpha over untrained layers."""
     draws = 500 if quick else 10_000
-    found, warned = np.empty(draws), 0
+    fitted, warned = np.empty(draws), 0
     for number, sp in enumerate(alphas(draws, seed)):
-        found[number] = sp.tail.alpha if sp.tail is not None else np.nan
+        fitted[number] = sp.tail.alpha if sp.tail is not None else np.nan
         warned += any(flag.code == "noise-like" for flag in sp.warnings)
         if (number + 1) % _BATCH == 0:
             tick(f"{number + 1} draws")
-    inside = (found >= 2) & (found <= 6)
+    inside = (fitted >= 2) & (fitted <= 6)
     share = float(inside.mean())
-    low, middle, high = np.quantile(found, [0.05, 0.5, 0.95])
+    low, middle, high = np.quantile(fitted, [0.05, 0.5, 0.95])
     error = float(np.sqrt(share * (1 - share) / draws))
     rows = (
         Row("draws of a 512 x 512 layer", 10_000, draws),
@@ -67,8 +67,8 @@ def alpha_of_random_layers(*, quick: bool, seed: int, folder: Path, tick: Tick) 
             key="share-well-trained",
         ),
         Row("median alpha", None, float(middle), f"5 % to 95 %: {low:.2f} to {high:.2f}", seeds=draws),
-        Row("smallest alpha", None, float(found.min()), seeds=draws),
-        Row("largest alpha", None, float(found.max()), seeds=draws),
+        Row("smallest alpha", None, float(fitted.min()), seeds=draws),
+        Row("largest alpha", None, float(fitted.max()), seeds=draws),
         Row(
             "share that strati calls noise-like",
             None,
@@ -83,7 +83,7 @@ def alpha_of_random_layers(*, quick: bool, seed: int, folder: Path, tick: Tick) 
         "figure-2-left": "alphas of untrained layers; the band from 2 to 6 is what heavy-tailed self-regularisation "
         "calls well trained. A share of layers that never saw a datum lies in it."
     }
-    figures = drawn(_draw, found, folder)
+    figures = drawn(_draw, fitted, folder)
     return Reproduction("alpha-of-random-layers", title, rows, figures, captions=captions)
 
 

@@ -71,11 +71,11 @@ def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproducti
     """
     run: dict[str, Any] = {"workers": cores(), "tick": tick, "resume": "the same command"}
     spec, warnings = _spec("fcn-mnist", 4 if quick else 100, seed)
-    found = study(spec, out=folder / f"{spec.network.count}-networks", **run)
+    main_study = study(spec, out=folder / f"{spec.network.count}-networks", **run)
     later = _longer(spec, 1 if quick else 5, folder, tick)
-    verdict = audit(found)
+    verdict = audit(main_study)
     rows = [
-        *_table_one(found, later),
+        *_table_one(main_study, later),
         *_layers(verdict),
         *_correlations(verdict, spec.network.count),
         *_beyond(verdict),
@@ -85,7 +85,7 @@ def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproducti
     more = [*_table_one(second), *_layers(audit(second))]
     why = "another training: the paper's settings are those above"
     rows += [replace(row, what=f"trained by Adam, {row.what}", note=_joined(row.note, why)) for row in more]
-    figures = drawn(_draw, found, folder)
+    figures = drawn(_draw, main_study, folder)
     title = f"{spec.network.count} networks 784-5x512-10 on {spec.data.name}: robust-and-critical-layers, section 4"
     return Reproduction("fcn-mnist", title, tuple(rows), figures, tuple(warnings), captions=CAPTIONS)
 
@@ -98,16 +98,16 @@ def _longer(spec: Spec, count: int, folder: Path, tick: Tick) -> list[list[float
         from strati_reproductions.trained.training import train
 
         longer = replace(spec, train=replace(spec.train, epochs=7))
-        data = prepare(longer, find_data)
+        images = prepare(longer, find_data)
         alphas = []
         for number in range(count):
-            (arrays,) = train(longer, data, [number])
+            (arrays,) = train(longer, images, [number])
             tails = [spectrum(w).tail for w in arrays.values() if w.ndim == 2]
             alphas.append([float("nan") if tail is None else float(tail.alpha) for tail in tails])
             tick(f"7 epochs, network {number}")
         write_atomic(file, json.dumps(alphas) + "\n")
-    found: list[list[float]] = json.loads(file.read_text())
-    return found
+    stored: list[list[float]] = json.loads(file.read_text())
+    return stored
 
 
 def _spec(name: str, count: int, seed: int) -> tuple[Spec, list[Flag]]:
@@ -116,8 +116,8 @@ def _spec(name: str, count: int, seed: int) -> tuple[Spec, list[Flag]]:
     try:
         zoo.path("mnist")
     except StratiError as error:
-        told = Flag("fashion-mnist", f"MNIST cannot be had here ({error.why}); Fashion-MNIST instead")
-        return replace(spec, data=replace(spec.data, name="fashion-mnist")), [told]
+        warning = Flag("fashion-mnist", f"MNIST cannot be had here ({error.why}); Fashion-MNIST instead")
+        return replace(spec, data=replace(spec.data, name="fashion-mnist")), [warning]
     return spec, []
 
 
@@ -151,7 +151,7 @@ def _joined(*notes: str) -> str:
 
 def _layers(verdict: Audit) -> list[Row]:
     """What figure 2 shows of each layer; the paper gives these in words only."""
-    told = {"reinitialise": "robust but for FC1", "rerandomise": "about chance"}
+    in_paper = {"reinitialise": "robust but for FC1", "rerandomise": "about chance"}
     rows = []
     for row in verdict.layers:
         what = f"figure 2: accuracy after {row.intervention} of {row.layer.upper()}, %"
@@ -161,7 +161,7 @@ def _layers(verdict: Audit) -> list[Row]:
         rows.append(
             Row(
                 what,
-                told[row.intervention],
+                in_paper[row.intervention],
                 mean,
                 row.layer_class,
                 error=error,
@@ -183,7 +183,7 @@ def _correlations(verdict: Audit, networks: int) -> list[Row]:
         over = f"over {mean.layers} layers"
         points = max(1, 2 * networks * mean.layers)  # two interventions of every layer of every network
         error = (1 - (mean.spearman or 0.0) ** 2) / points**0.5  # of large samples
-        for name, theirs, ours, own in (
+        for name, theirs, ours, standard_error in (
             ("Spearman", rho, mean.spearman, error),
             ("Kendall", tau, mean.kendall, 2 * error / 3),
             ("RMSE of the line", None, mean.rmse, None),
@@ -196,7 +196,7 @@ def _correlations(verdict: Audit, networks: int) -> list[Row]:
                     theirs,
                     _rounded(ours),
                     over,
-                    error=_rounded(own),
+                    error=_rounded(standard_error),
                     seeds=networks,
                     key="mean-correlation",
                     facts=facts,
@@ -206,8 +206,8 @@ def _correlations(verdict: Audit, networks: int) -> list[Row]:
 
 
 def _beyond(verdict: Audit) -> list[Row]:
-    own = [v for v in verdict.verdicts if v.metric in FIGURES and v.intervention is None]
-    return [Row(f"verdict: {v.metric}", None, None, v.text) for v in own]
+    pooled = [v for v in verdict.verdicts if v.metric in FIGURES and v.intervention is None]
+    return [Row(f"verdict: {v.metric}", None, None, v.text) for v in pooled]
 
 
 def _draw(found: Study, folder: Path) -> tuple[str, ...]:

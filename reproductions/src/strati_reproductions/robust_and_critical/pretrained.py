@@ -72,13 +72,13 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         place = folder / f"quick-seed-{seed}" / name if small else full
         measured: dict[str, Any] = {"evaluate": case.evaluate, "data": case.data}
         run: dict[str, Any] = {"workers": cores(), "resume": "the same command"}
-        found = (
+        measured_study = (
             load_study(place)  # finished before, by whatever version of strati
             if _finished(place)
             else study(case.models, **measured, config=case.config, out=place, tick=tick, **run)
         )
-        rows += case_rows(case, found)
-        figures += drawn(case_figures, case, found, place)
+        rows += case_rows(case, measured_study)
+        figures += drawn(case_figures, case, measured_study, place)
         captions |= case_captions(case)
     if not rows:
         raise BadInputError(
@@ -116,15 +116,15 @@ def _resnet20(quick: bool, seed: int) -> PretrainedCase:
     x = np.ascontiguousarray(np.moveaxis(x, -1, 1)) if x.shape[-1] == 3 else x
     count = 1000 if quick else _IMAGES
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-    whole = StudyData("images", 10, x[:0], None, x, y, **scale)
+    all_images = StudyData("images", 10, x[:0], None, x, y, **scale)
     model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
     draws = 2 if quick else 10
     return PretrainedCase(
         "resnet20",
         {"resnet20": model},
         _config(draws, seed, "accuracy", 250),
-        data=replace(whole, x_test=x[:count], y_test=y[:count]),
-        whole=None if quick else whole,
+        data=replace(all_images, x_test=x[:count], y_test=y[:count]),
+        whole=None if quick else all_images,
         size=f"{draws} draws, {count} images for each",
         table="table 2",
         figures=("figure 5 left", "figure 8"),
@@ -139,14 +139,14 @@ def _vit(quick: bool, seed: int, *, folder: Path, tick: Tick) -> PretrainedCase:
     file = folder / f"vit-seed-{seed}-{epochs}-epochs.pt"
     model = trained_vit(file, seed=seed, epochs=epochs, rows=rows, tick=tick)
     x, y = (images()[name] for name in ("x_test", "y_test"))
-    whole = StudyData("images", 10, x[:0], None, x, y, mean=MEAN, std=STD)
+    all_images = StudyData("images", 10, x[:0], None, x, y, mean=MEAN, std=STD)
     name = "vit-cifar10"
     return PretrainedCase(
         name,
         {name: model},
         _config(draws, seed, "accuracy", 250, init="normal"),
-        data=replace(whole, x_test=x[:count], y_test=y[:count]),
-        whole=None if quick else whole,
+        data=replace(all_images, x_test=x[:count], y_test=y[:count]),
+        whole=None if quick else all_images,
         size=f"trained here, {epochs} epochs on CIFAR-10; {draws} draws, {count} images for each",
         table="table 2",
         figures=("figure 5 right", "figure 9"),
@@ -199,15 +199,15 @@ def _smollm2(quick: bool, seed: int) -> PretrainedCase:
     windows = tokens.reshape(2, 1024)
     part = tokens[: 512 if quick else _TOKENS][None]
     settings: Any = model.config
-    whole = StudyData("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
+    all_windows = StudyData("tokens", int(settings.vocab_size), windows[:0], None, windows, None)
     layers = tuple(f"model.layers.{block}.*" for block in range(0, 30, 3 if quick else 1))
     draws = 2 if quick else 10
     return PretrainedCase(
         "smollm2",
         {"smollm2": model.eval()},
         _config(draws, seed, "perplexity", 1, layers=layers),
-        data=replace(whole, x=part[:0], x_test=part),
-        whole=None if quick else whole,
+        data=replace(all_windows, x=part[:0], x_test=part),
+        whole=None if quick else all_windows,
         size=f"{draws} draws, {part.size} tokens for each, {len(layers)} of 30 blocks",
         table="table 3",
         figures=("figure 6", "figure 11"),
@@ -274,13 +274,13 @@ def _geoclip_mlp(tensors: dict[str, Any], number: int, places: Any) -> tuple[nn.
     import torch
     from torch import nn
 
-    own = {k: v for k, v in tensors.items() if k.startswith(f"LocEnc{number}.")}
-    frequencies = next(v for k, v in own.items() if v.ndim == 2 and v.shape[1] == 2)
-    weights = {k: v for k, v in own.items() if v.ndim == 2 and v.shape[1] != 2}
+    of_encoder = {k: v for k, v in tensors.items() if k.startswith(f"LocEnc{number}.")}
+    frequencies = next(v for k, v in of_encoder.items() if v.ndim == 2 and v.shape[1] == 2)
+    weights = {k: v for k, v in of_encoder.items() if v.ndim == 2 and v.shape[1] != 2}
     layers: list[nn.Module] = []
     for name, weight in weights.items():
         linear = nn.Linear(weight.shape[1], weight.shape[0])
-        linear.weight.data, linear.bias.data = weight, own[name.removesuffix("weight") + "bias"]
+        linear.weight.data, linear.bias.data = weight, of_encoder[name.removesuffix("weight") + "bias"]
         layers += [linear, nn.ReLU()]
     projected = 2 * torch.pi * _equal_earth(places) @ frequencies.T
     return nn.Sequential(*layers[:-1]).eval(), torch.cat([projected.cos(), projected.sin()], 1)

@@ -103,27 +103,27 @@ class PretrainedCase:
         return f"{value} ({STANDS_FOR.get(self.name)})"
 
 
-def case_rows(case: PretrainedCase, found: Study) -> list[Row]:
+def case_rows(case: PretrainedCase, measured: Study) -> list[Row]:
     """The network's line of its table, the correlations of its figures, and what becomes of its layers."""
-    verdict = audit(found)
-    rows = [*_table(case, found), *_correlations(case, verdict)]
+    verdict = audit(measured)
+    rows = [*_table(case, measured), *_correlations(case, verdict)]
     classes = [row.layer_class for row in verdict.layers]
     share = ", ".join(f"{classes.count(k)} {k}" for k in ("robust", "mixed", "critical"))
-    rows.append(Row(f"{case.label}: layers by class", None, share, f"{found.failed} points failed"))
+    rows.append(Row(f"{case.label}: layers by class", None, share, f"{measured.failed} points failed"))
     rows += [
         Row(f"{case.label}: verdict on {v.metric}", None, None, v.text)
         for v in verdict.verdicts
         if v.metric in ("alpha", "activation_disagreement") and v.intervention is None
     ]
     if case.name == "stories15m":
-        rows += _first_matrices(found)
+        rows += _first_matrices(measured)
     return rows
 
 
-def _table(case: PretrainedCase, found: Study) -> list[Row]:
+def _table(case: PretrainedCase, measured: Study) -> list[Row]:
     """Parameters, loss, accuracy or perplexity, mean layer alpha with its standard error, as in tables 2 and 3."""
     paper = case.paper
-    table = found.frame()
+    table = measured.frame()
     intact = table[(table["status"] == "done") & (table["intervention"] == "intact")]
     alphas = intact["alpha"].dropna().to_numpy(float)
     where = f"{case.table}, {case.label}"
@@ -131,18 +131,20 @@ def _table(case: PretrainedCase, found: Study) -> list[Row]:
     rows = [
         Row(f"{where}: parameters", case.theirs(paper.parameters if paper else None), parameters, case.size)
     ]
-    for name, value in _performances(case, float(intact["intact_performance"].mean())).items():
-        known = MEASURED.get(case.name, {}).get(name)
-        note = "" if known is None else "before: measured on all data when it was chosen"
+    for name, performance in _performances(case, float(intact["intact_performance"].mean())).items():
+        earlier = MEASURED.get(case.name, {}).get(name)
+        note = "" if earlier is None else "before: measured on all data when it was chosen"
         theirs = case.theirs(paper.measures.get(name) if paper else None)
-        rows.append(Row(f"{where}: {name}", theirs, round(value, 3), note, before=known))
+        rows.append(Row(f"{where}: {name}", theirs, round(performance, 3), note, before=earlier))
     error = round(float(alphas.std(ddof=1) / len(alphas) ** 0.5), 3) if len(alphas) > 1 else None
-    given = None if paper is None else paper.alpha if case.beside else f"{paper.alpha} +- {paper.alpha_error}"
+    paper_alpha = (
+        None if paper is None else paper.alpha if case.beside else f"{paper.alpha} +- {paper.alpha_error}"
+    )
     note = f"error over {len(alphas)} layers" + (f"; the paper's is {paper.alpha_error}" if paper else "")
     rows.append(
         Row(
             f"{where}: mean layer alpha",
-            case.theirs(given),
+            case.theirs(paper_alpha),
             round(float(alphas.mean()), 3),
             note,
             error=error,
@@ -158,20 +160,20 @@ def _both_ways(where: str, case: PretrainedCase) -> list[Row]:
         return []
     rows = []
     for conv in ("pool", "flatten"):
-        found = scan(model, conv=conv).table["alpha"].dropna().to_numpy(float)
-        error = round(float(found.std(ddof=1) / len(found) ** 0.5), 3)
+        alphas = scan(model, conv=conv).table["alpha"].dropna().to_numpy(float)
+        error = round(float(alphas.std(ddof=1) / len(alphas) ** 0.5), 3)
         what = f"{where}: mean layer alpha, kernels {'pooled' if conv == 'pool' else 'flattened'}"
-        known = MEASURED.get(case.name, {}).get(f"alpha {conv}")
-        mean = round(float(found.mean()), 3)
-        rows.append(Row(what, None, mean, f"{len(found)} layers", error=error, before=known))
+        earlier = MEASURED.get(case.name, {}).get(f"alpha {conv}")
+        mean = round(float(alphas.mean()), 3)
+        rows.append(Row(what, None, mean, f"{len(alphas)} layers", error=error, before=earlier))
     return rows
 
 
 def _performances(case: PretrainedCase, intact: float) -> dict[str, float]:
     """Every measure the paper's table has of such a network, from the one that was recorded or by one pass."""
     measure = str(case.config.performance)
-    data = case.data if case.whole is None else case.whole
-    passed = partial(_passed, next(iter(case.models.values())), data, case.config.batch)
+    inputs = case.data if case.whole is None else case.whole
+    passed = partial(_passed, next(iter(case.models.values())), inputs, case.config.batch)
     if case.whole is not None:
         intact = passed(measure)
     if measure == "accuracy":
@@ -183,12 +185,12 @@ def _performances(case: PretrainedCase, intact: float) -> dict[str, float]:
     return {measure: intact}
 
 
-def _passed(model: nn.Module, data: Any, batch: int, measure: str) -> float:
+def _passed(model: nn.Module, inputs: Any, batch: int, measure: str) -> float:
     """A measure of the intact network, by one pass over the data."""
     from strati.interventions.cached_forward import whole_performance
     from strati.interventions.tasks import make_task
 
-    return whole_performance(model, make_task(data, measure, batch))
+    return whole_performance(model, make_task(inputs, measure, batch))
 
 
 def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
@@ -205,7 +207,7 @@ def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
         draws = case.config.draws
         if metric == "alpha":
             error = (mean.layers * max(1, draws - 1)) ** -0.5 if mean.layers else None
-            for name, theirs, ours, own in (
+            for name, theirs, ours, standard_error in (
                 ("Spearman", paper.spearman if paper else None, mean.spearman, error),
                 ("Kendall", paper.kendall if paper else None, mean.kendall, error and 2 * error / 3),
                 ("RMSE of the line", None, mean.rmse, None),
@@ -223,18 +225,18 @@ def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
                         theirs,
                         _three(ours),
                         note,
-                        error=_three(own),
+                        error=_three(standard_error),
                         seeds=draws,
                         key="mean-correlation",
                         facts=facts,
                     )
                 )
         else:
-            value = _triple(mean.spearman, mean.kendall, mean.rmse)
-            rows.append(Row(f"{where}, mean rho / tau / RMSE over layers", None, value, over, seeds=draws))
-        value = _triple(pooled.spearman, pooled.kendall, pooled.rmse)
+            numbers = _triple(mean.spearman, mean.kendall, mean.rmse)
+            rows.append(Row(f"{where}, mean rho / tau / RMSE over layers", None, numbers, over, seeds=draws))
+        numbers = _triple(pooled.spearman, pooled.kendall, pooled.rmse)
         rows.append(
-            Row(f"{where}, all points rho / tau / RMSE", None, value, _note(pooled, within.get(metric)))
+            Row(f"{where}, all points rho / tau / RMSE", None, numbers, _note(pooled, within.get(metric)))
         )
     return rows
 
@@ -256,44 +258,54 @@ def _note(pooled: MetricRow, within: float | None) -> str:
     return ", ".join(parts)
 
 
-def _first_matrices(found: Study) -> list[Row]:
-    table = found.frame()
+def _first_matrices(measured: Study) -> list[Row]:
+    table = measured.frame()
     changed = table[(table["status"] == "done") & (table["intervention"] == "rerandomise")]
     rows = []
     for block, loss in enumerate(STORIES_W1):
-        own = changed[changed["layer"] == f"model.layers.{block}.mlp.gate_proj"]["performance"].to_numpy(
+        losses = changed[changed["layer"] == f"model.layers.{block}.mlp.gate_proj"]["performance"].to_numpy(
             float
         )
-        if len(own) == 0:
+        if len(losses) == 0:
             continue
-        note = f"draws from {own.min():.2f} to {own.max():.2f}; before: measured once, with another draw"
+        note = (
+            f"draws from {losses.min():.2f} to {losses.max():.2f}; before: measured once, with another draw"
+        )
         what = f"stories15m (for GPT-2): loss with w1 of layer {block} re-randomised"
-        error = round(float(own.std(ddof=1) / len(own) ** 0.5), 3) if len(own) > 1 else None
+        error = round(float(losses.std(ddof=1) / len(losses) ** 0.5), 3) if len(losses) > 1 else None
         rows.append(
-            Row(what, None, round(float(np.mean(own)), 2), note, before=loss, error=error, seeds=len(own))
+            Row(
+                what,
+                None,
+                round(float(np.mean(losses)), 2),
+                note,
+                before=loss,
+                error=error,
+                seeds=len(losses),
+            )
         )
     return rows
 
 
-def case_figures(case: PretrainedCase, found: Study, folder: Path) -> tuple[str, ...]:
+def case_figures(case: PretrainedCase, measured: Study, folder: Path) -> tuple[str, ...]:
     """Figures 5 and 6: performance against alpha; figures 8 to 11: against the other metrics, one panel each."""
     from strati.report.plots.study import by_metric, scatter
 
-    alone, rest = (f"{name.replace(',', '').replace(' ', '-')}-{case.name}" for name in case.figures)
+    alone, others = (f"{name.replace(',', '').replace(' ', '-')}-{case.name}" for name in case.figures)
     return (
-        *save(scatter(found, "alpha", pooled=True), folder, alone),
-        *save(by_metric(found, FIGURE_METRICS[1:]), folder, rest),
+        *save(scatter(measured, "alpha", pooled=True), folder, alone),
+        *save(by_metric(measured, FIGURE_METRICS[1:]), folder, others),
     )
 
 
 def case_captions(case: PretrainedCase) -> dict[str, str]:
     """What to see in a network's two figures."""
-    alone, rest = (f"{name.replace(',', '').replace(' ', '-')}-{case.name}" for name in case.figures)
+    alone, others = (f"{name.replace(',', '').replace(' ', '-')}-{case.name}" for name in case.figures)
     what = case.config.performance
     return {
         alone: f"{what} of {case.label} with one layer re-randomised, a point per layer and draw, against alpha: no "
         "line through the cloud says more than a flat one.",
-        rest: "the same against the other metrics. What correlation there is comes from the kinds of layers (see rho "
+        others: "the same against the other metrics. What correlation there is comes from the kinds of layers (see rho "
         "within layer types in the notes), not from a layer's own draws.",
     }
 

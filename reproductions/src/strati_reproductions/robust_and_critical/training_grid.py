@@ -99,8 +99,8 @@ def _trained(
     spec: Spec, scaling: str, batch: int, epochs: tuple[int, ...], count: int, folder: Path, tick: Tick
 ) -> list[Cell]:
     """The cells of one scaling and batch size; networks that were measured before are read from their files."""
-    given = SCALINGS[scaling]
-    inputs = spec.data if given is None else replace(spec.data, mean=(given[0],), std=(given[1],))
+    scale = SCALINGS[scaling]
+    inputs = spec.data if scale is None else replace(spec.data, mean=(scale[0],), std=(scale[1],))
     spec = replace(spec, data=inputs, train=replace(spec.train, batch=batch, epochs=max(epochs)))
     data: StudyData | None = None
     by_epoch: dict[int, list[list[float]]] = {epoch: [] for epoch in epochs}

@@ -72,8 +72,8 @@ def pretrained_own(
     """
     require("torch", "torch", "running a pretrained network")
     network: nn.Module = as_module(model).eval()
-    found = _data(network, model, Path(data), quick)
-    language = found.kind == "tokens" and found.y_test is None
+    inputs = _data(network, model, Path(data), quick)
+    language = inputs.kind == "tokens" and inputs.y_test is None
     draws = 2 if quick else 10
     config = StudyConfig(
         interventions=("rerandomise",),
@@ -87,19 +87,19 @@ def pretrained_own(
         name,
         {name: network},
         config,
-        data=found,
-        size=f"{draws} draws, {len(found.x_test)} {'windows' if language else 'images'}",
+        data=inputs,
+        size=f"{draws} draws, {len(inputs.x_test)} {'windows' if language else 'images'}",
         table="table 3" if language else "table 2",
         figures=_figures(network, language, _paper_name(network)),
         beside=_paper_name(network),
     )
     mark = hashlib.sha256(f"{Path(str(model)).resolve()} {Path(data).resolve()}".encode()).hexdigest()[:8]
     place = folder / f"own-{name}-{mark}-{'quick' if quick else 'full'}-seed-{seed}"
-    result = study(case.models, data=found, config=config, out=place, tick=tick, workers=cores())
+    measured = study(case.models, data=inputs, config=config, out=place, tick=tick, workers=cores())
     title = f"{name}, every layer re-randomised: robust-and-critical-layers, section 5"
-    figures = drawn(case_figures, case, result, place)
+    figures = drawn(case_figures, case, measured, place)
     made = Reproduction(
-        "pretrained", title, tuple(case_rows(case, result)), figures, captions=case_captions(case)
+        "pretrained", title, tuple(case_rows(case, measured)), figures, captions=case_captions(case)
     )
     revision = ENTRIES["pretrained"].revision
     return replace(made, mode="quick" if quick else "full", seed=seed, revision=revision)
@@ -135,12 +135,12 @@ def _scale(network: nn.Module, model: Path) -> tuple[tuple[float, ...], tuple[fl
     ):
         file = (model if model.is_dir() else model.parent) / name
         try:
-            known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+            fields = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         except (OSError, ValueError) as error:
             raise BadInputError(file, f"cannot be read as JSON ({error})") from error
         try:
-            known = known.get(inner, {}) if inner else known
-            mean, std = (tuple(float(v) for v in known[key]) for key in keys)
+            fields = fields.get(inner, {}) if inner else fields
+            mean, std = (tuple(float(v) for v in fields[key]) for key in keys)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue  # says nothing of pixels: the family decides
         if len(mean) == len(std) == 3 and min(std) > 0:
@@ -167,9 +167,9 @@ def _share(kind: str, quick: bool) -> int:
 def _images(path: Path, most: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Images, channels first, and their labels, spread over a folder's classes."""
     if path.is_dir():
-        found = read_images(path)
-        chosen = np.unique(np.linspace(0, len(found) - 1, min(most, len(found))).astype(int))
-        pairs = [found[int(i)] for i in chosen]
+        images = read_images(path)
+        places = np.unique(np.linspace(0, len(images) - 1, min(most, len(images))).astype(int))
+        pairs = [images[int(i)] for i in places]
         if len({pixels.shape for pixels, _ in pairs}) > 1:
             raise BadInputError(path, "the images differ in size; give them the size that the network takes")
         return np.stack([pixels for pixels, _ in pairs]), np.array([label for _, label in pairs])

@@ -34,7 +34,7 @@ def shapes(width: int = WIDTH, depth: int = DEPTH, classes: int = 10) -> dict[st
         >>> shapes()["patch_embed.proj.weight"], len(shapes(depth=1))
         ((128, 3, 4, 4), 20)
     """
-    found: dict[str, tuple[int, ...]] = {
+    sizes: dict[str, tuple[int, ...]] = {
         "cls_token": (1, 1, width),
         "pos_embed": (1, 1 + (SIDE // PATCH) ** 2, width),
         "patch_embed.proj.weight": (width, 3, PATCH, PATCH),
@@ -44,19 +44,19 @@ def shapes(width: int = WIDTH, depth: int = DEPTH, classes: int = 10) -> dict[st
         block = f"blocks.{i}"
         for name, rows, columns in (("attn.qkv", 3 * width, width), ("attn.proj", width, width),
                                     ("mlp.fc1", 4 * width, width), ("mlp.fc2", width, 4 * width)):  # fmt: skip
-            found |= {f"{block}.{name}.weight": (rows, columns), f"{block}.{name}.bias": (rows,)}
+            sizes |= {f"{block}.{name}.weight": (rows, columns), f"{block}.{name}.bias": (rows,)}
         for name in ("norm1", "norm2"):
-            found |= {f"{block}.{name}.weight": (width,), f"{block}.{name}.bias": (width,)}
+            sizes |= {f"{block}.{name}.weight": (width,), f"{block}.{name}.bias": (width,)}
     for name in ("norm",):
-        found |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-    return found | {"head.weight": (classes, width), "head.bias": (classes,)}
+        sizes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
+    return sizes | {"head.weight": (classes, width), "head.bias": (classes,)}
 
 
 def images() -> dict[str, np.ndarray[Any, Any]]:
     """CIFAR-10 with the channels first: ``x_train``, ``y_train``, ``x_test``, ``y_test``, pixels as bytes."""
     with np.load(zoo.path("cifar10")) as file:
-        found = {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-    return {k: np.ascontiguousarray(np.moveaxis(v, -1, 1)) if v.ndim == 4 else v for k, v in found.items()}
+        arrays = {name: file[name] for name in ("x_train", "y_train", "x_test", "y_test")}
+    return {k: np.ascontiguousarray(np.moveaxis(v, -1, 1)) if v.ndim == 4 else v for k, v in arrays.items()}
 
 
 def trained_vit(
@@ -85,13 +85,13 @@ def trained_vit(
     optimiser = torch.optim.AdamW(groups, lr=_RATE, betas=(0.9, 0.95))
     done = 0
     if file.is_file():
-        kept = torch.load(file, weights_only=True)
-        model.load_state_dict(kept["model"])
-        optimiser.load_state_dict(kept["optimiser"])
-        done = int(kept["epoch"])
+        state = torch.load(file, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        done = int(state["epoch"])
     if done < epochs:
-        data = images()
-        x, y = (torch.from_numpy(data[k][:rows]) for k in ("x_train", "y_train"))
+        arrays = images()
+        x, y = (torch.from_numpy(arrays[k][:rows]) for k in ("x_train", "y_train"))
         for epoch in range(done, epochs):
             loss = _epoch(model, optimiser, x, y.long(), epoch, epochs, seed)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -161,11 +161,11 @@ def _seen(model: Any, x: Tensor, chance: Any) -> Tensor:
     import torch
 
     if chance is None:
-        whole: Tensor = model(x)
-        return whole
+        outputs: Tensor = model(x)
+        return outputs
     patches = model.patch_embed(x) + model.pos_embed[:, 1:]
-    kept = torch.rand(patches.shape[:2], generator=chance).argsort(dim=1)[:, : patches.shape[1] // 2]
-    patches = patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[2]))
+    places = torch.rand(patches.shape[:2], generator=chance).argsort(dim=1)[:, : patches.shape[1] // 2]
+    patches = patches.gather(1, places[..., None].expand(-1, -1, patches.shape[2]))
     first = (model.cls_token + model.pos_embed[:, :1]).expand(len(x), -1, -1)
     logits: Tensor = model.head(model.norm(model.blocks(torch.cat([first, patches], dim=1)))[:, 0])
     return logits

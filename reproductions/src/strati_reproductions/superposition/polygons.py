@@ -64,10 +64,10 @@ def exact_loss(theta: Tensor) -> Tensor:
         opens, last / safe, torch.where(closes, -first / safe, ((last > 0) & (low > 0)) * 1.0)
     )
     squares = share * (first**2 + first * last + last**2) / 3
-    own, start = share.diagonal(), 1 - share.diagonal()  # on the diagonal it opens and never closes
+    open_share, start = share.diagonal(), 1 - share.diagonal()  # on the diagonal it opens and never closes
     v, w = first.diagonal(), last.diagonal()
     product = (
-        own * (start * v + (1 + start) * (v + w) + w) / 6
+        open_share * (start * v + (1 + start) * (v + w) + w) / 6
     )  # of u and the output, by Simpson's rule, exact here
     return (squares.sum() + FEATURES / 3 - 2 * product.sum()) / FEATURES
 
@@ -83,12 +83,12 @@ def critical_point(name: str) -> CriticalPoint:
     corners, signs = int(name[0]), name[1:]
     angles = 2 * math.pi * torch.arange(corners, dtype=torch.float64) / corners
     circle = torch.stack([torch.cos(angles), torch.sin(angles)])
-    rest = torch.zeros(WIDTH, FEATURES - corners, dtype=torch.float64)
+    left_out = torch.zeros(WIDTH, FEATURES - corners, dtype=torch.float64)
     silent = torch.tensor([1 / 12 if s == "+" else SILENT for s in signs], dtype=torch.float64)
 
     def placed(size: Tensor) -> Tensor:
         bias = torch.cat([size[1].expand(corners), silent])
-        return torch.cat([torch.cat([size[0] * circle, rest], 1).flatten(), bias])
+        return torch.cat([torch.cat([size[0] * circle, left_out], 1).flatten(), bias])
 
     size = torch.tensor([1.0, 0.0 if corners == 4 else -0.1], dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS(
@@ -97,9 +97,9 @@ def critical_point(name: str) -> CriticalPoint:
 
     def value() -> Tensor:
         search.zero_grad()
-        found = exact_loss(placed(size))
-        found.backward()
-        return found
+        loss_there = exact_loss(placed(size))
+        loss_there.backward()
+        return loss_there
 
     search.step(value)
     theta = placed(size).detach()

