@@ -1,7 +1,7 @@
-"""A training that can be stopped at any time and goes on where it was: its checkpoints at given steps. Needs torch.
+"""A training that can be stopped at any time and continues, with checkpoints at given steps. Needs torch.
 
-Weights are kept as ``step-000100.safetensors``. Beside them ``resume.pt`` holds the optimiser and the next step; it
-is replaced in one move. Batches depend on the seed and the step alone, so that a training that was interrupted gives
+Weights are stored as ``step-000100.safetensors``; ``resume.pt`` holds the optimiser and the next step and is
+replaced atomically. Batches depend on the seed and the step alone, so that a training that was interrupted gives
 the same checkpoints as one that was not.
 """
 
@@ -41,7 +41,7 @@ class Training:
         warmup: Steps over which the rate rises.
         clip: Largest norm of a gradient; 0 means any.
         sgd: Plain gradient descent instead.
-        seconds: Stop after so many seconds of the processor in all, interrupted or not; 0 means never.
+        seconds: Processor seconds after which the training stops, over all runs; 0 means no limit.
     """
 
     steps: int
@@ -77,7 +77,7 @@ def trained(
     done: Callable[[nn.Module], bool] | None = None,
     tick: Tick = silent,
 ) -> tuple[Path, ...]:
-    """Train to the end, or go on with it; the checkpoints' paths in order. ``model`` holds the last weights.
+    """Train to the end, or continue; the paths of the checkpoints in order. ``model`` holds the last weights.
 
     Args:
         folder: Where the checkpoints are kept.
@@ -175,12 +175,12 @@ def _resumed(path: Path, model: nn.Module, optimiser: Any) -> tuple[int, float]:
 def _save_state(path: Path, model: nn.Module, optimiser: Any, step: int, spent: float) -> None:
     import torch
 
-    beside = path.with_suffix(".part")
+    part = path.with_suffix(".part")
     state = {
         "model": model.state_dict(),
         "optimiser": optimiser.state_dict(),
         "step": step,
         "spent": spent,
     }
-    torch.save(state, beside)
-    beside.replace(path)
+    torch.save(state, part)
+    part.replace(path)

@@ -151,7 +151,7 @@ def coefficient_falls(rows: Rows) -> bool | None:
 
 
 def stages_in_order(rows: Rows) -> bool | None:
-    """Whether all stages appear, none before the one that it is said to follow."""
+    """Whether all stages appear in their order."""
     stages = sorted((row["facts"] for row in _rows_of(rows, "stage")), key=lambda f: f["stage"])
     if not stages:
         return None

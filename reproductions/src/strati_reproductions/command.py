@@ -1,4 +1,4 @@
-"""``strati reproduce``: a paper's numbers beside ours."""
+"""``strati reproduce``: compare a paper's numbers with ours."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(
     seed: int,
     output: Output,
 ) -> None:
-    """Redo a paper's table or figure NAME, the paper's number beside ours; no NAME lists them.
+    """Redo a paper's table or figure NAME and compare the numbers; without NAME, list them.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Data of the reproductions: sets that a study knows by name, digits as tensors, stories, and files beside the project.
+"""Data of the reproductions: sets that a study knows by name, digits, stories, and files next to the project.
 
 The functions :func:`mnist`, :func:`fashion_mnist` and :func:`cifar10` are entry points: a study names them. Data sets
 are fetched on the first call.
@@ -68,7 +68,7 @@ def mnist_digits() -> Digits:
 
 
 def external_data(*parts: str) -> Path:
-    """A file or folder that lies beside the project (``../shared/data``, or ``STRATI_DATA``) and is not part of it.
+    """A file or folder next to the project (``../shared/data``, or ``STRATI_DATA``).
 
     Raises:
         BadInputError: It is absent.
@@ -79,7 +79,7 @@ def external_data(*parts: str) -> Path:
     if not path.exists():
         raise BadInputError(
             "/".join(parts),
-            "these data lie beside the project and are absent; set STRATI_DATA to their folder",
+            "these data are not part of the project and are absent; set STRATI_DATA to their folder",
         )
     return path
 

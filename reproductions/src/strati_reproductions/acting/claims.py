@@ -59,7 +59,7 @@ def claims(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
         except StratiError as error:
             warnings.append(Flag("left-out", f"smollm2: {error}"))
     if not rows:
-        raise BadInputError("acting-claims", "none of the networks can be had here")
+        raise BadInputError("acting-claims", "none of the networks is available")
     title = "Claims about acting on layers, measured on small real networks"
     return Reproduction("acting-claims", title, tuple(rows), (), tuple(warnings))
 

@@ -81,7 +81,7 @@ def acting(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
             rows.append(cell.row(f"{case.name}, {action} to {budget}"))
             tick(f"{case.name} {action} {budget}")
     if not verdicts:
-        raise BadInputError("acting", "none of the networks can be had here")
+        raise BadInputError("acting", "none of the networks is available")
     better, worse = verdicts.count("better"), verdicts.count("worse")
     rows.append(
         Row("cells in which the plan is better beyond its interval", None, f"{better} of {len(verdicts)}")

@@ -56,7 +56,7 @@ def _captions() -> dict[str, str]:
     sentences = {
         "strengths": "squared edges sorted by size, one line per basis: the steeper it falls, the sparser the network "
         "is in that basis.",
-        "ablation": "what is lost of the outputs when only so many directions of a layer are kept, strongest first: "
+        "ablation": "share of the outputs that is lost when only the strongest directions of a layer are kept: "
         "the lower line needs fewer directions.",
         "graph": "the strongest edges between the layers' directions in the interaction basis, modules in colours.",
     }
@@ -113,7 +113,7 @@ def _digits(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]
 
 
 def _edges_needed(comparison: Comparison, labels: FloatArray) -> Iterator[Row]:
-    """How many edges between the first two layers keep the outputs, every other edge between them taken out."""
+    """How many edges between the first two layers suffice for the outputs when all others are removed."""
     from strati.landscape.basis.ablation import edge_ablation_curve
 
     for graph in comparison.graphs:

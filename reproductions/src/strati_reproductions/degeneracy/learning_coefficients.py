@@ -1,6 +1,6 @@
 """degeneracy-in-the-loss-landscape, sections 2.2, 3.1.1 and 6.1, and the table of known learning coefficients.
 
-``truth_table`` puts the sampler beside exact values; ``studies`` tests four statements of the paper on small real
+``truth_table`` compares the sampler with exact values; ``studies`` tests four statements of the paper on small real
 networks: the behavioural loss has no lower coefficient than the training loss, a loss scale from the spread
 between seeds, weight decay empties null directions, and how good the factorised Hessian is.
 """
@@ -115,9 +115,9 @@ def truth_table(*, quick: bool, seed: int, folder: Path, tick: Tick = silent) ->
         tick(name)
     rows.append(Row("median relative error", None, float(np.median(errors)), "goal: at most 0.03"))
     rows.append(Row("largest relative error", None, float(np.max(errors)), "goal: at most 0.10"))
-    title = "Learning coefficients: exact beside sampled (limit for large nbeta)"
-    captions = {"truth-table": "sampled learning coefficients against the exact ones, with two errors: right is on the "
-                "line."}  # fmt: skip
+    title = "Learning coefficients: exact and sampled (limit for large nbeta)"
+    captions = {"truth-table": "sampled learning coefficients against the exact ones, with two errors. Right values "
+                "lie on the line."}  # fmt: skip
     figures = drawn(_draw_truth, rows, folder, title)
     return Reproduction("llc-truth-table", title, tuple(rows), figures, captions=captions)
 

@@ -135,7 +135,7 @@ def _found(networks: int, seed: int) -> list[Row]:
             "modules found by the search: the interaction surface is the neuron that is read",
             None,
             f"{right} of {networks}",
-            "two halves of an MLP joined by one weight of 0.01 to 0.3, which comes out within "
+            "two halves of an MLP joined by one weight of 0.01 to 0.3, which is recovered within "
             f"{max(map(abs, weights)):.1e} of its size",
             seeds=networks,
         ),
@@ -205,7 +205,7 @@ def _links(samples: int, seed: int) -> list[Row]:
 
 
 def _ratio_error(volume: float, full: float, samples: int) -> float:
-    """Standard error of ``ln V / ln V_full`` for volumes counted in so many samples each."""
+    """Standard error of ``ln V / ln V_full``, each volume counted in ``samples`` samples."""
     variance, full_variance = ((1 - v) / (v * samples) for v in (volume, full))
     log, base = np.log(volume), np.log(full)
     return float(np.sqrt(variance / base**2 + full_variance * (log / base**2) ** 2))

@@ -180,7 +180,7 @@ def _transformer(quick: bool, seed: int, tick: Tick) -> Iterator[Row]:
     model = as_module(zoo.path("stories15m"))
     tokens = sample_stories(model, 8 if quick else 32, 64, derive(seed, "stories"))
     count = _count(model, tokens)
-    yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens of its own stories")
+    yield _row("stories15M (LLaMA, 6 layers)", count, f"{tokens.numel():,} tokens sampled from it")
     heads = sum(layer.free_from_synchrony for layer in count.layers)
     yield Row(
         "stories15M, free between the matrices of heads",
@@ -228,7 +228,7 @@ def _count(model: nn.Module, x: Any, epsilon: float | None = None) -> Degeneracy
 
 
 def _used(count: Degeneracy) -> int:
-    """Parameters used at the loss scale by layers, whatever the number of data."""
+    """Parameters used at the loss scale by layers, for any number of data."""
     return sum(c.parameters - c.at_epsilon.free for c in count.layers if c.at_epsilon is not None)
 
 

@@ -52,7 +52,7 @@ def degeneracy_toys(*, quick: bool, seed: int, folder: Path, tick: Tick = silent
     rows += _criterion(energies)
     tick("information criterion")
     figures = drawn(_draw, curve, energies, folder)
-    title = "Toys of sections 2.1, 2.2.2 and 5.1: scales, the cross, the information criterion"
+    title = "Losses of sections 2.1, 2.2.2 and 5.1: scales, the cross, the information criterion"
     return Reproduction("degeneracy-toys", title, tuple(rows), figures, captions=CAPTIONS)
 
 

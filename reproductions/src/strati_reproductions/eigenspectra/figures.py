@@ -118,7 +118,7 @@ def points_by_group(
 
 
 def confusion_map(counts: dict[tuple[Any, Any], int], names: Sequence[Any], folder: Path) -> tuple[str, ...]:
-    """How the phases of matrices of known making were named: rows the truth, columns the name given."""
+    """Counts of phases: rows are the truth, columns the answers."""
     table = np.array([[counts[a, b] for b in names] for a in names], dtype=float)
     table /= np.maximum(table.sum(axis=1, keepdims=True), 1)
     figure, (axis,) = panels(1, size=(6.0, 4.6), title="Share of matrices of a phase that get each name")

@@ -98,7 +98,8 @@ def fcn_checkpoints(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             ends = f"from {defined[0]:.3g} to {defined[-1]:.3g}" if defined else "undefined"
             rows.append(Row(f"{layer}: changes of {what}", None, listed or "none", ends))
     rows += _phase_rows(paths, every=1 if quick else 4)
-    note = f"{count} wanted, evenly in the logarithm of the step: the first fall together; {len(tracked.failed)} failed"
+    spacing = "evenly spaced in the logarithm of the step, so the first ones coincide"
+    note = f"{count} planned, {spacing}; {len(tracked.failed)} failed"
     rows.append(Row("checkpoints followed", None, float(len(paths)), note))
     drawn_curves = [s for s in tracked.curves if s.what in ("stable_rank", "spikes")]
     picture = over_steps(
@@ -171,7 +172,7 @@ def training_series(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
             }
             note = "; ".join(f"{k} {_short(a)} to {_short(b)}" for k, (a, b) in numbers.items())
             rows.append(Row(f"batch {batch}, {layer.name}: leaves random-like at", None, when, note))
-    title = "Spectra over training, 24 checkpoints, three batch sizes"
+    title = "Spectra over training at three batch sizes, 24 checkpoints"
     return Reproduction(
         "training-series",
         title,

@@ -1,4 +1,4 @@
-"""``reproduce phases``: how often the phase of a matrix of known making is named right.
+"""``reproduce phases``: how often the phase of a matrix is right whose phase is known.
 
 Generative models of the six phases as the literature on heavy-tailed self-regularisation describes them, drawn
 over shapes from 100 x 100 to 3000 x 1000 with Gaussian and uniform noise; each draw is labelled by
@@ -75,7 +75,7 @@ def confusion(draws: int, seed: int, tick: Tick = silent) -> dict[tuple[Phase, P
 
 
 def score(counts: dict[tuple[Phase, Phase], int]) -> float:
-    """The share named right, neighbours counting half."""
+    """The share of right phases; a neighbouring phase counts half."""
     total = sum(counts.values())
     near = sum(counts[a, b] + counts[b, a] for a, b in _NEIGHBOURS)
     return (sum(counts[p, p] for p in Phase) + near / 2) / total if total else float("nan")
@@ -90,11 +90,14 @@ def phases(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
         named = ", ".join(f"{counts[true, n]} {n}" for n in Phase if counts[true, n] and n != true)
         rows.append(_share(str(true), counts[true, true] / total, total, f"otherwise {named or 'nothing'}"))
     every = sum(counts.values())
-    rows.append(_share("all six, neighbours half right", score(counts), every, "wanted: 0.95 or more"))
+    rows.append(
+        _share("all six; a neighbouring phase counts half", score(counts), every, "goal: 0.95 or more")
+    )
     figures = drawn(confusion_map, counts, list(Phase), folder)
-    title = "Phases of matrices of known making, share named right"
+    title = "How often the phase is right, on matrices whose phase is known"
     captions = {
-        "phases": "rows are what a matrix was made to be, columns what it was named: all on the diagonal is right."
+        "phases": "rows are the phase that a matrix was built to have, columns the phase that strati gives. Right "
+        "answers lie on the diagonal."
     }
     return Reproduction("phases", title, tuple(rows), figures, captions=captions)
 

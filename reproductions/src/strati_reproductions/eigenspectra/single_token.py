@@ -1,4 +1,4 @@
-"""``reproduce same-token``: section 3.3 and figures 5 and 6 of top-down-eigenspectra, a model taught to say one word.
+"""``reproduce same-token``: section 3.3, figures 5 and 6 of top-down-eigenspectra, a model tuned to say one word.
 
 The paper fine-tunes GPT-2 for 4 epochs with intense regularisation until it always says the same word, expects a layer
 to collapse, and finds the spectra hardly changed. It names neither data, rate nor regulariser: here stories15M is tuned
@@ -34,14 +34,14 @@ WORD = "stone"
 DECAYS = (0.1, 1.0, 10.0, 100.0)
 _RATE, _BATCH = 1e-4, 8
 CAPTIONS = {
-    "figure-5": "attention layers of stories15M before (top) and after it was taught one word under a weight decay of "
-    "10 (bottom): the paper finds no meaningful difference.",
+    "figure-5": "attention layers of stories15M before (top) and after it was fine-tuned to say one word under a weight "
+    "decay of 10 (bottom): the paper finds no meaningful difference.",
     "figure-6": "the same of its MLP layers.",
 }
 
 
 def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Fine-tune stories15M to say always the same word, ever more regularised: does a layer collapse?"""
+    """Fine-tune stories15M to say always the same word at growing weight decay: does a layer collapse?"""
     home = zoo.path("stories15m")
     stories = written_stories(home)
     plain = as_module(home).eval()
@@ -60,7 +60,7 @@ def same_token(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         rows.append(Row(f"weight decay {decay:g}: loss on the stories, before / after", None, loss))
         if decay == 10.0:
             figures = drawn(_draw, comparison.layers, folder)
-    title = "A language model taught to say one word, strongly regularised (section 3.3, figures 5, 6)"
+    title = "A language model fine-tuned to say one word, strongly regularised (section 3.3, figures 5, 6)"
     return Reproduction("same-token", title, tuple(rows), figures, captions=CAPTIONS)
 
 
@@ -165,6 +165,6 @@ def _draw(layers: tuple[ComparedLayer, ...], folder: Path) -> tuple[str, ...]:
             ]
             for k in (0, 1)
         ]
-        above = f"Figure {number}: {kind} layers of stories15M, plain (top) and taught one word (bottom)"
+        above = f"Figure {number}: {kind} layers of stories15M, plain (top) and fine-tuned to say one word (bottom)"
         paths += spectra_grid(grid, folder, f"figure-{number}", above)
     return tuple(paths)

@@ -97,10 +97,10 @@ def compare_sizes(
 
     Args:
         small: One network, as ``strati.open`` takes it.
-        large: The other; the one with more parameters counts as the larger, in whatever order they are given.
+        large: The other; the one with more parameters counts as the larger, in any order.
         names: What to call them; default: their file names.
         folder: Where the figures go.
-        tick: Called as the scans go on.
+        tick: Called after each scanned layer.
 
     Raises:
         BadInputError: A network has no attention or MLP layers in two blocks or more.

@@ -1,6 +1,6 @@
-"""top-down-eigenspectra's experiments on small networks: rank collapse (3.3), quasi-null directions taken out (3.1).
+"""top-down-eigenspectra's experiments on small networks: rank collapse (3.3), removal of quasi-null directions (3.1).
 
-The fine-tuning of a language model (3.3) is ``one_word``, spectra over training ``training_series``.
+The fine-tuning of a language model (3.3) is in ``single_token``, spectra over training in ``over_training``.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def rank_collapse(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
 
 
 def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Take the quasi-null directions out of stories15M and measure the loss.
+    """Remove the quasi-null directions of stories15M and measure the loss.
 
-    The control takes out as many directions per matrix from the lower end of the bulk, just above the quasi-null ones.
+    The control removes as many directions per matrix from the lower end of the bulk.
     """
     home = zoo.path("stories15m")
     stories = written_stories(home)
@@ -103,7 +103,7 @@ def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
             tick(f"{what} {name}")
         changed[what] = story_loss(model, stories)
     rows = (
-        Row("directions taken out", "1 to 6 %", f"{removed} of {total} ({removed / total:.2%})"),
+        Row("directions removed", "1 to 6 %", f"{removed} of {total} ({removed / total:.2%})"),
         Row("loss, intact", None, intact, key="loss-intact"),
         Row(
             "loss without the quasi-null directions",
@@ -111,17 +111,19 @@ def remove_quasi_null(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Re
             changed["quasi-null"],
             key="loss-without-quasi-null",
         ),
-        Row("loss without as many from the bulk's lower end", None, changed["bulk"], "control"),
+        Row(
+            "loss without as many directions from the lower end of the bulk", None, changed["bulk"], "control"
+        ),
     )
-    title = "Do quasi-null directions do any work? (section 3.1)"
+    title = "The loss without quasi-null directions (section 3.1)"
     losses = {
         "intact": intact,
         "without quasi-null": changed["quasi-null"],
-        "without bulk's end": changed["bulk"],
+        "without the end of the bulk": changed["bulk"],
     }
     captions = {
         "remove-quasi-null": "loss of stories15M as it is, without its quasi-null directions, and without as many of "
-        "the bulk's lower end: bars of equal length would mean that they do no work."
+        "the bulk's lower end. Bars of equal length would mean that they have no effect."
     }
     figures = drawn(_draw_losses, losses, folder, title)
     return Reproduction("remove-quasi-null", title, rows, figures, captions=captions)

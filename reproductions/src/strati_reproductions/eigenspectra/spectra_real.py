@@ -202,7 +202,7 @@ def _draw_roles(
 
 
 def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Section 3.3 asks what fine-tuning does to spectra: MiniLM against a real fine-tuned descendant."""
+    """Section 3.3 asks what fine-tuning does to spectra: MiniLM against a real fine-tune."""
     comparison = compare(zoo.path("minilm"), zoo.path("minilm-tuned"), jobs=2, tick=tick)
     assert comparison.movement is not None
     moved = comparison.movement
@@ -231,7 +231,7 @@ def fine_tuning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduc
         ),
         Row("layers whose phase changed", "none (GPT-2)", f"{changed} of {len(comparison.layers)}"),
     )
-    title = "What fine-tuning changed: MiniLM and its descendant (section 3.3)"
+    title = "What fine-tuning changed: MiniLM and its fine-tune (section 3.3)"
     captions = {
         f"fine-tuned-{kind}": f"{kind} layers of MiniLM before (top) and after (bottom) an ordinary fine-tuning, in "
         "the form of the paper's figures 5 and 6 (those with one word are with same-token): the rows look the same."
@@ -286,10 +286,10 @@ def five_trainings(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repro
     phases = np.array([table["phase"].astype(str) for table in tables])
     same = float(np.mean([len(set(column)) == 1 for column in phases.T]))
     rows.append(Row("layers with the same phase in all five", None, same, seeds=len(tables)))
-    title = "Five trainings of SpliceAI: what is chance?"
+    title = "Five trainings of SpliceAI: how much each metric varies"
     figures = drawn(_draw_chance, rows, folder, title)
     captions = {"chance": "of each metric, the share of its variance over layers that differs between trainings of the "
-                "same layer: a short bar is a metric that another training would give again."}  # fmt: skip
+                "same layer. A metric with a short bar is reproducible."}  # fmt: skip
     return Reproduction("five-trainings", title, tuple(rows), figures, captions=captions)
 
 

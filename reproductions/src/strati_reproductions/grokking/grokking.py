@@ -147,9 +147,9 @@ def grokking(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproductio
     name = f"grokking-mod-{setup.modulus}"
     pictures = (
         *over_steps(folder, name, _curves(runs[0], without), title=f"a + b mod {setup.modulus}, seed {seed}"),
-        *events_by_seed(folder, f"{name}-order", events, title="what happens when, by seed"),
+        *events_by_seed(folder, f"{name}-order", events, title="events by seed"),
     )
-    title = "Grokking: a + b mod p, what changes when (Nanda et al. 2023)"
+    title = "Grokking of a + b mod p: the order of the changes (Nanda et al. 2023)"
     captions = {name: SEE, f"{name}-order": SEE_ORDER}
     return Reproduction("grokking", title, tuple(rows), pictures, captions=captions)
 
@@ -335,7 +335,7 @@ def _coefficients(runs: list[TrackedRun], without: TrackedRun, setup: Setup) -> 
 
 
 def _levels(rows: list[Row]) -> Row:
-    """The last coefficients of the runs that generalised, beside that of the run that memorised."""
+    """The last coefficients of the runs that generalised over that of the run that memorised."""
     ends = [float(row.facts["end"] or 0) for row in rows if row.facts["decay"] and "end" in row.facts]
     alone = [float(row.facts["end"] or 0) for row in rows if not row.facts["decay"] and "end" in row.facts]
     what = "learning coefficient at the end, mean of the runs that generalised over that without decay"

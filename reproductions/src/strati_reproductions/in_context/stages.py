@@ -137,7 +137,7 @@ def in_context(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
 
 
 def followed(size: Size, *, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """The same at any size; ``size.seconds`` of training at most, which an interrupted run goes on counting."""
+    """The same at any size; ``size.seconds`` is a limit over all runs of an interrupted training."""
     text, bigram = corpus(size.vocabulary)
     torch.manual_seed(derive(seed, "in-context"))
     model = AttentionOnly(size)

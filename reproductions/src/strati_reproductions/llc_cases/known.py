@@ -50,7 +50,7 @@ def sum_of_powers(powers: Sequence[int]) -> Known:
 
 
 def regular(rank: int) -> Known:
-    """A quadratic of this rank in any number of dimensions, a regular model with so many parameters.
+    """A quadratic of this rank in any number of dimensions, a regular model with that many parameters.
 
     Examples:
         >>> regular(5)

@@ -1,4 +1,4 @@
-"""What cases with a known learning coefficient are made of: plain functions, and networks at a chosen point.
+"""Cases with a known learning coefficient: plain functions, and networks at a given point.
 
 The cases themselves are in ``battery`` (for tuning the extrapolation) and ``held_out`` (for checking it).
 """

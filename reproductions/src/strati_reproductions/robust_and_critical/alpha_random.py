@@ -73,7 +73,7 @@ def alpha_of_random_layers(*, quick: bool, seed: int, folder: Path, tick: Tick) 
             "share that strati calls noise-like",
             None,
             warned / draws,
-            "the warning that belongs beside such an alpha",
+            "the warning that such an alpha carries",
             error=float(np.sqrt(warned / draws * (1 - warned / draws) / draws)),
             seeds=draws,
         ),

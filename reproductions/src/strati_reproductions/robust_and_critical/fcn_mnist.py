@@ -1,8 +1,8 @@
 """The small-scale experiment of robust-and-critical-layers: fully connected networks on MNIST.
 
-Table 1, figures 2 (right), 3, 4 and 7: 100 networks 784-5x512-10, each layer re-initialised and re-randomised, the
-paper's numbers beside ours. The paper names no optimiser, epochs or batch: the built-in spec ``fcn-mnist`` (plain SGD,
-batch 32, 5 epochs) gives its accuracy and correlations, two epochs more its alphas; ``fcn-mnist-adam`` only the first.
+Table 1, figures 2 (right), 3, 4 and 7: 100 networks 784-5x512-10, each layer re-initialised and re-randomised. The
+paper names no optimiser, epochs or batch: the built-in spec ``fcn-mnist`` (plain SGD, batch 32, 5 epochs) gives its
+accuracy and correlations, two epochs more its alphas; ``fcn-mnist-adam`` only the first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CAPTIONS = {
 
 
 def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Run (or resume) the study and put its numbers beside the paper's.
+    """Run (or resume) the study and compare its numbers with the paper's.
 
     The alphas of table 1 depend on how the networks were trained, which the paper does not say: some networks are
     trained for 7 epochs too, and a second, smaller study trains to about the same accuracy by Adam.
@@ -116,7 +116,9 @@ def _spec(name: str, count: int, seed: int) -> tuple[Spec, list[Flag]]:
     try:
         zoo.path("mnist")
     except StratiError as error:
-        warning = Flag("fashion-mnist", f"MNIST cannot be had here ({error.why}); Fashion-MNIST instead")
+        warning = Flag(
+            "fashion-mnist", f"MNIST is not available ({error.why}); Fashion-MNIST is used instead"
+        )
         return replace(spec, data=replace(spec.data, name="fashion-mnist")), [warning]
     return spec, []
 

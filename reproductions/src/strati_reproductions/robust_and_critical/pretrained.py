@@ -1,4 +1,4 @@
-"""The large-scale experiment of robust-and-critical-layers on real pretrained networks that can be had.
+"""The large-scale experiment of robust-and-critical-layers on the pretrained networks that are available.
 
 Re-randomisation of every layer, ten draws each: ResNet-20 on CIFAR-10, a ViT trained here on CIFAR-10, stories15M on
 TinyStories, SmolLM2-135M on WikiText, the three GeoCLIP location MLPs. Tables 2 and 3 and figures 5, 6, 8-11 in the
@@ -43,7 +43,7 @@ _IMAGES, _TOKENS = 2000, 256
 
 
 def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Run (or resume) all studies; a network that cannot be had is left out with its reason.
+    """Run (or resume) all studies; a network that is not available is left out with its reason.
 
     Quick: two draws, fewer images, tokens and places, and every third block of SmolLM2; but a full study that is
     already finished in the same folder is shown instead. The rows say what was run.
@@ -73,7 +73,7 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         measured: dict[str, Any] = {"evaluate": case.evaluate, "data": case.data}
         run: dict[str, Any] = {"workers": cores(), "resume": "the same command"}
         measured_study = (
-            load_study(place)  # finished before, by whatever version of strati
+            load_study(place)  # finished before, by any version of strati
             if _finished(place)
             else study(case.models, **measured, config=case.config, out=place, tick=tick, **run)
         )
@@ -82,7 +82,7 @@ def pretrained(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduct
         captions |= case_captions(case)
     if not rows:
         raise BadInputError(
-            "pretrained", "none of the networks can be had here: " + "; ".join(w.text for w in warnings)
+            "pretrained", "none of the networks is available: " + "; ".join(w.text for w in warnings)
         )
     title = "Re-randomised layers of pretrained networks: robust-and-critical-layers, section 5"
     return Reproduction("pretrained", title, tuple(rows), tuple(figures), tuple(warnings), captions=captions)

@@ -43,7 +43,7 @@ STANDS_FOR = {
     "stories15m-initial": "GPT-2",
     "smollm2": "GPT-2-Large",
 }
-"""Networks that can be had here, and those of the paper that they stand in for."""
+"""Networks that are available, and the networks of the paper that they stand in for."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ PAPER = {
 class PretrainedCase:
     """A network, what it is measured on, and where the paper has one like it.
 
-    ``beside`` names the network of the paper that this one is; without it, the one that it stands in for, if any.
+    ``same_as`` names the network of the paper that this one is.
     ``whole`` are the data for the network's line of the table where its changed layers are measured on a part.
     """
 
@@ -83,28 +83,28 @@ class PretrainedCase:
     data: Any = None
     whole: Any = None
     evaluate: Callable[[nn.Module], float] | None = None
-    beside: str | None = None
+    same_as: str | None = None
 
     @property
     def paper(self) -> Line | None:
-        """The paper's line that belongs beside this network's."""
-        return PAPER.get(self.beside or STANDS_FOR.get(self.name, ""))
+        """The paper's line to compare with."""
+        return PAPER.get(self.same_as or STANDS_FOR.get(self.name, ""))
 
     @property
     def label(self) -> str:
         """The network, and the one of the paper that it stands in for."""
-        other = None if self.beside else STANDS_FOR.get(self.name)
+        other = None if self.same_as else STANDS_FOR.get(self.name)
         return f"{self.name} (for {other})" if other else self.name
 
     def theirs(self, value: float | str | None) -> Value:
-        """The paper's number: as it is beside the same network, with the network's name beside a stand-in."""
-        if value is None or self.beside:
+        """The paper's number; for a stand-in, with the name of the paper's network."""
+        if value is None or self.same_as:
             return value
         return f"{value} ({STANDS_FOR.get(self.name)})"
 
 
 def case_rows(case: PretrainedCase, measured: Study) -> list[Row]:
-    """The network's line of its table, the correlations of its figures, and what becomes of its layers."""
+    """The network's line of its table, the correlations of its figures, and the classes of its layers."""
     verdict = audit(measured)
     rows = [*_table(case, measured), *_correlations(case, verdict)]
     classes = [row.layer_class for row in verdict.layers]
@@ -138,7 +138,7 @@ def _table(case: PretrainedCase, measured: Study) -> list[Row]:
         rows.append(Row(f"{where}: {name}", theirs, round(performance, 3), note, before=earlier))
     error = round(float(alphas.std(ddof=1) / len(alphas) ** 0.5), 3) if len(alphas) > 1 else None
     paper_alpha = (
-        None if paper is None else paper.alpha if case.beside else f"{paper.alpha} +- {paper.alpha_error}"
+        None if paper is None else paper.alpha if case.same_as else f"{paper.alpha} +- {paper.alpha_error}"
     )
     note = f"error over {len(alphas)} layers" + (f"; the paper's is {paper.alpha_error}" if paper else "")
     rows.append(
@@ -215,7 +215,7 @@ def _correlations(case: PretrainedCase, verdict: Audit) -> list[Row]:
                 what = f"{where}, mean {name} over layers"
                 note = (
                     over
-                    if case.beside or paper is None or theirs is None
+                    if case.same_as or paper is None or theirs is None
                     else f"{over}; the paper's is of {_whose(case)}: another network and other data"
                 )
                 facts = {"network": case.name, "metric": metric, "statistic": name}

@@ -1,7 +1,7 @@
 """``reproduce pretrained --model PATH --data PATH``: tables 2 and 3 on a network of the user's own.
 
-The paper's networks (ResNet-34 and ViT on ImageNet, GPT-2 and GPT-2-Large on WikiText-103) cannot be had everywhere;
-where a user has one of them, or any other, its line of the table is made here and stands beside the paper's.
+The paper's networks (ResNet-34 and ViT on ImageNet, GPT-2 and GPT-2-Large on WikiText-103) are not available
+everywhere. For one of them, or any other network, this module makes its line of the table and compares it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from strati.interventions.tasks import StudyData
 
 _SIZES = {"images": 10_000, "tokens": 100}
-"""At most so many images, or windows of text; a quick run takes a twentieth."""
+"""Most images, or windows of text, that are used; a quick run uses a twentieth."""
 _CONTEXT = 1024
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -54,7 +54,7 @@ def pretrained_own(
     folder: Path = Path("out"),
     tick: Tick = silent,
 ) -> Reproduction:
-    """Re-randomise every layer of a network ten times and lay its numbers beside the paper's.
+    """Re-randomise every layer of a network ten times and compare its numbers with the paper's.
 
     Args:
         model: A checkpoint that :func:`strati.as_module` rebuilds: a Hugging Face directory, or a file with the names
@@ -64,7 +64,7 @@ def pretrained_own(
             network's own files say, else as its family is; values outside 0 to 1 are taken to be scaled already.
         quick: Two draws and a twentieth of the data.
         seed: Seed of the draws.
-        folder: Where the store and the figures go; the same command goes on there.
+        folder: Folder of the store and the figures; the same command continues there.
         tick: Called after each unit of work.
 
     Raises:
@@ -91,7 +91,7 @@ def pretrained_own(
         size=f"{draws} draws, {len(inputs.x_test)} {'windows' if language else 'images'}",
         table="table 3" if language else "table 2",
         figures=_figures(network, language, _paper_name(network)),
-        beside=_paper_name(network),
+        same_as=_paper_name(network),
     )
     mark = hashlib.sha256(f"{Path(str(model)).resolve()} {Path(data).resolve()}".encode()).hexdigest()[:8]
     place = folder / f"own-{name}-{mark}-{'quick' if quick else 'full'}-seed-{seed}"

@@ -1,4 +1,4 @@
-"""A vision transformer on CIFAR-10, trained here: none on ImageNet can be had, and the paper's table 2 has one.
+"""A vision transformer on CIFAR-10, trained here because the ImageNet ViT of the paper's table 2 is not available.
 
 Six blocks of width 128 on patches of 4 x 4, by AdamW with a cosine over 16 epochs; as in masked training, most epochs
 see a random half of the patches, which halves their cost, and the last ones all of them. About 75 minutes of
@@ -62,7 +62,7 @@ def images() -> dict[str, np.ndarray[Any, Any]]:
 def trained_vit(
     file: Path, *, seed: int, epochs: int = EPOCHS, rows: int | None = None, tick: Tick = silent
 ) -> nn.Module:
-    """The trained network, from its file where an earlier run left it; a training that was stopped goes on.
+    """Return the trained network; a training that was stopped continues from its file.
 
     Args:
         file: Where it is kept (``.pt``).

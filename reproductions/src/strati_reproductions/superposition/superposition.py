@@ -5,7 +5,7 @@ polygons. Chen et al.: regular polygons are critical points, training stays near
 and low learning coefficient to low loss and high learning coefficient. Runs start near a square, as theirs do.
 
 The polygons of :mod:`polygons` are known exactly: their loss, and for pentagons and the hexagon the learning
-coefficient. Each plateau of a training is set beside the polygon it stays at, with the same temperature and
+coefficient. Each plateau of a training is compared with the polygon it stays at, at the same temperature and
 localisation.
 """
 
@@ -124,7 +124,7 @@ def _all(count: int, total: int) -> str:
 
 
 def _known(seed: int, tick: Tick) -> tuple[list[Row], dict[str, Reference]]:
-    """The polygons that are known exactly: loss, learning coefficient beside theory."""
+    """The polygons that are known exactly: loss, and the learning coefficient compared with theory."""
     from strati.landscape.llc.llc import learning_coefficient
 
     rows, references = [], {}
@@ -153,7 +153,7 @@ def _known(seed: int, tick: Tick) -> tuple[list[Row], dict[str, Reference]]:
 
 
 def _plateau_rows(seed: int, plateaus: Sequence[Plateau], references: dict[str, Reference]) -> list[Row]:
-    """Each plateau beside the polygon that it stays at."""
+    """Each plateau compared with the polygon that it stays at."""
     rows = []
     for plateau in plateaus:
         reference = references.get(plateau.name)

@@ -1,4 +1,4 @@
-"""Small networks, with the initial values of each drawn from a stream of its own.
+"""Small networks; the initial values of each come from its own random stream.
 
 A fully connected network, a residual network of the CIFAR kind, a small decoder language model. Training them is
 ``training``.
@@ -152,7 +152,7 @@ class Transformer(nn.Module):
 
 
 def build(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, context: int) -> nn.Module:
-    """A network of the kind asked for, fitting inputs of one ``shape`` and so many ``outputs``.
+    """A network of the given kind for inputs of one ``shape`` with ``outputs`` outputs.
 
     Raises:
         BadInputError: The data do not suit the kind of network.

@@ -1,7 +1,7 @@
 """Training strati's own networks: fully connected ones of a batch together, the others one at a time.
 
 Stacked, the matrices of ``k`` networks are one tensor and a step of all of them is a few batched products. Each
-network has its own initial values and its own order of the data, from streams of its own.
+network has its own initial values and its own order of the data, each from its own random stream.
 """
 
 from __future__ import annotations
