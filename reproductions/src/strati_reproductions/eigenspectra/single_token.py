@@ -34,7 +34,7 @@ WORD = "stone"
 DECAYS = (0.1, 1.0, 10.0, 100.0)
 _RATE, _BATCH = 1e-4, 8
 CAPTIONS = {
-    "figure-5": "attention layers of stories15M before (top) and after it was fine-tuned to say one word under a weight "
+    "figure-5": "attention layers of stories15M before (top) and after it was fine-tuned to say one word under weight "
     "decay of 10 (bottom): the paper finds no meaningful difference.",
     "figure-6": "the same of its MLP layers.",
 }
