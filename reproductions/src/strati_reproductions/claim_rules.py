@@ -159,6 +159,12 @@ def stages_in_order(rows: Rows) -> bool | None:
     return None not in steps and steps == sorted(steps)
 
 
+def induction_is_lower(rows: Rows) -> bool | None:
+    """Whether every induction head has a lower coefficient than the others; ``None`` where no such head formed."""
+    facts = [row["facts"] for row in _rows_of(rows, "induction-lower")]
+    return facts[0]["lower"] if facts else None
+
+
 def pairs_are_separated(rows: Rows) -> bool | None:
     """Whether every pair scores higher than every other combination."""
     pairs, others = _one(rows, "pairs-least"), _one(rows, "non-pairs-greatest")

@@ -24,6 +24,7 @@ from strati_reproductions.claim_rules import (
     comes_first,
     complete,
     grid_reaches_the_table,
+    induction_is_lower,
     larger_is_smaller,
     mlp_is_smaller,
     mostly,
@@ -232,6 +233,9 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("in-context", "Bigrams, in-context learning, previous-token heads and induction heads appear one after the "
           "other", "This holds in the run tested.", stages_in_order,
           "Not all stages appeared in this order; the table says which did."),
+    Claim("refined-coefficients", "Induction heads have lower learning coefficients than other heads of their layer",
+          "This holds in the run tested.", induction_is_lower,
+          "In the run tested another head has a coefficient as low."),
     Claim("anti-grokking", "Alpha below 2 comes before every fall of the test accuracy",
           "The table says how many steps before, and how often alpha is below 2 without a fall.",
           lambda r: comes_first(r, "alpha"), "Some falls came without this sign; the table has the steps."),

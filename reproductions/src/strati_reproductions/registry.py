@@ -230,6 +230,11 @@ ENTRIES: dict[str, Entry] = {
         "in-context-learning",
         "a two-layer attention-only transformer: which stages of in-context learning appear",
     ),
+    "refined-coefficients": Entry(
+        "in_context.refined:refined_coefficients",
+        "in-context-learning",
+        "learning coefficients of single heads and of kinds of data, over the training of in-context",
+    ),
     "quasi-null-training": Entry(
         "eigenspectra.over_training:quasi_null_training",
         _TOP_DOWN,
