@@ -237,8 +237,8 @@ def decisions_on_sentences(tree: ast.AST) -> list[str]:
             if any(isinstance(right, ast.Attribute) and right.attr in PROSE for right in searched):
                 wrong.append(ast.unparse(node))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("startswith", "endswith") and any(map(sentences, node.args)):
-                wrong.append(ast.unparse(node))
+            searches = node.func.attr in ("startswith", "endswith")
+            wrong += [ast.unparse(node)] if searches and any(map(sentences, node.args)) else []
     return wrong
 
 

@@ -41,7 +41,7 @@ def test_the_answer_comes_first_and_the_next_command_last(files):
     code, out, _ = run(model, "--data", data, "--inputs", "images", "--loss", "behavioural-mse", *QUICK)
     first, second, *_, last = out.splitlines()
     assert code == 0
-    assert first.startswith("Learning coefficient ") and "nbeta 14.65, gamma" in first and len(first) <= 100
+    assert first.startswith("Learning coefficient ") and "nbeta 14.7, gamma" in first and len(first) <= 100
     assert second.startswith("95 % interval ")
     assert last.startswith("next: strati degeneracy ")
 

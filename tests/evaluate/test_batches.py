@@ -17,7 +17,6 @@ from strati.evaluate.batches import (
     as_batches,
     call,
     device_of,
-    is_transformer,
     on_device,
     output_tensor,
     takes_tokens,
@@ -271,7 +270,6 @@ def test_what_takes_tokens_and_what_is_a_transformer():
     vit = ViTModel(ViTConfig(**small, image_size=8, patch_size=4))
     resnet = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
     assert [takes_tokens(m) for m in (bert, vit, resnet)] == [True, False, False]
-    assert [is_transformer(m) for m in (bert, vit, resnet)] == [True, True, False]
 
 
 def test_batch_rows_and_bytes():

@@ -183,9 +183,9 @@ def test_vision_transformers_compute_what_transformers_does(style, width, heads,
     assert set(rebuilt.state_dict()) == set(state)
 
 
-def test_heads_that_no_tensor_tells_have_to_be_given():
+def test_heads_that_no_tensor_holds_must_be_given():
     state = vit_state(vit(48, 4), "timm")
-    with pytest.raises(strati.StratiError, match=r"heads: no tensor tells.*give heads="):
+    with pytest.raises(strati.StratiError, match=r"heads: no tensor holds.*give heads="):
         as_module(state)
     with pytest.raises(strati.StratiError, match="do not divide"):
         as_module(state, heads=5)

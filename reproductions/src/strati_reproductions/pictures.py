@@ -17,7 +17,6 @@ import numpy as np
 
 from strati.core.errors import require
 from strati.core.files import write_atomic
-from strati_reproductions.pictures import figure_csv
 
 OURS = "#0072B2"
 PAPER = "#D55E00"

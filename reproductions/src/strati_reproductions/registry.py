@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
@@ -299,5 +299,5 @@ def reproduce(
     reproduction = body(
         quick=settings.quick, seed=settings.seed, folder=Path(settings.folder) / name, tick=tick
     )
-    mode = "quick" if settings.quick else "full"
+    mode: Literal["quick", "full"] = "quick" if settings.quick else "full"
     return replace(reproduction, mode=mode, seed=settings.seed, revision=entry.revision)

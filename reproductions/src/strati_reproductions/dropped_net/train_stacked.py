@@ -21,7 +21,6 @@ from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
 from strati.core.results import Tick, silent
 from strati.core.rng import derive
-from strati.reassembly.residual.make import Recipe, Trained
 from strati_reproductions.dropped_net.trainer import Recipe, Trained
 
 if TYPE_CHECKING:

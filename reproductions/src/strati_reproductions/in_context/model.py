@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strati.core.errors import require
-from strati.jobs.outputs import write_atomic
+from strati.core.files import write_atomic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.core.rng import stream
-from strati.jobs.outputs import write_atomic
 from strati.landscape.llc.llc import llc
 from strati_reproductions.checkpointed_training import step_of
 from strati_reproductions.in_context.stages import (
