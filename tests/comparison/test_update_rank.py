@@ -393,6 +393,19 @@ def test_conversions_that_truncate_or_pass_through_a_third_dtype() -> None:
     assert is_conversion(real.astype(np.float16), real.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 0.02])
+def test_float16_of_bfloat16_weights_is_a_conversion_below_the_normal_range(scale):
+    source = (scale * np.random.default_rng(0).normal(size=(200, 120))).astype(ml_dtypes.bfloat16)
+    target = source.astype(np.float16)
+    assert np.any(source.astype(np.float32) != target.astype(np.float32))
+    assert is_conversion(source, target) and is_conversion(target, source)
+    assert is_conversion(source.astype(np.float32), target)
+    moved = target.copy()
+    moved[3, 4] *= np.float16(1.5)
+    assert not is_conversion(source, moved)
+
+
+
 def test_a_change_below_a_quantisers_step_is_rounding_only_between_two_formats() -> None:
     rng = np.random.default_rng(0)
     real = rng.standard_normal((64, 64))

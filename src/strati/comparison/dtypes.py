@@ -18,6 +18,7 @@ COARSE = ("float16", "bfloat16")
 
 _SAMPLE, _FEWEST_VALUES = 4096, 16
 _FROM_COARSEST = ("float8_e5m2", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64")
+_COARSER_THAN_FLOAT16 = _FROM_COARSEST[:3]
 
 
 def rounding_variance(matrix: Matrix) -> FloatArray:
@@ -67,6 +68,8 @@ def is_conversion(before: Matrix, after: Matrix) -> bool:
     """
     dtypes = effective_dtype(before), effective_dtype(after)
     a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    if _float16_of_coarser(before, after) or _float16_of_coarser(after, before):
+        return True
     if dtypes[0] == dtypes[1]:
         return bool(np.array_equal(a, b))
     spacings = [spacing(a, dtypes[0]), spacing(b, dtypes[1])]
@@ -87,6 +90,17 @@ def is_conversion(before: Matrix, after: Matrix) -> bool:
     dropped = np.array_equal(np.trunc(fine / steps) * steps, coarse)
     twice = any(np.array_equal(rounded(rounded(fine, via), dtype), coarse) for via in COARSE)
     return dropped or (twice and bool(abs(energy - 1) <= tolerance))
+
+
+def _float16_of_coarser(source: Matrix, target: Matrix) -> bool:
+    """Whether the target is the source in float16, where the source has the coarser mantissa but the wider range.
+
+    Only entries below float16's normal range change then, and their errors are not uniform. A small update would have
+    moved the others off the source's grid.
+    """
+    if np.asarray(target).dtype != np.float16 or effective_dtype(source) not in _COARSER_THAN_FLOAT16:
+        return False
+    return np.array_equal(rounded(np.asarray(source, np.float64), "float16"), np.asarray(target, np.float64))
 
 
 def rounded(values: FloatArray, dtype: str) -> FloatArray:
