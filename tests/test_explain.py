@@ -15,9 +15,8 @@ import strati
 from strati.core.display import as_text
 from strati.core.errors import BadInputError
 from strati.explain import entries, explain
-from strati.spectra.phases import Phase
-from strati.spectra.state import WRONG, LayerState
 from strati.spectra.summary import COLUMNS
+from strati.spectra.verdicts import WRONG, LayerState, Phase
 
 
 def test_the_texts_are_those_of_the_page() -> None:

@@ -19,7 +19,7 @@ from scipy import stats
 import strati
 from strati.core.rng import stream
 from strati.spectra.spectrum import spectrum
-from strati.spectra.tail import fit_tail
+from strati.spectra.tails import fit_tail
 
 Rng = np.random.Generator
 SHARP: dict[str, Callable[[Rng, int, float], np.ndarray]] = {

@@ -275,7 +275,7 @@ def test_python_objects(model: Path) -> None:
     import strati
 
     s = strati.scan(strati.open(model))
-    assert s["conv.weight"].found.matrices == 9
+    assert s["conv.weight"].pooled.matrices == 9
     assert s.table["name"].iloc[0] in s and len(s) == 7
     assert s.table.columns[0] == s.frame().columns[0] == "name" and "state" in s.table
     assert set(s.table) < set(s.frame()) and set(FIELDS) <= set(s.frame())

@@ -14,8 +14,8 @@ from page_samples import hostile, layer, scan, spectrum
 from strati.report import page as assets
 from strati.report.pack import pack
 from strati.spectra import marchenko_pastur
-from strati.spectra.bulk import fit_bulk
-from strati.spectra.tail import fit_tail
+from strati.spectra.marchenko_pastur import fit_bulk
+from strati.spectra.tails import fit_tail
 
 pytestmark = pytest.mark.browser
 

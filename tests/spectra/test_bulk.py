@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strati.spectra.bulk import fit_bulk
-from strati.spectra.phases import Phase, universality_exponent
-from strati.spectra.quasi_null import quasi_null
+from strati.spectra.marchenko_pastur import fit_bulk, quasi_null
 from strati.spectra.signal_noise import split
 from strati.spectra.spectrum import spectrum
+from strati.spectra.verdicts import Phase, universality_exponent
 from strati_reproductions.eigenspectra.phases import draw
 
 

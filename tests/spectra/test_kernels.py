@@ -14,8 +14,8 @@ from tooling import tool
 import strati
 from strati.core.rng import stream
 from strati.spectra.noise_model import slice_variances
+from strati.spectra.noise_structure import Violation
 from strati.spectra.spectrum import Spectrum, spectrum
-from strati.spectra.violations import Violation
 
 kinds = tool("calibrate_spectra")
 

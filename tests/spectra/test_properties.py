@@ -171,6 +171,6 @@ def test_a_torch_parameter_is_its_matrix():
     expected = spectrum(weights.detach().numpy()).metrics()
     assert spectrum(weights).metrics() == expected
     assert spectrum(weights.detach()).metrics() == expected
-    assert spectrum(weights.bfloat16()).found.epsilon == 2.0**-7
+    assert spectrum(weights.bfloat16()).pooled.epsilon == 2.0**-7
     whole = torch.arange(-60, 60, dtype=torch.int16).reshape(10, 12)
     assert spectrum(whole).metrics() == spectrum(whole.numpy()).metrics()

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import strati
-from strati.spectra.layerwise import STORE
-from strati.spectra.record import from_record, to_record
+from strati.spectra.layerwise import STORE, from_record, to_record
 from strati.spectra.spectrum import spectrum
 
 

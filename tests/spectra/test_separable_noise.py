@@ -7,30 +7,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.spectra import marchenko_pastur, separable_noise, tracy_widom
+from strati.spectra import marchenko_pastur, noise_edges
+from strati.spectra.noise_edges import SeparableNoise
 
 
 @pytest.mark.parametrize("shape", [(100, 100), (400, 100), (1000, 30)])
 def test_equal_sizes_are_marchenko_pastur(shape: tuple[int, int]) -> None:
     n, m = shape
-    noise = separable_noise.population(np.full(n, m * 0.25), np.ones(m))
+    noise = SeparableNoise.from_sizes(np.full(n, m * 0.25), np.ones(m))
     low, high = (n * x for x in marchenko_pastur.edges(n / m, 0.5))
-    edge, scale = separable_noise.upper_edge(noise)
+    edge, scale = noise.upper_edge()
     assert edge == pytest.approx(high, rel=1e-9)
-    assert separable_noise.lower_edge(noise) == pytest.approx(low, rel=1e-6, abs=1e-9)
-    centre, width = tracy_widom.centre_and_scale(n, m)
+    assert noise.lower_edge() == pytest.approx(low, rel=1e-6, abs=1e-9)
+    centre, width = noise_edges.centre_and_scale(n, m)
     assert scale == pytest.approx(0.25 * width, rel=0.02) and edge == pytest.approx(0.25 * centre, rel=0.02)
-    assert separable_noise.widening(noise, level=0.01) == pytest.approx(1, abs=1e-9)
-    assert separable_noise.narrowing(noise) == pytest.approx(1, abs=1e-6)
+    assert noise.widening(level=0.01) == pytest.approx(1, abs=1e-9)
+    assert noise.narrowing() == pytest.approx(1, abs=1e-6)
 
 
 def test_two_sizes_of_rows_by_the_equation_of_the_edge() -> None:
     """For equal columns z = T - M/s with T = sum a/(1 + a s): its least value, by brute force."""
     rows, m = np.repeat([1.0, 3.0], [100, 50]), 40
-    noise = separable_noise.population(rows * m, np.ones(m))
+    noise = SeparableNoise.from_sizes(rows * m, np.ones(m))
     s = np.linspace(-1 / 3 + 1e-6, -1e-4, 400_001)
     z = 100 / (1 + s) + 50 * 3 / (1 + 3 * s) - m / s
-    assert separable_noise.upper_edge(noise)[0] == pytest.approx(z.min(), rel=1e-8)
+    assert noise.upper_edge()[0] == pytest.approx(z.min(), rel=1e-8)
 
 
 @pytest.mark.parametrize("sides", ["rows", "columns", "both"])
@@ -40,17 +41,17 @@ def test_largest_and_smallest_eigenvalue_of_simulated_noise(sides: str) -> None:
     n, m = 300, 120
     a = rng.lognormal(0, 0.3, n) if sides != "columns" else np.ones(n)
     b = rng.lognormal(0, 0.3, m) if sides != "rows" else np.ones(m)
-    noise = separable_noise.population(a * b.sum(), b * a.sum())
+    noise = SeparableNoise.from_sizes(a * b.sum(), b * a.sum())
     ends = []
     for _ in range(40):
         W = rng.normal(size=(n, m)) * np.sqrt(a)[:, None] * np.sqrt(b)
         ends.append(np.linalg.eigvalsh(W.T @ W)[[0, -1]])
     smallest, largest = np.mean(ends, axis=0)
-    edge, scale = separable_noise.upper_edge(noise)
-    assert largest == pytest.approx(edge + tracy_widom.MEAN * scale, rel=0.03)
-    assert smallest == pytest.approx(separable_noise.lower_edge(noise), rel=0.15)
+    edge, scale = noise.upper_edge()
+    assert largest == pytest.approx(edge + noise_edges.TRACY_WIDOM_MEAN * scale, rel=0.03)
+    assert smallest == pytest.approx(noise.lower_edge(), rel=0.15)
     moment = np.sum(np.linalg.eigvalsh(W.T @ W) ** 2)
-    assert moment == pytest.approx(separable_noise.second_moment(noise), rel=0.05)
+    assert moment == pytest.approx(noise.second_moment(), rel=0.05)
 
 
 @settings(max_examples=25, deadline=None)
@@ -59,17 +60,9 @@ def test_symmetry_scale_and_bounds(seed: int, n: int, m: int, spread: float) -> 
     rng = np.random.default_rng(seed)
     n, m = max(n, m), min(n, m)
     a, b = rng.lognormal(0, spread, n), rng.lognormal(0, spread, m)
-    noise, turned = separable_noise.population(a * b.sum(), b), separable_noise.population(b * a.sum(), a)
-    assert separable_noise.upper_edge(noise)[0] == pytest.approx(
-        separable_noise.upper_edge(turned)[0], rel=1e-3
-    )
-    assert separable_noise.second_moment(noise) == pytest.approx(
-        separable_noise.second_moment(turned), rel=1e-2
-    )
-    larger = separable_noise.population(7 * a * b.sum(), b)
-    assert separable_noise.upper_edge(larger)[0] == pytest.approx(
-        7 * separable_noise.upper_edge(noise)[0], rel=1e-9
-    )
-    assert (
-        separable_noise.widening(noise, level=0.01) >= 1 and 0 <= separable_noise.narrowing(noise) <= 1 + 1e-9
-    )
+    noise, turned = SeparableNoise.from_sizes(a * b.sum(), b), SeparableNoise.from_sizes(b * a.sum(), a)
+    assert noise.upper_edge()[0] == pytest.approx(turned.upper_edge()[0], rel=1e-3)
+    assert noise.second_moment() == pytest.approx(turned.second_moment(), rel=1e-2)
+    larger = SeparableNoise.from_sizes(7 * a * b.sum(), b)
+    assert larger.upper_edge()[0] == pytest.approx(7 * noise.upper_edge()[0], rel=1e-9)
+    assert noise.widening(level=0.01) >= 1 and 0 <= noise.narrowing() <= 1 + 1e-9

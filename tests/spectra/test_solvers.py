@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import strati
-from strati.spectra import two_stage
-from strati.spectra.eigenvalues import eigenvalues, gram
-from strati.spectra.estimate import estimate_scan, work
+from strati.spectra import solvers
+from strati.spectra.eigenvalues import _gram_eigenvalues, eigenvalues, gram
+from strati.spectra.estimate import estimate_scan
+from strati.spectra.layerwise import work
 
 
-def solver() -> two_stage.Solve:
-    found = two_stage.two_stage()
+def solver() -> solvers.Solve:
+    found = solvers.two_stage_solver()
     if found is None:
         pytest.skip("no OpenBLAS with dsyevd_2stage here")
     return found
@@ -46,12 +47,12 @@ def test_large_matrices_go_the_fast_way_and_agree_to_1e_14(monkeypatch: pytest.M
     W = np.random.default_rng(0).normal(size=(400, 300)).astype(np.float32)
     calls = []
     fast = solver()
-    monkeypatch.setattr(two_stage, "PAYS_FROM", 300)
-    monkeypatch.setattr(two_stage, "two_stage", lambda: lambda m: calls.append(m.shape) or fast(m))
+    monkeypatch.setattr(solvers, "TWO_STAGE_COLUMNS", 300)
+    monkeypatch.setattr(solvers, "two_stage_solver", lambda: lambda m: calls.append(m.shape) or fast(m))
     one = eigenvalues(W).values
     eigenvalues(W[:, 1:])
     assert calls == [(300, 300)]
-    monkeypatch.setattr(two_stage, "two_stage", lambda: None)
+    monkeypatch.setattr(solvers, "two_stage_solver", lambda: None)
     other = eigenvalues(W).values
     np.testing.assert_allclose(one, other, rtol=0, atol=2e-14 * other[-1])
 
@@ -64,28 +65,28 @@ def test_the_choice_of_solver_depends_on_the_size_alone(monkeypatch: pytest.Monk
         sizes.append(matrix.shape[0])
         return np.diagonal(matrix)
 
-    monkeypatch.setattr(two_stage, "two_stage", lambda: solve)
-    for size in (1024, 1536):
-        two_stage.symmetric_eigenvalues(np.eye(size))
-    two_stage.symmetric_eigenvalues(np.eye(3072))
+    monkeypatch.setattr(solvers, "two_stage_solver", lambda: solve)
+    for size in (1024, 1536, 3071, 3072):
+        monkeypatch.setattr(np.linalg, "eigvalsh", np.diagonal)
+        _gram_eigenvalues(np.eye(2), np.eye(size), None)
     assert sizes == [3072]
 
 
 def test_a_routine_that_is_wrong_or_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = two_stage._routines()
-    two_stage.two_stage.cache_clear()
+    good = solvers._lapack_routines()
+    solvers.two_stage_solver.cache_clear()
 
     def wrong(*_: object) -> None:
         """Changes nothing: the values stay what was in memory."""
 
-    monkeypatch.setattr(two_stage, "_routines", lambda: [wrong])
+    monkeypatch.setattr(solvers, "_lapack_routines", lambda: [wrong])
     try:
-        assert two_stage.two_stage() is None
-        two_stage.two_stage.cache_clear()
-        monkeypatch.setattr(two_stage, "_routines", lambda: [wrong, *good])
-        assert (two_stage.two_stage() is not None) == bool(good)
+        assert solvers.two_stage_solver() is None
+        solvers.two_stage_solver.cache_clear()
+        monkeypatch.setattr(solvers, "_lapack_routines", lambda: [wrong, *good])
+        assert (solvers.two_stage_solver() is not None) == bool(good)
     finally:
-        two_stage.two_stage.cache_clear()
+        solvers.two_stage_solver.cache_clear()
 
 
 def test_a_solve_that_does_not_converge_is_done_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +94,10 @@ def test_a_solve_that_does_not_converge_is_done_the_other_way(monkeypatch: pytes
         matrix[:] = np.nan
         raise np.linalg.LinAlgError("no convergence")
 
-    monkeypatch.setattr(two_stage, "PAYS_FROM", 200)
+    monkeypatch.setattr(solvers, "TWO_STAGE_COLUMNS", 200)
     W = np.random.default_rng(1).normal(size=(204, 200)).astype(np.float32)
     expected = eigenvalues(W).values
-    monkeypatch.setattr(two_stage, "two_stage", lambda: fails)
+    monkeypatch.setattr(solvers, "two_stage_solver", lambda: fails)
     np.testing.assert_allclose(eigenvalues(W).values, expected, rtol=0, atol=2e-14 * expected[-1])
 
 

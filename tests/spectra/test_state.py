@@ -9,7 +9,7 @@ import pytest
 import strati
 from strati.core.rng import stream
 from strati.spectra.spectrum import spectrum
-from strati.spectra.state import LayerState
+from strati.spectra.verdicts import LayerState
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strati.core.rng import stream
-from strati.spectra.alternatives import compare_laws, judge_tail
 from strati.spectra.spectrum import spectrum
-from strati.spectra.tail import fit_tail
+from strati.spectra.tail_tests import compare_laws, judge_tail
+from strati.spectra.tails import fit_tail
 
 
 def plain(x: np.ndarray) -> tuple[float, float, float, int]:
@@ -148,7 +148,7 @@ def test_the_true_law_beats_the_power_law(kind: str, law: str) -> None:
         }[kind]
     x = np.sort(x / x.min())
     logs = np.log(x)
-    from strati.spectra.tail import Tail
+    from strati.spectra.tails import Tail
 
     alpha = 1 + 1 / float(logs.mean())
     verdict = compare_laws(x, Tail(alpha, 0.0, 1.0, 0.0, x.size, 0))[law]

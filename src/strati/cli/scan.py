@@ -140,7 +140,7 @@ def command(
 
 
 def _sizes(layers: Sequence[Layer]) -> Sizes:
-    from strati.spectra.estimate import stored_bytes, work
+    from strati.spectra.layerwise import stored_bytes, work
 
     return Sizes(
         work={layer.name: sum(work(layer)) for layer in layers},

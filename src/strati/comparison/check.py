@@ -35,8 +35,8 @@ from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 from strati.io.roles import Role
-from strati.spectra.phases import Phase
 from strati.spectra.scan import scan
+from strati.spectra.verdicts import Phase
 
 if TYPE_CHECKING:
     import pandas as pd

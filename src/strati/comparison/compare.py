@@ -33,7 +33,7 @@ from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 from strati.jobs.driver import Run
 from strati.jobs.progress import Ticker, as_ticker
-from strati.spectra.layerwise import at_once
+from strati.spectra.layerwise import default_workers
 from strati.spectra.scan import Scanned
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def _run(
 ) -> Run:
     if out is None:
         return Run()
-    return Run(engine, at_once(layers, workers), address, tick=tick)
+    return Run(engine, default_workers(layers, workers), address, tick=tick)
 
 
 def _widths(row: Sequence[Version]) -> list[int]:

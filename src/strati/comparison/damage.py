@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.display import natural
-from strati.spectra.entries import WILD_GAP
+from strati.spectra.tails import WILD_GAP
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -36,7 +36,12 @@ from strati.comparison.dtypes import (
     spacing,
 )
 from strati.io.quantised.rounding_error import largest_singular_value
-from strati.spectra.tracy_widom import MEAN, VARIANCE, cdf, quantile
+from strati.spectra.noise_edges import (
+    TRACY_WIDOM_MEAN,
+    TRACY_WIDOM_VARIANCE,
+    tracy_widom_cdf,
+    tracy_widom_quantile,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -356,12 +361,12 @@ class _Null:
     scale: float
 
     def pvalue(self, value: float) -> float:
-        return 1.0 - cdf((value**2 - self.centre) / self.scale)
+        return 1.0 - tracy_widom_cdf((value**2 - self.centre) / self.scale)
 
     @property
     def threshold(self) -> float:
         """The singular value that noise exceeds with a chance of :data:`LEVEL`."""
-        return float(np.sqrt(max(self.centre + quantile(1 - LEVEL) * self.scale, 0.0)))
+        return float(np.sqrt(max(self.centre + tracy_widom_quantile(1 - LEVEL) * self.scale, 0.0)))
 
     def count(self, values: FloatArray) -> int:
         """How many of the values stand above the noise."""
@@ -380,8 +385,10 @@ def _largest(draw: Callable[[], FloatArray], variance: FloatArray, rng: np.rando
         float(variance.mean()) * (np.sqrt(rows) + np.sqrt(columns)) * (rows**-0.5 + columns**-0.5) ** (1 / 3)
     )
     # A few draws may show too little spread; rows of very unequal size have more than the law of equal ones says.
-    scale = max(even, _UNSURE * float(tops.std(ddof=1) / np.sqrt(VARIANCE)), np.finfo(np.float64).tiny)
-    return _Null(float(tops.mean()) - MEAN * scale, scale)
+    scale = max(
+        even, _UNSURE * float(tops.std(ddof=1) / np.sqrt(TRACY_WIDOM_VARIANCE)), np.finfo(np.float64).tiny
+    )
+    return _Null(float(tops.mean()) - TRACY_WIDOM_MEAN * scale, scale)
 
 
 def _tail_energy(singular: FloatArray, rank: int) -> float:

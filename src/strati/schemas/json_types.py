@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from strati.landscape.basis.result import Kind
     from strati.landscape.counts.result import Method
     from strati.landscape.mlp.structure import LayerCount
-    from strati.spectra.phases import Phase
-    from strati.spectra.state import LayerState
+    from strati.spectra.verdicts import LayerState, Phase
     from strati.tracking.track import Series
 
 

@@ -1,36 +1,37 @@
-r"""The eigenvalues of :math:`W^T W` of one matrix, or of several of one shape pooled.
+r"""Eigenvalues of :math:`W^T W` of one matrix, or of several of one shape pooled, and the ranks that follow from them.
 
-They come from the Gram matrix of the smaller side in float64, formed strip by strip so that a long
-matrix in half precision is never held in double. The Gram route squares the condition number: an
-eigenvalue below about ``1e-16`` of the largest is lost. For weights stored in float32 or coarser that is
-far below what their rounding leaves defined; for float64 weights the singular values are computed directly
-when, and only when, an eigenvalue that small turns up.
+They come from the Gram matrix of the smaller side in float64, formed strip by strip so that a long matrix in half
+precision is never held in double precision. The Gram matrix squares the condition number: an eigenvalue below about
+``1e-16`` of the largest is lost. For weights stored in float32 or coarser, rounding of the weights hides more than
+that. For float64 weights the singular values are computed directly when an eigenvalue that small turns up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.spectra import on_device
-from strati.spectra.two_stage import symmetric_eigenvalues
+from strati.spectra import solvers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.core.results import FloatArray
 
-    Look = Callable[[NDArray[Any]], None]
+    Source = Callable[[], Iterator[NDArray[Any]]]
+    Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Source
 
 COARSE = 1e-4
-"""Spacing above which a dtype is one of half precision or less."""
+"""Spacing above which a dtype has half precision or less."""
 
 _STRIP = 4096
 _GRAM_FLOOR = 1e-9  # share of lambda_max below which a Gram eigenvalue has fewer than seven digits
+_COLLAPSED_SHARE = 0.07  # language models have 1 to 6 % of quasi-null directions without being collapsed
+_COLLAPSED_DECADES = 4.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Eigenvalues:
         epsilon: Spacing of the dtype that the weights came in.
         problem: Empty, ``"not-finite"``, ``"out-of-range"`` or ``"constant"`` (the last with values).
         parts: The eigenvalues of each matrix.
-        empty: Zero rows of the longer side and of the shorter side, in the matrix that has fewest.
         extents: Largest row norm plus largest column norm of each matrix: how far errors in proportion to its
             entries reach in its spectrum.
+        empty: Zero rows of the longer side and of the shorter side, in the matrix that has fewest.
     """
 
     values: FloatArray
@@ -90,26 +91,21 @@ class Eigenvalues:
         """
         return self.relative_resolution * np.array(self.extents)
 
-    @property
-    def resolution(self) -> float:
-        """The largest of the :attr:`resolutions`."""
-        return float(self.resolutions.max(initial=0.0))
-
 
 def eigenvalues(
     matrices: NDArray[Any] | Iterable[NDArray[Any]],
     dtype: Any = None,
     *,
-    look: Look | None = None,
+    look: Callable[[NDArray[Any]], None] | None = None,
     device: str | None = None,
 ) -> Eigenvalues:
-    """Eigenvalues of ``W.T @ W``, pooled over the matrices given.
+    """Compute the eigenvalues of ``W.T @ W``, pooled over matrices.
 
     Args:
         matrices: One 2-D array, or an iterable of 2-D arrays of one shape (either way up), which is read
             one at a time.
         dtype: The dtype that the weights came in, if the array has been converted since.
-        look: Called with each matrix of finite weights while it is at hand.
+        look: Called with each matrix of finite weights while it is in memory.
         device: Solve on this torch device, in float64; by default with LAPACK.
 
     Returns:
@@ -122,40 +118,55 @@ def eigenvalues(
         >>> eigenvalues(np.diag([3.0, 2.0, 1.0])).values.round(12).tolist()
         [1.0, 4.0, 9.0]
     """
-    pool: list[FloatArray] = []
-    shape: tuple[int, int] | None = None
-    problem = ""
-    constant = True
-    epsilon = 0.0
-    first: Any = None
-    extents: list[float] = []
-    empty = (np.inf, np.inf)
-    for matrix in [matrices] if isinstance(matrices, np.ndarray) else matrices:
-        matrix = _as_matrix(matrix)
-        sides = (max(matrix.shape), min(matrix.shape))
-        if shape is not None and sides != shape:
-            raise BadInputError(
-                "matrices", f"shapes differ ({shape} and {sides}); pool matrices of one shape"
-            )
-        shape = sides
-        epsilon = spacing(dtype if dtype is not None else matrix.dtype)
-        if matrix.size:
-            first = matrix.flat[0] if first is None else first
-            constant = constant and _is_constant(matrix, first)
-        one = _of_one(matrix, epsilon, device)
-        extents.append(one.extent)
-        empty = (min(empty[0], one.empty[0]), min(empty[1], one.empty[1]))
-        problem = problem or one.problem
-        pool.append(one.values)
-        if look is not None and not one.problem:
+    solutions: list[_Solution] = []
+    for array in [matrices] if isinstance(matrices, np.ndarray) else matrices:
+        matrix = _real_matrix(array)
+        solution = _solve(matrix, spacing(dtype if dtype is not None else matrix.dtype), device)
+        if solutions and solution.sides != solutions[0].sides:
+            shapes = f"{solutions[0].sides} and {solution.sides}"
+            raise BadInputError("matrices", f"shapes differ ({shapes}); pool matrices of one shape")
+        solutions.append(solution)
+        if look is not None and not solution.problem:
             look(matrix)
-    if shape is None:
-        raise BadInputError("matrices", "none given; give at least one")
-    if not problem and constant:
-        problem = "constant"
-    values = pooled(pool, problem)
-    zeros = (int(empty[0]), int(empty[1]))
-    return Eigenvalues(values, *shape, len(pool), epsilon, problem, tuple(pool), tuple(extents), zeros)
+    if not solutions:
+        raise BadInputError("matrices", "there is none; give at least one")
+    constants = {solution.constant for solution in solutions if solution.values.size}
+    problems = [solution.problem for solution in solutions if solution.problem]
+    problem = problems[0] if problems else "constant" if len(constants) < 2 and None not in constants else ""
+    parts = tuple(solution.values for solution in solutions)
+    return Eigenvalues(
+        pooled(parts, problem),
+        *solutions[0].sides,
+        len(solutions),
+        solutions[-1].epsilon,
+        problem,
+        parts,
+        tuple(solution.extent for solution in solutions),
+        (min(s.empty[0] for s in solutions), min(s.empty[1] for s in solutions)),
+    )
+
+
+def matrix_source(W: Matrices) -> Source:
+    """A function that yields the matrices each time it is called, for whatever holds them."""
+    if callable(W) and not hasattr(W, "detach"):
+        return W
+    if hasattr(W, "detach"):  # a torch tensor or parameter, with or without a gradient
+        matrices = [_from_torch(W.detach().cpu())]
+    elif isinstance(W, np.ndarray) or not isinstance(W, Iterable):
+        matrices = [np.asarray(W)]
+    else:
+        matrices = [np.asarray(matrix) for matrix in W]
+        if matrices and all(matrix.ndim < 2 for matrix in matrices):  # a matrix as a list of rows
+            matrices = [np.asarray(matrices)]
+    return lambda: iter(matrices)
+
+
+def _from_torch(tensor: Any) -> NDArray[Any]:
+    if str(tensor.dtype) != "torch.bfloat16":
+        return np.asarray(tensor.numpy())
+    import ml_dtypes
+
+    return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16))
 
 
 def pooled(parts: Sequence[FloatArray], problem: str) -> FloatArray:
@@ -180,23 +191,23 @@ def spacing(dtype: Any) -> float:
         raise BadInputError(
             dtype, "is not a numeric dtype; give one such as 'float32' or 'bfloat16'"
         ) from None
-    if kind.kind in "iub" or kind.name.startswith(("int", "uint")):  # ml_dtypes' int4 has no kind of its own
-        kind = np.dtype(np.float64)
-    return float(ml_dtypes.finfo(kind).eps)
+    integer = kind.kind in "iub" or kind.name.startswith(
+        ("int", "uint")
+    )  # ml_dtypes' int4 has a kind of its own
+    return float(ml_dtypes.finfo(np.dtype(np.float64) if integer else kind).eps)
 
 
 def gram(matrix: NDArray[Any]) -> FloatArray:
     """``W.T @ W`` of the smaller side in float64, converted strip by strip."""
     lower = _gram(matrix)
-    whole: FloatArray = lower + np.tril(lower, -1).T
-    return whole
+    square: FloatArray = lower + np.tril(lower, -1).T
+    return square
 
 
 def _gram(matrix: NDArray[Any], device: str | None = None) -> Any:
-    """The lower half of the Gram matrix.
+    """The lower half of the Gram matrix; on a torch device the whole of it as a tensor there.
 
-    By BLAS' ``syrk``, added up in place: half the work of a general product, and no second matrix. On a torch device
-    the whole Gram matrix, as a tensor there.
+    BLAS' ``syrk`` adds it up in place: half the work of a general product, and no second matrix.
     """
     from scipy.linalg.blas import dsyrk
 
@@ -207,7 +218,7 @@ def _gram(matrix: NDArray[Any], device: str | None = None) -> Any:
     for start in range(0, rows, strip):
         part = _double(tall[start : start + strip])
         if device is not None:
-            upper = on_device.add_gram(upper, part, device)
+            upper = solvers.add_gram(upper, part, device)
         elif part.flags.c_contiguous:
             upper = dsyrk(1.0, part.T, beta=1.0, c=upper, overwrite_c=1)
         else:
@@ -216,47 +227,59 @@ def _gram(matrix: NDArray[Any], device: str | None = None) -> Any:
 
 
 @dataclass(frozen=True)
-class _One:
-    """What one matrix gives."""
+class _Solution:
+    """The eigenvalues of one matrix; ``constant`` is the value of all its entries, if they are equal."""
 
+    sides: tuple[int, int]
+    epsilon: float
     values: FloatArray
     problem: str = ""
+    constant: float | None = None
     extent: float = 0.0
     empty: tuple[int, int] = (0, 0)
 
 
-def _of_one(matrix: NDArray[Any], epsilon: float, device: str | None) -> _One:
+def _solve(matrix: NDArray[Any], epsilon: float, device: str | None) -> _Solution:
+    sides = (max(matrix.shape), min(matrix.shape))
     if matrix.size == 0:
-        return _One(np.empty(0))
+        return _Solution(sides, epsilon, np.empty(0))
     with np.errstate(over="ignore", invalid="ignore"):
         square = _gram(matrix, device)
         trace = float(square.trace())
     if not np.isfinite(trace) or trace < 1e-280:
         if not np.isfinite(_double(matrix)).all():
-            return _One(np.empty(0), "not-finite")
+            return _Solution(sides, epsilon, np.empty(0), "not-finite")
         # Finite weights whose squares leave float64's range (only float64 weights can do that).
         if not np.isfinite(trace) or np.any(matrix):
-            return _One(np.empty(0), "out-of-range")
-    try:
-        values = symmetric_eigenvalues(square) if device is None else on_device.eigenvalues(square)
-    except np.linalg.LinAlgError:  # the two-stage reduction did not converge, and has used the matrix up
-        values = np.asarray(np.linalg.eigvalsh(_gram(matrix)), dtype=np.float64)
-    del square
+            return _Solution(sides, epsilon, np.empty(0), "out-of-range")
+    values = np.maximum(_gram_eigenvalues(matrix, square, device), 0.0)
     if epsilon < 1e-12 and values[0] < _GRAM_FLOOR * values[-1]:
-        whole = _double(matrix)
-        if device is None:
-            values = np.asarray(np.linalg.svd(whole, compute_uv=False)[::-1] ** 2, dtype=np.float64)
-        else:
-            values = on_device.singular_values(whole, device)[::-1] ** 2
-    values = np.maximum(values, 0.0)
+        values = _singular_values(_double(matrix), device)[::-1] ** 2
     low, high = float(np.sqrt(values[0])), float(np.sqrt(values[-1]))
-    # No row is longer than the largest singular value. Only where rounding of that size might matter, for directions
-    # that are null or for values that are all equal, does it take another look at the matrix to know better.
-    extent, rounding = 2 * high, 6 * epsilon * high
-    if low <= rounding or high - low <= 2 * rounding:
-        extent = _extent(matrix)
-    sides = (_empty(matrix), _empty(matrix.T))
-    return _One(values, "", extent, sides if matrix.shape[0] >= matrix.shape[1] else sides[::-1])
+    # No row is longer than the largest singular value. The exact extent needs another pass over the matrix, so it is
+    # computed only where rounding of that size matters: for null directions, or for values that are all equal.
+    rounding = 6 * epsilon * high
+    extent = _extent(matrix) if low <= rounding or high - low <= 2 * rounding else 2 * high
+    zero_rows = (_count_zero_rows(matrix), _count_zero_rows(matrix.T))
+    empty = zero_rows if matrix.shape[0] >= matrix.shape[1] else zero_rows[::-1]
+    return _Solution(sides, epsilon, values, "", _constant(matrix), extent, empty)
+
+
+def _gram_eigenvalues(matrix: NDArray[Any], square: Any, device: str | None) -> FloatArray:
+    if device is not None:
+        return solvers.device_eigenvalues(square)
+    if square.shape[0] >= solvers.TWO_STAGE_COLUMNS:
+        try:
+            return solvers.symmetric_eigenvalues(square)
+        except np.linalg.LinAlgError:  # it did not converge, and has overwritten the Gram matrix
+            return np.asarray(np.linalg.eigvalsh(_gram(matrix)), dtype=np.float64)
+    return np.asarray(np.linalg.eigvalsh(square), dtype=np.float64)
+
+
+def _singular_values(matrix: FloatArray, device: str | None) -> FloatArray:
+    if device is not None:
+        return solvers.device_singular_values(matrix, device)
+    return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
 
 
 def _extent(matrix: NDArray[Any]) -> float:
@@ -270,33 +293,147 @@ def _extent(matrix: NDArray[Any]) -> float:
     return float(np.sqrt(longest) + np.sqrt(columns.max()))
 
 
-def _empty(matrix: NDArray[Any]) -> int:
-    """Number of rows that are zero; only those that begin with a zero are looked at."""
-    rows = np.flatnonzero(np.asarray(matrix[:, 0]) == 0)
-    found = 0
-    for start in range(0, rows.size, 1024):
-        found += int(np.count_nonzero(~matrix[rows[start : start + 1024]].astype(bool).any(axis=1)))
-    return found
+def _count_zero_rows(matrix: NDArray[Any]) -> int:
+    candidates = np.flatnonzero(np.asarray(matrix[:, 0]) == 0)
+    blocks = (candidates[start : start + 1024] for start in range(0, candidates.size, 1024))
+    return sum(int(np.count_nonzero(~matrix[rows].astype(bool).any(axis=1))) for rows in blocks)
 
 
-def _as_matrix(given: Any) -> NDArray[Any]:
-    matrix: NDArray[Any] = np.asarray(given)
+def _constant(matrix: NDArray[Any]) -> float | None:
+    first = matrix.flat[0]
+    if not (matrix[0] == first).all():  # the common case, without reading the other rows
+        return None
+    return float(first) if (matrix == first).all() else None
+
+
+def _real_matrix(array: Any) -> NDArray[Any]:
+    matrix: NDArray[Any] = np.asarray(array)
     if matrix.ndim != 2:
         raise BadInputError(
             "matrix", f"has {matrix.ndim} dimensions; a spectrum is of a matrix, two dimensions"
         )
-    if matrix.dtype.kind in "cOSUMmV" and not matrix.dtype.name.startswith(
-        ("bfloat", "float", "int", "uint")
-    ):
+    numeric = matrix.dtype.name.startswith(("bfloat", "float", "int", "uint"))
+    if matrix.dtype.kind in "cOSUMmV" and not numeric:
         raise BadInputError("matrix", f"has dtype {matrix.dtype.name}; a spectrum is of real numbers")
     return matrix
 
 
-def _is_constant(matrix: NDArray[Any], value: Any) -> bool:
-    if matrix.shape[0] and not (matrix[0] == value).all():  # the common case, without touching the rest
-        return False
-    return bool((matrix == value).all())
-
-
 def _double(matrix: NDArray[Any]) -> FloatArray:
     return matrix if matrix.dtype == np.float64 else matrix.astype(np.float64)
+
+
+def hard_rank(eigenvalues: Eigenvalues) -> int:
+    r"""Number of singular values above :math:`\max(N, M)\,\epsilon\,s_\max` of the dtype the weights came in.
+
+    Examples:
+        >>> hard_rank(eigenvalues(np.outer([1.0, 2.0], [3.0, 4.0, 5.0])))
+        1
+    """
+    return int(np.count_nonzero(np.sqrt(eigenvalues.values) > eigenvalues.tolerance))
+
+
+def stable_rank(values: FloatArray) -> float:
+    """``sum(lambda) / lambda_max``.
+
+    Examples:
+        >>> stable_rank(np.array([1.0, 1.0, 2.0]))
+        2.0
+    """
+    return float(np.sum(values / values[-1]))
+
+
+def entropy(eigenvalues: Eigenvalues) -> float:
+    r"""Spectral entropy :math:`-\sum p_i \ln p_i / \ln R` with :math:`p_i = \lambda_i / \sum \lambda`; 0 if ``R = 1``.
+
+    ``R`` is the hard rank. For half-precision weights its tolerance may exceed every singular value, so there
+    ``R`` is the rank to working precision.
+
+    Examples:
+        >>> round(entropy(eigenvalues(np.eye(5))), 12)
+        1.0
+    """
+    values = eigenvalues.values
+    floor = eigenvalues.rows * np.finfo(np.float64).eps * values[-1]
+    coarse = eigenvalues.epsilon >= COARSE
+    rank = int(np.count_nonzero(values > floor)) if coarse else hard_rank(eigenvalues)
+    if rank <= 1:
+        return 0.0
+    shares = values[values > 0] / values.sum()
+    shares = shares[shares > 0]
+    return float(-np.sum(shares * np.log(shares)) / np.log(rank))
+
+
+def unresolved(eigenvalues: Eigenvalues) -> int:
+    """Number of eigenvalues that are no more than rounding: of the weights' dtype, or of the computation.
+
+    Examples:
+        >>> W = np.outer(np.arange(1, 9.0), np.arange(1, 7.0) / 7).astype(np.float32)
+        >>> unresolved(eigenvalues(W))
+        5
+    """
+    exact = float(np.finfo(np.float64).eps)
+    # Eigenvalues of a Gram matrix are known to 1e-16 of the largest; float64 weights get singular values instead.
+    working = (16 * exact) ** 2 if eigenvalues.epsilon < 1e-12 else 4 * exact
+    return sum(
+        int(np.searchsorted(part, max(resolution**2, working * float(part[-1])), side="right"))
+        for part, resolution in zip(eigenvalues.parts, eigenvalues.resolutions, strict=True)
+        if part.size
+    )
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The widest gap of a spectrum that has a sizeable share of the directions below it.
+
+    Attributes:
+        decades: Its width in powers of ten of the eigenvalue.
+        below: Number of eigenvalues below it.
+        above: Number of eigenvalues above it.
+        rounding: What lies below is no more than rounding of the dtype.
+    """
+
+    decades: float
+    below: int
+    above: int
+    rounding: bool = False
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the rank has collapsed.
+
+        The largest eigenvalues of heavy-tailed entries, or strong spikes, can lie decades above the others; the
+        chance of it falls with the power of their number. So the fewer lie above a gap, the wider it must be.
+        """
+        if self.rounding:
+            return True
+        few = self.above < 0.1 * (self.above + self.below)
+        return self.decades >= _COLLAPSED_DECADES * (2.0 if self.above < 3 else 1.5 if few else 1.0)
+
+
+def widest_gap(eigenvalues: Eigenvalues) -> Gap:
+    """The widest gap with at least seven per cent of the directions, and two of them, below it.
+
+    What is zero to working precision counts as one rounding error of the largest eigenvalue. If that many
+    directions are no more than rounding of the weights' dtype, the gap is the one above them.
+
+    Examples:
+        >>> gap = widest_gap(eigenvalues(np.diag([1.0] * 5 + [1e-6] * 5)))
+        >>> round(gap.decades), gap.below, gap.collapsed
+        (12, 5, True)
+    """
+    values = eigenvalues.values
+    total = values.size
+    least = max(int(np.ceil(_COLLAPSED_SHARE * total)), 2)
+    if total < 2 or values[-1] <= 0:
+        return Gap(0.0, 0, total)
+    logs = np.log10(np.maximum(values / values[-1], np.finfo(np.float64).eps))
+    lost = unresolved(eigenvalues)
+    # Small eigenvalues belong to noise too: of square noise about 4/pi times the relative resolution.
+    usual = 4 / np.pi * eigenvalues.relative_resolution
+    if total > lost >= max(_COLLAPSED_SHARE, 3 * usual) * total and (lost > 1 or 2 * lost >= total):
+        return Gap(float(logs[lost] - logs[lost - 1]), lost, total - lost, rounding=True)
+    if total <= least:
+        return Gap(0.0, 0, total)
+    steps = np.diff(logs)[least - 1 :]
+    widest = int(np.argmax(steps))
+    return Gap(float(steps[widest]), widest + least, total - widest - least)

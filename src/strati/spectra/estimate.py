@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.core.results import Result
-from strati.spectra.layerwise import at_once, memory
+from strati.spectra.layerwise import default_workers, memory, stored_bytes, work
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,7 +102,7 @@ def estimate_scan(
         >>> found.matrices, round(found.flops), found.memory
         (1, 22666667, 800000)
     """
-    count = at_once(layers, workers)
+    count = default_workers(layers, workers)
     needs = sorted((memory(layer) for layer in layers), reverse=True)
     together = sum(needs[:count])
     if not resumable and workers == 0:  # threads share one budget, see layerwise.spectra
@@ -125,25 +125,13 @@ def estimate_scan(
     )
 
 
-def work(layer: Layer) -> tuple[float, float]:
-    """Floating-point operations of a layer's Gram matrices and of their eigenvalues."""
-    n, m = float(max(layer.shape)), float(min(layer.shape))
-    return layer.count * n * m**2, layer.count * 4 / 3 * m**3
-
-
-def stored_bytes(layer: Layer) -> int:
-    """Bytes of a layer as it is stored."""
-    size = next((t for t in layer.network.tensors if t.name == layer.tensor and t.size), None)
-    return 4 * layer.parameters if size is None else round(size.nbytes * layer.parameters / size.size)
-
-
 @lru_cache(maxsize=1)
 def rates() -> tuple[float, float]:
     """Operations per second of a Gram matrix and of a solve, one thread, measured once."""
     from threadpoolctl import threadpool_limits
 
     from strati.spectra.eigenvalues import gram
-    from strati.spectra.two_stage import symmetric_eigenvalues
+    from strati.spectra.solvers import symmetric_eigenvalues
 
     sample = np.random.default_rng(0).normal(size=(_COLUMNS, _COLUMNS))
     with threadpool_limits(limits=1, user_api="blas"):

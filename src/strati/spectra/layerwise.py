@@ -1,12 +1,14 @@
-"""The spectra of layers one by one: in this process on threads, or through a store on any engine, resumable.
+"""Compute the spectra of layers one by one: on threads of this process, or through a store on any engine, resumable.
 
-:func:`spectra` computes them in memory; :func:`stored_spectra` keeps each layer's in a store as it is finished, so that
-a run can be stopped anywhere and resumed, shared by several runs, and spread over processes or a Ray cluster. Both give
-the same numbers to the last bit: a layer is always worked on by one BLAS thread.
+:func:`spectra` computes them in memory. :func:`stored_spectra` writes each layer's spectrum to a store as it is
+finished, so that a run can be stopped anywhere and resumed, shared by several runs, and spread over processes or a Ray
+cluster. Both give the same numbers to the last bit: a layer is always computed by one BLAS thread.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -19,19 +21,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.results import Tick, silent
+from strati.core.results import Flag, Tick, jsonable, silent
 from strati.core.rng import derive
 from strati.io.quantised.rounding_error import Rounding
 from strati.jobs.driver import Run, run_cached
 from strati.jobs.engine import Load, Outcome, Unit, cores, in_thread, in_threads
 from strati.jobs.store import Finished, unit_key
-from strati.spectra.record import LAYOUT, from_record, to_record
+from strati.spectra.eigenvalues import Eigenvalues, Gap, pooled
+from strati.spectra.marchenko_pastur import Bulk
+from strati.spectra.noise_model import NoiseModel
+from strati.spectra.noise_structure import Departure, Violation
 from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
-from strati.spectra.stored import matrices_of
+from strati.spectra.tails import EntryTail, Tail
+from strati.spectra.verdicts import Cause, Phase, PhaseVerdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.core.results import FloatArray
     from strati.io.layers import Layer
     from strati.io.network import Network
 
@@ -39,6 +46,9 @@ _PROCESS = 100 << 20  # what a worker needs before it has any matrix
 _SETTINGS = ("quantization_config", "compression_config", "adapter_config")
 STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
+
+LAYOUT = 5
+"""Version of a stored spectrum: what a store of another version holds is not mixed with this one's."""
 
 
 def spectra(
@@ -55,27 +65,28 @@ def spectra(
     """
     from threadpoolctl import threadpool_limits
 
-    room = _Room(2.7 * max((8 * shape_size(layer) for layer in layers), default=0) if workers == 0 else None)
+    largest = max((8 * layer.shape[0] * layer.shape[1] for layer in layers), default=0)
+    budget = _MemoryBudget(2.7 * largest if workers == 0 else None)
 
-    def one(layer: Layer) -> Spectrum:
-        with room.for_bytes(memory(layer)):
-            found = _spectrum(partial(matrices_of, layer), layer.name, _dtype(layer), options)
+    def compute(layer: Layer) -> Spectrum:
+        with budget.reserve(memory(layer)):
+            layer_spectrum = _spectrum(partial(matrices_of, layer), layer.name, _dtype(layer), options)
         tick(layer.name)
-        return found
+        return layer_spectrum
 
     with threadpool_limits(limits=1, user_api="blas"):
         # Threads suffice: LAPACK releases the interpreter's lock, and nothing is copied between processes.
-        return in_threads(one, layers, workers or os.cpu_count() or 1)
+        return in_threads(compute, layers, workers or os.cpu_count() or 1)
 
 
 def stored_spectra(
     layers: Sequence[Layer], options: SpectrumConfig, *, out: str | Path, run: Run
 ) -> Iterator[tuple[Layer, Spectrum]]:
-    """The layers with their spectra, in their order, each computed once and kept in the folder ``out``.
+    """Compute the spectra of layers once each, write them to the folder ``out``, and yield them in order.
 
     Layers that the store has are not computed again, whichever run or process put them there; its keys are hashes of
-    the layer's weights' identity and the options, so one folder may serve many networks. What rounding did to a layer
-    is kept too, so that a quantised one need not be decoded again to say it.
+    the layer's weights' identity and the options, so one folder may serve many networks. The rounding error of a
+    quantised layer is stored too, so that the layer need not be decoded again.
 
     Args:
         layers: The layers; of one network or of several.
@@ -91,12 +102,12 @@ def stored_spectra(
     units = [_unit(layer, options, files) for layer in layers]
     body = partial(_work, options=options)
     values = run_cached(Path(out) / STORE, units, body, _keep, run, holds="spectra", layout=LAYOUT)
-    for layer, value in zip(layers, values, strict=True):
-        layer.set_rounding(None if value["rounding"] is None else Rounding(**value["rounding"]))
-        yield layer, from_record(value)
+    for layer, record in zip(layers, values, strict=True):
+        layer.set_rounding(None if record["rounding"] is None else Rounding(**record["rounding"]))
+        yield layer, from_record(record)
 
 
-def at_once(layers: Sequence[Layer], workers: int | None) -> int:
+def default_workers(layers: Sequence[Layer], workers: int | None) -> int:
     """How many processes to use: as many as asked for, or one per processor as far as free memory goes."""
     if workers:
         return workers
@@ -112,8 +123,8 @@ def _free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
+    available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return next(available, None)
 
 
 def memory(layer: Layer) -> int:
@@ -122,35 +133,47 @@ def memory(layer: Layer) -> int:
     return 8 * columns * (min(rows, max(4096, columns)) + columns)
 
 
-def shape_size(layer: Layer) -> int:
-    """Entries of one matrix of a layer."""
-    return layer.shape[0] * layer.shape[1]
+def work(layer: Layer) -> tuple[float, float]:
+    """Floating-point operations of a layer's Gram matrices and of their eigenvalues."""
+    n, m = float(max(layer.shape)), float(min(layer.shape))
+    return layer.count * n * m**2, layer.count * 4 / 3 * m**3
+
+
+def stored_bytes(layer: Layer) -> int:
+    """Bytes of a layer as it is stored."""
+    size = next((t for t in layer.network.tensors if t.name == layer.tensor and t.size), None)
+    return 4 * layer.parameters if size is None else round(size.nbytes * layer.parameters / size.size)
+
+
+def matrices_of(layer: Layer) -> Iterator[NDArray[Any]]:
+    """The layer's matrices; of an adapter the small core, which has the singular values of the whole update."""
+    return layer.matrices() if layer.adapter is None else iter((layer.adapter.core(),))
 
 
 @dataclass(frozen=True)
 class Values:
-    """A layer read.
+    """The values of a layer.
 
     Attributes:
         matrices: Views of the file where it stores them plainly.
-        rounding: What rounding did to them; ``None`` where they were not rounded.
+        rounding: Their rounding error; ``None`` where they were not rounded.
     """
 
     matrices: list[NDArray[Any]]
     rounding: Rounding | None
 
     def __call__(self) -> Values:
-        """What a reader of these values gives."""
+        """The values themselves: they take the place of a reader."""
         return self
 
-    def travelling(self) -> tuple[Any, tuple[Any, ...]]:
-        """What a reader of a network in memory is pickled as: the values themselves, in memory of their own."""
+    def for_pickle(self) -> tuple[Any, tuple[Any, ...]]:
+        """What a reader of a network in memory is pickled as: a copy of the values."""
         return Values, ([np.ascontiguousarray(matrix) for matrix in self.matrices], self.rounding)
 
 
 @dataclass(frozen=True)
 class LayerReader:
-    """Reads a layer wherever it is called; layers in memory travel as their values."""
+    """Reads a layer in any process; layers in memory are sent as their values."""
 
     layer: Layer = field(repr=False)
 
@@ -160,7 +183,7 @@ class LayerReader:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         if self.layer.network.in_memory:
-            return self().travelling()
+            return self().for_pickle()
         return LayerReader, (self.layer,)
 
 
@@ -200,11 +223,11 @@ def _dtype(layer: Layer) -> str | None:
 
 
 def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
-    """What tells a layer's weights from others without reading them all; of a network in memory their hash.
+    """What identifies a layer's weights without reading them all; of a network in memory their hash.
 
     Args:
         layer: The layer.
-        files: What is known of the files of networks, by the network's ``id``; filled here.
+        files: Cache of the identities of files, by the network's ``id``; filled here.
     """
     network = layer.network
     if network.in_memory:
@@ -218,14 +241,13 @@ def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:
 
 
 def _source(network: Network) -> Any:
-    """Where a network's weights come from: its files, and the settings that say how they are decoded and scaled."""
+    """Where a network's weights come from: its files, and the settings by which they are decoded and scaled."""
     config = network.config or {}
-    told = {key: config[key] for key in _SETTINGS if key in config}
-    return [network.contents.stamp(), told]
+    return [network.contents.stamp(), {key: config[key] for key in _SETTINGS if key in config}]
 
 
-class _Room:
-    """Lets layers in while what they need together stays within a limit; one alone always fits."""
+class _MemoryBudget:
+    """Lets threads wait until the memory that they need together stays within a limit; one alone always fits."""
 
     def __init__(self, limit: float | None) -> None:
         self._limit = float("inf") if limit is None else limit
@@ -233,7 +255,7 @@ class _Room:
         self._changed = Condition()
 
     @contextmanager
-    def for_bytes(self, size: int) -> Iterator[None]:
+    def reserve(self, size: int) -> Iterator[None]:
         with self._changed:
             self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._limit)
             self._taken += size
@@ -243,3 +265,67 @@ class _Room:
             with self._changed:
                 self._taken -= size
                 self._changed.notify_all()
+
+
+def to_record(spectrum: Spectrum) -> dict[str, Any]:
+    """Everything that a spectrum holds, to the last bit, as plain values of JSON.
+
+    Examples:
+        >>> sp = spectrum(np.random.default_rng(0).normal(size=(60, 40)))
+        >>> from_record(to_record(sp)).to_json() == sp.to_json()
+        True
+    """
+    fields = {field.name: getattr(spectrum, field.name) for field in dataclasses.fields(spectrum)}
+    eigenvalues = {name: getattr(spectrum.pooled, name) for name in _EIGENVALUE_FIELDS}
+    parts = [_packed(part) for part in spectrum.pooled.parts]
+    plain: dict[str, Any] = jsonable(fields | {"pooled": eigenvalues | {"parts": parts}})
+    return plain
+
+
+def from_record(record: dict[str, Any]) -> Spectrum:
+    """The spectrum that a record was made of."""
+    from strati.spectra.tail_tests import Goodness
+
+    fields = record["pooled"]
+    parts = tuple(map(_unpacked, fields["parts"]))
+    tuples = {"parts": parts, "empty": tuple(fields["empty"]), "extents": tuple(fields["extents"])}
+    values = pooled(parts, fields["problem"])
+    mu = record["entries"]["mu"]
+    return Spectrum(
+        pooled=Eigenvalues(**(fields | tuples), values=values),
+        tail=_optional(Tail, record["tail"]),
+        noise=_optional(_noise_from_record, record["noise"]),
+        verdict=_optional(_verdict_from_record, record["verdict"]),
+        gap=Gap(**record["gap"]),
+        entries=EntryTail(**(record["entries"] | {"mu": float("nan") if mu is None else mu})),
+        quasi_null=record["quasi_null"],
+        warnings=tuple(Flag(**flag) for flag in record["warnings"]),
+        goodness=_optional(Goodness, record["goodness"]),
+    )
+
+
+_EIGENVALUE_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Eigenvalues) if field.name not in ("values", "parts")
+)
+
+
+def _optional(make: Any, fields: dict[str, Any] | None) -> Any:
+    return None if fields is None else make(**fields)
+
+
+def _verdict_from_record(phase: str, cause: str, noise: bool) -> PhaseVerdict:
+    return PhaseVerdict(Phase(phase), Cause(cause), noise)
+
+
+def _noise_from_record(bulk: dict[str, Any], violations: list[dict[str, Any]], **fields: Any) -> NoiseModel:
+    departures = (Departure(**(entry | {"violation": Violation(entry["violation"])})) for entry in violations)
+    variances = tuple(fields.pop("slice_variances"))
+    return NoiseModel(bulk=Bulk(**bulk), violations=tuple(departures), slice_variances=variances, **fields)
+
+
+def _packed(values: FloatArray) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype="<f8").tobytes()).decode("ascii")
+
+
+def _unpacked(text: str) -> FloatArray:
+    return np.frombuffer(base64.b64decode(text), dtype="<f8").astype(np.float64)

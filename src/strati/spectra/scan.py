@@ -1,7 +1,7 @@
-"""The survey of a network: the spectrum of every weight matrix, layer by layer.
+"""Scan a network: the spectrum of every weight matrix, layer by layer.
 
-Layers are independent; how they are worked on, and kept where a run is to be resumable, is
-:mod:`strati.spectra.layerwise`. The rows come in the network's order and with the same numbers whatever finished first.
+Layers are independent; :mod:`strati.spectra.layerwise` computes them in parallel and stores them where a run is to be
+resumable. The rows come in the network's order and with the same numbers whatever finished first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from strati.core.display import TableOptions
 from strati.core.errors import BadInputError
 from strati.core.options import nearest, resolve
 from strati.core.results import Flag, Result, Tick, silent
+from strati.io.inspection import adapter_fields
 from strati.io.roles import Role
 from strati.jobs.driver import Run
-from strati.spectra import on_device
-from strati.spectra.layerwise import at_once, spectra, stored_spectra
+from strati.spectra import solvers
+from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.spectrum import Spectrum, SpectrumConfig
-from strati.spectra.state import LayerState, decide_state
-from strati.spectra.stored import stored_fields, stored_flags
+from strati.spectra.verdicts import LayerState, decide_state
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,7 +94,7 @@ class Scanned:
     def row(self) -> dict[str, Any]:
         """The layer's fields of the JSON form, in order, without eigenvalues."""
         layer, metrics = self.layer, self.spectrum.metrics()
-        flags = (*self.spectrum.warnings, *stored_flags(layer, self.spectrum))
+        flags = (*self.spectrum.warnings, *_storage_flags(layer, self.spectrum))
         metrics["state"] = str(self.state)
         head = {
             "name": layer.name,
@@ -106,7 +106,56 @@ class Scanned:
             "aspect": max(layer.shape) / min(layer.shape) if min(layer.shape) else None,
             "parameters": layer.parameters,
         }
-        return head | metrics | {"view": layer.view} | stored_fields(layer) | {"warnings": flags}
+        return head | metrics | {"view": layer.view} | _storage_fields(layer) | {"warnings": flags}
+
+
+def _storage_fields(layer: Layer) -> dict[str, Any]:
+    """``quantisation``, ``adapter`` and ``expert`` of a layer's row, where they apply."""
+    fields: dict[str, Any] = {}
+    if layer.expert is not None:
+        fields["expert"] = layer.expert
+    if layer.quantisation is not None:
+        fields["quantisation"] = vars(layer.quantisation) | {"noise_floor": layer.noise_floor()}
+    if layer.adapter is not None:
+        fields["adapter"] = adapter_fields(layer.adapter)
+    return fields
+
+
+def _storage_flags(layer: Layer, spectrum: Spectrum) -> tuple[Flag, ...]:
+    """Warnings about numbers at the floor of rounding, and about adapters that were never trained.
+
+    Rounding to codes adds noise of a known size to a weight; eigenvalues below the largest that such noise has (the
+    *floor*) say nothing about the weights before they were rounded.
+    """
+    flags = []
+    if layer.quantised:
+        text = "the weights are dequantised: what is below the quantisation step is not theirs"
+        flags.append(Flag("quantised", text))
+    floor = layer.noise_floor()
+    if floor is not None:
+        names = _metrics_at_floor(spectrum, floor)
+        if names:
+            text = f"{', '.join(names)} may come from rounding alone, whose eigenvalues reach {floor:.3g}"
+            flags.append(Flag("rounding-floor", text))
+    if layer.adapter is not None and layer.adapter.used_rank() == 0:
+        flags.append(Flag("untouched", "the update is zero: the adapter was not trained"))
+    return tuple(flags)
+
+
+def _metrics_at_floor(spectrum: Spectrum, floor: float) -> list[str]:
+    """The numbers of a layer that rounding alone would give."""
+    values, metrics = spectrum.eigenvalues, spectrum.metrics()
+    names = []
+    null = metrics.get("quasi_null") or 0
+    if null and values[min(null, values.size) - 1] <= floor:
+        names.append("quasi_null")
+    rank = metrics.get("hard_rank") or 0
+    if rank and values[values.size - rank] <= floor:
+        names.append("hard_rank")
+    edge = metrics.get("mp_lambda_plus")
+    if edge is not None and edge <= floor:
+        names.append("mp_sigma")
+    return names
 
 
 @dataclass(frozen=True)
@@ -158,15 +207,15 @@ class Scan(Result):
 
     @cached_property
     def _by_name(self) -> dict[str, Scanned]:
-        return {item.layer.name: item for item in self.layers}
+        return {scanned.layer.name: scanned for scanned in self.layers}
 
     def frame(self) -> pd.DataFrame:
         """Every field of the JSON, one row per layer; warnings as their codes, the phase's evidence as its reason."""
         import pandas as pd
 
         rows = []
-        for item in self.layers:
-            row = item.row()
+        for scanned in self.layers:
+            row = scanned.row()
             evidence = row.pop("phase_evidence")
             row["phase_evidence"] = evidence["reason"] if evidence else None
             row["warnings"] = " ".join(flag.code for flag in row["warnings"])
@@ -178,10 +227,10 @@ class Scan(Result):
     def payload(self) -> ScanFields:
         """The fields of the JSON form."""
         layers: list[Any] = []
-        for item in self.layers:
-            row = item.row()
+        for scanned in self.layers:
+            row = scanned.row()
             if self.config.eigenvalues:
-                row["eigenvalues"] = item.spectrum.eigenvalues
+                row["eigenvalues"] = scanned.spectrum.eigenvalues
             layers.append(row)
         network: NetworkFields = {
             "path": self.path,
@@ -215,7 +264,7 @@ def scan(
     tick: Tick = silent,
     **options: Unpack[ScanOptions],
 ) -> Scan:
-    """The spectral survey of every weight matrix of a network.
+    """Compute the spectrum of every weight matrix of a network.
 
     Args:
         model: Whatever names a network: a path, a cache id, a :class:`Network`, a state dict, a module.
@@ -249,7 +298,7 @@ def scan(
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     if settings.device is not None:
-        on_device.check(settings.device)
+        solvers.torch_on(settings.device)  # refuses a device that is not there before any work is done
     opened = open_network(model)
     selected = select(opened.layers(split_qkv=settings.split_qkv, conv=settings.conv), layers)
     if out is None:
@@ -257,14 +306,14 @@ def scan(
             selected, spectra(selected, settings.spectrum(), workers=settings.workers, tick=tick), strict=True
         )
     else:
-        run = Run(engine, at_once(selected, settings.workers), address, tick=tick)
+        run = Run(engine, default_workers(selected, settings.workers), address, tick=tick)
         pairs = stored_spectra(selected, settings.spectrum(), out=out, run=run)
     return Scan(
         path=str(opened.path),
         format=opened.format,
         parameters=opened.parameters,
         tensors=len(opened.tensors),
-        layers=tuple(Scanned(layer, item) for layer, item in pairs),
+        layers=tuple(Scanned(layer, layer_spectrum) for layer, layer_spectrum in pairs),
         skipped=opened.skipped(split_qkv=settings.split_qkv, conv=settings.conv),
         warnings=opened.warnings,
         config=settings,

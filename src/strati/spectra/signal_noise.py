@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.spectra.bulk import fit_random_part
 from strati.spectra.eigenvalues import eigenvalues, gram
+from strati.spectra.marchenko_pastur import fit_random_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,13 +1,12 @@
 """One matrix and everything its eigenvalues say: :func:`spectrum` gives a :class:`Spectrum`.
 
-Here the parts meet: eigenvalues, tail, bulk, ranks, quasi-null directions, phase, and the warnings that
-tell a reader which of these numbers mean something. Nothing is computed here that another module owns.
+The pipeline: eigenvalues, tail, noise model, phase, warnings. Each step is a frozen value that the next one reads; the
+numbers themselves are computed in the modules of the steps.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
@@ -17,32 +16,37 @@ import numpy as np
 from strati.core.display import as_html
 from strati.core.options import resolve
 from strati.core.results import Flag, Tick, jsonable, silent
-from strati.spectra import flags, ranks
-from strati.spectra.bulk import Bulk
-from strati.spectra.eigenvalues import Eigenvalues
-from strati.spectra.eigenvalues import eigenvalues as _eigenvalues
-from strati.spectra.entries import EntrySizes, EntryTail
+from strati.spectra import verdicts
+from strati.spectra.eigenvalues import (
+    Eigenvalues,
+    Gap,
+    entropy,
+    hard_rank,
+    matrix_source,
+    stable_rank,
+    widest_gap,
+)
+from strati.spectra.eigenvalues import eigenvalues as compute_eigenvalues
+from strati.spectra.marchenko_pastur import Bulk
 from strati.spectra.noise_model import (
+    AdjacentCorrelation,
     NoiseModel,
     equal_slices,
-    noise_entries,
-    noise_model,
+    is_sparse,
     slice_variances,
 )
-from strati.spectra.noise_statistics import Neighbours, is_sparse
-from strati.spectra.phases import Phase, PhaseVerdict, collapsed, decide, universality_exponent
-from strati.spectra.state import LayerState, decide_state
-from strati.spectra.tail import Tail, fit_tail
-from strati.spectra.violations import describe
+from strati.spectra.noise_model import noise_entries as entries_of_noise
+from strati.spectra.noise_model import noise_model as model_noise
+from strati.spectra.tails import EntrySizes, EntryTail, Tail, fit_tail
+from strati.spectra.verdicts import LayerState, Phase, PhaseVerdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.core.results import FloatArray
-    from strati.spectra.alternatives import Goodness
-
-    Matrices = NDArray[Any] | Iterable[NDArray[Any]] | Callable[[], Iterator[NDArray[Any]]]
     from strati.core.option_types import SpectrumOptions
+    from strati.core.results import FloatArray
+    from strati.spectra.eigenvalues import Matrices
+    from strati.spectra.tail_tests import Goodness
 
 _EQUAL = 1e-3  # singular values within this share of each other are one value
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
@@ -53,22 +57,22 @@ class Spectrum:
     """The spectrum of one matrix, or of matrices of one shape pooled.
 
     Attributes:
-        found: The eigenvalues with shape and dtype.
+        pooled: The eigenvalues with shape and dtype.
         tail: The power-law tail, ``None`` if there was nothing to fit.
         noise: The random part with its Marchenko-Pastur bulk, ``None`` likewise.
-        verdict: The phase with its reason.
+        verdict: The phase and what decided it.
         gap: The widest gap.
         entries: The tail of the entries' distribution.
         quasi_null: Number of quasi-null eigenvalues.
         warnings: What a reader must know.
-        goodness: The bootstrap's verdict on the tail, if it was asked for.
+        goodness: Result of the bootstrap test of the tail, if one was run.
     """
 
-    found: Eigenvalues = field(repr=False)
+    pooled: Eigenvalues = field(repr=False)
     tail: Tail | None
     noise: NoiseModel | None
     verdict: PhaseVerdict | None
-    gap: ranks.Gap
+    gap: Gap
     entries: EntryTail
     quasi_null: int | None
     warnings: tuple[Flag, ...]
@@ -77,7 +81,7 @@ class Spectrum:
     @property
     def eigenvalues(self) -> FloatArray:
         """Eigenvalues of ``W.T @ W``, ascending; empty if the weights are not finite."""
-        return self.found.values
+        return self.pooled.values
 
     @property
     def bulk(self) -> Bulk | None:
@@ -92,7 +96,9 @@ class Spectrum:
     @property
     def state(self) -> LayerState:
         """``learned``, ``random-like``, ``too-small`` or ``broken``."""
-        return decide_state((flag.code for flag in self.warnings), self.verdict, self.eigenvalues.size)
+        return verdicts.decide_state(
+            (flag.code for flag in self.warnings), self.verdict, self.eigenvalues.size
+        )
 
     @cached_property
     def _metrics(self) -> dict[str, Any]:
@@ -114,19 +120,19 @@ class Spectrum:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def __repr__(self) -> str:
-        """Its shape, its phase and the numbers that are looked at first; ``metrics()`` has all of them."""
+        """Shape, state, phase and the most used numbers; ``metrics()`` has all of them."""
         metrics = self._metrics
         names = ("alpha", "stable_rank", "spectral_norm", "spikes", "quasi_null")
         numbers = [f"{name} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None]
         phase = [] if self.phase is None else [str(self.phase)]
         codes = [f"warnings: {', '.join(flag.code for flag in self.warnings)}"] if self.warnings else []
-        shape = f"{self.found.rows} x {self.found.columns}"
+        shape = f"{self.pooled.rows} x {self.pooled.columns}"
         return f"Spectrum({'; '.join([shape, str(self.state), *phase, *numbers, *codes])})"
 
     def _repr_html_(self) -> str:
-        rows = [(name, value) for name, value in self._metrics.items() if not isinstance(value, dict)]
+        rows = [(name, number) for name, number in self._metrics.items() if not isinstance(number, dict)]
         rows += [("warning", flag.text) for flag in self.warnings]
-        cells = "".join(f"<tr><th>{as_html(name)}</th><td>{as_html(value)}</td></tr>" for name, value in rows)
+        cells = "".join(f"<tr><th>{as_html(name)}</th><td>{as_html(cell)}</td></tr>" for name, cell in rows)
         return f"<table>{cells}</table>"
 
     def plot(self, **options: Any) -> Any:
@@ -161,14 +167,14 @@ def spectrum(
     tick: Tick = silent,
     **options: Unpack[SpectrumOptions],
 ) -> Spectrum:
-    """The spectrum of a matrix and what it says.
+    """Compute the spectrum of a matrix and what it says.
 
     Args:
         W: A matrix; several of one shape (their eigenvalues are pooled, as for the slices of a
             convolution); or a function that yields them one at a time, each time it is called.
         dtype: The dtype the weights came in, if the array was converted since.
         config: Options; keywords of the same names win.
-        tick: Called when the eigenvalues are there (``"eigenvalues"``), and at the end (``"fits"``).
+        tick: Called when the eigenvalues are computed (``"eigenvalues"``), and at the end (``"fits"``).
         **options: Fields of :class:`SpectrumConfig`.
 
     Returns:
@@ -184,56 +190,54 @@ def spectrum(
         ('random-like', 200, ['noise-like'])
     """
     settings = resolve(SpectrumConfig, config, options, of=spectrum)
-    source = _source(W)
-    sizes, neighbours = EntrySizes(), Neighbours()
+    source = matrix_source(W)
+    sizes, neighbours = EntrySizes(), AdjacentCorrelation()
 
     def look(matrix: NDArray[Any]) -> None:
         sizes.add(matrix)
         neighbours.add(matrix)
 
-    eigenvalues = _eigenvalues(source(), dtype, look=look, device=settings.device)
+    eigenvalues = compute_eigenvalues(source(), dtype, look=look, device=settings.device)
     tick("eigenvalues")
-    entries = sizes.tail()
     if eigenvalues.values.size == 0 or eigenvalues.values[-1] == 0:
-        gap, warnings = ranks.Gap(0.0, 0, 0), flags.of_eigenvalues(eigenvalues)
-        return Spectrum(eigenvalues, None, None, None, gap, entries, None, warnings)
+        warnings = verdicts.find_warnings(verdicts.SpectrumEvidence(eigenvalues))
+        return Spectrum(eigenvalues, None, None, None, Gap(0.0, 0, 0), sizes.tail(), None, warnings)
     variances = slice_variances(eigenvalues, level=settings.level)
-    fit = _fit_tail(eigenvalues, ranks.widest_gap(equal_slices(eigenvalues, variances)))
+    gap = widest_gap(equal_slices(eigenvalues, variances))
+    fit = _fit_tail(eigenvalues, gap)
+    all_entries = sizes.tail()
     model = None
-    if fit.fitted:
-        correlated = neighbours.correlated(eigenvalues)
-        model = noise_model(
+    if fit.possible:
+        model = model_noise(
             source,
             eigenvalues,
             variances=variances,
             level=settings.level,
-            heavy=entries.heavy,
-            correlated=correlated,
+            heavy=all_entries.heavy,
+            correlated=neighbours.significant(eigenvalues),
         )
-    noise_tail = noise_entries(source, model, entries) if entries.heavy and model is not None else entries
-    verdict = _verdict(eigenvalues, fit, model, noise_tail)
-    goodness = None
-    if settings.bootstrap and fit.tail is not None:
-        from strati.spectra.alternatives import judge_tail
-
-        goodness = judge_tail(fit.live, fit.tail, samples=settings.bootstrap, seed=settings.seed)
-    warnings = _warnings(eigenvalues, fit, model, verdict, noise_tail)
-    warnings += flags.of_entries(sizes.wild())
-    if fit.gap.collapsed and model is not None and model.bulk.spikes and is_sparse(source):
-        warnings += flags.of_sparse(model.bulk.spikes)
-    nulls = None if model is None else model.quasi_null
-    tick("fits")
-    return Spectrum(
-        eigenvalues,
-        fit.tail,
-        model,
-        verdict,
-        fit.gap,
-        noise_tail,
-        max(nulls or 0, fit.gap.below) if fit.gap.collapsed else nulls,
-        warnings,
-        goodness,
+    entries = all_entries if model is None else entries_of_noise(source, model, all_entries)
+    verdict = verdicts.decide_phase(model, gap, entries, fit.tail)
+    spiked = gap.collapsed and model is not None and model.bulk.spikes > 0
+    warnings = verdicts.find_warnings(
+        verdicts.SpectrumEvidence(
+            eigenvalues,
+            live=fit.live,
+            equal=fit.equal,
+            steep=fit.steep,
+            tail=fit.tail,
+            model=model,
+            verdict=verdict,
+            entries=entries,
+            wild=sizes.wild(),
+            sparse=spiked and is_sparse(source),
+        )
     )
+    nulls = None if model is None else model.quasi_null
+    quasi_null = max(nulls or 0, gap.below) if gap.collapsed else nulls
+    goodness = _test_tail(fit, settings)
+    tick("fits")
+    return Spectrum(eigenvalues, fit.tail, model, verdict, gap, entries, quasi_null, warnings, goodness)
 
 
 @dataclass(frozen=True)
@@ -241,82 +245,40 @@ class _TailFit:
     """The eigenvalues that are not null, and their tail.
 
     Attributes:
-        gap: The widest gap.
         live: The eigenvalues that are not null.
         equal: They are one value.
-        fitted: They can have a tail and a bulk.
+        possible: They can have a tail and a bulk.
         steep: The tail's exponent is too large to be one.
         tail: The tail.
     """
 
-    gap: ranks.Gap
     live: FloatArray
     equal: bool
-    fitted: bool
+    possible: bool
     steep: bool
     tail: Tail | None
 
 
-def _fit_tail(eigenvalues: Eigenvalues, gap: ranks.Gap) -> _TailFit:
+def _fit_tail(eigenvalues: Eigenvalues, gap: Gap) -> _TailFit:
     zeros = int(np.searchsorted(eigenvalues.values, _floor(eigenvalues)))
     live = eigenvalues.values[max(zeros, gap.below if gap.collapsed else 0) :]
     equal = eigenvalues.problem == "" and _all_equal(live, eigenvalues)
-    fitted = eigenvalues.problem == "" and not equal
-    tail = fit_tail(live) if fitted else None
+    possible = eigenvalues.problem == "" and not equal
+    tail = fit_tail(live) if possible else None
     steep = tail is not None and tail.alpha >= _NO_EXPONENT
-    return _TailFit(gap, live, equal, fitted, steep, None if steep else tail)
+    return _TailFit(live, equal, possible, steep, None if steep else tail)
 
 
-def _verdict(
-    eigenvalues: Eigenvalues, fit: _TailFit, model: NoiseModel | None, entries: EntryTail
-) -> PhaseVerdict | None:
-    if fit.gap.collapsed:
-        return collapsed(fit.gap)
-    return None if model is None else decide(model, eigenvalues, entries=entries, tail=fit.tail)
+def _test_tail(fit: _TailFit, settings: SpectrumConfig) -> Goodness | None:
+    if not settings.bootstrap or fit.tail is None:
+        return None
+    from strati.spectra.tail_tests import judge_tail
 
-
-def _warnings(
-    eigenvalues: Eigenvalues,
-    fit: _TailFit,
-    model: NoiseModel | None,
-    verdict: PhaseVerdict | None,
-    entries: EntryTail,
-) -> tuple[Flag, ...]:
-    of_eigenvalues = flags.of_eigenvalues(
-        eigenvalues,
-        fit.live,
-        equal=fit.equal,
-        steep=fit.steep,
-        tail=fit.tail,
-        bulk=None if model is None else model.bulk,
-        noise=verdict is not None and (verdict.noise or verdict.phase == Phase.RANDOM_LIKE),
-    )
-    return of_eigenvalues + flags.of_noise(eigenvalues, model, verdict, entries)
-
-
-def _source(W: Matrices) -> Callable[[], Iterator[NDArray[Any]]]:
-    if hasattr(W, "detach"):  # a torch tensor or parameter, whether or not it wants a gradient
-        W = _from_torch(W.detach().cpu())
-    if callable(W):
-        return W
-    matrices = [np.asarray(W)] if isinstance(W, np.ndarray) or not isinstance(W, Iterable) else None
-    if matrices is None:
-        matrices = [np.asarray(m) for m in W]
-        if matrices and all(m.ndim < 2 for m in matrices):  # a matrix given as a list of rows
-            matrices = [np.asarray(matrices)]
-    return lambda: iter(matrices)
-
-
-def _from_torch(tensor: Any) -> NDArray[Any]:
-    if str(tensor.dtype) != "torch.bfloat16":
-        return np.asarray(tensor.numpy())
-    import ml_dtypes
-
-    return np.asarray(tensor.float().numpy().astype(ml_dtypes.bfloat16))
+    return judge_tail(fit.live, fit.tail, samples=settings.bootstrap, seed=settings.seed)
 
 
 def _floor(eigenvalues: Eigenvalues) -> float:
-    """Eigenvalues up to this are zero: the rank's tolerance, and never less than what the Gram route resolves."""
+    """Eigenvalues up to this are zero: the rank's tolerance, and never less than what the Gram matrix resolves."""
     working = eigenvalues.rows * float(np.finfo(np.float64).eps) * float(eigenvalues.values[-1])
     return max(eigenvalues.tolerance**2, working) if eigenvalues.epsilon < 1e-5 else working
 
@@ -326,47 +288,50 @@ def _all_equal(live: FloatArray, eigenvalues: Eigenvalues) -> bool:
     if live.size < 3:
         return False
     low, high = float(np.sqrt(live[0])), float(np.sqrt(live[-1]))
-    return high - low <= max(_EQUAL * high, 2 * eigenvalues.resolution)
+    return high - low <= max(_EQUAL * high, 2 * float(eigenvalues.resolutions.max()))
+
+
+_TAIL_FIELDS = {
+    "alpha": "alpha",
+    "alpha_stderr": "stderr",
+    "xmin": "xmin",
+    "ks_distance": "ks_distance",
+    "tail_size": "size",
+}
+_BULK_FIELDS = {"mp_sigma": "sigma", "mp_lambda_minus": "lambda_minus", "mp_lambda_plus": "lambda_plus"}
 
 
 def _measure(sp: Spectrum) -> dict[str, Any]:
-    eigenvalues, tail, bulk = sp.found, sp.tail, sp.bulk
-    values = eigenvalues.values
-    largest = float(values[-1]) if values.size else 0.0
-    computed, live = values.size > 0, values.size > 0 and largest > 0
-    alpha = tail.alpha if tail is not None else None
+    eigenvalues, tail, bulk, values = sp.pooled, sp.tail, sp.bulk, sp.eigenvalues
+    computed = values.size > 0
+    largest = float(values[-1]) if computed else 0.0
+    live = largest > 0
     coarse = eigenvalues.rows * eigenvalues.epsilon >= 1
     numbers: dict[str, Any] = {
-        "hard_rank": (ranks.hard_rank(eigenvalues) if not (coarse and live) else None) if computed else None,
-        "stable_rank": ranks.stable_rank(values) if live else None,
-        "entropy": ranks.entropy(eigenvalues) if live else None,
+        "hard_rank": hard_rank(eigenvalues) if computed and not (coarse and live) else None,
+        "stable_rank": stable_rank(values) if live else None,
+        "entropy": entropy(eigenvalues) if live else None,
         "frobenius_norm": float(np.sqrt(values.sum())) if computed else None,
         "spectral_norm": float(np.sqrt(largest)) if computed else None,
-        "alpha": alpha,
-        "alpha_stderr": tail.stderr if tail is not None else None,
-        "xmin": tail.xmin if tail is not None else None,
-        "ks_distance": tail.ks_distance if tail is not None else None,
-        "tail_size": tail.size if tail is not None else None,
-        "alpha_weighted": alpha * float(np.log10(largest)) if alpha is not None else None,
-        "log_alpha_norm": _log_alpha_norm(values, alpha) if alpha is not None else None,
+    }
+    numbers |= {name: getattr(tail, attribute, None) for name, attribute in _TAIL_FIELDS.items()}
+    numbers |= {
+        "alpha_weighted": tail.alpha * float(np.log10(largest)) if tail is not None else None,
+        "log_alpha_norm": _log_alpha_norm(values, tail.alpha) if tail is not None else None,
         "mu": _mu(sp),
     }
     if sp.goodness is not None:
-        numbers["tail_pvalue"] = sp.goodness.pvalue
-        numbers["tail_alternatives"] = sp.goodness.alternatives
-    numbers |= {
-        "mp_sigma": bulk.sigma if bulk is not None else None,
-        "mp_lambda_minus": bulk.lambda_minus if bulk is not None else None,
-        "mp_lambda_plus": bulk.lambda_plus if bulk is not None else None,
+        numbers |= {"tail_pvalue": sp.goodness.pvalue, "tail_alternatives": sp.goodness.alternatives}
+    numbers |= {name: getattr(bulk, attribute, None) for name, attribute in _BULK_FIELDS.items()}
+    return numbers | {
         "mp_soft_rank": bulk.lambda_plus / largest if bulk is not None else None,
         "mp_ks_distance": bulk.ks_distance if bulk is not None else None,
         "spikes": bulk.spikes if bulk is not None else None,
         "quasi_null": sp.quasi_null,
         "state": str(sp.state),
         "phase": str(sp.phase) if sp.phase is not None else None,
-        "phase_evidence": _evidence(sp),
+        "phase_evidence": _phase_evidence(sp),
     }
-    return numbers
 
 
 def _log_alpha_norm(values: FloatArray, alpha: float) -> float:
@@ -377,27 +342,26 @@ def _log_alpha_norm(values: FloatArray, alpha: float) -> float:
 
 
 def _mu(sp: Spectrum) -> float | None:
-    if sp.entries.heavy and sp.phase in (Phase.HEAVY_TAILED, Phase.BULK_DECAY):
-        return sp.entries.mu
-    if sp.tail is not None and sp.phase in (Phase.HEAVY_TAILED, Phase.BULK_DECAY):
-        return universality_exponent(sp.tail.alpha)
-    return None
-
-
-def _evidence(sp: Spectrum) -> dict[str, Any] | None:
-    model, verdict = sp.noise, sp.verdict
-    if verdict is None:
+    if sp.phase not in (Phase.HEAVY_TAILED, Phase.BULK_DECAY):
         return None
-    bulk = sp.bulk
+    if sp.entries.heavy:
+        return sp.entries.mu
+    return None if sp.tail is None else verdicts.universality_exponent(sp.tail.alpha)
+
+
+def _phase_evidence(sp: Spectrum) -> dict[str, Any] | None:
+    model, bulk = sp.noise, sp.bulk
+    if sp.verdict is None:
+        return None
     return {
-        "reason": verdict.reason,
+        "reason": verdicts.phase_reason(sp.verdict, model, sp.gap, sp.entries),
         "largest_over_edge": model.largest / model.bulk.lambda_plus if model is not None else None,
-        "tracy_widom_edge": bulk.edge if bulk is not None else None,
-        "level": bulk.level if bulk is not None else None,
-        "bulk_ks_noise_limit": bulk.noise_limit if bulk is not None else None,
+        "tracy_widom_edge": getattr(bulk, "edge", None),
+        "level": getattr(bulk, "level", None),
+        "bulk_ks_noise_limit": getattr(bulk, "noise_limit", None),
         "gap_decades": sp.gap.decades,
-        "share_below_gap": sp.gap.below / max(sp.found.values.size, 1),
+        "share_below_gap": sp.gap.below / max(sp.eigenvalues.size, 1),
         "entries_mu": sp.entries.mu if sp.entries.heavy else None,
         "edge_widening": model.widening if model is not None and model.examined else None,
-        "structure": [describe([item]) for item in model.violations] if model is not None else [],
+        "structure": [verdicts.describe([violation]) for violation in (model.violations if model else ())],
     }

@@ -25,7 +25,7 @@ from strati.core.display import (
 )
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
-from strati.spectra.state import LayerState, faults
+from strati.spectra.verdicts import LayerState, faults
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,7 +52,7 @@ _UNTRAINED = 0.95  # of random matrices up to 3 % are called learned by chance
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ColumnSpec:
     """A column of the table: its heading, what it shows, and when it gives way on a narrow terminal."""
 
     title: str
@@ -87,18 +87,18 @@ def _shape(row: Row) -> str:
 
 
 COLUMNS = {
-    "role": _Shown("role", lambda row: row["role"], 9, right=False),
-    "shape": _Shown("shape", _shape, 6, field="parameters"),
-    "state": _Shown("state", lambda row: _STATES[LayerState(row["state"])][0], right=False),
-    "directions": _Shown("learned\ndirections", _learned_directions, 1, field="spikes"),
-    "stable_rank": _Shown("stable\nrank", _number("stable_rank", ".1f"), 5),
-    "hard_rank": _Shown("rank", _number("hard_rank", "d"), 7),
-    "alpha": _Shown("alpha ±\nat most", _alpha, 2),
-    "ks_distance": _Shown("KS", _number("ks_distance", ".3f"), 10),
-    "tail_pvalue": _Shown("p", _number("tail_pvalue", ".2f"), 8),
-    "quasi_null": _Shown("quasi-\nnull", _number("quasi_null", "d"), 4),
-    "phase": _Shown("phase", lambda row: row["phase"] or "-", 3, right=False),
-    "warnings": _Shown(
+    "role": _ColumnSpec("role", lambda row: row["role"], 9, right=False),
+    "shape": _ColumnSpec("shape", _shape, 6, field="parameters"),
+    "state": _ColumnSpec("state", lambda row: _STATES[LayerState(row["state"])][0], right=False),
+    "directions": _ColumnSpec("learned\ndirections", _learned_directions, 1, field="spikes"),
+    "stable_rank": _ColumnSpec("stable\nrank", _number("stable_rank", ".1f"), 5),
+    "hard_rank": _ColumnSpec("rank", _number("hard_rank", "d"), 7),
+    "alpha": _ColumnSpec("alpha ±\nat most", _alpha, 2),
+    "ks_distance": _ColumnSpec("KS", _number("ks_distance", ".3f"), 10),
+    "tail_pvalue": _ColumnSpec("p", _number("tail_pvalue", ".2f"), 8),
+    "quasi_null": _ColumnSpec("quasi-\nnull", _number("quasi_null", "d"), 4),
+    "phase": _ColumnSpec("phase", lambda row: row["phase"] or "-", 3, right=False),
+    "warnings": _ColumnSpec(
         "warnings", lambda row: " ".join(flag.code for flag in row["warnings"]), 11, right=False
     ),
 }
@@ -109,9 +109,9 @@ _FIRST = ("shape", "state", "directions", "stable_rank")
 
 def summarise(scan: Scan, options: TableOptions) -> RenderableType:
     """The answer, the table, what stands out and what was left out, and the next command."""
-    rows = [item.row() | {"matrices": item.layer.count} for item in scan.layers]
-    shown = _table(scan, rows, options)
-    return Group(*_head(scan, rows), *([shown] if rows else []), *_foot(scan, rows, options))
+    rows = [scanned.row() | {"matrices": scanned.layer.count} for scanned in scan.layers]
+    tables = [_table(scan, rows, options)] if rows else []
+    return Group(*_head(scan, rows), *tables, *_foot(scan, rows, options))
 
 
 def is_embedding(row: Row) -> bool:
@@ -190,64 +190,58 @@ def _sentence(states: Counter[LayerState], named: Iterable[LayerState]) -> str:
 
 def _table(scan: Scan, rows: list[Row], options: TableOptions) -> Table:
     """One row per layer; of too many those that are marked first, still in the network's order."""
-    names = _chosen(options.columns, rows, bootstrap=scan.config.bootstrap > 0)
+    names = _column_names(options.columns, rows, bootstrap=scan.config.bootstrap > 0)
     ordered = _sorted(rows, options.sort)
-    shown = ordered
-    if len(rows) > MOST_ROWS:
-        urgent = sorted(range(len(rows)), key=lambda i: ordered[i]["state"] not in _MARKED)[:MOST_ROWS]
-        shown = [ordered[i] for i in sorted(urgent)]
-    columns = [Column("", keep=True), Column("layer", keep=True, least=12)]
-    columns += [_column(name) for name in names]
-    more = len(rows) - len(shown)
+    marked_first = sorted(range(len(rows)), key=lambda place: ordered[place]["state"] not in _MARKED)
+    displayed = [ordered[place] for place in sorted(marked_first[:MOST_ROWS])]
+    more = len(rows) - len(displayed)
     return table(
-        columns,
-        ([_mark(row), Text(_name(row)), *(_cell(name, row) for name in names)] for row in shown),
+        [Column("", keep=True), Column("layer", keep=True, least=12), *map(_column, names)],
+        ([_mark(row), Text(_name(row)), *(_cell(name, row) for name in names)] for row in displayed),
         notes=[f"{more} more layers in --json and --export"] if more else [],
     )
 
 
-def _chosen(columns: tuple[str, ...], rows: list[Row], *, bootstrap: bool) -> list[str]:
+def _column_names(columns: tuple[str, ...], rows: list[Row], *, bootstrap: bool) -> list[str]:
     if not columns:
         return [*_FIRST, *(["tail_pvalue"] if bootstrap else [])]
     if columns == ("all",):
         return [name for name in COLUMNS if name != "tail_pvalue" or bootstrap]
-    known = _sortable(rows)
     for name in columns:
-        if name not in known:
-            raise BadInputError(
-                f"column {name}", f"there is none of that name; {nearest(name, known)}, or all"
-            )
+        _check_field(name, rows, "column", ", or all")
     return [name for name in columns if name != "name"]
 
 
-def _sortable(rows: list[Row]) -> list[str]:
-    fields = [
-        name for row in rows[:1] for name, entry in row.items() if not isinstance(entry, dict | tuple | list)
-    ]
-    return list(dict.fromkeys([*COLUMNS, *fields, "tail_pvalue"]))
+def _check_field(name: str, rows: list[Row], what: str, also: str = "") -> None:
+    """Refuse a name that is neither a column nor a plain field of the rows."""
+    fields = (
+        [name for name, cell in rows[0].items() if not isinstance(cell, dict | tuple | list)] if rows else []
+    )
+    names = list(dict.fromkeys([*COLUMNS, *fields]))
+    if name not in names:
+        raise BadInputError(
+            f"{what} {name}", f"there is no column of that name; {nearest(name, names)}{also}"
+        )
 
 
 def _sorted(rows: list[Row], sort: str | None) -> list[Row]:
     if sort is None:
         return rows
     name = sort.removeprefix("-")
-    known = _sortable(rows)
-    if name not in known:
-        raise BadInputError(f"sort {name}", f"there is no column of that name; {nearest(name, known)}")
+    _check_field(name, rows, "sort")
     field = (COLUMNS[name].field or name) if name in COLUMNS else name
-    defined = [row for row in rows if row.get(field) is not None]
     key = (lambda row: len(row["warnings"])) if field == "warnings" else (lambda row: row[field])
-    return sorted(defined, key=key, reverse=sort.startswith("-")) + [
-        row for row in rows if row.get(field) is None
-    ]
+    defined = [row for row in rows if row.get(field) is not None]
+    undefined = [row for row in rows if row.get(field) is None]
+    return sorted(defined, key=key, reverse=sort.startswith("-")) + undefined
 
 
 def _column(name: str) -> Column:
     if name not in COLUMNS:
         return Column(name, right=True)
-    shown = COLUMNS[name]
+    spec = COLUMNS[name]
     return Column(
-        shown.title, right=shown.right, keep=name == "state", gives=shown.gives, words=name == "warnings"
+        spec.title, right=spec.right, keep=name == "state", gives=spec.gives, words=name == "warnings"
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from strati.core.display import Column, NextCommand, Paragraph, Table, command_path, without_shared_prefix
 from strati.landscape.llc.estimate import with_error
-from strati.spectra.state import LayerState
+from strati.spectra.verdicts import LayerState
 from strati.tracking.change_points import LEAST
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.core.rng import stream
-from strati.spectra.bulk import fit_bulk
+from strati.spectra.marchenko_pastur import fit_bulk
 from strati.spectra.spectrum import spectrum
 from strati_reproductions.anti_grokking.training import Floats, LongRun, Recipe, forward
 from strati_reproductions.datasets import Digits, mnist_digits

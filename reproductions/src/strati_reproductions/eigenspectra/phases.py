@@ -16,8 +16,8 @@ import numpy as np
 
 from strati.core.results import Tick, silent
 from strati.core.rng import stream
-from strati.spectra.phases import Phase
 from strati.spectra.spectrum import spectrum
+from strati.spectra.verdicts import Phase
 from strati_reproductions.eigenspectra.figures import confusion_map
 from strati_reproductions.pictures import drawn
 from strati_reproductions.registry import Reproduction, Row

@@ -208,7 +208,7 @@ def _steps(scanned: Scan, start: str) -> list[float]:
 
 def _sizes(scanned: Scan, start: str, scaled: bool) -> list[float]:
     return [
-        float(_logs(sp)[24] - (np.log10(sp.found.rows) if scaled else 0.0))
+        float(_logs(sp)[24] - (np.log10(sp.pooled.rows) if scaled else 0.0))
         for _, _, sp in _layers(scanned, start)
     ]
 

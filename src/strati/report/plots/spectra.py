@@ -43,7 +43,7 @@ def plot_spectrum(sp: Spectrum, *, title: str | None = None) -> Any:
     _density(logarithmic, sp, values, logarithmic=True)
     _scree(scree, sp, values)
     figure.suptitle(
-        printable(title or f"{sp.found.rows} x {sp.found.columns}, {sp.phase or 'phase undecided'}")
+        printable(title or f"{sp.pooled.rows} x {sp.pooled.columns}, {sp.phase or 'phase undecided'}")
     )
     return figure
 
@@ -100,7 +100,7 @@ def _density(axes: Any, sp: Spectrum, values: FloatArray, *, logarithmic: bool) 
     if sp.bulk is not None:
         share = sp.bulk.size / sp.eigenvalues.size
         x = np.linspace(sp.bulk.lambda_minus, sp.bulk.lambda_plus, 600)[1:]
-        density = law.pdf(x / sp.found.rows, sp.found.aspect, sp.bulk.sigma) / sp.found.rows
+        density = law.pdf(x / sp.pooled.rows, sp.pooled.aspect, sp.bulk.sigma) / sp.pooled.rows
         axes.plot(x, share * density, color=_BULK, lw=1.2, label="Marchenko-Pastur")
         axes.axvline(sp.bulk.edge, color=_BULK, lw=0.8, ls="--", label="Tracy-Widom edge")
         spikes = values[values > sp.bulk.edge]

@@ -1,4 +1,4 @@
-r"""Whether the tail is a power law at all: a goodness-of-fit test and rival laws.
+r"""Tests of whether the tail is a power law: goodness of fit, and comparison with rival laws.
 
 The p-value is Clauset's semi-parametric bootstrap: samples that follow the data below :math:`x_\min` and the
 fitted power law above it are fitted anew, :math:`x_\min` included; ``p`` is the share whose distance exceeds the
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.rng import stream
-from strati.spectra.tail import Tail, fit_tail
+from strati.spectra.tails import Tail, fit_tail
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
@@ -79,11 +79,11 @@ def compare_laws(x: FloatArray, tail: Tail) -> dict[str, dict[str, Any]]:
 
     y = x / tail.xmin
     power = np.log(tail.alpha - 1) - tail.alpha * np.log(y)
-    found: dict[str, dict[str, Any]] = {}
+    comparisons: dict[str, dict[str, Any]] = {}
     for name, fit in _RIVALS.items():
         rival = fit(y, tail.alpha)
         if rival is None:
-            found[name] = {"ratio": None, "pvalue": None, "parameters": None}
+            comparisons[name] = {"ratio": None, "pvalue": None, "parameters": None}
             continue
         logs, parameters = rival
         difference = power - logs
@@ -93,8 +93,8 @@ def compare_laws(x: FloatArray, tail: Tail) -> dict[str, dict[str, Any]]:
         else:
             pvalue = float(erfc(abs(total) / (np.sqrt(2 * y.size) * spread))) if spread > 0 else 1.0
         ratio = total / (np.sqrt(y.size) * spread) if spread > 0 else 0.0
-        found[name] = {"ratio": float(ratio), "pvalue": pvalue, "parameters": parameters}
-    return found
+        comparisons[name] = {"ratio": float(ratio), "pvalue": pvalue, "parameters": parameters}
+    return comparisons
 
 
 def _exponential(y: FloatArray, _: float) -> tuple[FloatArray, dict[str, float]] | None:
@@ -205,8 +205,7 @@ def _best(value: Callable[[float], float], low: float, high: float) -> float | N
         if not np.isfinite(scores[best]):
             return None
         around = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)]))
-        found = minimize_scalar(lambda s: -value(s), bounds=around, method="bounded")
-    return float(found.x)
+        return float(minimize_scalar(lambda s: -value(s), bounds=around, method="bounded").x)
 
 
 _RIVALS: dict[str, Callable[[FloatArray, float], tuple[FloatArray, dict[str, float]] | None]] = {
