@@ -111,14 +111,7 @@ class Task:
 
     def output(self, model: torch.nn.Module, inputs: Tensor) -> Tensor:
         """The network's logits on a batch."""
-        if hasattr(model, "config") and not inputs.is_floating_point():
-            options: dict[str, Any] = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-            if bool((inputs == IGNORED).any()):
-                options["attention_mask"] = (inputs != IGNORED).long()
-            found = model(inputs.clamp(min=0), **options)
-        else:
-            found = model(inputs if inputs.is_floating_point() else inputs.clamp(min=0))
-        return output_tensor(found)
+        return forward(model, inputs)
 
     def each(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The score summed over the targets of each example (a row, an image, a sequence), in double precision."""
@@ -149,6 +142,16 @@ class Task:
         if self.performance == "perplexity":
             return math.exp(min(mean, 700.0))  # beyond, a float ends
         return mean
+
+
+def forward(model: torch.nn.Module, inputs: Tensor) -> Tensor:
+    """The network's logits on a batch; of token ids, :data:`IGNORED` ones are masked as padding."""
+    if hasattr(model, "config") and not inputs.is_floating_point():
+        options: dict[str, Any] = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+        if bool((inputs == IGNORED).any()):
+            options["attention_mask"] = (inputs != IGNORED).long()
+        return output_tensor(model(inputs.clamp(min=0), **options))
+    return output_tensor(model(inputs if inputs.is_floating_point() else inputs.clamp(min=0)))
 
 
 def task_of(data: StudyData, spec: Spec) -> Task:

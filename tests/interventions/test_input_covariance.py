@@ -1,0 +1,143 @@
+"""Input covariances against explicit sums over tokens and patches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from strati.core.errors import BadInputError
+from strati.interventions import input_covariance
+from strati.interventions.input_covariance import (
+    FEW_TOKENS,
+    CalibrationInputs,
+    input_covariances,
+    patches,
+)
+from strati.interventions.tasks import IGNORED
+
+
+def test_linear_layers_equal_explicit_second_moments() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    batches = [torch.randn(n, 5, dtype=torch.float64) for n in (4, 9, 1)]
+    found = input_covariances(net, batches)
+    x = torch.cat(batches)
+    with torch.no_grad():
+        hidden = net[1](net[0](x))
+    for name, inputs in (("0", x), ("2", hidden)):
+        np.testing.assert_allclose(found[name].matrix, (inputs.T @ inputs).numpy() / 14, rtol=1e-12)
+        assert found[name].tokens == 14
+        assert found[name].warnings == ()
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False),
+        nn.Conv2d(3, 4, (3, 2), dilation=2, bias=False),
+        nn.Conv2d(3, 4, 3, padding="same", padding_mode="circular", bias=False),
+        nn.Conv1d(3, 4, 3, padding=2, bias=False),
+        nn.Conv3d(3, 4, 2, bias=False),
+    ],
+)
+def test_patches_times_kernel_are_the_convolution(conv: nn.Module) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *[7] * (conv.weight.ndim - 2))
+    rows = patches(conv, x)
+    with torch.no_grad():
+        direct = conv(x).movedim(1, -1).reshape(len(rows), -1)
+        torch.testing.assert_close(rows @ conv.weight.reshape(4, -1).T, direct)
+
+
+def test_many_patches_are_sampled_over_all_images_and_places() -> None:
+    conv = nn.Conv2d(1, 1, 1)
+    torch.manual_seed(0)
+    x = torch.randn(64, 1, 40, 40)
+    rows = patches(conv, x)
+    assert len(rows) == 16_384
+    # Mean square of 16,384 of 102,400 standard normal values: standard error 0.011, five of them allowed.
+    assert abs(float((rows**2).mean()) - 1.0) < 0.055
+
+
+def test_layers_that_read_one_tensor_share_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            left = self.a(x)
+            if not self.training:
+                x += 1.0  # the second layer reads the tensor changed in place
+            return left.sum() + self.b(x)
+
+    calls = []
+    product = input_covariance.InputMoments.product
+    monkeypatch.setattr(
+        input_covariance.InputMoments, "product", lambda *args: calls.append(1) or product(*args)
+    )
+    x = torch.zeros(3, 4)
+    shared = input_covariances(Two(), [x.clone()])
+    assert len(calls) == 1
+    assert np.array_equal(shared["a"].matrix, shared["b"].matrix)
+    changed = input_covariances(Two().eval(), [x.clone()])
+    assert changed["a"].matrix.sum() == 0.0
+    assert changed["b"].matrix.sum() == 16.0
+
+
+def test_padding_is_not_counted_and_embeddings_count_tokens() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2))
+    ids = torch.tensor([[1, 1, 2], [4, IGNORED, IGNORED]])
+    found = input_covariances(net, [ids])
+    rows = net[0].weight.detach()[[1, 1, 2, 4]]
+    np.testing.assert_allclose(found["1"].matrix, (rows.T @ rows).numpy() / 4, rtol=1e-5)
+    weights = found["0"].row_weights
+    assert weights is not None
+    np.testing.assert_allclose(weights, np.array([1, 3, 2, 1, 2]) / 9)
+    assert found["1"].tokens == 4
+
+
+def test_a_tied_embedding_has_the_covariance_of_the_head() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(6, 3), nn.Linear(3, 6, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.tanh(self.embed(ids)))
+
+    torch.manual_seed(0)
+    net = Tied()
+    ids = torch.randint(0, 6, (4, 5))
+    hidden = torch.tanh(net.embed(ids)).reshape(-1, 3).detach()
+    found = input_covariances(net, [ids])["embed"]
+    np.testing.assert_allclose(found.matrix, (hidden.T @ hidden).numpy() / 20, rtol=1e-5)
+    assert found.row_weights is None
+
+
+def test_too_few_tokens_and_layers_never_reached_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = x[:, 0] > 0
+            return torch.cat([self.experts[0](x[first]), self.experts[1](x[~first])])
+
+    x = torch.ones(12, 4)
+    x[:2] *= -1
+    inputs = CalibrationInputs(Routed(), [x])
+    assert inputs.of("experts.0").tokens == 10
+    assert inputs.of("experts.1").warnings == (FEW_TOKENS,)
+    with pytest.raises(BadInputError, match=r"experts\.2: no calibration data reached"):
+        inputs.of("experts.2")
+    monkeypatch.setattr(input_covariance, "MAX_BYTES", 1)  # one layer per pass gives the same
+    alone = CalibrationInputs(Routed(), [x])
+    assert np.array_equal(alone.of("experts.1").matrix, inputs.of("experts.1").matrix)
+    with pytest.raises(BadInputError, match="grouped"):
+        patches(nn.Conv2d(4, 4, 3, groups=2), torch.zeros(1, 4, 5, 5))
