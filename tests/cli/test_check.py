@@ -137,7 +137,7 @@ def test_a_check_without_a_model_says_what_to_give() -> None:
 def recipes() -> list[str]:
     """The commands that the docs recommend for a network of one's own, without a base."""
     docs = Path(__file__).resolve().parents[2] / "docs"
-    text = "".join((docs / page).read_text() for page in ("check.md", "how-to/ci.md"))
+    text = "".join((docs / page).read_text() for page in ("check.md", "guides/ci.md"))
     return sorted(
         set(re.findall(r"strati check (?:model\.safetensors|out/|\"\$f\")((?: --fail-on [a-z,-]+)?)", text))
     )

@@ -1,4 +1,4 @@
-"""Packages that add to strati by entry points: the example of docs/how-to/extend.md, installed and used."""
+"""Packages that add to strati by entry points: the example of docs/guides/extend.md, installed and used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from strati import embedded
 from strati.core import plugins
 from strati.core.errors import BadInputError
 
-PAGE = (plugin.HOME / "docs" / "how-to" / "extend.md").read_text()
+PAGE = (plugin.HOME / "docs" / "guides" / "extend.md").read_text()
 MODEL = str(embedded.path("digits-mlp.safetensors"))
 
 

@@ -1,6 +1,6 @@
 """Plugins: extensions by other installed packages, found through entry points.
 
-A package names its objects in its ``pyproject.toml``; docs/how-to/extend.md shows one of each group. Entry points are
+A package names its objects in its ``pyproject.toml``; docs/guides/extend.md shows one of each group. Entry points are
 read only for names that strati itself does not have, so they cost nothing otherwise.
 """
 

@@ -1,4 +1,4 @@
-"""The Python of the how-to pages runs as it stands, on small networks and data."""
+"""The Python of the guides runs as it stands, on small networks and data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 import strati
 
-HOME = Path(__file__).resolve().parents[1] / "docs" / "how-to"
+HOME = Path(__file__).resolve().parents[1] / "docs" / "guides"
 torch = pytest.importorskip("torch")
 
 
@@ -136,4 +136,4 @@ def test_every_task_has_a_page_that_is_in_the_navigation() -> None:
     navigation = (HOME.parents[1] / "mkdocs.yml").read_text()
     pages = sorted(HOME.glob("*.md"))
     assert len(pages) >= 10
-    assert [p.name for p in pages if f"how-to/{p.name}" not in navigation] == []
+    assert [p.name for p in pages if f"guides/{p.name}" not in navigation] == []
