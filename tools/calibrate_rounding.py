@@ -8,7 +8,7 @@
 The ratio is that of ``RoundingError``: root mean square error over ``step / sqrt(12)``. Rounding to the nearest code
 gives 1. GPTQ moves what a rounding lost into the weights not rounded yet, so its entries lie further off although the
 outputs lie closer: its ratio grows with the correlation of the inputs. Rounding down instead, the mildest mistake there
-is, doubles the error. ``WORSE`` and ``WORSE_COMPENSATED`` in ``strati.comparison.pairs`` lie between what right
+is, doubles the error. ``WORSE`` and ``WORSE_COMPENSATED`` in ``strati.comparison.pair_update`` lie between what right
 layers reach and where wrong ones begin, which the last line prints.
 """
 
@@ -137,7 +137,7 @@ SHARES = ((0.9, 0.1), (0.7, 0.3), (0.5, 0.5), (0.6, 0.3, 0.1), (0.25, 0.25, 0.25
 
 def print_merges(seed: int, draws: int) -> None:
     """Z-scores of the weights of merges of two to four parents, residuals, and residuals without the last parent."""
-    from strati.comparison.merge_weights import mixture
+    from strati.comparison.merging import mixture
 
     print(
         "| dtype | rounded | parents differ by | z, rms | z, most | residual, most | parent missing, least | hidden |"

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import strati
 from strati import embedded
+from strati.comparison.layer_table import percent
 from strati.core.errors import BadInputError
 
 INITIAL, TRAINED = embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors")
@@ -34,7 +35,7 @@ def test_initial_against_trained() -> None:
         assert layer.update_stable_rank == pytest.approx(values.sum() / values.max(), rel=1e-9)
         assert layer.metrics["frobenius_norm"][1] == pytest.approx(np.linalg.norm(after), rel=1e-6)
     assert result.layers[0].metrics["phase"] == ("random-like", "bulk+spikes")
-    assert "6 of 6 shared tensors moved" in result.text()
+    assert result.movement.moved == result.movement.shared == 6
 
 
 def test_json_form() -> None:
@@ -63,7 +64,7 @@ def test_identical_networks() -> None:
     assert result.movement is not None
     assert result.movement.moved == 0
     assert all(layer.spectral_distance == 0 and layer.relative_change == 0 for layer in result.layers)
-    assert "Nothing moved" in result.text()
+    assert {layer.update_kind for layer in result.layers} == {"untouched"}
 
 
 def test_one_low_rank_update_is_found_where_it_is(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -77,8 +78,7 @@ def test_one_low_rank_update_is_found_where_it_is(trained: dict[str, np.ndarray]
     assert (by_name["2.weight"].update_rank, by_name["2.weight"].update_kind) == (2, "low-rank")
     assert by_name["0.weight"].relative_change == 0
     assert by_name["0.weight"].update_kind == "untouched"
-    assert "1 of 6 shared tensors moved" in result.text()
-    assert "One layer moved: 2.weight" in result.text()
+    assert (result.movement.moved, result.movement.shared) == (1, 6)
 
 
 def test_series(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_minilm_and_its_descendant_move_as_measured() -> None:
         base, tuned = zoo.path("minilm"), zoo.path("minilm-tuned")
     except BadInputError as error:
         pytest.skip(str(error))
-    from strati.comparison.movement import movement
+    from strati.comparison.vectors import movement
 
     moved = movement(strati.open(base), strati.open(tuned), ())
     assert moved is not None
@@ -245,18 +245,13 @@ def test_warnings_of_either_network_are_kept(trained: dict[str, np.ndarray], tmp
     assert [flag.text.split(":")[0] for flag in constant] == ["network 1"]
 
 
-def test_median_most_and_least_are_of_the_same_layers() -> None:
-    """Biases move too; the sentence speaks of layers alone, so the median lies between its ends."""
-    import re
-
-    text = strati.compare(INITIAL, TRAINED).text()
-    median, most, least = (
-        float(x)
-        for x in re.search(
-            r"median ([\d.]+)%; most: \S+ \(([\d.]+)%\); least: \S+ \(([\d.]+)%\)", text
-        ).groups()
-    )
-    assert least <= median <= most
+def test_the_size_line_is_of_layers_alone() -> None:
+    """Biases change too; the range in line 2 is that of the layers."""
+    result = strati.compare(INITIAL, TRAINED)
+    sizes = [layer.relative_change for layer in result.layers]
+    line = result.lines()[1]
+    for share in (min(sizes), float(np.median(sizes)), max(sizes)):
+        assert percent(share, 2) in line
 
 
 def test_a_phase_that_is_not_known_is_not_random_like(trained: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -286,7 +281,7 @@ def test_options_follow_the_one_rule() -> None:
 
 
 def test_a_folder_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from strati.comparison import pairs
+    from strati.comparison import pair_update
 
     plain = strati.compare(INITIAL, TRAINED).to_json()
     assert strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1).to_json() == plain
@@ -295,7 +290,7 @@ def test_a_folder_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(pairs, "update_between", refuse)
+    monkeypatch.setattr(pair_update, "update_between", refuse)
     assert strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1).to_json() == plain
     with pytest.raises(BadInputError, match="out="):
         strati.compare(INITIAL, TRAINED, engine="ray")
@@ -303,9 +298,9 @@ def test_a_folder_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_stopped_comparison_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second update never comes the first time; the first one is not computed again."""
-    from strati.comparison import pairs
+    from strati.comparison import pair_update
 
-    real = pairs.update_between
+    real = pair_update.update_between
     done: list[tuple[int, ...]] = []
 
     def once(a: np.ndarray, b: np.ndarray, **options: object) -> object:
@@ -314,7 +309,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
         done.append(a.shape)
         return real(a, b, **options)
 
-    monkeypatch.setattr(pairs, "update_between", once)
+    monkeypatch.setattr(pair_update, "update_between", once)
     with pytest.raises((KeyboardInterrupt, strati.StratiError)):
         strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1)
     counted: list[tuple[int, ...]] = []
@@ -323,7 +318,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
         counted.append(a.shape)
         return real(a, b, **options)
 
-    monkeypatch.setattr(pairs, "update_between", count)
+    monkeypatch.setattr(pair_update, "update_between", count)
     result = strati.compare(INITIAL, TRAINED, out=tmp_path / "run", workers=1)
     assert len(counted) == 2
     assert result.to_json() == strati.compare(INITIAL, TRAINED).to_json()

@@ -12,9 +12,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strati.comparison.layer_statistics import differences, distributions, leaves_random_like, out_of_order
 from strati.comparison.matching import match
-from strati.comparison.role_differences import differences, distributions
-from strati.comparison.series import leaves_random_like, out_of_order
 from strati.comparison.update import relative_change, spectral_distance, update_between
 
 

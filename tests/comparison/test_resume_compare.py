@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import strati
-from strati.comparison.pairs import STORE
+from strati.comparison.pair_update import STORE
 
 
 @pytest.fixture(scope="module")

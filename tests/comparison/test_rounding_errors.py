@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tooling import tool
 
 import strati
-from strati.comparison import pairs
+from strati.comparison import pair_update as pairs
 
 GROUP, BITS = 32, 4
 SHAPES = {"self_attn.q_proj": (64, 96), "mlp.up_proj": (128, 96), "mlp.down_proj": (96, 128)}

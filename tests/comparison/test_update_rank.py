@@ -405,7 +405,6 @@ def test_float16_of_bfloat16_weights_is_a_conversion_below_the_normal_range(scal
     assert not is_conversion(source, moved)
 
 
-
 def test_a_change_below_a_quantisers_step_is_rounding_only_between_two_formats() -> None:
     rng = np.random.default_rng(0)
     real = rng.standard_normal((64, 64))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import strati
-from strati.comparison.merge_weights import mixture
-from strati.comparison.outliers import stand_out
+from strati.comparison.layer_statistics import stand_out
+from strati.comparison.merging import mixture
 from strati.core.errors import BadInputError
 
 torch = pytest.importorskip("torch")
@@ -351,7 +351,7 @@ def test_an_outlier_is_in_the_summary_and_the_json() -> None:
     first = result.to_dict()["stand_out"][0]
     assert first["layer"] == "layers.7.mlp.up_proj.weight"
     assert first["pvalue"] < 0.001
-    assert "moved unlike the others of their role: layers.7.mlp.up_proj.weight" in result.text()
+    assert "changed unlike the others of their role: layers.7.mlp.up_proj.weight" in result.text()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,11 +21,15 @@ from strati.cli.common import (
     named_data,
     output_options,
     seed_option,
+    table_options,
     work_options,
 )
 from strati.comparison.compare import CompareConfig
 from strati.core.errors import BadInputError
 from strati.jobs.progress import progress
+
+if TYPE_CHECKING:
+    from strati.core.display import TableOptions
 
 
 @click.command("compare", cls=Command)
@@ -51,6 +56,7 @@ from strati.jobs.progress import progress
 @work_options()
 @export_option
 @estimate_option
+@table_options
 @seed_option
 @output_options
 def command(
@@ -71,6 +77,7 @@ def command(
     workers: int | None,
     export: str | None,
     estimate: bool,
+    table: TableOptions,
     seed: int,
     output: Output,
 ) -> None:
@@ -142,4 +149,4 @@ def command(
         write_renumbered(networks[-1], result.unit_order, align)
     if export is not None:
         export_table(result.frame(), export)
-    emit(result, output)
+    emit(replace(result, view=table), output)

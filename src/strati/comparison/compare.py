@@ -1,53 +1,59 @@
-"""The same layers of two or more networks side by side: what changed, where, and into what.
+"""``compare``: the same layers of two or more networks, what changed, where, and into what.
 
-``compare(base, tuned)`` answers what fine-tuning did; ``compare(small, large)`` lays networks of different depth
-beside each other; ``compare(*checkpoints, series=True)`` follows a training run; ``compare(a, b, merged,
-merge=True)`` takes a merge apart. Networks are read layer by layer: never are two of them in memory at once.
+``compare(base, tuned)`` answers what fine-tuning did; ``compare(small, large)`` compares networks of different depth;
+``compare(base, tuned1, tuned2)`` also says whether the two updates oppose each other; ``compare(*checkpoints,
+series=True)`` follows a training run; ``compare(a, b, merged, merge=True)`` finds the weights of a merge. Networks are
+read layer by layer; two of them are never in memory at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from strati.comparison.matching import Unmatched, match
-from strati.comparison.movement import movement
-from strati.comparison.outliers import stand_out
-from strati.comparison.pairs import PairedRow, PairUpdate, changes_from_first, updates
-from strati.comparison.results import ComparedLayer, ComparedNetwork, Comparison
-from strati.comparison.role_differences import differences, distributions
-from strati.comparison.series import CheckpointSeries, out_of_order, series_of
-from strati.comparison.sides import Side, head_widths, sides_of, tied_heads, with_spectra
+from strati.comparison.layer_statistics import (
+    CheckpointSeries,
+    differences,
+    distributions,
+    out_of_order,
+    series_of,
+    stand_out,
+)
+from strati.comparison.matching import Matching, Unmatched, match
+from strati.comparison.pair_update import PairedRow, PairUpdate, changes_from_first, updates
+from strati.comparison.results import ComparedLayer, ComparedNetwork, Comparison, Movement
 from strati.comparison.unit_alignment import UnitOrder, unit_order
 from strati.comparison.update import spectral_distance
+from strati.comparison.vectors import compare_vectors, folded_gains, movement, pair_vectors
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Flag, Tick, silent
 from strati.io.adapters.merge import carries_adapter, is_adapter, merged, unwrapped
+from strati.io.align import split_like, unfused
 from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
+from strati.io.roles import Role
 from strati.jobs.driver import Run
 from strati.jobs.progress import Ticker, as_ticker
-from strati.spectra.layerwise import default_workers
+from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.scan import Scanned
+from strati.spectra.spectrum import Spectrum, SpectrumConfig
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from strati.core.option_types import CompareOptions
     from strati.io.layers import Layer
 
-    Matrix = NDArray[Any]
-    Version = tuple[Side, Layer]
-    from strati.core.option_types import CompareOptions
-
+    Version = tuple["NetworkLayers", Layer]
 
 _NOT_BY_CHANCE = 5.0  # standard deviations; chance exceeds it once in three million layers
 _SAME_SPECTRA = 0.02  # distance of log-eigenvalues
+_SAME_DIRECTION = 0.9  # cosine of the sketches of two directions
 _ENOUGH_ENTRIES = 2500  # a cosine of 0.2, less than training leaves, is then ten standard deviations
 
 
@@ -121,75 +127,117 @@ def compare(
         >>> [layer.name for layer in c.layers], c.movement.moved, c.layers[0].update_kind
         (['0.weight', '2.weight', '4.weight'], 6, 'dense')
     """
-    chosen = resolve(CompareConfig, config, options, of=compare)
-    fewest = 3 if chosen.merge else 2
+    settings = resolve(CompareConfig, config, options, of=compare)
+    fewest = 3 if settings.merge else 2
     if len(models) < fewest:
-        what = "needs the parents, then the merged network" if chosen.merge else "needs two networks or more"
+        what = (
+            "needs the parents, then the merged network" if settings.merge else "needs two networks or more"
+        )
         raise BadInputError("compare", what)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
-    opened = _with_adapters([open_network(n) for n in models])
-    plain = sides_of(opened)
+    networks = with_adapters_merged([open_network(model) for model in models])
+    plain = comparable_layers(networks)
     matching = match([side.layers for side in plain], [side.labels for side in plain])
     if not matching.rows:
-        raise BadInputError(opened[-1].path, f"none of its layers corresponds to one of {opened[0].path}")
-    places = list(matching.rows)
-    heads: list[list[Layer]] = []
-    only: list[frozenset[str]] | None = None
-    unmatched = matching.unmatched
-    if as_patterns(chosen.layers):
-        wanted = {layer.name for layer in select([plain[0].layers[row[0]] for row in places], chosen.layers)}
-        places = [row for row in places if plain[0].layers[row[0]].name in wanted]
-        only = [frozenset(side.layers[row[n]].name for row in places) for n, side in enumerate(plain)]
-    else:
-        heads, unmatched = tied_heads(plain, matching.unmatched)
-    run = _run(engine, address, chosen.workers, [x for side in plain for x in side.layers], tick, out)
+        raise BadInputError(networks[-1].path, f"none of its layers corresponds to one of {networks[0].path}")
+    matched, only, tied, unmatched = _selected(plain, matching, settings)
+    run = _run(engine, address, settings.workers, [x for side in plain for x in side.layers], tick, out)
     if out is None:
         units = sum(len(side.layers) for side in plain) if only is None else sum(map(len, only))
         as_ticker(tick).expect(units)
-    sides = with_spectra(plain, only, workers=chosen.workers, tick=tick, out=out, run=run)
-    rows = [[(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in places]
-    tied = [[(side, layer) for side, layer in zip(sides, row, strict=True)] for row in heads]
-    quiet = replace(run, tick=Ticker(resume=as_ticker(tick).resume))
-    order = UnitOrder()
-    if not chosen.series and not chosen.merge:
-        matched = [(plain[0].layers[row[0]], plain[-1].layers[row[-1]]) for row in matching.rows]
-        order = unit_order(opened[0], opened[-1], matched, chosen.activation)
+    sides = with_spectra(plain, only, workers=settings.workers, tick=tick, out=out, run=run)
+    rows: list[list[Version]] = [
+        [(side, side.layers[i]) for side, i in zip(sides, row, strict=True)] for row in matched
+    ]
+    tied_rows: list[list[Version]] = [list(zip(sides, row, strict=True)) for row in tied]
+    every_pair = [(plain[0].layers[row[0]], plain[-1].layers[row[-1]]) for row in matching.rows]
+    order, gains = UnitOrder(), {}
+    if not settings.series and not settings.merge:
+        order = unit_order(networks[0], networks[-1], every_pair, settings.activation)
+        gains = folded_gains(networks[0], networks[-1], every_pair)
     steps = updates(
         [
-            PairedRow(tuple(x for _, x in row), tuple(_widths(row)), order.layers.get(row[-1][1].name))
-            for row in [*rows, *tied]
+            PairedRow(
+                tuple(layer for _, layer in row),
+                tuple(_widths(row)),
+                order.layers.get(row[-1][1].name),
+                gains.get(row[0][1].name, ()),
+                settings.series,
+            )
+            for row in [*rows, *tied_rows]
         ],
-        seed=chosen.seed,
-        merge=chosen.merge,
-        workers=chosen.workers,
+        seed=settings.seed,
+        merge=settings.merge,
+        workers=settings.workers,
         out=out,
-        run=quiet,
+        run=replace(run, tick=Ticker(resume=as_ticker(tick).resume)),
     )
     layers = [
         _compare_layer(row, step, tied=n >= len(rows))
-        for n, (row, step) in enumerate(zip([*rows, *tied], steps, strict=True))
+        for n, (row, step) in enumerate(zip([*rows, *tied_rows], steps, strict=True))
     ]
-    series = _series(opened, rows, layers) if chosen.series else None
-    measured = [(row[0][1], row[-1][1], layer) for row, layer in zip(rows, layers, strict=False)]
+    compared_pairs = [(row[0][1], row[-1][1], layer) for row, layer in zip(rows, layers, strict=False)]
+    folded = frozenset(step.folded for step in steps if step.folded is not None)
     tables = [side.table() for side in sides]
     return Comparison(
         networks=tuple(
-            ComparedNetwork(str(n.path), str(n.format), n.parameters, len(n.tensors)) for n in opened
+            ComparedNetwork(str(n.path), str(n.format), n.parameters, len(n.tensors)) for n in networks
         ),
         matched_by=matching.by,
         layers=tuple(layers),
-        roles=tuple(distributions(t) for t in tables),
-        role_differences=tuple(differences(t) for t in tables),
-        movement=movement(opened[0], opened[-1], measured, order.vectors),
-        series=series,
+        roles=tuple(distributions(table) for table in tables),
+        role_differences=tuple(differences(table) for table in tables),
+        movement=_movement(networks, every_pair, compared_pairs, order, folded),
+        series=_series(networks, rows, layers) if settings.series else None,
         unmatched=unmatched,
-        warnings=_flags(opened, unmatched, layers, chosen),
+        warnings=_flags(networks, unmatched, layers, settings),
         stand_out=stand_out(layers),
         related=_related(layers),
+        removed_direction=_removed_direction(steps),
         unit_order=order,
-        keep_eigenvalues=chosen.eigenvalues,
+        keep_eigenvalues=settings.eigenvalues,
     )
+
+
+def _selected(
+    sides: Sequence[NetworkLayers], matching: Matching, settings: CompareConfig
+) -> tuple[list[tuple[int, ...]], list[frozenset[str]] | None, list[list[Layer]], tuple[Unmatched, ...]]:
+    """Matched rows that the patterns select, the names they need (``None``: all), tied heads, unmatched layers."""
+    rows = list(matching.rows)
+    if not as_patterns(settings.layers):
+        tied, unmatched = tied_heads(sides, matching.unmatched)
+        return rows, None, tied, unmatched
+    names = {layer.name for layer in select([sides[0].layers[row[0]] for row in rows], settings.layers)}
+    rows = [row for row in rows if sides[0].layers[row[0]].name in names]
+    only = [frozenset(side.layers[row[n]].name for row in rows) for n, side in enumerate(sides)]
+    return rows, only, [], matching.unmatched
+
+
+def _movement(
+    networks: Sequence[Network],
+    layers: Sequence[tuple[Layer, Layer]],
+    compared: Sequence[tuple[Layer, Layer, ComparedLayer]],
+    order: UnitOrder,
+    folded: frozenset[str],
+) -> Movement | None:
+    first, last = networks[0], networks[-1]
+    widths = {a.name: tuple(head_widths(first, a) or head_widths(last, b)) for a, b in layers}
+    vectors = pair_vectors(first, last, layers, widths)
+    compared_vectors = tuple(compare_vectors(first, last, vectors.pairs, order.vectors, folded))
+    return movement(first, last, compared, compared_vectors, vectors)
+
+
+def _removed_direction(steps: Sequence[PairUpdate]) -> int:
+    """Number of layers that one and the same direction was projected out of."""
+    sketches = [np.array(step.removed) for step in steps if step.removed is not None]
+    if len(sketches) < 2:
+        return 0
+    sizes = {sketch.size for sketch in sketches}
+    if len(sizes) != 1:
+        return 0
+    unit = np.array([sketch / np.linalg.norm(sketch) for sketch in sketches])
+    return int(max(np.count_nonzero(np.abs(unit @ one) > _SAME_DIRECTION) for one in unit))
 
 
 def _related(layers: Sequence[ComparedLayer]) -> bool | None:
@@ -212,16 +260,158 @@ def _related(layers: Sequence[ComparedLayer]) -> bool | None:
     return False if sum(entries) >= _ENOUGH_ENTRIES else None
 
 
-def _with_adapters(networks: list[Network]) -> list[Network]:
-    """An adapter beside its base stands for the base with the adapter merged; adapters alone stay as they are.
+def with_adapters_merged(networks: Sequence[Network]) -> list[Network]:
+    """Networks with every adapter replaced by its base with the adapter merged; adapters alone stay as they are.
 
-    A PEFT model in memory, which has both, is the network that it computes.
+    The base is the first network that is no adapter. A PEFT model in memory, which holds both, becomes the network that
+    it computes.
     """
-    networks = [unwrapped(n) if carries_adapter(n) else n for n in networks]
-    base = next((n for n in networks if not is_adapter(n)), None)
+    plain = [unwrapped(network) if carries_adapter(network) else network for network in networks]
+    base = next((network for network in plain if not is_adapter(network)), None)
     if base is None:
-        return networks
-    return [merged(base, n) if is_adapter(n) else n for n in networks]
+        return plain
+    return [merged(base, network) if is_adapter(network) else network for network in plain]
+
+
+@dataclass(frozen=True)
+class NetworkLayers:
+    """A network, its layers cut as the other networks need them, and, once computed, their spectra."""
+
+    network: Network
+    layers: tuple[Layer, ...]
+    spectra: Mapping[str, Spectrum] = field(default_factory=dict)
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Names that show roles and places: the format's better ones where it has some."""
+        names = self.network.names
+        return [
+            names.label(layer.tensor)
+            + layer.name.removeprefix(layer.tensor).replace("[", ".").replace("]", "")
+            for layer in self.layers
+        ]
+
+    def warnings(self, layer: Layer) -> tuple[Flag, ...]:
+        """The warnings that a scan gives the layer."""
+        flags: tuple[Flag, ...] = tuple(Scanned(layer, self.spectra[layer.name]).row()["warnings"])
+        return flags
+
+    def table(self) -> list[dict[str, Any]]:
+        """Role and metrics of every layer with a spectrum, counts also as shares of the eigenvalues."""
+        rows = []
+        for layer in self.layers:
+            if layer.name in self.spectra:
+                spectrum = self.spectra[layer.name]
+                metrics = spectrum.metrics()
+                count = spectrum.eigenvalues.size
+                for name in ("spikes", "quasi_null"):
+                    value = metrics.get(name)
+                    metrics[f"{name}_share"] = value / count if isinstance(value, int) and count else None
+                rows.append({"role": str(layer.role)} | metrics)
+        return rows
+
+
+def comparable_layers(networks: Sequence[Network]) -> list[NetworkLayers]:
+    """Every network with its layers cut as the others need them.
+
+    Where one network fuses query, key and value (or gate and up) and another keeps them apart, the fused ones are cut.
+    """
+    roles = [{layer.role for layer in network.layers()} for network in networks]
+    separate = next((net for net, known in zip(networks, roles, strict=True) if Role.QUERY in known), None)
+    gated = next((net for net, known in zip(networks, roles, strict=True) if Role.MLP_GATE in known), None)
+    split = separate is not None and any(Role.QKV in known for known in roles)
+    sides = []
+    for network, known in zip(networks, roles, strict=True):
+        layers = network.layers(split_qkv=split)
+        if split and separate is not None and Role.QUERY not in known:
+            layers = split_like(layers, separate.layers(), separate.names.heads()[0])
+        if gated is not None and Role.MLP_GATE not in known:
+            layers = unfused(layers, gated.layers())
+        sides.append(NetworkLayers(network, layers))
+    return sides
+
+
+def matched_layers(first: Network, last: Network) -> list[tuple[Layer, Layer]]:
+    """Corresponding layers of two networks, cut alike."""
+    sides = comparable_layers([first, last])
+    rows = match([side.layers for side in sides], [side.labels for side in sides]).rows
+    return [(sides[0].layers[a], sides[1].layers[b]) for a, b in rows]
+
+
+def with_spectra(
+    sides: Sequence[NetworkLayers],
+    names: Sequence[frozenset[str]] | None,
+    *,
+    workers: int | None,
+    tick: Tick,
+    out: str | Path | None,
+    run: Run,
+) -> list[NetworkLayers]:
+    """Add the spectra of the layers of these names (``None``: all), one network after another."""
+    measured = []
+    for n, side in enumerate(sides):
+        layers = [x for x in side.layers if names is None or x.name in names[n]]
+        options = SpectrumConfig()
+        if out is None:
+            pairs = list(zip(layers, spectra(layers, options, workers=workers, tick=tick), strict=True))
+        else:
+            pairs = list(stored_spectra(layers, options, out=out, run=run))
+        by_name = {layer.name: layer for layer, _ in pairs}
+        measured.append(
+            replace(
+                side,
+                layers=tuple(by_name.get(layer.name, layer) for layer in side.layers),
+                spectra={layer.name: spectrum for layer, spectrum in pairs},
+            )
+        )
+    return measured
+
+
+def head_widths(network: Network, layer: Layer) -> list[int]:
+    """Widths of an attention head that the network's settings allow for a layer; empty where they say nothing."""
+    heads, groups, width = network.names.heads()
+    if width:
+        return [width]
+    count = groups if layer.role is Role.KEY else heads
+    rows = layer.shape[0] // 3 if layer.role is Role.QKV else layer.shape[0]
+    return [rows // count] if count and rows % count == 0 else []
+
+
+def tied_heads(
+    sides: Sequence[NetworkLayers], unmatched: Sequence[Unmatched]
+) -> tuple[list[list[Layer]], tuple[Unmatched, ...]]:
+    """Compare a head that some networks store with the embedding that the others use for it.
+
+    Returns:
+        Rows of layers to compare beyond the matched ones, and the layers that still have no partner.
+    """
+    lost = {(u.network, u.name) for u in unmatched}
+    row: list[Layer] = []
+    stored: list[tuple[int, str]] = []
+    for n, side in enumerate(sides):
+        heads = [layer for layer in side.layers if layer.role is Role.HEAD]
+        if len(heads) == 1 and (n, heads[0].name) in lost:
+            row.append(heads[0])
+            stored.append((n, heads[0].name))
+        elif not heads and _tied(side.network):
+            tables = [x for x in side.layers if x.role is Role.EMBEDDING]
+            if len(tables) != 1:
+                return [], tuple(unmatched)
+            row.append(tables[0])
+        else:
+            return [], tuple(unmatched)
+    if not stored or len({layer.shape[1] for layer in row}) > 1:
+        return [], tuple(unmatched)
+    return [row], tuple(u for u in unmatched if (u.network, u.name) not in stored)
+
+
+def _tied(network: Network) -> bool:
+    """Whether a network without a stored head uses its embedding for it."""
+    config = network.config or {}
+    if network.format == "gguf":  # llama.cpp leaves the output out exactly where it is tied
+        return True
+    roles = {network.names.by_role(name) for name in network.ties}
+    return Role.HEAD in roles or config.get("tie_word_embeddings") is True
 
 
 def _run(
@@ -248,10 +438,10 @@ def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> C
     shared = [k for k in metrics[0] if all(k in m for m in metrics) and _is_scalar(metrics[0][k])]
     for values, (side, layer) in zip(metrics, row, strict=True):
         values["state"] = str(Scanned(layer, side.spectra[layer.name]).state)
-    own = {flag.code for flag in step.warnings}
-    flags = [flag for flag in _spectrum_flags(row) if flag.code not in own]
-    codes = [{flag.code for flag in side.warnings(layer)} for side, layer in (row[0], row[-1])]
-    new = [flag.code for flag in row[-1][0].warnings(row[-1][1]) if flag.code not in codes[0]]
+    codes = {flag.code for flag in step.warnings}
+    flags = [flag for flag in _spectrum_flags(row) if flag.code not in codes]
+    before = {flag.code for flag in row[0][0].warnings(row[0][1])}
+    new = [flag.code for flag in row[-1][0].warnings(row[-1][1]) if flag.code not in before]
     how = [word for word in (step.aligned, "tied-head" if tied else None) if word is not None]
     first = row[0][1]
     return ComparedLayer(
@@ -274,6 +464,9 @@ def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> C
         interference=step.interference,
         mixture=step.mixture,
         agreement=step.agreement,
+        intruders=step.intruders,
+        pattern=step.pattern,
+        pattern_share=step.pattern_share,
         warnings=(*flags, *step.warnings),
         new_warnings=tuple(dict.fromkeys([*new, *(flag.code for flag in step.warnings)])),
         update_eigenvalues=np.array(step.eigenvalues) if step.eigenvalues is not None else None,
@@ -287,10 +480,10 @@ def _is_scalar(value: object) -> bool:
 
 def _spectrum_flags(row: Sequence[Version]) -> list[Flag]:
     """The warnings of all networks: once where all share a code, else with the network's number."""
-    own = [side.warnings(layer) for side, layer in row]
+    by_network = [side.warnings(layer) for side, layer in row]
     flags: list[Flag] = []
-    for code in dict.fromkeys(flag.code for found in own for flag in found):
-        texts = [next((f.text for f in found if f.code == code), None) for found in own]
+    for code in dict.fromkeys(flag.code for warnings in by_network for flag in warnings):
+        texts = [next((f.text for f in warnings if f.code == code), None) for warnings in by_network]
         if None not in texts and len(set(texts)) == 1:
             flags.append(Flag(code, str(texts[0])))
         else:

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from strati.comparison.compare import matched_layers, with_adapters_merged
 from strati.comparison.hidden_units import UnitChain, chains
 from strati.comparison.independence import Agreement, compare_chains, pooled_pvalue, screening_score
 from strati.comparison.lineage_results import BLOCK_LEVEL, Lineage, LineageBlock, LineagePair, TreeEdge
-from strati.comparison.merge_weights import mixture
-from strati.comparison.pairs import whole
-from strati.comparison.relation import LineageDirection, RelationKind, layer_pairs, relation
+from strati.comparison.merging import mixture
+from strati.comparison.pair_update import whole
+from strati.comparison.relation import LineageDirection, RelationKind, relation
 from strati.comparison.update import spectral_distance
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
-from strati.io.adapters.merge import carries_adapter, is_adapter, merged, unwrapped
+from strati.io.adapters.merge import is_adapter
 from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 
@@ -118,7 +119,9 @@ def lineage(
         (True, 'identical', True, True)
     """
     chosen = resolve(LineageConfig, config, options, of=lineage)
-    networks = _with_adapters([open_network(model) for model in expanded(models)])
+    networks = with_adapters_merged([open_network(model) for model in expanded(models)])
+    if networks and all(is_adapter(network) for network in networks):
+        raise BadInputError("lineage", "holds adapters only; give their base as well")
     if len(networks) < 2:
         what = str(networks[0].path) if networks else "lineage"
         raise BadInputError(what, "is one network; give two or more, or a folder of checkpoints")
@@ -164,15 +167,6 @@ def _checkpoints(folder: Path) -> list[Path]:
         if (entry.is_file() and entry.suffix.lower() in _FILES)
         or (entry.is_dir() and (any(entry.glob("*config.json")) or any(entry.glob("*.safetensors"))))
     ]
-
-
-def _with_adapters(networks: Sequence[Network]) -> list[Network]:
-    """An adapter stands for the first network that is none with the adapter merged."""
-    plain = [unwrapped(network) if carries_adapter(network) else network for network in networks]
-    base = next((network for network in plain if not is_adapter(network)), None)
-    if base is None:
-        raise BadInputError("lineage", "holds adapters only; give their base as well")
-    return [merged(base, network) if is_adapter(network) else network for network in plain]
 
 
 def _unique(paths: Sequence[str]) -> list[str]:
@@ -342,7 +336,7 @@ def _mixture_of(
     child: Network, parents: Sequence[Network]
 ) -> tuple[tuple[float, ...], tuple[float | None, ...]] | None:
     """Weights of two parents, averaged over layers, where these explain every layer that the parents differ in."""
-    ours, theirs = (layer_pairs(child, parent) for parent in parents)
+    ours, theirs = (matched_layers(child, parent) for parent in parents)
     second = {layer.name: other for layer, other in theirs}
     weights, errors = [], []
     for layer, other in ours:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from strati.comparison.compare import matched_layers
 from strati.comparison.dtypes import effective_dtype, is_conversion
-from strati.comparison.matching import match
-from strati.comparison.pairs import whole
-from strati.comparison.sides import sides_of
+from strati.comparison.pair_update import whole
 from strati.comparison.unit_alignment import UnitOrder, unit_order
 from strati.comparison.update import agreement
 from strati.comparison.update_rank import UpdateKind, rank_test
@@ -105,13 +104,6 @@ class _LayerChange:
     norms: float
 
 
-def layer_pairs(first: Network, second: Network) -> list[tuple[Layer, Layer]]:
-    """Matched layers of two networks."""
-    sides = sides_of([first, second])
-    rows = match([side.layers for side in sides], [side.labels for side in sides]).rows
-    return [(sides[0].layers[row[0]], sides[1].layers[row[1]]) for row in rows]
-
-
 def paired_by_blocks(first: Network, second: Network, blocks: Mapping[str, str]) -> list[tuple[Layer, Layer]]:
     """Layers of networks of different depth.
 
@@ -150,7 +142,7 @@ def relation(
         in_order: Whether B numbers its units as A does.
         seed: Of the simulated rounding noise.
     """
-    pairs = layer_pairs(first, second) if blocks is None else paired_by_blocks(first, second, blocks)
+    pairs = matched_layers(first, second) if blocks is None else paired_by_blocks(first, second, blocks)
     order = UnitOrder() if in_order else unit_order(first, second, pairs)
     changes = [_layer_change(a, b, order) for a, b in pairs]
     for activation in ("relu", "tanh"):  # units in place may still differ in scale or sign

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.comparison import summary as comparison_text
+from strati.core.display import TableOptions
 from strati.core.results import Flag, Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.comparison.layer_statistics import CheckpointSeries, Difference, RoleDistribution, StandsOut
     from strati.comparison.matching import Unmatched
-    from strati.comparison.merge_weights import Mixture
-    from strati.comparison.outliers import StandsOut
-    from strati.comparison.role_differences import Difference, RoleDistribution
-    from strati.comparison.series import CheckpointSeries
+    from strati.comparison.merging import Interference, Mixture
     from strati.comparison.unit_alignment import UnitOrder
+    from strati.comparison.update import Intruder
     from strati.core.results import FloatArray
     from strati.schemas.json_types import CompareFields
 
@@ -48,21 +48,6 @@ class RoundingError:
 
 
 @dataclass(frozen=True)
-class Interference:
-    """Two adapters of one layer: do they write the same directions?
-
-    Attributes:
-        cosine: Between the two updates as vectors: 1 the same, 0 unrelated, -1 opposite.
-        written_overlap: Mean squared cosine of the principal angles between what the two can write (column spaces).
-        by_chance: What two random subspaces of these dimensions would give.
-    """
-
-    cosine: float
-    written_overlap: float
-    by_chance: float
-
-
-@dataclass(frozen=True)
 class ComparedLayer:
     """One layer in every network.
 
@@ -86,7 +71,10 @@ class ComparedLayer:
         subspace_directions: How many directions were compared.
         aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
         rounding: The error of quantisation against what its step predicts, where one of the two is quantised.
-        interference: Of two adapters: whether they write the same directions.
+        interference: Of two adapters, or of several networks after their base: whether their updates oppose each other.
+        intruders: Leading directions of the last network's layer without a partner in the first's.
+        pattern: A change with a name: ``zeros``, ``grid``, ``projection`` or ``sparse``; ``None`` for any other.
+        pattern_share: Of the entries that became zero or changed.
         mixture: Weights of the parents, where a merge was asked for.
         agreement: z-score of whether the layer's units are where the first network has them; by chance below 5.
         warnings: What a reader must know, of any of the networks.
@@ -114,6 +102,9 @@ class ComparedLayer:
     interference: Interference | None = None
     mixture: Mixture | None = None
     agreement: float | None = None
+    intruders: tuple[Intruder, ...] = ()
+    pattern: str | None = None
+    pattern_share: float | None = None
     warnings: tuple[Flag, ...] = ()
     new_warnings: tuple[str, ...] = ()
     update_eigenvalues: FloatArray | None = field(default=None, metadata={"optional": True})
@@ -121,11 +112,38 @@ class ComparedLayer:
 
 
 @dataclass(frozen=True)
-class Movement:
-    """All tensors that two networks share, of whatever dimension: how many moved, and how far.
+class ComparedVector:
+    """A bias, norm weight or other tensor that is no layer, in two networks.
 
-    ``median_relative_change`` is over all that moved, biases and norms included; ``vectors_moved`` counts tensors
-    that are no layer (biases, norms) and changed by more than rounding, ``moved_vectors`` names them.
+    Attributes:
+        name: Its name in the first network.
+        partner: Its name in the last one.
+        relative_change: ``||B - A|| / ||A||``; ``None`` where only ``A`` is zero or the sizes differ.
+        kind: ``untouched``, ``rounding`` (a conversion between two dtypes) or ``changed``.
+        aligned: What was undone before subtracting (``norm-plus-one``, ``folded-norm``, ``units``, ...).
+    """
+
+    name: str
+    partner: str
+    relative_change: float | None
+    kind: str
+    aligned: str | None = None
+
+
+@dataclass(frozen=True)
+class Movement:
+    """All tensors that two networks share.
+
+    Attributes:
+        shared: How many there are.
+        moved: How many differ.
+        median_relative_change: Over all that differ, biases and norms included.
+        untouched: Names of those that do not differ.
+        vectors_moved: Number of vectors (biases, norms) that changed by more than rounding.
+        moved_vectors: Their names in the last network.
+        vectors: All vectors that were compared.
+        only_first: Vectors that only the first network has.
+        only_last: Vectors that only the last network has.
     """
 
     shared: int
@@ -134,6 +152,9 @@ class Movement:
     untouched: tuple[str, ...]
     vectors_moved: int = 0
     moved_vectors: tuple[str, ...] = ()
+    vectors: tuple[ComparedVector, ...] = ()
+    only_first: tuple[str, ...] = ()
+    only_last: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +201,7 @@ class Comparison(Result):
 
     ``related`` says whether the last network's weights come from the first's, or both from a third's: true where a
     layer resembles its partner more than chance allows, false where none does, null where it cannot be decided.
+    ``removed_direction`` is the number of layers that one and the same direction was projected out of (abliteration).
     """
 
     verb: ClassVar[str] = "compare"
@@ -203,9 +225,11 @@ class Comparison(Result):
     warnings: tuple[Flag, ...]
     stand_out: tuple[StandsOut, ...] = ()
     related: bool | None = None
+    removed_direction: int = 0
     path: LossPath | None = None
     unit_order: UnitOrder | None = field(default=None, repr=False)
     keep_eigenvalues: bool = field(default=False, repr=False)
+    view: TableOptions = field(default_factory=TableOptions, repr=False)
 
     def payload(self) -> CompareFields:
         """Networks, layers, roles, series, and what could not be compared."""
@@ -218,6 +242,7 @@ class Comparison(Result):
         return {
             "networks": self.networks,
             "related": self.related,
+            "removed_direction": self.removed_direction,
             "matched_by": self.matched_by,
             "layers": layers,
             "roles": self.roles,
@@ -243,11 +268,18 @@ class Comparison(Result):
         """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
         import pandas as pd
 
-        keep = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
-        keep += ["update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned"]
+        fields = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
+        fields += [
+            "update_rank",
+            "update_rank_pvalue",
+            "update_kind",
+            "subspace_overlap",
+            "aligned",
+            "pattern",
+        ]
         rows = []
         for layer in self.layers:
-            row = {key: getattr(layer, key) for key in keep}
+            row = {key: getattr(layer, key) for key in fields} | {"intruders": len(layer.intruders)}
             row["partner"] = " ".join(layer.partner)
             row["warnings"] = " ".join(dict.fromkeys(flag.code for flag in layer.warnings))
             if layer.mixture is not None:

@@ -1,22 +1,22 @@
-"""A comparison in words: the answer first, then its numbers, then what a terminal shows of the layers.
+"""The summary of a comparison: the answer in words, the most important number, the table of layers.
 
-A merged LoRA is claimed only where everything speaks for it: the layers that changed changed by updates of one and
-the same rank (or of one for each role), and all else (other layers, embeddings, biases, norms) changed by no more than
-rounding. A layer whose update lies below the dtype's step is evidence for nothing: where there is one, no LoRA is
-claimed.
+A merged LoRA is claimed only where everything speaks for it: the layers that changed have updates of one and the same
+rank (or of one rank for each role), and everything else (other layers, embeddings, biases, norms) changed by no more
+than rounding. A layer whose update lies below the dtype's step is no evidence: where there is one, no LoRA is claimed.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.display import printable, without_shared_prefix
+from strati.comparison.layer_table import layer_table, percent, short_names, state_name
+from strati.core.display import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _INCOMPLETE = 0.03  # of what the parents differ by; a merge of the parents leaves nothing beyond rounding
 _UNRELATED = 1.5  # a parent as far away as the others leaves less than what they differ by
 _LONGEST_ANSWER = 100
+_NAMES = 3  # names that a sentence lists
 
-_SHORT = {
+_SHORT_ROLES = {
     "attention.q": "q",
     "attention.k": "k",
     "attention.v": "v",
@@ -42,19 +43,24 @@ _SHORT = {
 
 
 def lines(result: Comparison) -> list[str]:
-    """The answer to "what changed, and where", then one line for each kind of number."""
+    """Everything in words: the answer, then one line for each kind of number."""
     if result.series is not None:
         return _series_lines(result)
-    parts = [mixture_text(result) if _is_merge(result) else answer(result)]
     changed = [layer for layer in result.layers if layer.relative_change]
-    parts += [_path_text(result)]
+    details = [] if result.related is False else [_role_text(changed), _directions_text(changed)]
+    return [line for line in [*headline(result), *details, _spectra_text(result)] if line]
+
+
+def headline(result: Comparison) -> list[str]:
+    """The lines above the table: the answer, the most important number, and what a reader must know besides."""
+    if result.series is not None:
+        return _series_lines(result)
+    answer_line = mixture_text(result) if _is_merge(result) else answer(result)
     if result.related is False:
-        parts += [_spectra_text(result)]
-        return [part for part in parts if part]
-    parts += [f"{_movement_text(result)} {_size_text(changed)}".strip()]
-    parts += [_role_text(changed), _aligned_text(result), _rounding_text(result)]
-    parts += [_directions_text(changed), _spectra_text(result), _stand_out_text(result)]
-    return [part for part in parts if part]
+        return [line for line in (answer_line, _path_text(result), _spectra_text(result)) if line]
+    notes = [_path_text(result), _interference_text(result), _pattern_text(result), _intruder_text(result)]
+    notes += [_aligned_text(result), _rounding_text(result), _stand_out_text(result)]
+    return [line for line in [answer_line, _size_text(result), *notes] if line]
 
 
 def _is_merge(result: Comparison) -> bool:
@@ -62,15 +68,15 @@ def _is_merge(result: Comparison) -> bool:
 
 
 def answer(result: Comparison) -> str:
-    """What kind of change this is as a whole: the first sentence of the summary."""
+    """The kind of the change as a whole, in at most 100 characters."""
     judged = [layer for layer in result.layers if layer.update_kind is not None]
     kinds = Counter(layer.update_kind for layer in judged)
     if result.related is False:
         return "The networks are unrelated: no layer resembles its partner more than chance allows."
     if not judged:
         return "No layer of one network can be subtracted from its partner in the other."
-    if any(layer.interference is not None for layer in result.layers):
-        return interference_text(result)
+    if len(result.networks) == 2 and any(layer.interference is not None for layer in result.layers):
+        return adapters_text(result)
     moved = result.movement
     vectors = moved.vectors_moved if moved is not None else 0
     if kinds["untouched"] == len(judged):
@@ -78,11 +84,13 @@ def answer(result: Comparison) -> str:
             return f"The weights of all {len(judged)} layers are the same."
         if moved.moved == 0:
             other = " in one order" if any(layer.aligned for layer in result.layers) else ""
-            return f"Nothing moved: all {moved.shared} shared tensors are identical{other}."
+            return f"Nothing changed: all {moved.shared} shared tensors are identical{other}."
         return f"No layer changed, but {moved.moved} biases, norms or other tensors did."
     if set(kinds) <= {"untouched", "rounding"}:
         same = "The weights are the same up to rounding: one network is the other in another dtype."
         return same + (f" But {vectors} biases or norms changed by more." if vectors else "")
+    if result.removed_direction:
+        return f"One direction was projected out of {result.removed_direction} layers (abliteration); this is no LoRA."
     return merged_lora(result) or _kinds_text(judged, kinds)
 
 
@@ -90,18 +98,23 @@ def _kinds_text(judged: list[ComparedLayer], kinds: Counter[str | None]) -> str:
     changed = {kind: n for kind, n in kinds.items() if kind not in ("untouched", "rounding")}
     total = sum(changed.values())
     if len(judged) == 1:
-        many = "The one layer"
+        layers = "The one layer"
     else:
-        many = f"All {total} layers" if total == len(judged) else f"{total} of {len(judged)} layers"
+        layers = f"All {total} layers" if total == len(judged) else f"{total} of {len(judged)} layers"
+    patterns = {layer.pattern for layer in judged if layer.update_kind in changed}
+    if patterns == {"zeros"}:
+        return f"{layers} were pruned: entries became zero."
+    if patterns == {"grid"}:
+        return f"{layers} were rounded to a grid: these are dequantised integers."
     if set(changed) == {"dense"}:
-        return f"{many} changed in all directions (dense): this is not an adapter."
+        return f"{layers} changed in all directions (dense): this is not an adapter."
     if set(changed) == {"undecided"}:
         return (
-            f"{many} changed, by less than the dtype resolves. "
+            f"{layers} changed, by less than the dtype resolves. "
             "Whether the updates are low-rank or dense is undecided."
         )
     counts = ", ".join(f"{n} {kind}" for kind, n in sorted(changed.items(), key=lambda x: -x[1]))
-    text = f"{many} changed: {counts}."
+    text = f"{layers} changed: {counts}."
     if "undecided" in changed:
         text += " Undecided: changed by less than the dtype resolves."
     return text
@@ -112,9 +125,8 @@ def merged_lora(result: Comparison) -> str:
     changed = [layer for layer in result.layers if layer.update_kind not in ("untouched", "rounding", None)]
     if len(changed) < 2 or any(layer.update_kind != "low-rank" for layer in changed):
         return ""
-    judged = [layer.update_kind is not None for layer in result.layers]
     vectors = result.movement.vectors_moved if result.movement is not None else 0
-    if not all(judged) or vectors:
+    if vectors or any(layer.update_kind is None for layer in result.layers):
         return ""
     groups = _by_rank(changed)
     if not groups:
@@ -125,10 +137,10 @@ def merged_lora(result: Comparison) -> str:
 
 
 def _by_rank(changed: list[ComparedLayer]) -> dict[int, list[ComparedLayer]]:
-    """The layers by their update's rank, the largest first; empty where the ranks are none that an adapter has.
+    """The layers by their update's rank, the largest first; empty where no adapter has such ranks.
 
     One rank for all, or (``rank_pattern``) one for each role, of two layers or more: that a single layer's update has
-    some rank says nothing.
+    some rank is no evidence.
     """
     groups: dict[int, list[ComparedLayer]] = {}
     for layer in changed:
@@ -143,45 +155,68 @@ def _by_rank(changed: list[ComparedLayer]) -> dict[int, list[ComparedLayer]]:
 def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> str:
     roles = list(dict.fromkeys(layer.role for layer in changed))
     if set(roles) <= {"linear", "conv"}:
-        names = [printable(layer.name, 60) for layer in changed]
-        return ", ".join(names[:3]) + (f" and {len(names) - 3} more layers" if len(names) > 3 else "")
-    order = list(_SHORT)
+        return _listed([layer.name for layer in changed], "layers")
+    order = list(_SHORT_ROLES)
     words = [
-        _SHORT.get(r, r) for r in sorted(roles, key=lambda r: order.index(r) if r in order else len(order))
+        _SHORT_ROLES.get(r, r)
+        for r in sorted(roles, key=lambda r: order.index(r) if r in order else len(order))
     ]
     text = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-    whole = [layer for layer in layers if layer.role in roles]
-    return text if len(whole) == len(changed) else f"{text} ({len(changed)} of {len(whole)} such layers)"
+    every = [layer for layer in layers if layer.role in roles]
+    return text if len(every) == len(changed) else f"{text} ({len(changed)} of {len(every)} such layers)"
 
 
-def interference_text(result: Comparison) -> str:
+def _listed(names: Sequence[str], noun: str = "") -> str:
+    more = f" and {len(names) - _NAMES} more {noun}".rstrip() if len(names) > _NAMES else ""
+    return ", ".join(printable(name, 60) for name in names[:_NAMES]) + more
+
+
+def adapters_text(result: Comparison) -> str:
     """Two adapters: whether they write the same directions."""
-    known = [x.interference for x in result.layers if x.interference is not None]
-    if not known:
-        return ""
+    pairs = [x.interference for x in result.layers if x.interference is not None]
     overlap, chance, cosine = (
-        float(np.median([getattr(x, name) for x in known]))
+        float(np.median([getattr(x, name) for x in pairs]))
         for name in ("written_overlap", "by_chance", "cosine")
     )
     return (
-        f"{len(known)} layers: median cosine {cosine:.2f}; the directions they write overlap by {overlap:.2f} "
+        f"{len(pairs)} layers: median cosine {cosine:.2f}; the directions they write overlap by {overlap:.2f} "
         f"(by chance {chance:.2f})."
     )
 
 
+def _interference_text(result: Comparison) -> str:
+    """Several updates of one base: which layers a merge would damage."""
+    pairs = {x.name: x.interference for x in result.layers if x.interference is not None}
+    if not pairs or len(result.networks) == 2:
+        return ""
+    cosines = [x.cosine for x in pairs.values()]
+    conflicts = [x.sign_conflicts for x in pairs.values() if x.sign_conflicts is not None]
+    opposed = [name for name, x in pairs.items() if x.opposed]
+    numbers = f"Cosines of the updates: {min(cosines):.2f} to {max(cosines):.2f}"
+    if conflicts:
+        numbers += f"; sign conflicts {min(conflicts):.0%} to {max(conflicts):.0%} (50% by chance)"
+    if opposed:
+        return (
+            f"A merge would damage {_listed(opposed, 'layers')}: their updates oppose each other. {numbers}."
+        )
+    return f"No layer's updates oppose each other, so a merge would not cancel them. {numbers}."
+
+
 def mixture_text(result: Comparison) -> str:
     """The merge as a mixture: the median weights over the layers, and how well they explain it."""
-    known = [x.mixture for x in result.layers if x.mixture is not None and x.mixture.weights[0] is not None]
-    if not known:
+    mixtures = [
+        x.mixture for x in result.layers if x.mixture is not None and x.mixture.weights[0] is not None
+    ]
+    if not mixtures:
         return "No layer shows how the merge was made: the parents do not differ, or their shapes do."
-    weights_by_layer = np.array([m.weights for m in known], np.float64)
+    weights_by_layer = np.array([m.weights for m in mixtures], np.float64)
     weights, spread = np.median(weights_by_layer, axis=0), float(np.ptp(weights_by_layer, axis=0).max())
-    residuals = [m.residual or 0.0 for m in known]
+    residuals = [m.residual or 0.0 for m in mixtures]
     terms = [f"{'-' if w < 0 else '+'} {abs(w):.3f} x network {n}" for n, w in enumerate(weights)]
     formula = " ".join(terms).removeprefix("+ ")
     same = "in every layer" if spread < 0.02 else f"in the median layer (weights vary by up to {spread:.2f})"
     typical = float(np.median(residuals))
-    hidden = float(np.median([m.hidden or 0.0 for m in known]))
+    hidden = float(np.median([m.hidden or 0.0 for m in mixtures]))
     left = f"{typical:.0%} of what they differ by is left unexplained in the median layer"
     if typical > _UNRELATED:
         return f"The last network is not a mixture of the others: {left}."
@@ -214,44 +249,26 @@ def _path_text(result: Comparison) -> str:
     return f"{text}. Loss at the ends: {path.stored.loss[0]:.3g} and {path.stored.loss[-1]:.3g}."
 
 
-def _movement_text(result: Comparison) -> str:
-    m = result.movement
-    if m is None or m.shared == 0:
-        return f"The networks share no tensor of the same name and shape; layers are matched by {result.matched_by}."
-    if m.moved == 0:
+def _size_text(result: Comparison) -> str:
+    """How many tensors differ, and the range and median of the relative changes of the layers that did."""
+    movement = result.movement
+    if movement is None or movement.shared == 0:
+        shared = f"The networks share no tensor of the same name and shape; layers are matched by {result.matched_by}."
+    elif movement.moved == 0:
         return ""
-    names = ", ".join(printable(n, 60) for n in m.untouched[:3]) + (" ..." if len(m.untouched) > 3 else "")
-    stayed = f"; untouched: {names}" if m.untouched else ""
-    return f"{m.moved} of {m.shared} shared tensors moved{stayed}."
-
-
-def _size_text(changed: list[ComparedLayer]) -> str:
-    """Median, most and least over one and the same list of layers."""
-    if not changed:
-        return ""
-    by_size = sorted(changed, key=lambda layer: -(layer.relative_change or 0.0))
-    most, least = by_size[0], by_size[-1]
-    names = printable(most.name, 60), printable(least.name, 60)
-    if len(changed) == 1:
-        return f"One layer moved: {names[0]} ({percent(most.relative_change)})."
-    median = float(np.median([layer.relative_change or 0.0 for layer in changed]))
-    return (
-        f"Relative change of the {len(changed)} layers that moved: median {percent(median)}; "
-        f"most: {names[0]} ({percent(most.relative_change)}); least: {names[1]} ({percent(least.relative_change)})."
-    )
-
-
-def percent(share: float | None) -> str:
-    """A share in percent, three significant digits.
-
-    Examples:
-        >>> [percent(x) for x in (1.88254, 0.0123456, 1.5e-7, 0.0, None)]
-        ['188%', '1.23%', '0.000015%', '0%', '-']
-    """
-    if share is None:
-        return "-"
-    digits = np.format_float_positional(100 * share, precision=3, fractional=False, trim="-")
-    return f"{digits}%"
+    else:
+        shared = f"{movement.moved} of {movement.shared} shared tensors differ"
+        few = len(movement.untouched) <= _NAMES
+        shared += f" (all but {_listed(movement.untouched)})." if movement.untouched and few else "."
+    sizes = [layer.relative_change for layer in result.layers if layer.relative_change]
+    if not sizes:
+        return shared
+    if len(sizes) == 1:
+        name = next(layer.name for layer in result.layers if layer.relative_change)
+        return f"{shared} One layer changed: {printable(name, 60)} by {percent(sizes[0])} of its norm."
+    low, high = percent(min(sizes), 2), percent(max(sizes), 2)
+    median = percent(float(np.median(sizes)), 2)
+    return f"{shared} Relative change of {len(sizes)} layers: {low} to {high}, median {median}."
 
 
 def _role_text(changed: list[ComparedLayer]) -> str:
@@ -264,16 +281,46 @@ def _role_text(changed: list[ComparedLayer]) -> str:
     return f"Median by role: {', '.join(f'{role} {percent(size)}' for size, role in ranked)}."
 
 
+def _pattern_text(result: Comparison) -> str:
+    """Changes that have a name: zeros, grids, few entries."""
+    texts = []
+    for pattern, sentence in (
+        ("zeros", "{share} of the entries of {n} layers became zero (median)"),
+        ("grid", "the entries of {n} layers lie on a grid: dequantised integers"),
+        ("sparse", "only {share} of the entries of {n} layers changed (median)"),
+    ):
+        layers = [layer for layer in result.layers if layer.pattern == pattern]
+        shares = [layer.pattern_share for layer in layers if layer.pattern_share is not None]
+        if layers:
+            share = percent(float(np.median(shares)), 2) if shares else ""
+            texts.append(sentence.format(n=len(layers), share=share))
+    text = "; ".join(texts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _intruder_text(result: Comparison) -> str:
+    layers = [layer for layer in result.layers if layer.intruders]
+    if not layers:
+        return ""
+    most = max(layers, key=lambda layer: len(layer.intruders))
+    return (
+        f"{len(layers)} layers have leading directions without a partner in the first network (intruder dimensions), "
+        f"up to {len(most.intruders)} in {printable(most.name, 60)}."
+    )
+
+
 def _aligned_text(result: Comparison) -> str:
     """What the two networks store differently, and what was undone before the weights were subtracted."""
     ways = Counter(word for x in result.layers if x.aligned for word in x.aligned.split(", "))
-    if not ways:
+    vectors = result.movement.vectors if result.movement is not None else ()
+    of_vectors = Counter(v.aligned for v in vectors if v.aligned is not None and v.aligned not in ways)
+    if not ways and not of_vectors:
         return ""
-    listed = ", ".join(f"{word} in {n} layer{'s' if n > 1 else ''}" for word, n in ways.most_common())
+    parts = [f"{word} in {n} layer{'s' if n > 1 else ''}" for word, n in ways.most_common()]
+    parts += [f"{word} in {n} vector{'s' if n > 1 else ''}" for word, n in of_vectors.most_common()]
     extra = [f.text for x in result.layers for f in x.warnings if f.code == "vocabulary-resized"]
-    return " ".join(
-        [f"Undone before comparing: {listed}.", *(f"{text[:1].upper()}{text[1:]}." for text in extra[:1])]
-    )
+    sentences = [f"Undone before comparing: {', '.join(parts)}."]
+    return " ".join([*sentences, *(f"{text[:1].upper()}{text[1:]}." for text in extra[:1])])
 
 
 def _rounding_text(result: Comparison) -> str:
@@ -291,9 +338,9 @@ def _rounding_text(result: Comparison) -> str:
     )
     text = f"Rounding error against what the step predicts: median {np.median(ratios):.2f} times."
     if worse:
-        listed = ", ".join(f"{printable(name, 60)} ({ratio:.2f})" for ratio, name in worse[:3])
-        more = f" and {len(worse) - 3} more" if len(worse) > 3 else ""
-        text += f" Rounded worse than predicted: {listed}{more}."
+        text += (
+            f" Rounded worse than predicted: {_listed([f'{name} ({ratio:.2f})' for ratio, name in worse])}."
+        )
     return text
 
 
@@ -316,7 +363,7 @@ def _spectra_text(result: Comparison) -> str:
     for layer in result.layers:
         states = layer.metrics.get("state", ())
         if len(states) > 1 and states[0] != states[-1]:
-            changed[f"{_state(states[0])} to {_state(states[-1])}"] += 1
+            changed[f"{state_name(states[0])} to {state_name(states[-1])}"] += 1
     text = f"Spectra differ by {np.median(distances):.3g} in log-eigenvalue (median)" if distances else ""
     if changed:
         text += "; states changed in " + ", ".join(
@@ -331,11 +378,11 @@ def _stand_out_text(result: Comparison) -> str:
     unusual = [x for x in result.stand_out if x.pvalue < 0.05]
     if not unusual:
         return ""
-    listed = "; ".join(
+    texts = [
         f"{printable(x.layer, 60)} ({percent(x.relative_change)}, expected {percent(x.expected)}, p {x.pvalue:.1g})"
-        for x in unusual[:3]
-    )
-    return f"Layers that moved unlike the others of their role: {listed}."
+        for x in unusual[:_NAMES]
+    ]
+    return f"Layers that changed unlike the others of their role: {'; '.join(texts)}."
 
 
 def _series_lines(result: Comparison) -> list[str]:
@@ -344,12 +391,12 @@ def _series_lines(result: Comparison) -> list[str]:
     parts = [f"{len(series.labels)} checkpoints, {len(series.layers)} layers."]
     for layer in series.layers:
         name, last = printable(layer.name, 60), layer.phase[-1]
-        known = [phase for phase in layer.phase if phase is not None]
+        phases = [phase for phase in layer.phase if phase is not None]
         if last is None:
-            state = f"was last {known[-1]}; its last phase is not known" if known else "has no known phase"
+            state = f"was last {phases[-1]}; its last phase is not known" if phases else "has no known phase"
         elif layer.leaves_random_like is None:
             state = "ends random-like"
-        elif "random-like" not in known:
+        elif "random-like" not in phases:
             state = "never is random-like"
         else:
             state = f"leaves random-like at {printable(series.labels[layer.leaves_random_like], 60)}"
@@ -359,42 +406,27 @@ def _series_lines(result: Comparison) -> list[str]:
 
 
 def renderable(result: Comparison) -> RenderableType:
-    """The sentences, the layers in a table, and the next command."""
+    """The lines above the table, the layers, notes, and the next command."""
     from rich.console import Group
-    from rich.text import Text
 
-    from strati.core.display import Column, NextCommand, table
+    from strati.core.display import NextCommand, Paragraph
 
-    names = [name.removesuffix(".weight") for name in without_shared_prefix([x.name for x in result.layers])]
-    cells: dict[Column, Callable[[ComparedLayer], str]] = {
-        Column("changed", right=True, keep=True): lambda x: percent(x.relative_change),
-        Column("update", keep=True): _update_cell,
-        Column("same leading\ndirections", gives=1): _directions_cell,
-        Column("state", gives=0, words=True): _state_cell,
-    }
-    if result.related is False:
-        cells = dict(list(cells.items())[3:])
-    others = without_shared_prefix([x.partner[-1] for x in result.layers])
-    if [name.removesuffix(".weight") for name in others] != names:
-        partners = dict(zip((x.name for x in result.layers), others, strict=True))
-        cells[Column("partner", gives=2)] = lambda x: partners[x.name].removesuffix(".weight")
-    if any(_note(x) for x in result.layers):
-        cells[Column("note", gives=3, words=True)] = _note
-    rows = [
-        [name, *(cell(x) for cell in cells.values())] for name, x in zip(names, result.layers, strict=True)
-    ]
     notes = []
     if result.unmatched:
-        lost = [f"{printable(u.name, 60)} (network {u.network})" for u in result.unmatched[:6]]
-        more = f", and {len(result.unmatched) - 6} more" if len(result.unmatched) > 6 else ""
-        notes.append(f"without a partner: {', '.join(lost)}{more}")
-    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings]
+        names = [f"{name} (network {u.network})" for name, u in _with_short_names(result)]
+        notes.append(f"{len(names)} layers have no partner: {_listed(names)}")
+    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings if flag.code != "unmatched-layers"]
     following = _next_command(result)
     return Group(
-        *(Text(line) for line in result.lines()),
-        table([Column("layer", keep=True), *cells], rows, notes=notes),
+        *(Paragraph(line, "bold" if n == 0 else "") for n, line in enumerate(headline(result))),
+        layer_table(result, result.view),
+        *(Paragraph(printable(note, 400), "dim") for note in notes),
         *([NextCommand((following,))] if following else []),
     )
+
+
+def _with_short_names(result: Comparison) -> list[tuple[str, Any]]:
+    return list(zip(short_names([u.name for u in result.unmatched]), result.unmatched, strict=True))
 
 
 def _next_command(result: Comparison) -> str:
@@ -406,37 +438,3 @@ def _next_command(result: Comparison) -> str:
         return f"strati scan {shlex.quote(paths[-1])}"
     flag = "--series " if result.series is not None else "--merge " if _is_merge(result) else ""
     return f"strati compare {flag}{' '.join(map(shlex.quote, paths))} --html compare.html"
-
-
-def _update_cell(layer: ComparedLayer) -> str:
-    if layer.update_kind == "low-rank":
-        return f"low-rank {layer.update_rank}"
-    return layer.update_kind or "-"
-
-
-def _directions_cell(layer: ComparedLayer) -> str:
-    if layer.subspace_overlap is None or layer.overlap_by_chance is None:
-        return "-"
-    return f"{layer.subspace_overlap:.0%} (chance {layer.overlap_by_chance:.0%})"
-
-
-def _state(state: Any) -> str:
-    return "too small to tell" if state == "too-small" else "-" if state is None else str(state)
-
-
-def _state_cell(layer: ComparedLayer) -> str:
-    states = [_state(state) for state in layer.metrics.get("state", ())]
-    if not states:
-        return "-"
-    return states[0] if states[0] == states[-1] else f"{states[0]} → {states[-1]}"
-
-
-def _note(layer: ComparedLayer) -> str:
-    """What was undone, how it was mixed or rounded, and the warnings that only the last network has."""
-    parts = [layer.aligned] if layer.aligned else []
-    if layer.mixture is not None and layer.mixture.weights[0] is not None:
-        pairs = zip(layer.mixture.weights, layer.mixture.stderr, strict=True)
-        parts.append(" ".join(f"{w:.3f}±{e:.2g}" for w, e in pairs if w is not None and e is not None))
-    if layer.rounding is not None:
-        parts.append(f"rounding {layer.rounding.ratio:.2f}")
-    return " ".join([*parts, *layer.new_warnings])

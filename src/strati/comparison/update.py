@@ -1,19 +1,21 @@
-"""Two versions of one matrix: how far it moved, what the update itself looks like, what became of its directions.
+"""Two versions of one matrix: the size, rank and pattern of the update, and what became of the leading directions.
 
-Between a matrix ``A`` and its later self ``B`` of the same shape stand four numbers: the distance of the spectra, the
-relative size of ``B - A``, the rank and spectrum of ``B - A``, and how well the leading singular subspaces still align.
-The distance of the spectra is also defined for matrices of different shape.
+Between a matrix ``A`` and its later version ``B`` of the same shape are compared: the spectra, the relative size of
+``B - A``, the rank and spectrum of ``B - A``, the leading singular subspaces, and whether ``B`` has leading directions
+that ``A`` does not have (intruder dimensions, arXiv 2410.21228). The distance of the spectra is also defined for
+matrices of different shape.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.linalg
 
-from strati.comparison.update_rank import RankTest, rank_test
+from strati.comparison.update_rank import RankTest, UpdateKind, rank_test
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +25,39 @@ if TYPE_CHECKING:
     Matrix = NDArray[Any]
 
 _ROWS = 512  # of each side, for the test whether two matrices hold their units in one order
+_INTRUDER_DIRECTIONS = 16  # leading directions of the later matrix that are looked at, at least
+_WINDOW = 2.0  # half-width, in norms of a random update, of the window in which a direction's partners lie
+_OWN_SHARE = 0.5  # of a direction, inside its window; below it the direction is an intruder
+_ZEROS = 0.05  # share of zeros by which two matrices must differ
+_FEW = 0.1  # share of the entries that a sparse change concerns at most
+_REMOVED = 0.05  # what a projection leaves of the component along its direction
+_SKETCH = 32  # numbers that stand for a direction
+_GRID_ROWS, _GRID_LEVELS = 24, 257
+
+
+class UpdatePattern(StrEnum):
+    """A change that has a name of its own."""
+
+    ZEROS = "zeros"
+    GRID = "grid"
+    PROJECTION = "projection"
+    SPARSE = "sparse"
+
+
+@dataclass(frozen=True)
+class Intruder:
+    """A leading singular direction of the later matrix without a partner in the earlier one.
+
+    Attributes:
+        number: Its place among the later matrix's singular values, from 1.
+        singular_value: Its singular value, relative to the largest.
+        overlap: Its squared length inside the earlier matrix's directions of at least about its own strength. After
+            a random update of the same Frobenius norm this is at least 0.75 (Davis and Kahan 1970).
+    """
+
+    number: int
+    singular_value: float
+    overlap: float
 
 
 @dataclass(frozen=True)
@@ -38,6 +73,10 @@ class Update:
         directions: How many leading directions were compared.
         overlap_by_chance: What two random subspaces of that dimension would give.
         eigenvalues: Of ``(B - A)^T (B - A)``, ascending.
+        intruders: Leading directions of ``B`` that ``A`` does not have.
+        pattern: A change with a name of its own; ``None`` for any other.
+        pattern_share: Of the entries that became zero (``zeros``) or changed (``sparse``).
+        removed: Of a projection, a sketch of the direction that was removed, for comparing layers.
     """
 
     relative_change: float | None
@@ -47,6 +86,10 @@ class Update:
     directions: int
     overlap_by_chance: float | None
     eigenvalues: FloatArray
+    intruders: tuple[Intruder, ...] = ()
+    pattern: UpdatePattern | None = None
+    pattern_share: float | None = None
+    removed: tuple[float, ...] | None = None
 
 
 def update_between(
@@ -80,16 +123,103 @@ def update_between(
     source = rng if rng is not None else np.random.default_rng(0)
     rank = rank_test(before, after, singular, rng=source, variance=variance, converted=converted)
     eigenvalues = np.square(singular)
-    overlap, directions, chance = _overlap(a, b)
+    directions = _LeadingDirections.of(a, b)
+    changed = rank.kind not in (UpdateKind.UNTOUCHED, UpdateKind.ROUNDING)
+    pattern, share = change_pattern(before, after) if changed and not np.any(variance) else (None, None)
+    removed = _projection(before, after) if rank.kind is UpdateKind.LOW_RANK and rank.rank == 1 else None
     return Update(
         relative_change=relative_change(before, after),
         stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if rank.rank else None,
         rank=rank,
-        subspace_overlap=overlap,
-        directions=directions,
-        overlap_by_chance=chance,
+        subspace_overlap=directions.overlap if directions is not None else None,
+        directions=directions.count if directions is not None else 0,
+        overlap_by_chance=directions.by_chance if directions is not None else None,
         eigenvalues=eigenvalues,
+        intruders=directions.intruders(float(np.sqrt(eigenvalues.sum()))) if directions and changed else (),
+        pattern=pattern if removed is None else UpdatePattern.PROJECTION,
+        pattern_share=share,
+        removed=removed,
     )
+
+
+def change_pattern(before: Matrix, after: Matrix) -> tuple[UpdatePattern | None, float | None]:
+    """Name a change: entries set to zero, entries rounded to a grid, few entries changed.
+
+    Returns:
+        The pattern and the share of entries concerned; twice ``None`` for any other change.
+
+    Examples:
+        >>> w = np.random.default_rng(0).normal(size=(64, 64))
+        >>> change_pattern(w, np.where(np.abs(w) < np.median(np.abs(w)), 0, w))
+        (<UpdatePattern.ZEROS: 'zeros'>, 0.5)
+        >>> change_pattern(w, np.round(4 * w) / 4)[0]
+        <UpdatePattern.GRID: 'grid'>
+    """
+    zeros = [float(np.mean(np.asarray(matrix) == 0)) for matrix in (before, after)]
+    if zeros[1] - zeros[0] >= _ZEROS:
+        return UpdatePattern.ZEROS, zeros[1] - zeros[0]
+    if grid_step(after) is not None and grid_step(before) is None:
+        return UpdatePattern.GRID, None
+    changed = float(np.mean(np.asarray(before, np.float64) != np.asarray(after, np.float64)))
+    return (UpdatePattern.SPARSE, changed) if changed <= _FEW else (None, None)
+
+
+def grid_step(matrix: Matrix) -> float | None:
+    """The step of the grid that a matrix's rows, or groups of their entries, lie on; ``None`` where there is none.
+
+    Examples:
+        >>> w = np.random.default_rng(0).normal(size=(32, 64))
+        >>> grid_step(np.round(4 * w) / 4), grid_step(w)
+        (0.25, None)
+    """
+    rows, columns = matrix.shape
+    sample = np.asarray(matrix[np.linspace(0, rows - 1, min(rows, _GRID_ROWS)).astype(int)], np.float64)
+    for width in dict.fromkeys((columns, 128, 64, 32, 16)):
+        if width > columns or width < 8:
+            continue
+        starts = (np.arange(len(sample)) * width) % (columns - width + 1) // width * width
+        steps = [
+            _step_of_levels(row[start : start + width]) for row, start in zip(sample, starts, strict=True)
+        ]
+        regular = [step for step in steps if step is not None]
+        if len(regular) >= 0.9 * len(steps) and any(step > 0 for step in regular):
+            return float(np.median([step for step in regular if step > 0]))
+    return None
+
+
+def _step_of_levels(entries: Matrix) -> float | None:
+    """The spacing of equally spaced levels; of few uneven ones, their mean spacing; ``None`` where there are none."""
+    levels = np.unique(entries)
+    gaps = np.diff(levels)
+    # Decoding leaves levels a rounding apart.
+    levels = np.concatenate([levels[:1], levels[1:][gaps > 1e-4 * (levels[-1] - levels[0])]])
+    if levels.size < 2:
+        return 0.0
+    gaps = np.diff(levels)
+    if levels.size <= 16 and entries.size >= 4 * levels.size:
+        return float(gaps.mean())
+    if levels.size > 0.95 * entries.size and entries.size > _GRID_LEVELS:
+        return None
+    step = float(gaps.min())
+    if (levels[-1] - levels[0]) / step > _GRID_LEVELS:
+        return None
+    places = (levels - levels[0]) / step
+    return step if np.abs(places - np.rint(places)).max() < 0.05 else None
+
+
+def _projection(before: Matrix, after: Matrix) -> tuple[float, ...] | None:
+    """A sketch of the direction that an update of rank 1 projected out of a matrix; ``None`` for any other update.
+
+    Abliteration removes one direction of the residual stream from every layer that writes to it: of ``B``, nothing is
+    left along the direction of ``B - A``. A LoRA of rank 1 adds something instead.
+    """
+    a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
+    left, _, right = np.linalg.svd(b - a, full_matrices=False)
+    for direction, start, end in ((left[:, 0], a, b), (right[0], a.T, b.T)):
+        if np.linalg.norm(direction @ end) < _REMOVED * np.linalg.norm(direction @ start):
+            probes = np.random.default_rng(direction.size).standard_normal((_SKETCH, direction.size))
+            return tuple((probes @ direction).tolist())
+    return None
 
 
 def agreement(before: Matrix, after: Matrix) -> float | None:
@@ -179,34 +309,89 @@ def _wasserstein(a: FloatArray, b: FloatArray) -> float:
     return float((gaps * widths).sum())
 
 
-def _overlap(a: FloatArray, b: FloatArray) -> tuple[float | None, int, float | None]:
-    """Overlap of the leading subspaces, averaged over both sides of the matrix."""
-    columns = a.shape[1]
-    gram = a.T @ a
-    total, top = float(np.trace(gram)), _largest(gram)
-    if columns == 0 or total <= 0 or top <= 0 or not np.any(b):
-        return None, 0, None
-    directions = int(np.clip(np.ceil(total / top - 1e-9), 1, max(1, columns // 2)))
-    sides = []
-    right = [_leading(matrix.T @ matrix, directions) for matrix in (a, b)]
-    left = [np.linalg.qr(matrix @ basis)[0] for matrix, basis in zip((a, b), right, strict=True)]
-    for first, second in (right, left):
-        sides.append(float(np.square(first.T @ second).sum()) / directions)
-    chance = (directions / a.shape[0] + directions / columns) / 2
-    return float(np.clip(np.mean(sides), 0.0, 1.0)), directions, chance
+@dataclass(frozen=True)
+class _LeadingDirections:
+    """Leading singular directions of two matrices, outputs and inputs.
+
+    Attributes:
+        count: As many as the stable rank of the first matrix, rounded up.
+        values: Leading singular values of both, descending.
+        left: Their left singular vectors, as columns.
+        right: Their right singular vectors, as columns.
+    """
+
+    count: int
+    values: list[FloatArray]
+    left: list[FloatArray]
+    right: list[FloatArray]
+
+    @classmethod
+    def of(cls, a: FloatArray, b: FloatArray) -> _LeadingDirections | None:
+        """``None`` where one of the matrices is zero."""
+        columns = a.shape[1]
+        total = float(np.square(a).sum())
+        if columns == 0 or total <= 0 or not np.any(b):
+            return None
+        # The largest singular value is among the leading ones, so these are computed before their number is known.
+        most = min(columns, max(4 * _INTRUDER_DIRECTIONS, 1))
+        top = _leading(a, most)
+        count = int(np.clip(np.ceil(total / top[0][0] ** 2 - 1e-9), 1, max(1, columns // 2)))
+        if count > most:
+            top = _leading(a, count)
+        later = _leading(b, max(count, min(columns, _INTRUDER_DIRECTIONS)))
+        return cls(count, [top[0], later[0]], [top[1], later[1]], [top[2], later[2]])
+
+    @property
+    def overlap(self) -> float:
+        """Mean squared cosine of the principal angles, averaged over outputs and inputs."""
+        shares = [
+            float(np.square(first[:, : self.count].T @ last[:, : self.count]).sum()) / self.count
+            for first, last in (self.left, self.right)
+        ]
+        return float(np.clip(np.mean(shares), 0.0, 1.0))
+
+    @property
+    def by_chance(self) -> float:
+        """What two random subspaces give."""
+        rows, columns = self.left[0].shape[0], self.right[0].shape[0]
+        return float(self.count * (1 / rows + 1 / columns) / 2)
+
+    def intruders(self, size: float) -> tuple[Intruder, ...]:
+        """Directions of the later matrix without a partner.
+
+        Args:
+            size: Frobenius norm of the update. A random one of this norm has the spectral norm ``size (m^-1/2 +
+                n^-1/2)``; it leaves every direction with at least three quarters of its square inside the directions
+                whose singular values are at most twice that norm smaller.
+        """
+        rows, columns = self.left[0].shape[0], self.right[0].shape[0]
+        margin = _WINDOW * size * (rows**-0.5 + columns**-0.5)
+        first, last = self.values
+        intruders = []
+        for j in range(min(_INTRUDER_DIRECTIONS, last.size, columns // 4)):
+            inside = int(np.count_nonzero(first >= last[j] - margin))
+            if inside == first.size:
+                break  # the window reaches beyond what was computed: this deep, all directions have partners
+            overlap = float(
+                np.mean(
+                    [
+                        np.square(mine[:, :inside].T @ theirs[:, j]).sum()
+                        for mine, theirs in (self.left, self.right)
+                    ]
+                )
+            )
+            if overlap < _OWN_SHARE:
+                intruders.append(Intruder(j + 1, float(last[j] / last[0]), overlap))
+        return tuple(intruders)
 
 
-def _leading(gram: FloatArray, count: int) -> FloatArray:
-    size = gram.shape[0]
-    _, vectors = scipy.linalg.eigh(gram, subset_by_index=(size - count, size - 1))
-    return np.asarray(vectors, dtype=np.float64)
-
-
-def _largest(gram: FloatArray) -> float:
-    size = gram.shape[0]
-    if size == 0:
-        return 0.0
-    return float(scipy.linalg.eigh(gram, eigvals_only=True, subset_by_index=(size - 1, size - 1))[0])
+def _leading(matrix: FloatArray, count: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """The largest singular values, descending, with left and right singular vectors; the matrix is tall."""
+    size = matrix.shape[1]
+    squares, right = scipy.linalg.eigh(matrix.T @ matrix, subset_by_index=(size - count, size - 1))
+    values, right = np.sqrt(squares[::-1].clip(min=0.0)), right[:, ::-1]
+    left = np.linalg.qr(matrix @ right)[0]
+    return values, left, right
 
 
 def _singular_values(matrix: FloatArray) -> FloatArray:

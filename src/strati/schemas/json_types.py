@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.comparison.damage import Finding
+    from strati.comparison.layer_statistics import CheckpointSeries, Difference, RoleDistribution, StandsOut
     from strati.comparison.lineage_results import LineagePair, TreeEdge
     from strati.comparison.matching import Unmatched
-    from strati.comparison.outliers import StandsOut
     from strati.comparison.results import ComparedLayer, ComparedNetwork, LossPath, Movement
-    from strati.comparison.role_differences import Difference, RoleDistribution
-    from strati.comparison.series import CheckpointSeries
     from strati.core.results import Flag
     from strati.interventions.audit.audit import AuditConfig, MeanRow, MetricRow
     from strati.interventions.audit.verdicts import Verdict
@@ -133,6 +131,7 @@ class InspectFields(TypedDict):
 class CompareFields(TypedDict):
     networks: Sequence[ComparedNetwork]
     related: bool | None
+    removed_direction: int
     matched_by: str
     layers: Sequence[ComparedLayer]
     roles: Sequence[Sequence[RoleDistribution]]

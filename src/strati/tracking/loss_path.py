@@ -135,15 +135,12 @@ def _renumbered_state(
     """The last network's parameters in the first one's numbering; ``None`` where the numberings agree."""
     import torch
 
-    from strati.comparison.matching import match
-    from strati.comparison.sides import sides_of
+    from strati.comparison.compare import matched_layers
     from strati.comparison.unit_alignment import unit_order
     from strati.interventions.compress.reorder_units import renumbered_tensors
 
-    sides = sides_of([first, last])
-    matching = match([side.layers for side in sides], [side.labels for side in sides])
-    pairs = [(sides[0].layers[a], sides[1].layers[b]) for a, b in matching.rows]
-    changed = renumbered_tensors(last, unit_order(first, last, pairs, activation))
+    order = unit_order(first, last, matched_layers(first, last), activation)
+    changed = renumbered_tensors(last, order)
     if not changed:
         return None
     new = {name: torch.as_tensor(np.ascontiguousarray(array)) for name, array in changed.items()}

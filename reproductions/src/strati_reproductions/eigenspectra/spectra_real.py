@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.comparison.compare import compare
-from strati.comparison.role_differences import Difference, differences
+from strati.comparison.layer_statistics import Difference, differences
 from strati.core.results import Tick
 from strati.core.rng import stream
 from strati_reproductions import zoo

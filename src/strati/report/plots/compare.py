@@ -9,8 +9,8 @@ import numpy as np
 from strati.core.errors import require
 
 if TYPE_CHECKING:
+    from strati.comparison.layer_statistics import CheckpointSeries
     from strati.comparison.results import Comparison
-    from strati.comparison.series import CheckpointSeries
 
 ROLE_COLOURS = {
     "attention.q": "#0072B2",

@@ -1,7 +1,11 @@
-"""Two versions of a layer, brought to one order and subtracted: in this process, or through a store, resumable.
+"""The update between two versions of a layer, brought to one order first: in this process, or in a resumable store.
 
-:func:`updates` computes them on threads; with a folder each finished pair is kept there, so that the same call goes
+:func:`updates` computes updates on threads; with a folder each finished one is kept there, so that the same call goes
 on after a stop. Both give the same numbers: every pair has a random stream of its own and one BLAS thread.
+
+Low-rank updates (adapters) are compared by their factors: with orthonormal bases ``Q`` and ``P`` of what several
+updates write and read, :math:`Q^T s B A P` has the same norms, singular values and inner products as ``s B A``, at the
+size of the ranks.
 """
 
 from __future__ import annotations
@@ -10,21 +14,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from strati.comparison.dtypes import effective_dtype, quantised_variance, rounding_variance
-from strati.comparison.factored import reduced, scaled_factors, step_between
-from strati.comparison.merge_weights import Mixture, mixture
-from strati.comparison.results import Interference, RoundingError
+from strati.comparison.dtypes import effective_dtype, is_conversion, quantised_variance, rounding_variance
+from strati.comparison.merging import Interference, Mixture, interference, mixture
+from strati.comparison.results import RoundingError
 from strati.comparison.unit_alignment import Renumbering
-from strati.comparison.update import Update, agreement, relative_change, update_between
-from strati.comparison.update_rank import UpdateKind
+from strati.comparison.update import Intruder, Update, agreement, relative_change, update_between
+from strati.comparison.update_rank import RankTest, UpdateKind
 from strati.core.results import Flag
 from strati.core.rng import stream
+from strati.io.adapters.lora import resolution
 from strati.io.align import Aligned, align, rescaled
 from strati.jobs.driver import Run, run_cached
 from strati.jobs.engine import Load, Outcome, Unit, in_thread, in_threads
@@ -34,14 +39,17 @@ from strati.spectra.layerwise import weights_identity
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.core.results import FloatArray
+    from strati.io.adapters.lora import AdapterUpdate
     from strati.io.layers import Layer
 
     Matrix = NDArray[Any]
+    Factors = Sequence[Matrix]
 
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 9
+LAYOUT = 10
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
@@ -64,7 +72,7 @@ _COMPENSATED = frozenset({"gptq", "compressed-tensors"})
 
 @dataclass(frozen=True)
 class PairUpdate:
-    """What a comparison keeps of two versions of a layer; every number ``None`` where they cannot be subtracted."""
+    """The update between two versions of a layer; every number is ``None`` where they cannot be subtracted."""
 
     relative_change: float | None = None
     stable_rank: float | None = None
@@ -81,6 +89,11 @@ class PairUpdate:
     mixture: Mixture | None = None
     warnings: tuple[Flag, ...] = ()
     eigenvalues: tuple[float, ...] | None = None
+    intruders: tuple[Intruder, ...] = ()
+    pattern: str | None = None
+    pattern_share: float | None = None
+    removed: tuple[float, ...] | None = None
+    folded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,11 +104,15 @@ class PairedRow:
         versions: The layer in every network.
         widths: Widths of an attention head to try.
         units: How the last version numbers its units, where that is not as the first does.
+        gains: Norm weights that one network may have multiplied into this layer: name, values, which network has them.
+        series: The versions are checkpoints of one run, not updates of the first.
     """
 
     versions: tuple[Layer, ...]
     widths: tuple[int, ...]
     units: Renumbering | None = None
+    gains: tuple[tuple[str, tuple[float, ...], int], ...] = ()
+    series: bool = False
 
     @property
     def name(self) -> str:
@@ -231,19 +248,16 @@ def _keep(outcome: Outcome) -> Finished:
 
 def _from_record(record: dict[str, Any]) -> PairUpdate:
     fields = dict(record)
-    rounding, mixed, between = (fields.pop(name) for name in ("rounding", "mixture", "interference"))
+    records: dict[str, Any] = {"rounding": RoundingError, "interference": Interference, "mixture": Mixture}
+    for name, record_type in records.items():
+        if fields[name] is not None:
+            values = {k: tuple(v) if isinstance(v, list) else v for k, v in fields[name].items()}
+            fields[name] = record_type(**values)
     fields["warnings"] = tuple(Flag(**flag) for flag in fields["warnings"])
-    if fields["eigenvalues"] is not None:
-        fields["eigenvalues"] = tuple(fields["eigenvalues"])
-    parts = None
-    if mixed is not None:
-        parts = Mixture(tuple(mixed["weights"]), tuple(mixed["stderr"]), mixed["residual"], mixed["hidden"])
-    return PairUpdate(
-        **fields,
-        rounding=RoundingError(**rounding) if rounding else None,
-        interference=Interference(**between) if between else None,
-        mixture=parts,
-    )
+    fields["intruders"] = tuple(Intruder(**intruder) for intruder in fields["intruders"])
+    for name in ("eigenvalues", "removed"):
+        fields[name] = None if fields[name] is None else tuple(fields[name])
+    return PairUpdate(**fields)
 
 
 def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
@@ -255,10 +269,12 @@ def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
         "widths": list(row.widths),
         "seed": seed,
         "merge": merge,
+        "several": len(row.versions) > 2 and not merge and not row.series,
         "factored": _factored(row),
         "groups": [x.quantisation.group if x.quantisation is not None else None for x in row.versions],
         "schemes": [x.quantisation.scheme if x.quantisation is not None else None for x in row.versions],
         "units": None if row.units is None else asdict(row.units),
+        "gains": [list(gain) for gain in row.gains],
         "dtypes": [x.dtype for x in row.versions],
         "bits": [x.quantisation.bits if x.quantisation is not None else None for x in row.versions],
     }
@@ -287,6 +303,7 @@ def pair_update(read: Sequence[LayerVersion], facts: Any) -> PairUpdate:
         return PairUpdate(warnings=(_NOT_FINITE,), mixture=mixed)
     noise = _quantisation_noise(aligned, read, facts)
     formats = [(facts["schemes"][n], facts["bits"][n], facts["groups"][n]) for n in (0, -1)]
+    folded, aligned = _unfolded(aligned, facts["gains"])
     update = update_between(
         aligned.first,
         aligned.second,
@@ -308,8 +325,39 @@ def pair_update(read: Sequence[LayerVersion], facts: Any) -> PairUpdate:
         aligned=", ".join(filter(None, ["units" if facts["units"] else None, aligned.how])) or None,
         rounding=rounding,
         mixture=mixed,
+        interference=_between_updates(versions, facts) if facts["several"] else None,
         warnings=tuple(flags),
+        folded=folded,
     )
+
+
+def _between_updates(versions: Sequence[Sequence[Matrix]], facts: Any) -> Interference | None:
+    """Interference of the updates that lead from the first version to each of the others."""
+    pairs = [_aligned(versions[0], later, facts) for later in versions[1:]]
+    if any(pair is None or pair.extra is not None for pair in pairs):
+        return None
+    updates = [p.second.astype(np.float64) - p.first.astype(np.float64) for p in pairs if p is not None]
+    if not all(np.isfinite(update).all() for update in updates):
+        return None
+    rows, columns = updates[0].shape
+    worst = interference(updates, (rows, columns))
+    return None if worst is None else replace(worst, networks=(worst.networks[0] + 1, worst.networks[1] + 1))
+
+
+def _unfolded(aligned: Aligned, gains: Sequence[Any]) -> tuple[str | None, Aligned]:
+    """Multiply a norm's weights into the version that does not hold them, where that halves the squared distance."""
+    best = float(np.square(aligned.second.astype(np.float64) - aligned.first.astype(np.float64)).sum()) / 2
+    norm, unfolded = None, aligned
+    for name, gain, side in gains:
+        versions = [aligned.first.astype(np.float64), aligned.second.astype(np.float64)]
+        versions[side] = versions[side] * np.asarray(gain)
+        distance = float(np.square(versions[1] - versions[0]).sum())
+        if distance < best:
+            how = ", ".join(filter(None, [aligned.how, "folded-norm"]))
+            scaled = versions[side].astype(np.float32)
+            sides = {"second": scaled} if side else {"first": scaled}
+            best, norm, unfolded = distance, name, replace(aligned, how=how, **sides)
+    return norm, unfolded
 
 
 def _of_update(update: Update) -> PairUpdate:
@@ -323,20 +371,80 @@ def _of_update(update: Update) -> PairUpdate:
         chance=update.overlap_by_chance,
         directions=update.directions,
         eigenvalues=tuple(update.eigenvalues.tolist()),
+        intruders=update.intruders,
+        pattern=None if update.pattern is None else str(update.pattern),
+        pattern_share=update.pattern_share,
+        removed=update.removed,
     )
 
 
-def _between_adapters(versions: Sequence[Sequence[Matrix]], facts: Any) -> PairUpdate:
-    """The step between low-rank updates, by their factors."""
+def _between_adapters(versions: Sequence[Factors], facts: Any) -> PairUpdate:
+    """The update from the first to the last of several low-rank updates, by their factors."""
     shapes = [(left.shape[0], right.shape[1]) for left, right, _ in versions]
     if len(set(shapes)) > 1:
         return PairUpdate(warnings=(_shapes_differ(shapes[0], shapes[-1]),))
     small = reduced(versions)
     if not all(np.isfinite(matrix).all() for matrix in small):
         return PairUpdate(warnings=(_NOT_FINITE,))
-    found = step_between(versions, small)
+    (rows, columns), first, last = shapes[0], small[0], small[-1]
+    update = update_between(first, last)
+    eps = max(resolution(left, right) for left, right, _ in (versions[0], versions[-1])) * sqrt(
+        max(rows, columns)
+    )
+    least = eps * max(float(np.linalg.norm(m, 2)) for m in (first, last))
+    rank = int(np.count_nonzero(np.sqrt(update.eigenvalues) > least))
+    chance = update.directions * (1 / rows + 1 / columns) / 2
+    update = replace(
+        update,
+        stable_rank=float(update.eigenvalues.sum() / update.eigenvalues[-1]) if rank else None,
+        rank=_adapter_rank(versions, rank, min(rows, columns)),
+        overlap_by_chance=None if update.overlap_by_chance is None else chance,
+        intruders=(),
+        pattern=None,
+        removed=None,
+    )
     mixed = mixture(small[:-1], small[-1]) if facts["merge"] else None
-    return replace(_of_update(found.update), interference=found.interference, mixture=mixed)
+    between = interference(small, (rows, columns), least=eps, signs=False)
+    return replace(_of_update(update), interference=between, mixture=mixed)
+
+
+def scaled_factors(update: AdapterUpdate) -> list[Matrix]:
+    """The factors ``B`` and ``A`` of an update, in the dtypes that they were stored in, and its scale."""
+    left, right = update.factors()
+    return [left, right, np.asarray(1.0 if update.scale is None else update.scale)]
+
+
+def reduced(versions: Sequence[Factors]) -> list[FloatArray]:
+    """The updates in the space that they span together.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> updates = [[rng.normal(size=(50, 3)), rng.normal(size=(3, 40)), np.asarray(s)] for s in (2.0, 0.5)]
+        >>> a, b = reduced(updates)
+        >>> product = 0.5 * updates[1][0] @ updates[1][1] - 2 * updates[0][0] @ updates[0][1]
+        >>> a.shape, bool(np.isclose(np.linalg.norm(b - a), np.linalg.norm(product)))
+        ((6, 6), True)
+    """
+    lefts = [left.astype(np.float64) for left, _, _ in versions]
+    rights = [right.astype(np.float64) for _, right, _ in versions]
+    outputs = np.linalg.qr(np.concatenate(lefts, axis=1))[0]
+    inputs = np.linalg.qr(np.concatenate(rights, axis=0).T)[0]
+    return [
+        float(scale) * (outputs.T @ left) @ (right @ inputs)
+        for left, right, (_, _, scale) in zip(lefts, rights, versions, strict=True)
+    ]
+
+
+def _adapter_rank(versions: Sequence[Factors], rank: int, size: int) -> RankTest:
+    """Everything beyond rounding of the stored factors was trained; equal factors are the same update."""
+    if rank:
+        low = rank <= max(1, size // 2) and rank < size
+        return RankTest(rank, 0.0, UpdateKind.LOW_RANK if low else UpdateKind.DENSE)
+    pairs = list(zip(versions[0], versions[-1], strict=True))
+    if all(np.array_equal(a, b) for a, b in pairs):
+        return RankTest(0, None, UpdateKind.UNTOUCHED)
+    converted = all(a.shape == b.shape and is_conversion(a, b) for a, b in pairs)
+    return RankTest(0, 1.0, UpdateKind.ROUNDING if converted else UpdateKind.UNDECIDED)
 
 
 _NOT_FINITE = Flag("not-finite", "NaN or infinite weights: no update is computed")

@@ -1,4 +1,4 @@
-r"""A merged network as a mixture of its parents: least squares, layer by layer.
+r"""Merges: the weights of the parents in a merged layer, and whether updates that are to be merged oppose each other.
 
 :math:`\min_w \| M - \sum_i w_i P_i \|_F^2` over free weights. Parents that are fine-tunes of one base are almost
 parallel, so the sum of the weights is known long before each of them is: the standard errors say how well.
@@ -9,6 +9,10 @@ least-squares weights of ``M`` (indirect inference). Merging tools round the sum
 sum after every parent: the way that reproduces most entries counts. Where the rounded mixture reproduces ``M``, the
 weights are known to the few entries that decide; otherwise the errors are those of White (1980), which hold where
 errors differ in size from entry to entry, with the bias that rounded parents can cause.
+
+Whether several updates of one base interfere is asked before a merge. Between updates in independent random
+orientations the cosine has the variance ``1 / (m n)`` whatever their singular values are, since
+:math:`\\mathbb{E} \\langle A, U B V \\rangle^2 = \\|A\\|_F^2 \\|B\\|_F^2 / (m n)` over random rotations.
 """
 
 from __future__ import annotations
@@ -32,6 +36,91 @@ _FLOAT32 = 2.0**-24  # relative rounding of weights and sums in float32, which m
 _SAMPLE = 1 << 15  # entries that decide how far the weights of a reproduced merge may be off
 _ROUNDS = 12  # of indirect inference; two to four are typical
 _REPRODUCED = 0.01  # share of entries that may differ where the rounded mixture reproduces the merge
+
+
+OPPOSED = -5.0
+"""Standard deviations of a cosine by chance below which two updates oppose each other."""
+
+_SIGN_SHARE = 0.2  # of the entries, the largest ones, whose signs are compared
+
+
+@dataclass(frozen=True)
+class Interference:
+    """Two updates of one layer, of several the pair with the smallest cosine.
+
+    Attributes:
+        networks: Numbers of the two networks that hold the updates.
+        cosine: Between the updates as vectors: 1 the same, 0 unrelated, -1 opposite.
+        zscore: The cosine in standard deviations of what random orientations give.
+        sign_conflicts: Share of the entries with opposite signs among those that are large in either update; one half
+            by chance. ``None`` for adapters.
+        written_overlap: Mean squared cosine of the principal angles between what the two write (leading left singular
+            vectors; of adapters all).
+        by_chance: What two random subspaces of these dimensions give.
+    """
+
+    networks: tuple[int, int]
+    cosine: float
+    zscore: float
+    sign_conflicts: float | None
+    written_overlap: float
+    by_chance: float
+
+    @property
+    def opposed(self) -> bool:
+        """Whether a merge would cancel a part of both updates."""
+        return self.zscore < OPPOSED
+
+
+def interference(
+    updates: Sequence[NDArray[Any]], shape: tuple[int, int], *, least: float = 0.0, signs: bool = True
+) -> Interference | None:
+    """Compare every two updates of a layer; ``None`` where fewer than two have any entry.
+
+    Args:
+        updates: Matrices of one shape; of adapters in the space that they span together.
+        shape: Rows and columns of the layer.
+        least: Directions below this share of the largest are rounding.
+        signs: Whether the entries are those of the layer, so that their signs can be compared.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> a, b = rng.normal(size=(2, 40, 30))
+        >>> interference([a, b - a], (40, 30)).opposed, interference([a, b], (40, 30)).opposed
+        (True, False)
+    """
+    moved = [(n, np.asarray(u, np.float64)) for n, u in enumerate(updates) if np.any(u)]
+    pairs = [(x, y) for i, x in enumerate(moved) for y in moved[:i]]
+    if not pairs:
+        return None
+    cosines = [float((a * b).sum() / (np.linalg.norm(a) * np.linalg.norm(b))) for (_, b), (_, a) in pairs]
+    worst = int(np.argmin(cosines))
+    (later, b), (earlier, a) = pairs[worst]
+    written = []
+    for matrix in (a, b):
+        left, singular, _ = np.linalg.svd(matrix, full_matrices=False)
+        above = singular > least * singular[0]
+        if signs:  # of a dense update as many directions as carry its weight
+            above &= np.arange(singular.size) < np.ceil(np.square(singular / singular[0]).sum() - 1e-9)
+        written.append(left[:, above])
+    ranks = sorted(basis.shape[1] for basis in written)
+    return Interference(
+        networks=(earlier, later),
+        cosine=cosines[worst],
+        zscore=cosines[worst] * float(np.sqrt(shape[0] * shape[1])),
+        sign_conflicts=_sign_conflicts(a, b) if signs else None,
+        written_overlap=min(float(np.square(written[0].T @ written[1]).sum()) / ranks[0], 1.0),
+        by_chance=ranks[1] / shape[0],
+    )
+
+
+def _sign_conflicts(a: FloatArray, b: FloatArray) -> float:
+    large = np.zeros(a.shape, bool)
+    for update in (a, b):
+        sizes = np.abs(update)
+        large |= sizes >= np.quantile(sizes, 1 - _SIGN_SHARE)
+    both = large & (a != 0) & (b != 0)
+    return float(np.mean(np.sign(a[both]) != np.sign(b[both]))) if both.any() else 0.0
 
 
 @dataclass(frozen=True)
