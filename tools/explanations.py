@@ -3,8 +3,9 @@
     python tools/explanations.py            # writes src/strati/explanations.json and the list in meanings.js
     python tools/explanations.py --check    # fails if they are not what docs/codes.md says
 
-Every table of docs/codes.md is one kind of entry: its first heading is ``code``, ``state``, ``phase``, ``metric`` or
-``column``, the others are the fields below. A line ``Documented in [NAME](PAGE)`` names the page of a section.
+Every table of docs/codes.md is one kind of entry: its first heading is ``code``, ``state``, ``phase``, ``metric``,
+``score`` or ``column``, the others are the fields below. A line ``Documented in [NAME](PAGE)`` names the page of a
+section.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a code, state, phase, metric or column means, what to do about it, and how reliable it is.
+"""What a code, state, phase, metric, score or column means, what to do about it, and how reliable it is.
 
 The texts are those of docs/codes.md (``tools/explanations.py``).
 """
@@ -24,6 +24,7 @@ _KIND = {
     "state": "state of a layer",
     "phase": "phase of a spectrum",
     "metric": "metric of a layer",
+    "score": "sensitivity score of a changed layer, block or expert",
     "column": "column of a table",
 }
 
@@ -34,7 +35,7 @@ class Entry:
 
     Attributes:
         name: The name.
-        kind: ``code``, ``state``, ``phase``, ``metric`` or ``column``.
+        kind: ``code``, ``state``, ``phase``, ``metric``, ``score`` or ``column``.
         meaning: What it is.
         action: What to do about it; empty where nothing is to be done.
         reliability: How reliable it is; empty where that was not measured.

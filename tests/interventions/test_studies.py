@@ -127,12 +127,12 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.interventions.study_spec.FORMAT", 3)
-    with pytest.raises(BadInputError, match="rows of format 2, this strati writes format 3; choose another"):
+    monkeypatch.setattr("strati.interventions.study_spec.FORMAT", 4)
+    with pytest.raises(BadInputError, match="rows of format 3, this strati writes format 4; choose another"):
         study(TINY, out=Path(calm.store).parent)
-    for layout, remedy in ((1, "update strati"), (3, "run the study again")):
+    for layout, remedy in ((1, "update strati"), (4, "run the study again")):
         monkeypatch.setattr("strati.interventions.study_spec.FORMAT", layout)
-        with pytest.raises(BadInputError, match=f"rows of format 2, this strati reads {layout}; {remedy}"):
+        with pytest.raises(BadInputError, match=f"rows of format 3, this strati reads {layout}; {remedy}"):
             load_study(Path(calm.store).parent)
 
 

@@ -102,6 +102,13 @@ def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> 
 @_intervention_options
 @click.option("--initial", metavar="INIT", help="The network's initial weights, for --reinitialise.")
 @layers_option
+@click.option(
+    "--metrics",
+    metavar="NAMES",
+    callback=lambda _c, _p, names: names and tuple(name.strip() for name in names.split(",")),
+    help="Sensitivity scores with passes of their own: fisher_gradient, kl_direct, aumann_shapley, higgs, "
+    "hessian_trace or all. [default: fisher_gradient]",
+)
 @work_options()
 @export_option
 @click.option(

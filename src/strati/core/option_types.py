@@ -216,6 +216,7 @@ class StudyOptions(TypedDict, total=False):
     activations: bool
     degeneracy: bool
     learning_coefficient: bool
+    metrics: str | Sequence[str]
     samples: int
     plugins: Mapping[str, Callable[..., float]]
     seed: int

@@ -3,8 +3,11 @@ r"""The data-based scores by which people choose layers, for the audit to judge.
 With :math:`X` what goes into the layer and :math:`D = W' - W`: the activation-weighted error
 :math:`\|D X\|_F / \|W X\|_F`; the Wanda score of what is lost, :math:`\sum |D_{ij}| \|X_j\|` over
 :math:`\sum |W_{ij}| \|X_j\|` (Sun et al. 2024); GPTQ's error :math:`\sum D_{ij}^2 / [H^{-1}]_{jj}` with
-:math:`H = 2 X X^T / n`, damped by 1 % of its mean diagonal (Frantar et al. 2023); and for blocks ShortGPT's influence
-:math:`1 - \mathrm{E} \cos(x_\mathrm{in}, x_\mathrm{out})` (Men et al. 2024).
+:math:`H = 2 X X^T / n`, damped by 1 % of its mean diagonal (Frantar et al. 2023); the signal-to-noise ratio of the
+outputs, ``snr`` :math:`= 10 \log_{10} \|W X\|_F^2 / \|D X\|_F^2`, and of the weights, ``sqnr``; the excess ``kurtosis``
+of the weights; OWL's ``outlier_ratio``, the percentage of :math:`|W_{ij}| \|X_j\|` above five times their mean (Yin et
+al. 2024). For blocks ShortGPT's influence :math:`1 - \mathrm{E} \cos(x_\mathrm{in}, x_\mathrm{out})` (Men et al. 2024)
+and the angular distance :math:`\mathrm{E} \arccos(\cos) / \pi` (Gromov et al., arXiv:2403.17887).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 _MOST_ROWS = 16_384
 """Rows of a batch that count, evenly spread: a convolution has one for every pixel."""
 _DAMPING = 0.01
+_OUTLIER = 5.0
+"""OWL's M: an outlier is that many times the layer's mean."""
 
 
 class LayerBaselines:
@@ -69,10 +74,11 @@ class LayerBaselines:
         self._rows += len(rows)
 
     def of(self, change: Change) -> dict[str, float | None]:
-        """The three scores of a change; none where the inputs were not seen."""
-        if self._rows == 0 or not np.isfinite(self._moments).all():
-            return {"activation_error": None, "wanda_score": None, "gptq_error": None}
+        """The scores of a change; those of the inputs are not defined where none were seen."""
         d = as_matrix(change.values, self.target.kind).astype(np.float64) - self._weight
+        if self._rows == 0 or not np.isfinite(self._moments).all():
+            unknown = ("activation_error", "wanda_score", "gptq_error", "snr", "outlier_ratio")
+            return self._of_weights(d) | dict.fromkeys(unknown)
         w, h = self._weight, self._moments / self._rows
         if self.target.kind == "embedding":
             error, size = _weighted_rows(d, h), _weighted_rows(w, h)
@@ -82,11 +88,24 @@ class LayerBaselines:
             error, size = (float(np.einsum("ij,ij->", m @ h, m)) for m in (d, w))
             norms = np.sqrt(np.diag(h))[None]
             curvature = 1.0 / self._inverse_diagonal(h)[None]
-        lost, whole = float((np.abs(d) * norms).sum()), float((np.abs(w) * norms).sum())
-        return {
+        importance = np.abs(w) * norms
+        lost, whole = float((np.abs(d) * norms).sum()), float(importance.sum())
+        outliers = importance > _OUTLIER * importance.mean()
+        return self._of_weights(d) | {
+            "snr": 10 * math.log10(size / error) if error > 0 and size > 0 else None,
+            "outlier_ratio": 100.0 * float(outliers.mean()),
             "activation_error": math.sqrt(max(error, 0.0) / size) if size > 0 else None,
             "wanda_score": lost / whole if whole > 0 else None,
             "gptq_error": float((d**2 * curvature).sum()),
+        }
+
+    def _of_weights(self, d: NDArray[np.float64]) -> dict[str, float | None]:
+        w = self._weight
+        centred = w - w.mean()
+        variance, lost, size = float((centred**2).mean()), float((d**2).sum()), float((w**2).sum())
+        return {
+            "sqnr": 10 * math.log10(size / lost) if lost > 0 and size > 0 else None,
+            "kurtosis": float((centred**4).mean()) / variance**2 - 3 if variance > 0 else None,
         }
 
     def _inverse_diagonal(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -115,14 +134,23 @@ class BlockInfluence:
     def __init__(self, model: nn.Module, task: Task, target: Target) -> None:
         self.target = target
         self._sums = dict.fromkeys(target.members, 0.0)
+        self._angles = dict.fromkeys(target.members, 0.0)
         self._count = 0
         self._measure(model, task)
 
     def of(self, change: Change) -> dict[str, float | None]:
-        """The influence of the blocks dropped together."""
+        """The influence and the angular distance of the blocks changed together."""
+        if not self._count:
+            return {"block_influence": None, "angular_distance": None}
         last = change.blocks[-1]
-        found = 1.0 - self._sums[last] / self._count if self._count else None
-        return {"block_influence": found}
+        return {
+            "block_influence": 1.0 - self._sums[last] / self._count,
+            "angular_distance": self.angular_distance(last),
+        }
+
+    def angular_distance(self, last: str) -> float:
+        """The angle between what enters the first block and what leaves ``last``, over pi, averaged over tokens."""
+        return self._angles[last] / self._count
 
     @torch.inference_mode()
     def _measure(self, model: nn.Module, task: Task) -> None:
@@ -150,6 +178,8 @@ class BlockInfluence:
                 for name, cosines in turned.items():
                     kept = cosines[real] if real is not None and real.shape == cosines.shape else cosines
                     self._sums[name] += float(kept.sum(dtype=torch.float64))
+                    angles = torch.arccos(kept.double().clamp(-1.0, 1.0)) / math.pi
+                    self._angles[name] += float(angles.sum())
                 self._count += kept.numel() if turned else 0
         finally:
             for hook in hooks:

@@ -30,6 +30,7 @@ from strati.interventions.metrics import (
     spectral_metrics,
 )
 from strati.interventions.scores import Scores, scores_of
+from strati.interventions.sensitivity import NetworkScores, score_changes
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.targets import (
     Change,
@@ -37,6 +38,7 @@ from strati.interventions.targets import (
     as_matrices,
     as_matrix,
     changed,
+    find_targets,
     values_of,
 )
 from strati.interventions.tasks import Task
@@ -70,6 +72,7 @@ class Subject:
     tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
     inside: dict[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
+    sensitivity: NetworkScores | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
         """The kept activations of a feed-forward network; ``None`` for any other."""
@@ -115,7 +118,7 @@ class Subject:
 
     def forget(self) -> None:
         """Let go of recorded activations: the study is over, the network may live on for plans."""
-        self.tapes, self._probe = Tapes(), None
+        self.tapes, self._probe, self.sensitivity = Tapes(), None, None
 
     def run_once(self) -> None:
         """Run the network once: on one input of the task, or as the user's function does."""
@@ -146,6 +149,7 @@ def measure_layer(
     measured = iter(_outcomes(subject, target, plan, good, baselines))
     outcomes = [change if isinstance(change, PointFailure) else next(measured) for change in changes]
     intact = Measured(subject.intact(), {}, subject.scores())
+    scores = iter(_sensitivity(subject, target, plan, values[0], good, others or {}))
     inside = block_metrics(subject, target, plan) if block else {}
     before = dict(inside[target.name]) if block else _metrics_of(values, values, target, plan)
     trained = trained_metrics(subject, target, plan)
@@ -156,6 +160,7 @@ def measure_layer(
         if isinstance(change, PointFailure):
             found.append(failed_row(subject.name, target, point, change.reason))
             continue
+        sensitivity = next(scores)
         if isinstance(outcome, PointFailure):
             row = failed_row(subject.name, target, point, outcome.reason)
             found.append(row | {"initialiser": change.initialiser})
@@ -166,7 +171,7 @@ def measure_layer(
             after = _metrics_after(values, change, target, plan, before)
         groups = [after, outcome.activations, {} if baselines is None else baselines.of(change)]
         if change.intervention not in RANDOM_VALUES:
-            groups.append(trained)
+            groups += [sensitivity, trained]
         row = _row(subject, target, point, change.initialiser, outcome, groups)
         if plan.degeneracy and change.intervention in RANDOM_VALUES and row["status"] == "done":
             row |= _degeneracy(subject, target, plan, change)
@@ -267,6 +272,37 @@ def _baselines(
     if target.kind == "block":
         return BlockInfluence(subject.model, subject.task, target)
     return LayerBaselines(subject.model, target)
+
+
+def _sensitivity(
+    subject: Subject,
+    target: Target,
+    plan: StudyConfig,
+    weight: NDArray[Any],
+    changes: Sequence[Change],
+    others: Others,
+) -> list[dict[str, float | None]]:
+    """The scores of each change that need the loss; empty for new random values, which no score is meant for."""
+    edited = [change for change in changes if change.intervention not in RANDOM_VALUES]
+    if subject.task is None or not plan.metrics or target.kind == "block" or not edited:
+        return [{} for _ in changes]
+    if subject.sensitivity is None:
+        subject.sensitivity = NetworkScores(subject.model, subject.task, name=subject.name, seed=plan.seed)
+
+    def steps_of(change: Change) -> dict[str, NDArray[Any]]:
+        """What all layers do under the setting of one change; layers that cannot be changed so stay as they are."""
+        setting = (change.intervention, change.setting, change.draw)
+        steps: dict[str, NDArray[Any]] = {}
+        for layer in find_targets(subject.model, plan.patterns):
+            values = values_of(subject.model, layer)
+            points = [p for p in plan.points(layer, False) if (p.intervention, p.text, p.draw) == setting]
+            for moved in _changes(subject, layer, plan, values, points, others):
+                if not isinstance(moved, PointFailure):
+                    steps[layer.name] = moved.values - values[0]
+        return steps
+
+    rows = iter(score_changes(subject.sensitivity, target, weight, edited, plan.metrics, steps_of))
+    return [{} if change.intervention in RANDOM_VALUES else next(rows) for change in changes]
 
 
 def _outcomes(

@@ -42,7 +42,7 @@ FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
     *("performance", "performance_stderr", "intact_performance"),
 )
-NO_METRICS = frozenset({*FIRST_COLUMNS, "groups", "learning_coefficient_stderr"})
+NO_METRICS = frozenset({*FIRST_COLUMNS, "groups", "learning_coefficient_stderr", "hessian_trace_stderr"})
 """What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 

@@ -12,7 +12,7 @@ from strati.core.options import nearest
 from strati.core.results import Tick, silent
 from strati.interventions.default_kinds import STANDARD
 from strati.interventions.kinds import Point, as_interventions, identity
-from strati.interventions.study_spec import SCHEMES, Spec
+from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
 from strati.io.layers import as_patterns
 from strati.jobs.driver import Run
 
@@ -45,6 +45,9 @@ class StudyConfig:
         degeneracy: Record what ``degeneracy`` counts (needs data).
         learning_coefficient: Record the learning coefficient of the trained network when only the layer's weights vary,
             for every edit of the layer (needs data; seconds per layer).
+        metrics: Sensitivity scores of edits that need passes of their own: ``"fisher_gradient"`` (the default),
+            ``"kl_direct"``, ``"aumann_shapley"``, ``"higgs"``, ``"hessian_trace"``, or ``"all"`` (they need data; the
+            last four cost as much as the measurements themselves). Scores that cost nothing are always recorded.
         samples: Rows of data for ``degeneracy`` and ``learning_coefficient``.
         plugins: Metrics of yours, by name: ``matrix -> number`` or ``(intact, changed) -> number``.
         seed: Random seed.
@@ -72,6 +75,7 @@ class StudyConfig:
     activations: bool = True
     degeneracy: bool = False
     learning_coefficient: bool = False
+    metrics: str | Sequence[str] = ("fisher_gradient",)
     samples: int = 256
     plugins: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     seed: int = 0
@@ -90,6 +94,7 @@ class StudyConfig:
     def __post_init__(self) -> None:
         """Make lists of single names and patterns."""
         object.__setattr__(self, "layers", as_patterns(self.layers) or ("*",))
+        object.__setattr__(self, "metrics", sensitivity_scores(self.metrics))
         object.__setattr__(self, "interventions", as_interventions(self.interventions))
 
     @property
@@ -139,6 +144,7 @@ class StudyConfig:
             "spectral",
             "activations",
             "degeneracy",
+            "metrics",
             "samples",
         )
         found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}

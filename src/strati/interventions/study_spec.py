@@ -9,19 +9,19 @@ import dataclasses
 import difflib
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strati.core import plugins
 from strati.core.errors import BadInputError
-from strati.core.options import Rule
+from strati.core.options import Rule, nearest
 from strati.interventions.kinds import KINDS as INTERVENTIONS
 from strati.interventions.kinds import Intervention, as_interventions, from_table, identity, merge
 
 STORE = "study.sqlite"
-FORMAT = 2
+FORMAT = 3
 """Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
 
 Number = float | int
@@ -34,6 +34,10 @@ def _key(default: Any, kind: type, **rule: Any) -> Any:
 SOURCES = ("mlp", "fcn", "resnet", "transformer", "transformers")
 SCHEMES = ("auto", "pytorch", "gpt2", "vit", "timm", "kaiming", "normal", "moments")
 KINDS = ("reinitialise", "rerandomise")
+LOSS_SCORES = ("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace")
+"""Sensitivity scores that need passes of their own."""
+FREE_SCORES = ("snr", "sqnr", "kurtosis", "outlier_ratio", "angular_distance", "block_influence", "reap")
+"""Sensitivity scores that come with the measurements and are recorded always."""
 _MOST_POINTS = 10_000_000
 _MOST_WEIGHTS = 500_000_000
 
@@ -113,6 +117,7 @@ class MetricSpec:
     activations: bool = _key(True, bool)
     degeneracy: bool = _key(False, bool)
     learning_coefficient: bool = _key(False, bool)
+    metrics: tuple[str, ...] = _key(("fisher_gradient",), str, each=True)
     samples: int = _key(256, int, low=2, high=1_000_000)
 
 
@@ -142,6 +147,25 @@ class Spec:
     def trained_here(self) -> bool:
         """Whether strati trains the networks itself (a ``path`` means a checkpoint instead)."""
         return self.network.path is None
+
+
+def sensitivity_scores(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The scores that a study is asked to compute: those named, or ``"all"``.
+
+    Raises:
+        BadInputError: There is no score of that name.
+
+    Examples:
+        >>> sensitivity_scores(["higgs", "snr"]), len(sensitivity_scores("all"))
+        (('higgs',), 5)
+    """
+    listed = (names,) if isinstance(names, str) else tuple(names or ())
+    for name in listed:
+        if name not in (*LOSS_SCORES, *FREE_SCORES, "all"):
+            raise BadInputError(
+                "metrics", f"no score {name!r}; {nearest(str(name), (*LOSS_SCORES, *FREE_SCORES, 'all'))}"
+            )
+    return LOSS_SCORES if "all" in listed else tuple(name for name in LOSS_SCORES if name in listed)
 
 
 _SECTIONS = {

@@ -40,6 +40,7 @@ def study_of_model(
         layers=config.layers,
         spectral=False,
         activations=False,
+        metrics=(),
         seed=config.seed,
         performance=config.performance,
         inputs=config.inputs,
