@@ -161,7 +161,9 @@ def audit_summary(audit: Audit) -> RenderableType:
 
     pooled = [verdict for verdict in audit.verdicts if verdict.intervention is None]
     points = [r for r in audit.study.rows if r["status"] == "done" and r["intervention"] != "intact"]
-    lines: list[Any] = [Text(line) for line in _answer(audit, pooled, points)]
+    lines: list[Any] = [Text(line) for line in (*_order_lines(audit), *_answer(audit, pooled, points))]
+    if audit.orders:
+        lines.append(_order_table(audit))
     judged = [verdict for verdict in pooled if verdict.recommendation != "unknown"]
     if judged:
         lines.append(_metric_table(audit, judged))
@@ -170,6 +172,40 @@ def audit_summary(audit: Audit) -> RenderableType:
     if audit.failed:
         lines.append(Text(f"{audit.failed} of {audit.study.units} points failed and are left out"))
     return Group(*lines)
+
+
+def _order_lines(audit: Audit) -> list[str]:
+    """For each intervention the score that orders its layers or blocks best, or that none does."""
+    lines = []
+    for kind in dict.fromkeys(row.intervention for row in audit.orders):
+        rows = [row for row in audit.orders if row.intervention == kind and row.across != "settings"]
+        if not rows:
+            continue
+        best = rows[0]
+        if best.significant:
+            low, high = best.spearman_ci
+            rho = f"rho {best.spearman:.2f}, {low:.2f} to {high:.2f}"
+            lines.append(f"{kind}: choose {best.across} by {best.metric} ({rho}).")
+        else:
+            name = audit.study.performance["name"]
+            lines.append(f"{kind}: no score is shown to order the {best.n} {best.across} like the {name}.")
+    return lines
+
+
+def _order_table(audit: Audit) -> Any:
+    """The strongest scores of each intervention."""
+    columns = (
+        *(Column("intervention", keep=True), Column("orders"), Column("score", keep=True)),
+        *(Column("rho", right=True, keep=True), Column("interval", right=True), Column("best", right=True)),
+    )
+    cells = []
+    for kind, across in dict.fromkeys((row.intervention, row.across) for row in audit.orders):
+        rows = [row for row in audit.orders if (row.intervention, row.across) == (kind, across)]
+        for row in rows[:_NAMED]:
+            best = "yes" if row.as_good_as_best else "no"
+            cells.append((kind, across, row.metric, _number(row.spearman), _number(row.spearman_ci), best))
+    title = f"rank correlation of scores with the loss of {audit.study.performance['name']}"
+    return table(columns, cells, title=f"{title}; best: as good as the strongest")
 
 
 def audit_sentences(audit: Audit) -> list[str]:

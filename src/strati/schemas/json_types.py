@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from strati.comparison.results import ComparedLayer, ComparedNetwork, LossPath, Movement
     from strati.core.results import Flag
     from strati.interventions.audit.audit import AuditConfig, MeanRow, MetricRow
+    from strati.interventions.audit.orders import OrderRow
     from strati.interventions.audit.verdicts import Verdict
     from strati.interventions.compress.outcome import PlanOutcome, Quantity
     from strati.interventions.compress.plan import PlannedLayer
@@ -171,6 +172,7 @@ class AuditFields(TypedDict):
     study: AuditedStudy
     metrics: Sequence[MetricRow]
     means: Sequence[MeanRow]
+    orders: Sequence[OrderRow]
     failed: int
     layers: Sequence[Mapping[str, Any]]
     verdicts: Sequence[Verdict]

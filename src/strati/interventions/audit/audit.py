@@ -29,9 +29,11 @@ from strati.interventions.audit.evidence import (
     half_widths,
     significant_interventions,
 )
+from strati.interventions.audit.orders import OrderRow, order_rows
 from strati.interventions.audit.performance_ratio import classify, retained_share
 from strati.interventions.audit.verdicts import MetricCase, Verdict, typical_changes, verdict_of
 from strati.interventions.study import Study, load_study
+from strati.interventions.study_spec import KINDS as RANDOM_KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,6 +160,7 @@ class Audit(Result):
     layers: tuple[LayerRow, ...]
     verdicts: tuple[Verdict, ...]
     config: AuditConfig
+    orders: tuple[OrderRow, ...] = ()
 
     @property
     def failed(self) -> int:
@@ -170,6 +173,7 @@ class Audit(Result):
             "study": {"name": self.study.name, "store": self.study.store, "units": self.study.units},
             "metrics": self.metrics,
             "means": self.means,
+            "orders": self.orders,
             "failed": self.failed,
             "layers": [row.as_dict() for row in self.layers],
             "verdicts": self.verdicts,
@@ -261,7 +265,10 @@ def audit(
     order = {name: i for i, name in enumerate(names)}
     rows.sort(key=lambda row: order[row.metric])
     verdicts.sort(key=lambda verdict: order[verdict.metric])
-    return Audit(study, tuple(rows), tuple(means), tuple(_layer_rows(table, config)), tuple(verdicts), config)
+    edited = points[~points["intervention"].isin(RANDOM_KINDS)]
+    orders = order_rows(edited, names, study.performance, config)
+    layers = tuple(_layer_rows(table, config))
+    return Audit(study, tuple(rows), tuple(means), layers, tuple(verdicts), config, tuple(orders))
 
 
 def _share(intervention: str | None, count: int) -> float:

@@ -25,7 +25,10 @@ Recommendation = Literal["use", "use-with-care", "distinguish-only", "do-not-use
 _NAMED = 4
 """Parts of a study that a sentence names."""
 
-WORSENS = ("distance", "relative_distance", "activation_disagreement", "js_divergence")
+WORSENS = (
+    *("distance", "relative_distance", "activation_disagreement", "js_divergence"),
+    *("fisher_gradient", "kl_direct"),
+)
 """Metrics that measure damage: more of them should go with worse performance."""
 
 
