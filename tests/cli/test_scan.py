@@ -301,7 +301,7 @@ def test_pictures(model: Path, tmp_path: Path) -> None:
 def test_estimate_reads_nothing_and_says_what_it_costs(model: Path, tmp_path: Path) -> None:
     done = run(model, "--estimate", "--json", tmp_path / "e.json")
     assert done.returncode == 0 and done.stderr == ""
-    assert "floating-point operations" in done.stdout and "of memory at most" in done.stdout
+    assert "floating-point operations" in done.stdout and "memory: at most" in done.stdout
     found = strict((tmp_path / "e.json").read_text())
     assert found["schema"] == "strati.estimate/1" and found["matrices"] == 6 + 9
     from strati.schemas import schema

@@ -413,3 +413,22 @@ def without_shared_prefix(names: Sequence[str]) -> list[str]:
     while shared and split[0][shared - 1].isdigit():
         shared -= 1
     return [".".join(s[shared:]) for s in split]
+
+
+def byte_size(size: int) -> str:
+    """A number of bytes in the unit that suits it.
+
+    Examples:
+        >>> byte_size(120), byte_size(52_392), byte_size(90_852_864), byte_size(13_500_000_000)
+        ('120 B', '52 kB', '91 MB', '13.5 GB')
+    """
+    if size < 1000:
+        return f"{size} B"
+    for unit, name in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
+        if size < 999.5 * unit:
+            return (
+                f"{size / unit:.1f} {name}"
+                if size < 9.95 * unit or name == "GB"
+                else f"{size / unit:.0f} {name}"
+            )
+    return f"{size / 1e9:,.0f} GB"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
-from strati.core.display import Column, Table, command_path, printable, table
+from strati.core.display import Column, Table, byte_size, command_path, printable, table
 from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
 from strati.io.checkpoint_file import Skipped
@@ -141,7 +141,7 @@ class Inspection(Result):
             if len(dtypes) > 1
             else f", {next(iter(dtypes), 'empty')}"
         )
-        size = _bytes(self.totals()["bytes"])
+        size = byte_size(self.totals()["bytes"])
         name = printable(Path(str(net["path"])).name, 40)
         return f"{name}: {net['format']}, {net['parameters']:,} parameters ({size}{most})."
 
@@ -159,7 +159,7 @@ class Inspection(Result):
         lines = []
         if len(totals["roles"]) > 1:
             parts = (
-                f"{row['role']} {row['parameters']:,} ({_bytes(row['bytes'])})" for row in totals["roles"]
+                f"{row['role']} {row['parameters']:,} ({byte_size(row['bytes'])})" for row in totals["roles"]
             )
             lines.append(f"by role: {', '.join(parts)}")
         if len(totals["blocks"]) > 1:
@@ -203,30 +203,11 @@ def _block_texts(blocks: Sequence[dict[str, Any]]) -> list[str]:
         first, last = run[0]["block"], run[-1]["block"]
         which = f"block {first}" if first == last else f"blocks {first} to {last}"
         each = "" if first == last else " each"
-        texts.append(f"{which}: {run[0]['parameters']:,}{each} ({_bytes(run[0]['bytes'])})")
+        texts.append(f"{which}: {run[0]['parameters']:,}{each} ({byte_size(run[0]['bytes'])})")
     for row in blocks:
         if row["block"] is None:
-            texts.append(f"outside blocks: {row['parameters']:,} ({_bytes(row['bytes'])})")
+            texts.append(f"outside blocks: {row['parameters']:,} ({byte_size(row['bytes'])})")
     return texts
-
-
-def _bytes(size: int) -> str:
-    """A number of bytes in the unit that suits it.
-
-    Examples:
-        >>> _bytes(120), _bytes(52_392), _bytes(90_852_864), _bytes(13_500_000_000)
-        ('120 B', '52 kB', '91 MB', '13.5 GB')
-    """
-    if size < 1000:
-        return f"{size} B"
-    for unit, name in ((1e3, "kB"), (1e6, "MB"), (1e9, "GB")):
-        if size < 999.5 * unit:
-            return (
-                f"{size / unit:.1f} {name}"
-                if size < 9.95 * unit or name == "GB"
-                else f"{size / unit:.0f} {name}"
-            )
-    return f"{size / 1e9:,.0f} GB"
 
 
 @dataclass(frozen=True)

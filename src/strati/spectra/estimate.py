@@ -66,17 +66,18 @@ class ScanEstimate(Result):
         return pd.DataFrame([self.payload()])
 
     def summary(self) -> RenderableType:
-        """Four lines."""
+        """The time first, then what has to be read and kept in memory."""
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.display import printable
+        from strati.core.display import byte_size, printable
 
+        workers = f"{self.workers} worker{'s' if self.workers != 1 else ''}"
         lines = [
-            f"{printable(self.path)}: {self.matrices:,} matrices, {self.bytes / 1e9:.2f} GB of weights to read",
-            f"{self.flops:.3g} floating-point operations",
-            f"about {duration(self.seconds)} on this machine, {self.workers} at once (one small solve measured)",
-            f"{self.memory / 1e9:.2f} GB of memory at most, besides the interpreter's",
+            f"About {duration(self.seconds)} on this machine with {workers}, estimated from one small run.",
+            f"{printable(self.path)}: {self.matrices:,} matrices, {byte_size(self.bytes)} of weights to read",
+            f"memory: at most {byte_size(self.memory)} besides the interpreter",
+            f"{self.flops:.2g} floating-point operations",
         ]
         if self.largest is not None:
             name, rows, columns = self.largest
@@ -92,7 +93,7 @@ def estimate_scan(
     Args:
         path: The network's name, for the summary.
         layers: The layers.
-        workers: As in the scan; 0 for one per processor.
+        workers: As in the scan; ``None`` for one per processor.
         resumable: Whether it would run through a store, each worker a process of its own.
 
     Examples:
@@ -105,7 +106,7 @@ def estimate_scan(
     count = default_workers(layers, workers)
     needs = sorted((memory(layer) for layer in layers), reverse=True)
     together = sum(needs[:count])
-    if not resumable and workers == 0:  # threads share one budget, see layerwise.spectra
+    if not resumable and workers is None:  # threads share one budget, see layerwise.spectra
         largest = max((8 * layer.shape[0] * layer.shape[1] for layer in layers), default=0)
         together = min(together, max(round(2.7 * largest), needs[0] if needs else 0))
     rate = rates()

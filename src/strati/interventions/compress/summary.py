@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from strati.core.display import Column, table
+from strati.core.display import Column, byte_size, table
 from strati.interventions.compress.cost_scale import UNIT, CostScale
 from strati.interventions.compress.curves import KEEP
 from strati.interventions.compress.outcome import PlanOutcome, Quantity
@@ -249,24 +249,17 @@ def applied_summary(applied: Applied) -> RenderableType:
 
 
 def _file_size(applied: Applied) -> str:
-    before, after = _bytes(applied.bytes_before), _bytes(applied.bytes_after)
+    before, after = byte_size(applied.bytes_before), byte_size(applied.bytes_after)
     if applied.bytes_after < _SAME_SIZE * applied.bytes_before:
         return f"File {before} -> {after}."
     if applied.action == "truncate" and applied.parameters_after < applied.parameters_before:
         share = applied.parameters_after / applied.parameters_before
-        factored = _bytes(round(share * applied.bytes_before))
+        factored = byte_size(round(share * applied.bytes_before))
         return f"The file is as large as before ({after}): matrices are stored whole; --factored writes {factored}."
     if applied.action in ("quantise", "prune"):
         what = "rounded" if applied.action == "quantise" else "pruned"
         return f"The file is as large as before ({after}): {what} weights are stored in their own precision."
     return f"File {before} -> {after}."
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count} bytes"
 
 
 def estimate(name: str, performance: Any) -> str:
