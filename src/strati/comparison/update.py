@@ -156,10 +156,10 @@ def change_pattern(before: Matrix, after: Matrix) -> tuple[UpdatePattern | None,
         <UpdatePattern.GRID: 'grid'>
     """
     zeros = [float(np.mean(np.asarray(matrix) == 0)) for matrix in (before, after)]
-    if zeros[1] - zeros[0] >= _ZEROS:
-        return UpdatePattern.ZEROS, zeros[1] - zeros[0]
     if grid_step(after) is not None and grid_step(before) is None:
         return UpdatePattern.GRID, None
+    if zeros[1] - zeros[0] >= _ZEROS:
+        return UpdatePattern.ZEROS, zeros[1] - zeros[0]
     changed = float(np.mean(np.asarray(before, np.float64) != np.asarray(after, np.float64)))
     return (UpdatePattern.SPARSE, changed) if changed <= _FEW else (None, None)
 

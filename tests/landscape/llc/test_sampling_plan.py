@@ -80,7 +80,7 @@ def test_the_time_is_kept(kind):
     )  # what is imported at first use
     began = time.process_time()
     strati.llc(model, "behavioural-mse", x, seconds=0.8, **options)
-    assert 0.6 < time.process_time() - began < 1.1
+    assert 0.6 < time.process_time() - began < 1.3
 
 
 @pytest.mark.usefixtures("_processor_time")
