@@ -8,7 +8,7 @@ asks for them. With a base, the codes of the comparison are added: the kinds of 
 
 from __future__ import annotations
 
-import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,7 +137,7 @@ _OF_FILE = frozenset(
 )
 _OF_SPECTRA = _OF_MODEL - _OF_FILE - _OF_BASE - set(INTEGRITY)
 _ZERO_CENTRED = ("gemma", "recurrent_gemma", "qwen3_next", "nemotron")
-_MOST_LINES = 50
+_MOST_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -240,24 +240,33 @@ class Check(Result):
     def summary(self) -> RenderableType:
         """The answer, then one line per finding, then what to run next."""
         from rich.console import Group
-        from rich.text import Text
 
-        from strati.core.display import NextCommand
+        from strati.core.display import NextCommand, Paragraph, command_path
 
         failures = [finding for finding in self.found if self._fails(finding)]
         notes = [finding for finding in self.found if not self._fails(finding)]
         lines = [self._answer(failures)]
         if notes:
             lines.append(f"{len(notes)} notes do not let the check fail.")
-        for finding in (*failures, *notes)[:_MOST_LINES]:
-            where = self.model if finding.layer is None else finding.layer
-            lines.append(f"{printable(where, 120)}: {finding.code}: {printable(finding.text, 300)}")
-        if len(self.found) > _MOST_LINES:
-            lines.append(f"... and {len(self.found) - _MOST_LINES} more; --json - lists all")
-        if not Path(self.model).exists():
-            return Text("\n".join(lines))
-        following = f"compare {shlex.quote(self.base)}" if self.base is not None else "scan"
-        return Group(Text("\n".join(lines)), NextCommand((f"strati {following} {shlex.quote(self.model)}",)))
+        counts: Counter[str] = Counter()
+        for finding in (*failures, *notes):
+            counts[finding.code] += 1
+            if counts[finding.code] <= _MOST_LINES:
+                where = self.model if finding.layer is None else finding.layer
+                lines.append(f"{printable(where, 120)}: {finding.code}: {printable(finding.text, 300)}")
+        lines += [
+            f"{count - _MOST_LINES} more with {code}; --json - lists all"
+            for code, count in counts.items()
+            if count > _MOST_LINES
+        ]
+        explain = f"strati explain {failures[0].code if failures else 'wild-entry'}"
+        commands: tuple[str, ...] = (explain,)
+        if Path(self.model).exists():
+            base = "" if self.base is None else f"{command_path(self.base)} "
+            model = command_path(self.model)
+            compare = (f"strati compare {base}{model}",) if base else ()
+            commands = (*compare, f"strati scan {model}", explain)
+        return Group(*(Paragraph(line) for line in lines), NextCommand(commands))
 
     def _answer(self, failures: Sequence[Finding]) -> str:
         counts = (

@@ -136,7 +136,8 @@ def compare(
         raise BadInputError("compare", what)
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
-    networks = with_adapters_merged([open_network(model) for model in models])
+    opened = [open_network(model) for model in models]
+    networks = with_adapters_merged(opened)
     plain = comparable_layers(networks)
     matching = match([side.layers for side in plain], [side.labels for side in plain])
     if not matching.rows:
@@ -182,7 +183,14 @@ def compare(
     tables = [side.table() for side in sides]
     return Comparison(
         networks=tuple(
-            ComparedNetwork(str(n.path), str(n.format), n.parameters, len(n.tensors)) for n in networks
+            ComparedNetwork(
+                str(network.path),
+                str(network.format),
+                network.parameters,
+                len(network.tensors),
+                str(source.path) if is_adapter(source) else None,
+            )
+            for network, source in zip(networks, opened, strict=True)
         ),
         matched_by=matching.by,
         layers=tuple(layers),

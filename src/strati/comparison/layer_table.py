@@ -32,18 +32,18 @@ def percent(share: float | None, digits: int = 3) -> str:
 
 
 def short_names(names: Sequence[str]) -> list[str]:
-    """Names from the word before the block number on, without wrappers and ``.weight``, where they stay different.
+    """Names from the block number on, without wrappers and ``.weight``, where they stay different.
 
     Examples:
         >>> short_names(["bert.encoder.layer.0.output.dense.weight", "bert.pooler.dense.weight"])
-        ['layer.0.output.dense', 'pooler.dense']
+        ['0.output.dense', 'pooler.dense']
     """
     bare = [name.removesuffix(".weight") for name in bare_names(names)]
     short = []
     for name in bare:
         number = place_of(name).number
-        head, block, tail = name.partition(f".{number}.") if number is not None else ("", "", name)
-        short.append(f"{head.rpartition('.')[2]}{block}{tail}".lstrip("."))
+        _, block, tail = name.partition(f".{number}.") if number is not None else ("", "", name)
+        short.append(f"{block}{tail}".lstrip("."))
     return short if len(set(short)) == len(set(names)) else bare
 
 

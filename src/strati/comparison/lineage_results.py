@@ -189,10 +189,12 @@ class Lineage(Result):
         from rich.console import Group
         from rich.text import Text
 
-        from strati.core.display import Column, NextCommand, command_path, table
+        from strati.core.display import Column, NextCommand, Paragraph, command_path, table
 
         short = _short_names(self.networks)
-        parts: list[RenderableType] = [Text(line) for line in self.lines()]
+        parts: list[RenderableType] = [
+            Paragraph(line) if len(self.networks) == 2 else Text(line) for line in self.lines()
+        ]
         number = [Column("agreement", right=True), Column("units", right=True), Column("p", right=True)]
         if len(self.networks) == 2:
             pair = self.pairs[0]
@@ -203,6 +205,7 @@ class Lineage(Result):
             if rows:
                 parts.append(table(["block of A", "block of B", *number], rows))
             chosen: tuple[str, str] | None = (pair.a, pair.b)
+            kind = pair.kind
         else:
             by_names = {frozenset((pair.a, pair.b)): pair for pair in self.pairs}
             edges = [(edge, by_names[frozenset((edge.parent, edge.child))]) for edge in self.tree[:_MANY]]
@@ -221,10 +224,12 @@ class Lineage(Result):
                 ]
                 parts.append(table([*columns, "directed"], cells))
             chosen = (self.tree[0].parent, self.tree[0].child) if self.tree else None
+            kind = self.tree[0].kind if self.tree else RelationKind.UNRELATED
+        commands = [f"strati explain {kind}"]
         if chosen is not None and all(Path(name).exists() for name in chosen):
-            parts.append(
-                NextCommand((f"strati compare {command_path(chosen[0])} {command_path(chosen[1])}",))
-            )
+            first, second = (command_path(name) for name in chosen)
+            commands = [f"strati compare {first} {second}", f"strati scan {second}", *commands]
+        parts.append(NextCommand(tuple(commands)))
         return Group(*parts)
 
 

@@ -345,14 +345,23 @@ def _between_updates(versions: Sequence[Sequence[Matrix]], facts: Any) -> Interf
 
 
 def _unfolded(aligned: Aligned, gains: Sequence[Any]) -> tuple[str | None, Aligned]:
-    """Multiply a norm's weights into the version that does not hold them, where that halves the squared distance."""
-    best = float(np.square(aligned.second.astype(np.float64) - aligned.first.astype(np.float64)).sum()) / 2
+    """Multiply a norm's weights into the version that does not hold them, where that halves the squared distance.
+
+    A common factor of all weights is no evidence: the distance must also be half of what the best factor leaves.
+    """
+    stored = [aligned.first.astype(np.float64), aligned.second.astype(np.float64)]
     norm, unfolded = None, aligned
+    best = float(np.square(stored[1] - stored[0]).sum()) / 2
     for name, gain, side in gains:
-        versions = [aligned.first.astype(np.float64), aligned.second.astype(np.float64)]
-        versions[side] = versions[side] * np.asarray(gain)
+        versions = list(stored)
+        versions[side] = stored[side] * np.asarray(gain)
         distance = float(np.square(versions[1] - versions[0]).sum())
-        if distance < best:
+        moving, fixed = stored[side], stored[1 - side]
+        energy = float(np.vdot(moving, moving))
+        scaled_distance = float(np.vdot(fixed, fixed)) - float(np.vdot(moving, fixed)) ** 2 / max(
+            energy, np.finfo(np.float64).tiny
+        )
+        if distance < min(best, scaled_distance / 2):
             how = ", ".join(filter(None, [aligned.how, "folded-norm"]))
             scaled = versions[side].astype(np.float32)
             sides = {"second": scaled} if side else {"first": scaled}

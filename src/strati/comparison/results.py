@@ -24,12 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparedNetwork:
-    """One of the networks."""
+    """One of the networks.
+
+    Attributes:
+        path: The network.
+        format: Its file format.
+        parameters: Number of its parameters.
+        tensors: Number of its tensors.
+        adapter: The adapter that was merged into its base to make this network; ``None`` for other networks.
+    """
 
     path: str
     format: str
     parameters: int
     tensors: int
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.comparison.layer_table import layer_table, percent, short_names, state_name
-from strati.core.display import printable
+from strati.core.display import command_path, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -416,12 +416,11 @@ def renderable(result: Comparison) -> RenderableType:
         names = [f"{name} (network {u.network})" for name, u in _with_short_names(result)]
         notes.append(f"{len(names)} layers have no partner: {_listed(names)}")
     notes += [f"{flag.code}: {flag.text}" for flag in result.warnings if flag.code != "unmatched-layers"]
-    following = _next_command(result)
     return Group(
         *(Paragraph(line, "bold" if n == 0 else "") for n, line in enumerate(headline(result))),
         layer_table(result, result.view),
         *(Paragraph(printable(note, 400), "dim") for note in notes),
-        *([NextCommand((following,))] if following else []),
+        NextCommand(_next_commands(result)),
     )
 
 
@@ -429,12 +428,27 @@ def _with_short_names(result: Comparison) -> list[tuple[str, Any]]:
     return list(zip(short_names([u.name for u in result.unmatched]), result.unmatched, strict=True))
 
 
-def _next_command(result: Comparison) -> str:
-    """What to run after this; nothing where the networks are not files."""
-    paths = [network.path for network in result.networks]
-    if not all(Path(path).exists() for path in paths):
-        return ""
-    if result.related is False:
-        return f"strati scan {shlex.quote(paths[-1])}"
-    flag = "--series " if result.series is not None else "--merge " if _is_merge(result) else ""
-    return f"strati compare {flag}{' '.join(map(shlex.quote, paths))} --html compare.html"
+def _next_commands(result: Comparison) -> tuple[str, ...]:
+    """Useful commands after this one, the best first; the last one needs no path, so that it always fits."""
+    kinds = Counter(
+        layer.update_kind for layer in result.layers if layer.update_kind not in (None, "untouched")
+    )
+    explain = f"strati explain {kinds.most_common(1)[0][0] if kinds else 'update_kind'}"
+    sources = [network.adapter or network.path for network in result.networks]
+    if not all(Path(source).exists() for source in sources):
+        return (explain,)
+    paths = [command_path(source) for source in sources]
+    if result.series is not None:
+        return f"strati track {' '.join(paths)} --out track", explain
+    if _is_merge(result) or result.related is not True:
+        return f"strati lineage {' '.join(paths)}", explain
+    if not kinds:
+        return f"strati check {paths[-1]}", explain
+    if result.networks[-1].adapter is not None:
+        return f"strati scan {paths[-1]}", explain
+    if set(kinds) <= {"rounding"}:
+        return f"strati check {paths[-1]} --base {paths[0]}", f"strati scan {paths[-1]}", explain
+    most = max(result.layers, key=lambda layer: layer.relative_change or 0.0)
+    pattern = shlex.quote(most.partner[-1].partition("[")[0].removesuffix(".weight"))
+    lineage = f"strati lineage {' '.join(paths)}"
+    return f"strati scan {paths[-1]} --layers {pattern}", lineage, explain

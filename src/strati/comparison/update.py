@@ -126,16 +126,20 @@ def update_between(
     directions = _LeadingDirections.of(a, b)
     changed = rank.kind not in (UpdateKind.UNTOUCHED, UpdateKind.ROUNDING)
     pattern, share = change_pattern(before, after) if changed and not np.any(variance) else (None, None)
+    size = relative_change(before, after)
+    smaller = size is not None and size < 1  # a larger update replaces the directions instead of adding some
     removed = _projection(before, after) if rank.kind is UpdateKind.LOW_RANK and rank.rank == 1 else None
     return Update(
-        relative_change=relative_change(before, after),
+        relative_change=size,
         stable_rank=float(eigenvalues.sum() / eigenvalues[-1]) if rank.rank else None,
         rank=rank,
         subspace_overlap=directions.overlap if directions is not None else None,
         directions=directions.count if directions is not None else 0,
         overlap_by_chance=directions.by_chance if directions is not None else None,
         eigenvalues=eigenvalues,
-        intruders=directions.intruders(float(np.sqrt(eigenvalues.sum()))) if directions and changed else (),
+        intruders=directions.intruders(float(np.sqrt(eigenvalues.sum())))
+        if directions and changed and smaller
+        else (),
         pattern=pattern if removed is None else UpdatePattern.PROJECTION,
         pattern_share=share,
         removed=removed,
