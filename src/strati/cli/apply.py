@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from strati.cli.common import Command, Output, data_options, emit, named_data, output_options, show
+from strati.cli.common import (
+    Command,
+    Output,
+    calibration_option,
+    data_options,
+    emit,
+    named_data,
+    output_options,
+    show,
+)
 
 
 @click.command("apply", cls=Command)
@@ -12,6 +21,7 @@ from strati.cli.common import Command, Output, data_options, emit, named_data, o
 @click.argument("model", metavar="MODEL")
 @click.option("--out", "folder", required=True, metavar="DIR", help="A new folder for the network.")
 @data_options(required=False)
+@calibration_option
 @click.option(
     "--factored",
     is_flag=True,
@@ -25,6 +35,7 @@ def command(
     data: str | None,
     inputs: str | None,
     targets: str | None,
+    calibration: str | None,
     factored: bool,
     output: Output,
 ) -> None:
@@ -39,6 +50,8 @@ def command(
     """
     from strati.interventions.compress.apply import apply
 
-    emit(apply(plan, model, out=folder, data=named_data(data, inputs, targets), factored=factored), output)
+    measured_on = named_data(data, inputs, targets)
+    written = apply(plan, model, out=folder, data=measured_on, factored=factored, calibration=calibration)
+    emit(written, output)
     if not output.quiet and output.json != "-":
         show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")

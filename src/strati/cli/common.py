@@ -166,6 +166,14 @@ def data_options(*, required: bool) -> Callable[[F], F]:
     )
 
 
+calibration_option: Callable[[F], F] = click.option(
+    "--calibration",
+    metavar="DATA",
+    help="Data for the input covariances of data-aware edits.  [default: a quarter of --data]",
+)
+"""``--calibration``: what GPTQ, SparseGPT and truncation by inputs read."""
+
+
 def activation_option(default: str | None = "relu") -> Callable[[F], F]:
     """Add ``--activation``; with the default ``None`` the command learns whether it was given."""
     from strati.io.to_module import ActivationName

@@ -13,6 +13,7 @@ from strati.cli.common import (
     Command,
     Output,
     activation_option,
+    calibration_option,
     data_options,
     emit,
     guard_outputs,
@@ -43,6 +44,7 @@ _FORMATS = ("peft", "llama.cpp", "csv", "json")
     help="What is done to the layers. [default: quantise for bits, else truncate]",
 )
 @data_options(required=False)
+@calibration_option
 @activation_option(None)
 @performance_option
 @layers_option
@@ -81,7 +83,8 @@ def command(
     """Choose a setting for every layer of MODEL within a BUDGET, at the least measured loss.
 
     Every setting is measured on DATA first (stored, so that the next plan is quick), or was measured by strati study:
-    then give its --out folder. The plan is measured as well, beside uniform allocation of the same budget.
+    then give its --out folder. The plan is measured as well, beside uniform allocation of the same budget. From a
+    MODEL, the edits are data-aware: truncation by inputs, GPTQ, SparseGPT.
 
     \b
     Example:
@@ -102,12 +105,12 @@ def command(
         measured: Any = load_study(source)
         network = _network_of(measured)
         guard_outputs(click.get_current_context(), also=[network])
-        for name in ("inputs", "targets", "activation", "performance"):
+        for name in ("inputs", "targets", "activation", "performance", "calibration"):
             if name in given:
                 raise BadInputError(f"--{name}", "is for a model; the study has its own")
     else:
         measured, network = source, source
-        guard_outputs(click.get_current_context(), also=[source, data])
+        guard_outputs(click.get_current_context(), also=[source, data, given.get("calibration")])
     with progress("plan", None, quiet=output.quiet) as tick:
         result = plan(measured, budget=budget, model=model, data=data, out=folder, tick=tick, **given)
     if export is not None:

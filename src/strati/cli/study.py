@@ -13,6 +13,7 @@ from strati.cli.common import (
     Command,
     Output,
     activation_option,
+    calibration_option,
     data_options,
     emit,
     estimate_option,
@@ -30,6 +31,11 @@ from strati.jobs.progress import progress
 F = TypeVar("F", bound=Callable[..., Any])
 
 _WITH_SETTINGS = {"truncate": "rank=2,4,8", "quantise": "bits=4,3,2", "prune": "share=0.5,0.9"}
+_DATA_AWARE = {
+    "truncate": "With data: metric=inputs.",
+    "quantise": "With data: method=gptq or awq; without: hqq.",
+    "prune": "With data: method=sparsegpt or wanda.",
+}
 _WITHOUT = {
     "drop": "Replace each residual block by the identity.",
     "reinitialise": "Put each layer's initial values back (needs --initial).",
@@ -60,6 +66,7 @@ layers = ["*"]
 
 [interventions.truncate]      # keep the leading singular directions
 rank = [2, 4, 8, 16]
+# metric = "inputs"             # those that matter most for the layer's outputs; quantise: method = "gptq"
 
 [interventions.quantise]      # round to 2^bits levels
 bits = [8, 4, 3, 2]
@@ -83,7 +90,7 @@ def _intervention_options(function: F) -> F:
     for name, text in reversed(_WITHOUT.items()):
         function = click.option(f"--{name}", is_flag=True, help=text)(function)
     for name, example in reversed(_WITH_SETTINGS.items()):
-        what = f"Settings of {name}, such as {example}; 'standard' for the usual ones."
+        what = f"Settings of {name}, such as {example}; 'standard' for the usual ones. {_DATA_AWARE[name]}"
         function = click.option(f"--{name}", metavar="SETTINGS", help=what)(function)
     return function
 
@@ -97,6 +104,7 @@ def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> 
 @click.command("study", cls=Command)
 @click.argument("source", metavar="MODEL|SPEC")
 @data_options(required=False)
+@calibration_option
 @activation_option(None)
 @performance_option
 @_intervention_options
@@ -212,7 +220,9 @@ def _asked(source: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, An
         return spec, spec, {}
     if source in builtin_names() or Path(source).suffix.lower() == ".toml":
         raise BadInputError("--data", "is for a model; a spec names its own data")
-    guard_outputs(click.get_current_context(), also=[source, data, given.get("initial")])
+    guard_outputs(
+        click.get_current_context(), also=[source, data, given.get("initial"), given.get("calibration")]
+    )
     chosen = _interventions(given)
     call = (
         given | ({"interventions": chosen} if chosen else {}) | ({} if scheme is None else {"init": scheme})

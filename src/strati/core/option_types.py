@@ -20,6 +20,7 @@ class ApplyOptions(TypedDict, total=False):
     """Keywords of ApplyConfig."""
 
     factored: bool
+    calibration: Any
 
 
 class AuditOptions(TypedDict, total=False):
@@ -159,6 +160,7 @@ class PlanOptions(TypedDict, total=False):
     inputs: str | None
     targets: str | None
     activation: str
+    calibration: Any
 
 
 class ReassembleOptions(TypedDict, total=False):
@@ -228,6 +230,7 @@ class StudyOptions(TypedDict, total=False):
     inputs: str | None
     targets: str | None
     activation: str
+    calibration: Any
     initial: Any
     workers: int | None
     jobs: int | None

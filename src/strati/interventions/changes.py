@@ -6,15 +6,19 @@ Every change of a layer is made from the same intact values and, where chance is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from strati.core.errors import BadInputError
-from strati.interventions import edits
+from strati.interventions import data_aware_edits, edits
 from strati.interventions.kinds import HIDDEN, KINDS, Intervention, Pairs, Point
 from strati.interventions.targets import Change, Target, as_matrix, from_matrix
+
+if TYPE_CHECKING:
+    from strati.interventions.input_covariance import InputCovariance
 
 Values = tuple[NDArray[Any], NDArray[Any] | None]
 Others = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -31,8 +35,11 @@ class LayerEdits:
         [[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
     """
 
-    def __init__(self, target: Target, values: Values) -> None:
+    def __init__(
+        self, target: Target, values: Values, inputs: Callable[[str], InputCovariance] | None = None
+    ) -> None:
         self.target = target
+        self._inputs = inputs
         self.matrix = values[0] if target.kind == "block" else as_matrix(values[0], target.kind)
         self._directions: edits.Directions | None = None
         self._update: edits.Directions | None = None
@@ -43,6 +50,31 @@ class LayerEdits:
         if self._directions is None:
             self._directions = edits.Directions(self.matrix)
         return self._directions
+
+    @cached_property
+    def covariance(self) -> InputCovariance:
+        """The second moments of the layer's inputs.
+
+        Raises:
+            BadInputError: There are no calibration data, or none of them reach the layer.
+        """
+        if self._inputs is None:
+            raise BadInputError(
+                self.target.name, "a data-aware edit needs calibration data; give calibration="
+            )
+        return self._inputs(self.target.name)
+
+    @cached_property
+    def input_directions(self) -> edits.Directions:
+        """The layer's output directions by their power on the calibration data."""
+        return data_aware_edits.InputDirections(self.matrix, self.covariance)
+
+    def truncation(self, setting: Mapping[str, Any]) -> tuple[edits.Directions, int]:
+        """The directions that a setting of ``truncate`` ranks, and how many of them it keeps."""
+        values = dict(setting)
+        by_inputs = values.pop("metric", None) == "inputs"
+        directions = self.input_directions if by_inputs else self.directions
+        return directions, edits.truncate_rank(directions, **values)
 
     def weight(
         self,
@@ -78,14 +110,14 @@ class LayerEdits:
                 self._update = edits.Directions(self.matrix.astype(np.float64) - base)
             return base + edits.truncate(self._update, **values)
         plain: dict[str, Callable[[], NDArray[Any]]] = {
-            "truncate": lambda: edits.truncate(self.directions, **values),
+            "truncate": lambda: edits.keep_rank(*self.truncation(values)),
             "remove-small": lambda: edits.remove_small(self.directions, **values),
             "remove-large": lambda: edits.remove_large(self.directions, **values),
             "remove-quasi-null": lambda: edits.remove_quasi_null(self.directions),
             "signal-only": lambda: edits.signal_part(self.matrix),
             "noise-only": lambda: edits.noise_part(self.matrix),
-            "quantise": lambda: edits.quantise(self.matrix, **values),
-            "prune": lambda: edits.prune(self.matrix, **values),
+            "quantise": lambda: self._by_method(edits.quantise, values),
+            "prune": lambda: self._by_method(edits.prune, values),
             "zero": lambda: np.zeros_like(self.matrix),
             "scale": lambda: self.matrix.astype(np.float64) * values["factor"],
         }
@@ -97,6 +129,16 @@ class LayerEdits:
         if name == "noise":
             return edits.add_noise(self.matrix, values["size"], rng)
         raise BadInputError(name, "is not a change to a weight")
+
+    def _by_method(self, plain: Callable[..., NDArray[Any]], values: dict[str, Any]) -> NDArray[Any]:
+        """The weight quantised or pruned by a published method, or plainly where none is given."""
+        method = values.pop("method", None)
+        if method is None:
+            return plain(self.matrix, **values)
+        if method == "hqq":
+            return data_aware_edits.hqq(self.matrix, **values)
+        edit: Callable[..., NDArray[Any]] = getattr(data_aware_edits, method)
+        return edit(self.matrix, self.covariance.matrix, **values)
 
 
 def make_change(

@@ -6,6 +6,8 @@ the matrix in float32 or float64 and compute in float64.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +117,11 @@ def truncated_parameters(rows: int, cols: int, rank: int) -> int:
 
 def truncate(directions: Directions, **setting: Any) -> FloatArray:
     """The leading directions a setting keeps; the matrix itself where it keeps all."""
-    rank = truncate_rank(directions, **setting)
+    return keep_rank(directions, truncate_rank(directions, **setting))
+
+
+def keep_rank(directions: Directions, rank: int) -> FloatArray:
+    """The leading directions; the matrix itself where all of them are kept."""
     return directions.matrix.copy() if rank >= directions.count else directions.keep(slice(0, rank))
 
 
@@ -151,40 +157,77 @@ def remove_quasi_null(directions: Directions) -> FloatArray:
     return remove_small(directions, count) if count else directions.matrix.copy()
 
 
-def quantise(
-    matrix: NDArray[Any], bits: int, group: int | None = None, symmetric: bool = False
-) -> FloatArray:
-    r"""Round to nearest on ``2^bits`` levels, one scale per output and group of inputs.
+@dataclass(frozen=True)
+class Grid:
+    r"""The levels that weights are rounded to, one scale per row.
 
     With levels from the smallest to the largest weight (zero among them):
     :math:`s = (\max - \min)/(2^b - 1)`, :math:`z = \mathrm{round}(-\min/s)`,
     :math:`q = \mathrm{clip}(\mathrm{round}(w/s) + z, 0, 2^b - 1)`, :math:`w' = s (q - z)`. Symmetric:
     :math:`s = \max|w|/(2^{b-1} - 1)`, :math:`w' = s\,\mathrm{clip}(\mathrm{round}(w/s), -2^{b-1}, 2^{b-1} - 1)`.
+    """
+
+    step: FloatArray
+    zero: FloatArray
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, weights: FloatArray, bits: int, symmetric: bool = False) -> Grid:
+        """The grid of the weights along the last axis."""
+        if symmetric:
+            top = 2 ** (bits - 1) - 1
+            step = np.abs(weights).max(axis=-1, keepdims=True) / top
+            step[step == 0] = 1.0
+            return cls(step, np.zeros_like(step), -top - 1, top)
+        low = np.minimum(weights.min(axis=-1, keepdims=True), 0.0)
+        high = np.maximum(weights.max(axis=-1, keepdims=True), 0.0)
+        step = (high - low) / (2**bits - 1)
+        step[step == 0] = 1.0
+        return cls(step, np.round(-low / step), 0, 2**bits - 1)
+
+    def with_zero(self, zero: FloatArray) -> Grid:
+        """The same scales with other zero points."""
+        return replace(self, zero=zero)
+
+    def codes(self, weights: FloatArray) -> FloatArray:
+        """The integers that weights are stored as."""
+        # Rounded before the zero point is added where that is whole, as every published implementation does.
+        whole = np.round(self.zero)
+        return np.clip(np.round(weights / self.step + (self.zero - whole)) + whole, self.least, self.most)
+
+    def values(self, codes: FloatArray) -> FloatArray:
+        """The weights that integers stand for."""
+        return self.step * (codes - self.zero)
+
+    def nearest(self, weights: FloatArray) -> FloatArray:
+        """The nearest levels."""
+        return self.values(self.codes(weights))
+
+
+def grouped(matrix: FloatArray, group: int | None, change: Callable[[FloatArray], FloatArray]) -> FloatArray:
+    """Change a matrix group by group of neighbouring inputs; ``change`` is given (rows, groups, size)."""
+    rows, cols = matrix.shape
+    size = min(group or cols, cols)
+    padded = -(-cols // size) * size
+    # A short last group is filled up with its own last value, which moves neither its smallest nor its largest.
+    filler = np.repeat(matrix[:, -1:], padded - cols, axis=1)
+    wide = np.concatenate([matrix, filler], axis=1) if padded > cols else matrix
+    changed = change(wide.reshape(rows, -1, size))
+    return np.ascontiguousarray(changed.reshape(rows, padded)[:, :cols])
+
+
+def quantise(
+    matrix: NDArray[Any], bits: int, group: int | None = None, symmetric: bool = False
+) -> FloatArray:
+    """Round to nearest on ``2^bits`` levels, one scale per output and group of inputs.
 
     Examples:
         >>> quantise(np.array([[0.0, 0.4, 1.0, 3.0]]), bits=2).tolist()
         [[0.0, 0.0, 1.0, 3.0]]
     """
     w = np.asarray(matrix, dtype=np.float64)
-    rows, cols = w.shape
-    size = min(group or cols, cols)
-    padded = -(-cols // size) * size
-    # A short last group is filled up with its own last value, which moves neither its smallest nor its largest.
-    wide = np.concatenate([w, np.repeat(w[:, -1:], padded - cols, axis=1)], axis=1) if padded > cols else w
-    blocks = wide.reshape(rows, -1, size)
-    if symmetric:
-        top = 2 ** (bits - 1) - 1
-        step = np.abs(blocks).max(axis=2, keepdims=True) / top
-        step[step == 0] = 1.0
-        found = step * np.clip(np.round(blocks / step), -top - 1, top)
-    else:
-        low = np.minimum(blocks.min(axis=2, keepdims=True), 0.0)
-        high = np.maximum(blocks.max(axis=2, keepdims=True), 0.0)
-        step = (high - low) / (2**bits - 1)
-        step[step == 0] = 1.0
-        zero = np.round(-low / step)
-        found = step * (np.clip(np.round(blocks / step) + zero, 0, 2**bits - 1) - zero)
-    return np.ascontiguousarray(found.reshape(rows, padded)[:, :cols])
+    return grouped(w, group, lambda block: Grid.of(block, bits, symmetric).nearest(block))
 
 
 def prune(matrix: NDArray[Any], share: float | None = None, pattern: str | None = None) -> FloatArray:
@@ -196,18 +239,24 @@ def prune(matrix: NDArray[Any], share: float | None = None, pattern: str | None 
         >>> prune(np.array([[1.0, -2.0, 3.0, 4.0]]), pattern="1:2").tolist()
         [[0.0, -2.0, 0.0, 4.0]]
     """
-    w = np.array(matrix, dtype=np.float64, order="C")  # a flat view of any other order would be a copy
+    w = np.asarray(matrix, dtype=np.float64)
+    return np.where(pruned_places(np.abs(w), share, pattern), 0.0, w)
+
+
+def pruned_places(scores: FloatArray, share: float | None, pattern: str | None) -> NDArray[np.bool_]:
+    """Where entries are zeroed: those of least score, or all but the n highest of every m neighbouring inputs."""
+    gone = np.zeros(scores.shape, dtype=bool)
     if pattern is None:
         assert share is not None
-        gone = np.argsort(np.abs(w), axis=None, kind="stable")[: round(share * w.size)]
-        w.reshape(-1)[gone] = 0.0
-        return w
+        least = np.argsort(scores, axis=None, kind="stable")[: round(share * scores.size)]
+        gone.reshape(-1)[least] = True
+        return gone
     keep, size = (int(n) for n in pattern.split(":"))
-    for start in range(0, w.shape[1], size):
-        block = w[:, start : start + size]
-        gone = np.argsort(np.abs(block), axis=1, kind="stable")[:, : max(block.shape[1] - keep, 0)]
-        np.put_along_axis(block, gone, 0.0, axis=1)
-    return w
+    for start in range(0, scores.shape[1], size):
+        block = scores[:, start : start + size]
+        least = np.argsort(block, axis=1, kind="stable")[:, : max(block.shape[1] - keep, 0)]
+        np.put_along_axis(gone[:, start : start + size], least, True, axis=1)
+    return gone
 
 
 def permute_entries(matrix: NDArray[Any], rng: np.random.Generator) -> FloatArray:

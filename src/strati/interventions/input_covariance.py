@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.linalg import blas
 from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
+from strati.interventions.cached_forward import Tapes
 from strati.interventions.targets import Target, find_targets, tied_names
 from strati.interventions.tasks import IGNORED, forward
 
@@ -88,7 +90,7 @@ class InputMoments:
     """
 
     def __init__(self, module: Any, target: Target) -> None:
-        self.target, self._module = target, module
+        self.target, self.module = target, module
         self._diagonal = target.kind == "embedding"
         self._side = (
             target.shape[0] if target.kind in ("embedding", "conv1d") else math.prod(target.shape[1:])
@@ -101,7 +103,7 @@ class InputMoments:
         """Layers of one geometry that read the same tensor have the same moments."""
         if self.target.kind != "conv":
             return (self._diagonal, self._side)
-        m = self._module
+        m = self.module
         return ("conv", m.in_channels, m.kernel_size, m.stride, m.padding, m.dilation, m.padding_mode)
 
     def add(self, inputs: Tensor, real: Tensor | None = None) -> None:
@@ -121,7 +123,7 @@ class InputMoments:
         if self._diagonal:
             ids = inputs.reshape(-1).cpu().numpy()
             return np.bincount(ids, minlength=self._side).astype(np.float64), len(ids)
-        rows = patches(self._module, inputs) if self.target.kind == "conv" else inputs.reshape(-1, self._side)
+        rows = patches(self.module, inputs) if self.target.kind == "conv" else inputs.reshape(-1, self._side)
         total = np.zeros((self._side, self._side))
         for start in range(0, len(rows), _CHUNK_ROWS):
             chunk = rows[start : start + _CHUNK_ROWS]
@@ -213,14 +215,18 @@ def input_covariances(
 
     with ExitStack() as stack, torch.no_grad():
         for name, own in moments.items():
-            handle = own._module.register_forward_pre_hook(hook(name), with_kwargs=True)
+            handle = own.module.register_forward_pre_hook(hook(name), with_kwargs=True)
             stack.callback(handle.remove)
         for batch in batches:
-            padded = not batch.is_floating_point() and bool((batch == IGNORED).any())
-            real[0] = batch != IGNORED if padded else None
+            real[0] = _real_tokens(batch)
             forward(model, batch)
             latest[:] = [None, None]
     return {name: own.covariance() for name, own in moments.items()}
+
+
+def _real_tokens(batch: Tensor) -> Tensor | None:
+    padded = not batch.is_floating_point() and bool((batch == IGNORED).any())
+    return batch != IGNORED if padded else None
 
 
 def _moments(model: nn.Module, targets: Sequence[Target]) -> dict[str, InputMoments]:
@@ -267,3 +273,31 @@ class CalibrationInputs:
             if size > MAX_BYTES and end > place:
                 return self._targets[place:end]
         return self._targets[place:]
+
+
+class SequentialInputs(CalibrationInputs):
+    """The input covariances of a network that changes between calls, recorded layer by layer on the network as it is.
+
+    What ran before the layer recorded last is replayed, so all layers together cost a few forward passes.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Tensor]) -> None:
+        super().__init__(model, batches)
+        self._tapes = Tapes()
+
+    def of(self, layer: str) -> InputCovariance:
+        """The covariance of one layer; layers are to be changed and asked for in the network's order.
+
+        Raises:
+            BadInputError: No calibration data reach the layer.
+        """
+        target = next(t for t in self._targets if t.name == layer)
+        ((_, moments),) = _moments(self.model, [target]).items()
+        if moments.module is not self.model.get_submodule(layer):  # the tied layer lies behind all others
+            return input_covariances(self.model, self.batches, [target])[layer].require_tokens()
+        with torch.inference_mode():
+            for number, batch in enumerate(self.batches):
+                tape = self._tapes.record(self.model, layer, number, partial(forward, self.model, batch))
+                if tape.input is not None:
+                    moments.add(tape.input, _real_tokens(batch))
+        return moments.covariance().require_tokens()

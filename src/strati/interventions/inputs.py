@@ -80,12 +80,7 @@ def study_data(
     if inputs is not None or targets is not None:
         data = _named_arrays(data, inputs, targets)
     x, y = _arrays(data, model)
-    if len(x) == 0:
-        raise BadInputError("data", "is empty; give at least one row")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise BadInputError("data", "holds values that are not finite; remove those rows first")
-    if x.dtype.kind not in "fiub":
-        raise BadInputError("data", f"holds {x.dtype}, not numbers; give arrays of numbers")
+    _check_inputs("data", x)
     tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
     if tokens and (y is None or (x.ndim == 2 and y.shape == x.shape)):
         ids = windows(np.where(x == IGNORED, 0, x), context, "data")
@@ -104,6 +99,29 @@ def study_data(
         why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
         raise BadInputError("data", why)
     return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+
+
+def calibration_data(data: Any, model: nn.Module, context: int, inputs: str | None = None) -> StudyData:
+    """Data for the input covariances of layers, whatever names them, as the rows ``x``; labels are not needed.
+
+    Raises:
+        BadInputError: They are no data.
+    """
+    x, _ = _arrays(data if inputs is None else _named_arrays(data, inputs, None), model)
+    _check_inputs("calibration", x)
+    if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
+        return StudyData("rows", 0, x, None, x[:0], None)
+    ids = windows(x, context, "calibration") if x.ndim == 1 else x
+    return StudyData("tokens", 0, ids, None, ids[:0], None)
+
+
+def _check_inputs(what: str, x: np.ndarray[Any, Any]) -> None:
+    if len(x) == 0:
+        raise BadInputError(what, "is empty; give at least one row")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise BadInputError(what, "holds values that are not finite; remove those rows first")
+    if x.dtype.kind not in "fiub":
+        raise BadInputError(what, f"holds {x.dtype}, not numbers; give arrays of numbers")
 
 
 def _named_arrays(data: Any, inputs: str | None, targets: str | None) -> Any:

@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
             "rank": Rule(int, 0),
             "energy": Rule(float, 0.0, 1.0, above=True),
             "parameters": Rule(float, 0.0, 1.0, above=True),
+            "metric": Rule(str, choices=("inputs",)),
         },
         ("rank", "energy", "parameters"),
     ),
@@ -56,9 +57,22 @@ KINDS: dict[str, Kind] = {
     "remove-quasi-null": Kind(),
     "remove-small": Kind({"k": Rule(int, 1)}, ("k",)),
     "remove-large": Kind({"k": Rule(int, 1)}, ("k",)),
-    "quantise": Kind({"bits": Rule(int, 1, 16), "group": Rule(int, 1), "symmetric": Rule(bool)}, ("bits",)),
+    "quantise": Kind(
+        {
+            "bits": Rule(int, 1, 16),
+            "group": Rule(int, 1),
+            "symmetric": Rule(bool),
+            "method": Rule(str, choices=("gptq", "awq", "hqq")),
+        },
+        ("bits",),
+    ),
     "prune": Kind(
-        {"share": _SHARE, "pattern": Rule(str, pattern=(r"\d{1,4}:\d{1,4}", "2:4"))}, ("share", "pattern")
+        {
+            "share": _SHARE,
+            "pattern": Rule(str, pattern=(r"\d{1,4}:\d{1,4}", "2:4")),
+            "method": Rule(str, choices=("wanda", "sparsegpt")),
+        },
+        ("share", "pattern"),
     ),
     "zero": Kind(),
     "permute-entries": Kind(random=True),
@@ -69,6 +83,8 @@ KINDS: dict[str, Kind] = {
     "noise": Kind({"size": Rule(float, 0.0)}, ("size",), random=True),
 }
 """Every intervention strati knows by name."""
+
+_DATA_AWARE = {"metric": ("inputs",), "method": ("gptq", "awq", "wanda", "sparsegpt")}
 
 
 @dataclass(frozen=True)
@@ -116,6 +132,16 @@ class Point:
         return setting_text(self.setting)
 
 
+def reads_inputs(setting: Pairs) -> bool:
+    """Whether a setting needs the input covariance of the layer, and so calibration data.
+
+    Examples:
+        >>> reads_inputs((("bits", 4), ("method", "gptq"))), reads_inputs((("bits", 4), ("method", "hqq")))
+        (True, False)
+    """
+    return any(value in _DATA_AWARE.get(name, ()) for name, value in setting)
+
+
 def setting_text(setting: Pairs) -> str | None:
     """A setting as rows carry it; ``None`` where there is nothing to set.
 
@@ -151,6 +177,7 @@ def truncate(
     rank: int | Sequence[int] = (),
     energy: float | Sequence[float] = (),
     parameters: float | Sequence[float] = (),
+    metric: str | Sequence[str] = (),
 ) -> Intervention:
     """Keep the leading singular directions of a layer.
 
@@ -158,12 +185,14 @@ def truncate(
         rank: How many to keep.
         energy: Share of the squared Frobenius norm to keep; the fewest directions that hold it.
         parameters: Share of the layer's parameters that two factors may have, ``k (rows + cols) <= share rows cols``.
+        metric: ``"inputs"`` keeps the directions that matter most for the layer's outputs on the calibration data; by
+            default those of the weight itself.
 
     Examples:
         >>> truncate(rank=4).settings
         ((('rank', 4),),)
     """
-    return make("truncate", {"rank": rank, "energy": energy, "parameters": parameters})
+    return make("truncate", {"rank": rank, "energy": energy, "parameters": parameters, "metric": metric})
 
 
 def signal_only() -> Intervention:
@@ -192,25 +221,47 @@ def remove_large(k: int | Sequence[int]) -> Intervention:
 
 
 def quantise(
-    *, bits: int | Sequence[int], group: int | Sequence[int] = (), symmetric: bool | Sequence[bool] = ()
+    *,
+    bits: int | Sequence[int],
+    group: int | Sequence[int] = (),
+    symmetric: bool | Sequence[bool] = (),
+    method: str | Sequence[str] = (),
 ) -> Intervention:
-    """Round every weight to the nearest of ``2^bits`` levels.
+    """Round every weight to one of ``2^bits`` levels, by default to the nearest.
 
     Args:
         bits: Bits per weight.
         group: Neighbouring inputs of an output that share a scale; all of them by default.
         symmetric: Levels symmetric around zero; by default they span smallest to largest weight.
+        method: ``"gptq"`` compensates the error of each column in the following ones, ``"awq"`` scales inputs by their
+            power before rounding (both need calibration data), ``"hqq"`` fits the zero points without data.
 
     Examples:
         >>> [setting_text(s) for s in quantise(bits=[4, 2], group=64).settings]
         ['bits=4,group=64', 'bits=2,group=64']
     """
-    return make("quantise", {"bits": bits, "group": group, "symmetric": symmetric})
+    return make("quantise", {"bits": bits, "group": group, "symmetric": symmetric, "method": method})
 
 
-def prune(*, share: float | Sequence[float] = (), pattern: str | Sequence[str] = ()) -> Intervention:
-    """Set the smallest entries to zero: a ``share`` of them, or all but n of every m neighbours (``pattern="2:4"``)."""
-    return make("prune", {"share": share, "pattern": pattern})
+def prune(
+    *,
+    share: float | Sequence[float] = (),
+    pattern: str | Sequence[str] = (),
+    method: str | Sequence[str] = (),
+) -> Intervention:
+    """Set entries of the weight to zero, by default the smallest.
+
+    Args:
+        share: The share of entries to zero.
+        pattern: ``"2:4"`` keeps 2 of every 4 neighbouring inputs.
+        method: ``"wanda"`` ranks entries by their size times the power of their input, ``"sparsegpt"`` also adjusts the
+            entries that stay. Both need calibration data.
+
+    Examples:
+        >>> [setting_text(s) for s in prune(share=[0.5, 0.7], method="wanda").settings]
+        ['share=0.5,method=wanda', 'share=0.7,method=wanda']
+    """
+    return make("prune", {"share": share, "pattern": pattern, "method": method})
 
 
 def zero() -> Intervention:
@@ -329,6 +380,8 @@ def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tu
         chosen_values = dict(pairs)
         if name == "quantise" and chosen_values.get("symmetric") and chosen_values["bits"] < 2:
             raise BadInputError("quantise.bits", "symmetric levels need at least 2 bits")
+        if chosen_values.get("symmetric") and chosen_values.get("method") == "hqq":
+            raise BadInputError("quantise.symmetric", "hqq fits zero points; leave symmetric out")
         kept, _, of = str(chosen_values.get("pattern", "1:2")).partition(":")
         if not 0 < int(kept) < int(of):
             raise BadInputError("prune.pattern", f"must be n:m with 0 < n < m, such as 2:4, not {kept}:{of}")

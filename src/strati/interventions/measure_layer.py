@@ -22,7 +22,8 @@ from strati.interventions.baselines import BlockInfluence, LayerBaselines
 from strati.interventions.cached_forward import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.interventions.changes import LayerEdits, Others, Values, make_change
 from strati.interventions.initialisers import scheme_of
-from strati.interventions.kinds import Point
+from strati.interventions.input_covariance import CalibrationInputs
+from strati.interventions.kinds import Point, reads_inputs
 from strati.interventions.metrics import (
     degeneracy_metrics,
     distances,
@@ -65,6 +66,7 @@ class Subject:
     initial: Mapping[str, NDArray[Any]] | None = None
     task: Task | None = None
     evaluate: Evaluate | None = None
+    calibration: CalibrationInputs | None = None
     _probe: ChainProbe | None = field(default=None, repr=False)
     _plain: bool = field(default=False, repr=False)
     _intact: Measured | None = field(default=None, repr=False)
@@ -173,6 +175,9 @@ def measure_layer(
         if change.intervention not in RANDOM_VALUES:
             groups += [sensitivity, trained]
         row = _row(subject, target, point, change.initialiser, outcome, groups)
+        if reads_inputs(point.setting) and subject.calibration is not None:
+            covariance = subject.calibration.of(target.name)
+            row |= {"calibration_tokens": covariance.tokens, "warning": next(iter(covariance.warnings), None)}
         if plan.degeneracy and change.intervention in RANDOM_VALUES and row["status"] == "done":
             row |= _degeneracy(subject, target, plan, change)
         found.append(row)
@@ -227,7 +232,7 @@ def _changes(
     """The change of each point, or the reason why it cannot be made."""
     scheme = scheme_of(subject.model, plan.init)
     known = {one.name: one for one in plan.interventions}
-    layer = LayerEdits(target, values)
+    layer = LayerEdits(target, values, None if subject.calibration is None else subject.calibration.of)
     found: list[Change | PointFailure] = []
     for point in points:
         kind, draw = point.intervention, point.draw

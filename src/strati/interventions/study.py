@@ -42,7 +42,16 @@ FIRST_COLUMNS = (
     *("network", "layer", "intervention", "setting", "draw", "type", "status", "reason", "initialiser"),
     *("performance", "performance_stderr", "intact_performance"),
 )
-NO_METRICS = frozenset({*FIRST_COLUMNS, "groups", "learning_coefficient_stderr", "hessian_trace_stderr"})
+NO_METRICS = frozenset(
+    {
+        *FIRST_COLUMNS,
+        "groups",
+        "learning_coefficient_stderr",
+        "hessian_trace_stderr",
+        "calibration_tokens",
+        "warning",
+    }
+)
 """What a row holds beside metrics; ``groups`` are its scores by groups of examples, for paired comparisons."""
 
 
@@ -89,6 +98,19 @@ class Study(Result):
         found = dict.fromkeys(name for row in self.rows for name in row)
         return tuple(name for name in found if name not in NO_METRICS)
 
+    @property
+    def warnings(self) -> list[dict[str, str]]:
+        """What a reader must know: ``few-tokens`` where a covariance had fewer tokens than the layer has inputs."""
+        few = {row["layer"]: row["calibration_tokens"] for row in self.rows if row.get("warning")}
+        if not few:
+            return []
+        least = min(few, key=lambda name: few[name])
+        text = (
+            f"{len(few)} layers saw fewer calibration tokens than they have inputs (least: {least}, "
+            f"{few[least]} tokens); give more calibration data"
+        )
+        return [{"code": "few-tokens", "text": text}]
+
     def payload(self) -> StudyFields:
         """Counts, the store, the measure of performance, and why points failed."""
         reasons: dict[str, int] = {}
@@ -103,6 +125,8 @@ class Study(Result):
             "store": self.store,
             "performance": self.performance,
             "failures": [{"reason": reason, "count": n} for reason, n in sorted(reasons.items())[:50]],
+            "calibration": self.origin.get("calibration"),
+            "warnings": self.warnings,
         }
 
     def frame(self) -> pd.DataFrame:
@@ -110,7 +134,8 @@ class Study(Result):
         import pandas as pd
 
         ordered = sorted(self.rows, key=row_key)
-        return pd.DataFrame(list(ordered), columns=[*FIRST_COLUMNS, *self.metrics])
+        aware = [c for c in ("calibration_tokens", "warning") if any(c in row for row in self.rows)]
+        return pd.DataFrame(list(ordered), columns=[*FIRST_COLUMNS, *aware, *self.metrics])
 
     def summary(self) -> RenderableType:
         """Performance of each layer under each intervention."""

@@ -11,7 +11,7 @@ from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.core.results import Tick, silent
 from strati.interventions.default_kinds import STANDARD
-from strati.interventions.kinds import Point, as_interventions, identity
+from strati.interventions.kinds import Point, as_interventions, identity, reads_inputs
 from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
 from strati.io.layers import as_patterns
 from strati.jobs.driver import Run
@@ -61,6 +61,8 @@ class StudyConfig:
         inputs: The array of an ``.npz`` file or the columns of a CSV file that hold the inputs.
         targets: The array or column that holds the labels.
         activation: Activation function of a bare MLP, which a checkpoint does not store.
+        calibration: Data for the input covariances of data-aware edits (``metric="inputs"``, ``method="gptq"``, ...).
+            Default: a random quarter of the data, which is then not used for measuring.
         initial: The initial module or its tensors by name, for ``reinitialise`` (for modules by name: one each).
         workers: Processes; with one, ``local`` works in this process; 0 for one per processor. ``None`` is 0 for a
             spec, whose networks are files, and 1 for networks in memory, of which every process would hold a copy.
@@ -87,6 +89,7 @@ class StudyConfig:
     inputs: str | None = None
     targets: str | None = None
     activation: str = "relu"
+    calibration: Any = None
     initial: Any = None
     workers: int | None = None
     retry: bool = False
@@ -134,6 +137,11 @@ class StudyConfig:
     def names(self) -> tuple[str, ...]:
         """The names of the interventions."""
         return tuple(one.name for one in self.interventions)
+
+    @property
+    def data_aware(self) -> bool:
+        """Whether some setting needs the input covariances of layers."""
+        return any(reads_inputs(setting) for one in self.interventions for setting in one.settings)
 
     def settings(self) -> dict[str, Any]:
         """The fields that rows depend on, as plain values; a part of every unit's key."""
@@ -209,10 +217,11 @@ def override(spec: Spec, config: StudyConfig, given: set[str]) -> Spec:
     changed = given | {
         f.name
         for f in dataclasses.fields(StudyConfig)
-        if f.name not in ("plugins", "initial") and getattr(config, f.name) != getattr(StudyConfig(), f.name)
+        if f.name not in ("plugins", "initial", "calibration")
+        and getattr(config, f.name) != getattr(StudyConfig(), f.name)
     }
-    changed |= {"initial"} if config.initial is not None else set()
-    for name in ("higher_is_better", "initial", "context", "inputs", "targets", "activation"):
+    changed |= {name for name in ("initial", "calibration") if getattr(config, name) is not None}
+    for name in ("higher_is_better", "initial", "calibration", "context", "inputs", "targets", "activation"):
         if name in changed:
             raise BadInputError(name, "is for modules; a spec names its own")
     for section in ("interventions", "metrics", "measure"):

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
 from strati.interventions.changes import tensors_of
 from strati.interventions.checkpoints import in_single, open_checkpoint, trained_networks
-from strati.interventions.inputs import study_data
+from strati.interventions.input_covariance import CalibrationInputs
+from strati.interventions.inputs import calibration_data, study_data
 from strati.interventions.job import Job
 from strati.interventions.measure_layer import Evaluate, Subject, failed_row
 from strati.interventions.metrics import check_plugins
@@ -53,6 +54,8 @@ def spec_job(spec: Spec, config: StudyConfig, find: Find) -> Job:
     plan = config_of(spec, config)
     opened = open_spec(spec, find)
     model, data, names = opened.model, opened.data, opened.names
+    if plan.data_aware and not spec.trained_here:
+        data = data.with_calibration(None, spec.seed)
     weights = "trained here" if spec.trained_here else state_digest(model)
     task = task_of(data, spec)
     check_fits(model, task)
@@ -178,6 +181,9 @@ def model_job(
         )
     check_plugins(plan.plugins)
     stored = None if data is None else _study_data(data, next(iter(modules.values())), plan)
+    calibration: tuple[Tensor, ...] = ()
+    if plan.data_aware:
+        stored, calibration = _calibrated(stored, next(iter(modules.values())), plan)
     task = _task(data, stored, plan)
     raw = b"" if stored is None else stored.to_bytes()
     measured, higher = plan.direction(evaluate) if evaluate is not None else ("", True)
@@ -195,6 +201,8 @@ def model_job(
         )
         subject = subjects[str(name)] = Subject(str(name), model, _tensors(first), task, evaluate)
         targets[str(name)] = targets_of(model, plan, subject.run_once)
+        if calibration:
+            subject.calibration = CalibrationInputs(model, calibration, targets[str(name)])
         if evaluate is not None:
             check_direction(subjects[str(name)], measured, higher)
         _check_initial(targets[str(name)], _tensors(first), "initial")
@@ -202,6 +210,8 @@ def model_job(
     others = other_networks(plan, next(iter(targets.values())))
     common = {"plan": plan.settings(), "data": None if task is None else _digest(task)}
     common |= {"others": digests(others)}
+    if calibration:
+        common |= {"calibration": digest_of(b"".join(batch.numpy().tobytes() for batch in calibration))}
     weights = {name: state_digest(s.model) for name, s in subjects.items()}
 
     def layers(folder: Path, store: Store) -> list[Unit]:
@@ -236,6 +246,7 @@ def model_job(
                     "rows": None if stored is None else len(stored.x_test),
                 },
                 "measure": {"batch": plan.batch, "context": plan.context},
+                "calibration": {"rows": sum(map(len, calibration))} if calibration else None,
                 "without_blocks": "drop" in plan.names
                 and not any(t.kind == "block" for some in targets.values() for t in some),
             }
@@ -308,6 +319,29 @@ def _study_data(data: Any, model: nn.Module, plan: StudyConfig) -> StudyData | N
     if isinstance(data, Task):
         return None
     return study_data(data, model, plan.context, inputs=plan.inputs, targets=plan.targets)
+
+
+def _calibrated(
+    stored: StudyData | None, model: nn.Module, plan: StudyConfig
+) -> tuple[StudyData | None, tuple[Tensor, ...]]:
+    """The data with their calibration rows, and those rows in batches.
+
+    Raises:
+        BadInputError: There are no data to take them from, or they do not fit the network.
+    """
+    given = None
+    if plan.calibration is not None:
+        given = calibration_data(plan.calibration, model, plan.context, plan.inputs)
+    if stored is None:
+        if given is None:
+            why = "data-aware edits need data for the input covariances; give calibration="
+            raise BadInputError("calibration", why)
+        return None, given.calibration_batches()
+    if given is not None and given.kind != "tokens" and given.x.shape[1:] != stored.x_test.shape[1:]:
+        why = f"does not fit the data: rows of shape {given.x.shape[1:]} instead of {stored.x_test.shape[1:]}"
+        raise BadInputError("calibration", why)
+    stored = stored.with_calibration(None if given is None else given.x, plan.seed)
+    return stored, stored.calibration_batches()
 
 
 def _task(data: Any, stored: StudyData | None, plan: StudyConfig) -> Task | None:

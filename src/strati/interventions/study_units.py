@@ -10,7 +10,7 @@ import hashlib
 import io
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from strati.interventions import study_spec as specs
 from strati.interventions.blocks import find_blocks
 from strati.interventions.changes import Others, source_key, tensors_of
 from strati.interventions.checkpoints import open_checkpoint, trained_networks
+from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import KINDS
 from strati.interventions.measure_layer import Subject, measure_layer
 from strati.interventions.study_config import StudyConfig
@@ -33,6 +34,9 @@ from strati.jobs.engine import Load, Unit
 from strati.jobs.store import unit_key
 
 _kept: dict[str, tuple[str, Any]] = {}
+
+CALIBRATION_ROWS = 4096
+"""Rows of training data that input covariances are computed from."""
 
 _ALIKE = 0.1
 """Performances this close, as a share of the larger, do not tell which way is better."""
@@ -68,13 +72,21 @@ class SpecBody:
             model = open_checkpoint(str(network.path), network)
             initial = None if network.initial is None else open_checkpoint(network.initial, network)
             first = None if initial is None else _state(initial)
-            return Subject(unit.config["network"], model, first, task)
+            return Subject(unit.config["network"], model, first, task, None, self._calibration(model, data))
         source = trained_networks(network.source)
         model = source.build(network, data.shape, data.outputs, self.spec.data.context)
         source.initialise(model, self.spec.seed, unit.config["number"])
         first = _state(model)
         load_arrays(model, unpack(load("network")), unit.config["network"])
-        return Subject(unit.config["network"], model.eval(), first, task)
+        calibration = self._calibration(model.eval(), data)
+        return Subject(unit.config["network"], model, first, task, None, calibration)
+
+    def _calibration(self, model: nn.Module, data: StudyData) -> CalibrationInputs | None:
+        """The input covariances, from the calibration rows, or from training data of a network trained here."""
+        if not self.plan.data_aware:
+            return None
+        rows = replace(data, x=data.x[:CALIBRATION_ROWS], y=None)
+        return CalibrationInputs(model, rows.calibration_batches())
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def study_summary(study: Study) -> RenderableType:
     name = str(study.performance["name"])
     lines: list[Any] = [Text(_most_sensitive(study, changed)), Text(_intact_line(study, rows))]
     lines += [table(columns, cells, title=title) for title, columns, cells in _tables(study, changed, name)]
+    lines += [Text(f"{warning['code']}: {warning['text']}") for warning in study.warnings]
     if study.origin.get("without_blocks"):
         lines.append(Text("drop: the network has no residual blocks, so none was dropped"))
     if study.failed:

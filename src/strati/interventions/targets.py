@@ -217,8 +217,6 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
         >>> bool((net[0].weight == before).all())
         True
     """
-    import torch
-
     if change.blocks:
         with dropped(model, change.blocks, target.outputs):
             yield
@@ -227,10 +225,18 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
     old_weight = module.weight.detach().clone()
     old_bias = module.bias.detach().clone() if target.bias else None
     try:
-        _put(target.name, module, torch.from_numpy(change.values), change.bias if target.bias else None)
+        put_values(model, target, change)
         yield
     finally:
         _put(target.name, module, old_weight, old_bias)
+
+
+def put_values(model: torch.nn.Module, target: Target, change: Change) -> None:
+    """Put the new values of a change into a layer for good."""
+    import torch
+
+    module: Any = model.get_submodule(target.name)
+    _put(target.name, module, torch.from_numpy(change.values), change.bias if target.bias else None)
 
 
 def _put(

@@ -19,6 +19,7 @@ import numpy as np
 
 from strati.core import plugins
 from strati.core.errors import BadInputError
+from strati.core.rng import stream
 from strati.evaluate.models import output_tensor
 from strati.interventions.study_spec import Spec
 from strati.io.data_files import read_data
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 Find = Callable[[str], Path]
 """Gives the local file of a data set known by name."""
+
+_CALIBRATION_TOKENS, _ROWS_AS_TOKENS = 4096, 16
 
 IGNORED = -1
 """A token that is no token: padding after the end of a short text."""
@@ -78,6 +81,29 @@ class StudyData:
     def usual(self) -> str:
         """The measure where none is asked for."""
         return "perplexity" if self.language else "accuracy"
+
+    def calibration_batches(self) -> tuple[Tensor, ...]:
+        """The inputs that covariances are computed from (``x``), in batches of a few thousand tokens."""
+        size = _CALIBRATION_TOKENS // (self.x.shape[-1] if self.kind == "tokens" else _ROWS_AS_TOKENS)
+        size = max(size, 1)
+        return tuple(self.inputs(self.x[i : i + size]) for i in range(0, len(self.x), size))
+
+    def with_calibration(self, rows: NDArray[Any] | None, seed: int) -> StudyData:
+        """The same data with rows for the input covariances as ``x``; by default a random quarter of the test data.
+
+        Raises:
+            BadInputError: There are fewer than four rows to take a quarter of.
+        """
+        if rows is not None:
+            return replace(self, x=rows, y=None)
+        count = len(self.x_test) // 4
+        if count == 0:
+            why = f"has {len(self.x_test)} rows, too few to take a quarter for calibration; give calibration data"
+            raise BadInputError("data", why)
+        picked = np.zeros(len(self.x_test), dtype=bool)
+        picked[stream(seed, "calibration").permutation(len(picked))[:count]] = True
+        y_test = None if self.y_test is None else self.y_test[~picked]
+        return replace(self, x=self.x_test[picked], y=None, x_test=self.x_test[~picked], y_test=y_test)
 
     def to_bytes(self) -> bytes:
         """The canonical form, as one ``.npz``."""

@@ -161,6 +161,8 @@ class StudyFields(TypedDict):
     store: str | None
     performance: Mapping[str, Any]
     failures: Sequence[Failure]
+    calibration: Mapping[str, Any] | None
+    warnings: Sequence[Mapping[str, str]]
 
 
 class Failure(TypedDict):

@@ -80,9 +80,12 @@ class ApplyConfig:
     Attributes:
         factored: Truncated layers as two matrices, with a module map (:func:`strati.load_factored` reads it), where
             that is smaller.
+        calibration: Data for the input covariances of data-aware edits, which are computed again, layer by layer, on
+            the network already changed. Default: the study's own.
     """
 
     factored: bool = False
+    calibration: Any = None
 
 
 @overload
@@ -166,7 +169,7 @@ def apply(
     module = as_module(model) if source is None else open_network_of(source, study)
     _check_network(wanted, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
-    edits = Edits(wanted, module, study, chosen.factored)
+    edits = Edits(wanted, module, study, chosen.factored, chosen.calibration)
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
             edits.write(source, Path(folder))

@@ -108,7 +108,10 @@ class Candidates:
         share = self.budget / sum(float(s[-1]) for s in self.sizes)
         lower = [_largest(s, self._allowance(i, share)) for i, s in enumerate(self.sizes)]
         used = sum(float(s[o]) for s, o in zip(self.sizes, lower, strict=True))
-        named = all(c.options[o].choice == self._named for c, o in zip(self.curves, lower, strict=True))
+        named = all(
+            c.options[o].choice.partition(",")[0] == self._named
+            for c, o in zip(self.curves, lower, strict=True)
+        )
         if (
             named
             or used >= _CLOSE * self.budget

@@ -13,11 +13,13 @@ from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.interventions.compress.curves import KEEP
+from strati.interventions.kinds import read_setting, reads_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from strati.interventions.compress.rewrite_checkpoint import Rewrite
+    from strati.interventions.input_covariance import SequentialInputs
     from strati.interventions.study import Study
 
 
@@ -25,7 +27,12 @@ class Edits:
     """What the plan does to each tensor."""
 
     def __init__(
-        self, wanted: Mapping[str, Any], model: nn.Module, study: Study | None, factored: bool
+        self,
+        wanted: Mapping[str, Any],
+        model: nn.Module,
+        study: Study | None,
+        factored: bool,
+        calibration: Any = None,
     ) -> None:
         from strati.interventions.compress.evaluator import InterventionEvaluator, open_evaluators
         from strati.interventions.measure_layer import Subject
@@ -46,7 +53,12 @@ class Edits:
                 raise BadInputError(
                     "adapt", "the base network is not at hand; apply with the study in memory or its folder"
                 )
-        self.evaluator = InterventionEvaluator(Subject("model", model), layers, others)
+        # Data-aware edits are computed on a copy, in which every layer reads what the layers changed before it give.
+        aware = any(reads_inputs(tuple(read_setting(c).items())) for c in self.chosen.values() if "=" in c)
+        inputs = _calibration(model, study, calibration) if aware else None
+        self.evaluator = InterventionEvaluator(
+            Subject("model", model if inputs is None else inputs.model, calibration=inputs), layers, others
+        )
         self.weights: dict[str, NDArray[Any]] = {}
         self.factors: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
@@ -57,13 +69,16 @@ class Edits:
     def _edit(self, name: str, choice: str, factored: bool) -> int:
         """Make one layer's change; returns how many parameters that saves."""
         from strati.interventions.compress.factored import can_factor
-        from strati.interventions.edits import truncate_rank, truncated_parameters
-        from strati.interventions.kinds import read_setting
+        from strati.interventions.edits import truncated_parameters
+        from strati.interventions.targets import put_values
 
         target = self.evaluator.target(name)
         if self.action == "drop":
             return sum(p.numel() for p in self.model.get_submodule(name).parameters())
         change = self.evaluator.change(self.action, name, choice)
+        edits = self.evaluator.edits(target)
+        if self.evaluator.subject.calibration is not None:
+            put_values(self.evaluator.subject.model, target, change)
         self.weights[name] = change.values
         if self.action == "prune":
             from strati.interventions.targets import values_of
@@ -71,8 +86,7 @@ class Edits:
             return int((values_of(self.model, target)[0] != 0).sum() - (change.values != 0).sum())
         if self.action != "truncate":
             return 0
-        directions = self.evaluator.edits(target).directions
-        rank = truncate_rank(directions, **read_setting(choice))
+        directions, rank = edits.truncation(read_setting(choice))
         rows, cols = directions.matrix.shape
         if factored and can_factor(self.model.get_submodule(name), target, rank):
             second, first = directions.factors(slice(0, rank))
@@ -235,6 +249,29 @@ class Edits:
         for name, value in state.items():
             known[name].copy_(value)
         return made.eval()
+
+
+def _calibration(model: nn.Module, study: Study | None, given: Any) -> SequentialInputs:
+    """A copy of the network, and calibration data to run through it: those given, or the study's.
+
+    Raises:
+        BadInputError: There are none.
+    """
+    from strati.interventions.checkpoints import in_single
+    from strati.interventions.compress.evaluator import open_evaluators
+    from strati.interventions.input_covariance import SequentialInputs
+    from strati.interventions.inputs import calibration_data
+
+    copied = in_single(copy.deepcopy(model)).eval()
+    if given is not None:
+        context = ((study.origin.get("measure") if study is not None else None) or {}).get("context", 128)
+        return SequentialInputs(copied, calibration_data(given, copied, int(context)).calibration_batches())
+    known = [e.subject.calibration for e in open_evaluators(study, model=model)] if study is not None else []
+    if not known or known[0] is None:
+        raise BadInputError(
+            "calibration", "the plan's edits need data and the study's are not at hand; give calibration"
+        )
+    return SequentialInputs(copied, known[0].batches)
 
 
 def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:

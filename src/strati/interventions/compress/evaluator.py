@@ -17,7 +17,7 @@ from strati.interventions.cached_forward import whole_scores
 from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.checkpoints import in_single
 from strati.interventions.compress.curves import KEEP
-from strati.interventions.edits import truncate_rank
+from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.inputs import study_data
 from strati.interventions.kinds import Point, make, read_setting
 from strati.interventions.measure_layer import Subject
@@ -110,7 +110,7 @@ class InterventionEvaluator:
 
     def energy_rank(self, layer: str, choice: str) -> int:
         """The rank of a layer under a setting such as ``energy=0.9``."""
-        return truncate_rank(self.edits(self.target(layer)).directions, **read_setting(choice))
+        return self.edits(self.target(layer)).truncation(read_setting(choice))[1]
 
     def digest(self) -> str:
         """A short hash of the network's weights."""
@@ -122,9 +122,11 @@ class InterventionEvaluator:
             return self._kept[target.name]
         block = target.kind == "block"
         values = (np.empty((0, 0)), None) if block else values_of(self.subject.model, target)
-        edits = LayerEdits(target, values)
+        calibration = self.subject.calibration
+        edits = LayerEdits(target, values, None if calibration is None else calibration.of)
         side = 0 if block else min(edits.matrix.shape)
         size = 8 * side * side + 8 * edits.matrix.size
+        size += 0 if calibration is None or block else 8 * edits.matrix.shape[1] ** 2
         if self._bytes + size <= _MOST_BYTES:
             self._kept[target.name] = edits
             self._bytes += size
@@ -178,9 +180,12 @@ def _given(study: Study, model: Any, data: Any) -> Subject | None:
     elif body is not None and hasattr(body, "subjects"):
         first = next(iter(body.subjects.values()))
         found = module if first.task is None else in_single(module)
-        return Subject(first.name, found.eval(), None, first.task, first.evaluate)
+        calibration = None
+        if first.calibration is not None:
+            calibration = CalibrationInputs(found.eval(), first.calibration.batches)
+        return Subject(first.name, found.eval(), None, first.task, first.evaluate, calibration)
     elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
-        task = _stored_task(study, Path(study.store).parent)
+        return _stored_subject("model", in_single(module).eval(), study, Path(study.store).parent)
     return None if task is None else Subject("model", in_single(module).eval(), None, task)
 
 
@@ -209,14 +214,22 @@ def _scored(data: StudyData, study: Study) -> Task:
     return make_task(data, name, batch, study.performance.get("chance"))
 
 
-def _stored_task(study: Study, folder: Path) -> Task:
-    from strati.interventions.study_units import digest_of
+def _stored_subject(name: str, model: nn.Module, study: Study, folder: Path) -> Subject:
+    """A network with the data that its study stored."""
+    data = _stored_data(study, folder)
+    calibration = CalibrationInputs(model, data.calibration_batches()) if len(data.x) else None
+    return Subject(name, model, None, _scored(data, study), None, calibration)
+
+
+def _stored_data(study: Study, folder: Path) -> StudyData:
+    from strati.interventions.study_units import CALIBRATION_ROWS, digest_of
 
     raw = (folder / "data.npz").read_bytes()
     known = study.origin.get("data", {}).get("hash")
     if known is not None and digest_of(raw) != known:
         raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
-    return _scored(StudyData.from_bytes(raw), study)
+    data = StudyData.from_bytes(raw)
+    return replace(data, x=data.x[:CALIBRATION_ROWS], y=None) if study.origin.get("spec") else data
 
 
 def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[InterventionEvaluator]:
@@ -227,7 +240,6 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Inter
 
     if not (folder / "data.npz").is_file():
         return []
-    task = _stored_task(study, folder)
     about: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in spec["network"].items()}
     network = NetworkSpec(**about)
     layers, others = study.origin.get("layers", {}), _others(spec)
@@ -241,14 +253,16 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Inter
         known = first.get("weights")
         if known is not None and state_digest(model) != known:
             raise BadInputError(network.path, "has changed since the study; run the study again")
-        return [InterventionEvaluator(Subject(Path(network.path).name, model, None, task), layers, others)]
-    data = StudyData.from_bytes((folder / "data.npz").read_bytes())
+        subject = _stored_subject(Path(network.path).name, model, study, folder)
+        return [InterventionEvaluator(subject, layers, others)]
+    data = _stored_data(study, folder)
     found = []
     for path in sorted((folder / "networks").glob("*.npz")):
         source = trained_networks(network.source)
         model = source.build(network, data.shape, data.outputs, spec["data"]["context"])
         load_arrays(model, unpack(path.read_bytes()), path)
-        found.append(InterventionEvaluator(Subject(path.stem, model.eval(), None, task), layers, others))
+        subject = _stored_subject(path.stem, model.eval(), study, folder)
+        found.append(InterventionEvaluator(subject, layers, others))
     return found
 
 
@@ -259,16 +273,14 @@ def _from_files(study: Study, folder: Path) -> list[InterventionEvaluator]:
     networks = study.origin.get("networks", {})
     if not (folder / "data.npz").is_file() or not all("path" in about for about in networks.values()):
         return []
-    task = _stored_task(study, folder)
     evaluators = []
     for name, about in networks.items():
         model: Any = as_modules(about["path"], about["activation"])
         model = in_single(model).eval()
         if weights_digest(model) != about["hash"]:
             raise BadInputError(about["path"], "has changed since the study; run the study again")
-        evaluators.append(
-            InterventionEvaluator(Subject(name, model, None, task), study.origin.get("layers", {}), {})
-        )
+        subject = _stored_subject(name, model, study, folder)
+        evaluators.append(InterventionEvaluator(subject, study.origin.get("layers", {}), {}))
     return evaluators
 
 

@@ -46,6 +46,7 @@ def study_of_model(
         inputs=config.inputs,
         targets=config.targets,
         activation=config.activation,
+        calibration=config.calibration,
     )
     return study_in_cache(model, data, settings, out, tick)
 
@@ -60,6 +61,16 @@ _PLAN_SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
 """The settings that a plan from a model measures."""
 
 
+_DATA_AWARE = {
+    "truncate": {"metric": "inputs"},
+    "quantise": {"method": "gptq"},
+    "prune": {"method": "sparsegpt"},
+    "drop": {},
+}
+"""The edits that lose least: a plan from a model has data, so it measures these."""
+
+
 def _planned_settings(action: str, kind: str) -> Intervention:
     by_share = action == "truncate" and kind == "parameters"
-    return make(action, {"parameters": _SHARES} if by_share else _PLAN_SETTINGS[action])
+    settings = {"parameters": _SHARES} if by_share else _PLAN_SETTINGS[action]
+    return make(action, settings | _DATA_AWARE[action])

@@ -60,6 +60,8 @@ class PlanConfig:
         inputs: Of a plan from a model: the array or columns of a data file that hold the inputs.
         targets: Of a plan from a model: the array or column of a data file that holds the labels.
         activation: Of a plan from a model: the activation function of a bare MLP.
+        calibration: Of a plan from a model: data for the input covariances; default a quarter of the data, which is
+            then not used for measuring.
     """
 
     action: str | None = None
@@ -72,6 +74,7 @@ class PlanConfig:
     inputs: str | None = None
     targets: str | None = None
     activation: str = "relu"
+    calibration: Any = None
 
     @property
     def patterns(self) -> tuple[str, ...]:

@@ -1,0 +1,234 @@
+r"""Edits of one matrix that use the second moments of its inputs, in numpy.
+
+All of them reduce :math:`\|(W - W') X\|_F^2 = n\,\mathrm{tr}\,(W - W')\, C\, (W - W')^T`, where :math:`C` is the input
+covariance (:mod:`strati.interventions.input_covariance`), instead of the distance of the weights themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import linalg
+
+from strati.interventions.edits import Directions, Grid, grouped, pruned_places
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from strati.core.results import FloatArray
+    from strati.interventions.input_covariance import InputCovariance
+
+_RIDGE = 1e-10
+"""Of the mean input's power: decides between truncations that are equally good for a singular covariance."""
+_DAMPING = 0.01
+"""Of the mean input's power, added to the diagonal by GPTQ and SparseGPT, as in the published code."""
+_BLOCK = 128
+_AWQ_POWERS = np.linspace(0.0, 1.0, 21)
+_HQQ_STEPS, _HQQ_NORM, _HQQ_BETA, _HQQ_GROWTH = 20, 0.7, 10.0, 1.01
+
+
+class InputDirections(Directions):
+    r"""Output directions of a layer, ordered by the power that they carry on the calibration data.
+
+    With :math:`U_k` the leading eigenvectors of :math:`W C W^T`, :math:`W' = U_k U_k^T W` minimises
+    :math:`\|(W - W') X\|_F` over all matrices of rank k: :math:`W' C^{1/2}` is the truncated singular value
+    decomposition of :math:`W C^{1/2}` (Eckart and Young). No inverse of C appears, so C may be singular. Of an
+    embedding, whose tokens occur with different frequencies, the rows are weighted by them.
+
+    References:
+        Wang et al. 2024, SVD-LLM: truncation-aware singular value decomposition.
+
+    Examples:
+        >>> from strati.interventions.input_covariance import InputCovariance
+        >>> rarely_used = InputCovariance("fc", np.diag([0.01, 1.0]), 100)
+        >>> InputDirections(np.diag([3.0, 2.0]), rarely_used).keep(slice(0, 1)).round(6).tolist()
+        [[0.0, 0.0], [0.0, 2.0]]
+    """
+
+    def __init__(self, matrix: NDArray[Any], covariance: InputCovariance) -> None:
+        super().__init__(matrix)
+        self._covariance = covariance
+
+    @cached_property
+    def _decomposed(self) -> tuple[FloatArray, FloatArray]:
+        c = self._covariance.matrix
+        c = c + _RIDGE * (np.trace(c) / len(c) or 1.0) * np.eye(len(c))
+        w = self._scale[:, None] * self.matrix
+        basis = None
+        if w.shape[0] > w.shape[1]:
+            basis, w = np.linalg.qr(w)
+        values, vectors = np.linalg.eigh(w @ c @ w.T)
+        vectors = vectors if basis is None else basis @ vectors
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+    @cached_property
+    def _scale(self) -> FloatArray:
+        weights = self._covariance.row_weights
+        return np.ones(len(self.matrix)) if weights is None else np.sqrt(weights)
+
+    def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
+        """The part that some directions carry, as a product of two matrices, (rows, k) and (k, cols)."""
+        chosen = self._decomposed[1][:, which]
+        return chosen / self._scale[:, None], (chosen * self._scale[:, None]).T @ self.matrix
+
+
+def output_error(before: NDArray[Any], after: NDArray[Any], covariance: FloatArray) -> float:
+    """Mean squared change of the layer's output per token, ``tr (W - W') C (W - W')^T``."""
+    difference = np.asarray(before, np.float64) - after
+    return float(np.einsum("ij,ij->", difference @ covariance, difference))
+
+
+def gptq(
+    matrix: NDArray[Any],
+    covariance: FloatArray,
+    bits: int,
+    group: int | None = None,
+    symmetric: bool = False,
+) -> FloatArray:
+    """Quantise column by column; each column's rounding error is compensated in the columns that follow.
+
+    References:
+        Frantar et al. 2023, GPTQ: accurate post-training quantization for generative pre-trained transformers.
+    """
+    w = np.asarray(matrix, dtype=np.float64)
+    size = min(group or w.shape[1], w.shape[1])
+    grid = Grid.of(w[:, :size], bits, symmetric)
+
+    def rounded(column: int, current: FloatArray) -> FloatArray:
+        nonlocal grid
+        if column and column % size == 0:  # a scale of the weights as they are now
+            grid = Grid.of(current[:, column : column + size], bits, symmetric)
+        return grid.nearest(current[:, column, None])[:, 0]
+
+    return _compensated(w, covariance, rounded, size)
+
+
+def awq(
+    matrix: NDArray[Any],
+    covariance: FloatArray,
+    bits: int,
+    group: int | None = None,
+    symmetric: bool = False,
+) -> FloatArray:
+    """Round to nearest after scaling up the inputs that carry more power, and scale back.
+
+    The scales are the root mean square of each input to a power between 0 and 1; of 21 powers the one with the least
+    output error is taken. Power 0 is plain rounding.
+
+    References:
+        Lin et al. 2024, AWQ: activation-aware weight quantization.
+    """
+    w = np.asarray(matrix, dtype=np.float64)
+    power = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    power = np.maximum(power, 1e-4 * (power.max() or 1.0))
+    candidates: list[tuple[float, float, FloatArray]] = []
+    for exponent in _AWQ_POWERS:
+        scale = power**exponent
+        scale /= np.sqrt(scale.max() * scale.min())
+        rounded = grouped(w * scale, group, lambda b: Grid.of(b, bits, symmetric).nearest(b)) / scale
+        candidates.append((output_error(w, rounded, covariance), float(exponent), rounded))
+    return min(candidates, key=lambda c: c[:2])[2]
+
+
+def hqq(matrix: NDArray[Any], bits: int, group: int | None = None) -> FloatArray:
+    r"""Round to nearest with the zero points that minimise :math:`\sum |W - W'|^{0.7}`; it needs no data.
+
+    References:
+        Badri and Shaji 2023, Half-quadratic quantization of large machine learning models.
+    """
+
+    def fitted(block: FloatArray) -> FloatArray:
+        grid = Grid.of(block, bits)
+        best = grid.nearest(block)
+        least = (np.abs(block - best) ** _HQQ_NORM).sum(-1, keepdims=True)
+        beta = _HQQ_BETA
+        for _ in range(_HQQ_STEPS):
+            codes = grid.codes(block)
+            error = block - grid.values(codes)
+            shrunk = np.maximum(
+                np.abs(error) - (np.abs(error) + 1e-12) ** (_HQQ_NORM - 1) / beta, 0.0
+            ) * np.sign(error)
+            zero = (codes - (block - shrunk) / grid.step).mean(-1, keepdims=True)
+            grid = grid.with_zero(zero)
+            now = grid.nearest(block)
+            size = (np.abs(block - now) ** _HQQ_NORM).sum(-1, keepdims=True)
+            best, least = np.where(size < least, now, best), np.minimum(size, least)
+            beta *= _HQQ_GROWTH
+        return best
+
+    return grouped(np.asarray(matrix, dtype=np.float64), group, fitted)
+
+
+def wanda(
+    matrix: NDArray[Any], covariance: FloatArray, share: float | None = None, pattern: str | None = None
+) -> FloatArray:
+    r"""Zero the entries of least :math:`|W_{ij}| \|X_j\|`, output by output.
+
+    References:
+        Sun et al. 2024, A simple and effective pruning approach for large language models.
+    """
+    w = np.array(matrix, dtype=np.float64)
+    scores = np.abs(w) * np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    if pattern is None:
+        assert share is not None
+        gone = np.argsort(scores, axis=1, kind="stable")[:, : round(share * w.shape[1])]
+        np.put_along_axis(w, gone, 0.0, axis=1)
+        return w
+    return np.where(pruned_places(scores, None, pattern), 0.0, w)
+
+
+def sparsegpt(
+    matrix: NDArray[Any], covariance: FloatArray, share: float | None = None, pattern: str | None = None
+) -> FloatArray:
+    """Zero entries column by column; what each column loses is compensated in the columns that follow.
+
+    References:
+        Frantar and Alistarh 2023, SparseGPT: massive language models can be accurately pruned in one-shot.
+    """
+    w = np.asarray(matrix, dtype=np.float64)
+    size = _BLOCK if pattern is None else int(pattern.partition(":")[2])
+    importance = np.diag(_inverse_factor(covariance)) ** 2
+    gone = np.zeros(w.shape, dtype=bool)
+
+    def masked(column: int, current: FloatArray) -> FloatArray:
+        if column % size == 0:
+            part = slice(column, column + size)
+            gone[:, part] = pruned_places(current[:, part] ** 2 / importance[part], share, pattern)
+        return np.where(gone[:, column], 0.0, current[:, column])
+
+    return _compensated(w, covariance, masked, size)
+
+
+def _inverse_factor(covariance: FloatArray) -> FloatArray:
+    """The upper Cholesky factor of the inverse of the damped covariance."""
+    mean = float(np.trace(covariance)) / len(covariance) or 1.0
+    damped = covariance + _DAMPING * mean * np.eye(len(covariance))
+    factor = linalg.cho_factor(damped, lower=True)
+    inverse = linalg.cho_solve(factor, np.eye(len(damped)))
+    return np.asarray(linalg.cholesky(0.5 * (inverse + inverse.T)))
+
+
+def _compensated(
+    weight: FloatArray, covariance: FloatArray, change: Callable[[int, FloatArray], FloatArray], group: int
+) -> FloatArray:
+    """Change one column after another; the least-squares optimal update of the later columns follows each change.
+
+    Updates of columns beyond the current block of columns are applied block by block; a group of columns that share a
+    scale or a mask never crosses a block.
+    """
+    factor = _inverse_factor(covariance)
+    w, changed = weight.copy(), np.empty_like(weight)
+    cols = w.shape[1]
+    block = group * max(1, _BLOCK // group)
+    for start in range(0, cols, block):
+        stop = min(start + block, cols)
+        errors = np.empty((len(w), stop - start))
+        for j in range(start, stop):
+            changed[:, j] = change(j, w)
+            errors[:, j - start] = (w[:, j] - changed[:, j]) / factor[j, j]
+            w[:, j:stop] -= errors[:, j - start, None] * factor[j, j:stop]
+        w[:, stop:] -= errors @ factor[start:stop, stop:]
+    return changed
