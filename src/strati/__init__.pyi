@@ -22,6 +22,8 @@ from .landscape.basis.result import InteractionBasis
 from .landscape.basis.sparsify import sparsify
 from .landscape.counts.degeneracy import Degeneracy, degeneracy
 from .landscape.curvature import Curvature, curvature
+from .landscape.influence.influence import influence
+from .landscape.influence.result import Influence
 from .landscape.llc.config import LLCConfig
 from .landscape.llc.llc import LearningCoefficient, learning_coefficient, llc
 from .landscape.llc.scales import EffectiveParameters, effective_parameters
@@ -42,6 +44,7 @@ __all__ = [
     "Curvature",
     "Degeneracy",
     "EffectiveParameters",
+    "Influence",
     "InteractionBasis",
     "InteractionGraph",
     "LLCConfig",
@@ -71,6 +74,7 @@ __all__ = [
     "degeneracy",
     "effective_parameters",
     "embedded",
+    "influence",
     "inspect",
     "interaction_basis",
     "interaction_graph",

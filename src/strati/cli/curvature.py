@@ -19,8 +19,7 @@ from strati.cli.common import (
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, read_inputs
-from strati.cli.llc import default_loss
+from strati.cli.landscape import loss_option, read_problem
 from strati.jobs.progress import progress
 
 
@@ -38,12 +37,7 @@ from strati.jobs.progress import progress
 @click.option(
     "--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="Eigenvalues."
 )
-@click.option(
-    "--loss",
-    type=click.Choice(LOSSES),
-    help="Loss to differentiate.  [default: cross_entropy for classes and tokens, mse for other targets, "
-    "behavioural-mse without targets]",
-)
+@loss_option
 @rows_option
 @layers_option
 @device_option
@@ -71,20 +65,12 @@ def command(
       strati curvature model.safetensors --data train.npz
       strati curvature model.safetensors --data train.npz --matrix gauss-newton --top 20 --json curvature.json
     """
-    from strati.io.to_module import as_module
     from strati.landscape.curvature import curvature
 
-    network = as_module(model, activation=activation)
-    arrays = read_inputs(data, inputs, targets, network)
-    loss = loss or default_loss(network, arrays)
-    used: Any = arrays.x[:rows]
-    if arrays.y is not None and not loss.startswith("behavioural"):
-        used = (used, arrays.y[:rows])
+    problem = read_problem(model, data, inputs, targets, activation=activation, loss=loss, rows=rows)
     with progress("curvature", 3, quiet=output.quiet) as tick:
         spectrum = curvature(
-            network,
-            loss,
-            used,
+            *problem,
             matrix=matrix,
             top=top,
             layers=layers or None,

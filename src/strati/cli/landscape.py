@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -31,6 +31,60 @@ def read_inputs(path: str, inputs: str | None, targets: str | None, network: nn.
 
         return Data(read_path(Path(path), network), None)
     return read_data(path, inputs=inputs, target=targets)
+
+
+loss_option = click.option(
+    "--loss",
+    type=click.Choice(LOSSES),
+    help="Loss of the network.  [default: cross_entropy for classes and tokens, mse for other targets, "
+    "behavioural-mse without targets]",
+)
+
+
+class Problem(NamedTuple):
+    """A network, the name of a loss, and data as the functions of the landscape take them."""
+
+    network: nn.Module
+    loss: str
+    data: Any
+
+
+def read_problem(
+    model: str,
+    data: str,
+    inputs: str | None,
+    targets: str | None,
+    *,
+    activation: Any,
+    loss: str | None,
+    rows: int | None,
+) -> Problem:
+    """Open a network and read its data; the loss is :func:`default_loss` unless it is given."""
+    from strati.io.to_module import as_module
+
+    network = as_module(model, activation=activation)
+    arrays = read_inputs(data, inputs, targets, network)
+    loss = loss or default_loss(network, arrays)
+    return Problem(network, loss, labelled(arrays, loss, rows))
+
+
+def labelled(arrays: Data, loss: str, rows: int | None = None) -> Any:
+    """The first rows of data, with their targets if the loss needs them."""
+    if arrays.y is None or loss.startswith("behavioural"):
+        return arrays.x[:rows]
+    return arrays.x[:rows], arrays.y[:rows]
+
+
+def default_loss(network: nn.Module, data: Data) -> str:
+    """The training loss where the data have targets or are tokens, else the behavioural one."""
+    from strati.evaluate.models import predicts_next
+
+    if predicts_next(network):
+        return "cross_entropy"
+    if data.y is None:
+        return "behavioural-mse"
+    whole = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
+    return "cross_entropy" if whole else "mse"
 
 
 def sampling_options(function: F) -> F:

@@ -20,14 +20,11 @@ from strati.cli.common import (
     seed_option,
     show,
 )
-from strati.cli.landscape import LOSSES, read_inputs, sampling_options
+from strati.cli.landscape import loss_option, read_problem, sampling_options
 from strati.jobs.progress import progress
 from strati.landscape.llc.config import LLCConfig
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from strati.io.data_files import Data
     from strati.landscape.llc.estimate import LearningCoefficient
 
 
@@ -35,12 +32,7 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path())
 @data_options(required=True)
 @activation_option()
-@click.option(
-    "--loss",
-    type=click.Choice(LOSSES),
-    help="Loss whose coefficient is estimated.  [default: cross_entropy for classes and tokens, mse for other "
-    "targets, behavioural-mse without targets]",
-)
+@loss_option
 @rows_option
 @click.option("--per-layer", is_flag=True, help="One coefficient for each layer, the others fixed.")
 @sampling_options
@@ -75,38 +67,22 @@ def command(
       strati llc model.safetensors --data train.npz --seconds 60 --json llc.json
       strati llc gpt2/ --data tokens.npy --gamma 1000
     """
-    from strati.io.to_module import as_module
     from strati.landscape.llc.estimate import LearningCoefficient, NoEstimateWarning
     from strati.landscape.llc.llc import llc
 
     config = LLCConfig(seed=seed, device=device, **sampling)
-    network = as_module(model, activation=activation)
-    arrays = read_inputs(data, inputs, targets, network)
-    loss = loss or default_loss(network, arrays)
-    sampled: Any = arrays.x[:rows]
-    if arrays.y is not None and not loss.startswith("behavioural"):
-        sampled = (sampled, arrays.y[:rows])
+    network, loss, rows_used = read_problem(
+        model, data, inputs, targets, activation=activation, loss=loss, rows=rows
+    )
     with progress("sampling", None, quiet=output.quiet) as tick, warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEstimateWarning)  # the summary says it
         coefficient: Any = llc(
-            network, loss, sampled, config=config, layers=layers or None, per_layer=per_layer, tick=tick
+            network, loss, rows_used, config=config, layers=layers or None, per_layer=per_layer, tick=tick
         )
     emit(coefficient, output)
     if not output.quiet and output.json != "-" and isinstance(coefficient, LearningCoefficient):
         named = "".join(f" --{n} {v}" for n, v in (("inputs", inputs), ("targets", targets)) if v is not None)
         show(f"next: {next_command(coefficient, model, data + named, loss)}")
-
-
-def default_loss(network: nn.Module, data: Data) -> str:
-    """The training loss where the data have targets or are tokens, else the behavioural one."""
-    from strati.evaluate.models import predicts_next
-
-    if predicts_next(network):
-        return "cross_entropy"
-    if data.y is None:
-        return "behavioural-mse"
-    whole = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
-    return "cross_entropy" if whole else "mse"
 
 
 def next_command(coefficient: LearningCoefficient, model: str, data: str, loss: str) -> str:

@@ -39,6 +39,7 @@ COMMANDS = {
     "plan": "Pick ranks, bits or pruning per layer that fit a budget at the lowest measured loss.",
     "apply": "Apply a plan: write the compressed model and measure it.",
     "llc": "Estimate the local learning coefficient, with its error.",
+    "influence": "Find which rows of data and which parts of a network influence one another.",
     "curvature": "Find the top eigenvalues, trace and spectrum of the loss's curvature.",
     "degeneracy": "Count the parameters that a network really uses on given data.",
     "basis": "Find the directions in each layer that affect the output, and whether they form modules.",

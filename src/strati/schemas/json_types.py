@@ -431,6 +431,21 @@ class ShuffleFields(TypedDict):
     drop: Mapping[str, Any]
 
 
+class InfluenceFields(TypedDict):
+    kind: str
+    rows: Sequence[int | str]
+    labels: Sequence[int | str]
+    values: Sequence[Sequence[float | None]]
+    stderr: Sequence[Sequence[float | None]]
+    reason: str | None
+    waic: float | None
+    waic_stderr: float | None
+    fluctuation: float | None
+    fluctuation_stderr: float | None
+    settings: Mapping[str, Any]
+    warnings: Sequence[Flag]
+
+
 class CurvatureFields(TypedDict):
     matrix: str
     parameters: int

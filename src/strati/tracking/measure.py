@@ -235,11 +235,11 @@ def _level(what: str, layer: str | None, found: Level) -> Point:
 
 
 def _heads(model: nn.Module, heads: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
-    from strati.landscape.llc.parts import HeadModel
+    from strati.landscape.llc.parts import PartModel, head_entries
 
     for head in heads:
         block, number = (int(n) for n in head.split("."))
-        yield head, HeadModel(model, (block, number))
+        yield head, PartModel(model, head_entries(model, (block, number)))
 
 
 def _groups(cut: Any, labels: tuple[str, ...], config: TrackConfig) -> Iterator[tuple[str, Any]]:

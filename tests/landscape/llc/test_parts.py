@@ -8,7 +8,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.llc.parts import HeadModel, head_entries
+from strati.landscape.llc.parts import PartModel, head_entries
 
 LIGHT = {"chains": 4, "draws": 20, "ladder": False}
 
@@ -84,7 +84,7 @@ def test_heads_are_rows_of_queries_and_columns_of_outputs(gpt, kind):
     assert {w: len(i) for w in wanted for n, i in entries.items() if w in n} == wanted
     assert all("1." in name for name in entries)
     tokens = torch.randint(0, 20, (3, 6))
-    part = HeadModel(model, (1, 2))
+    part = PartModel(model, head_entries(model, (1, 2)))
     with torch.no_grad():
         assert torch.equal(part(tokens).logits, model(tokens).logits)
         for value in part.held.values():

@@ -372,8 +372,8 @@ def _kinked(traces: Traces) -> Flag | None:
     )
 
 
-def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> Refusal | None:
-    """Why no value is given, or ``None``."""
+def unmixed(traces: Traces, settings: LLCConfig) -> Refusal | None:
+    """Why the draws do not represent the posterior, or ``None``: too few, stuck, diverged, not mixed, drifting."""
     main = traces.lambda_trace()
     if not np.isfinite(main).all():
         return Refusal(
@@ -409,6 +409,14 @@ def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) ->
     if size < _LEAST_ESS:
         text = f"the chains hold only {size:.0f} independent draws; more draws or seconds would help"
         return Refusal(NoEstimate.TOO_SHORT, text)
+    return None
+
+
+def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> Refusal | None:
+    """Why no value is given, or ``None``."""
+    refusal = unmixed(traces, settings)
+    if refusal is not None:
+        return refusal
     smooth = traces.around is None or traces.around.smooth
     text_or_none = impossible(value, error, traces.parameters, smooth=smooth)
     if text_or_none is None:

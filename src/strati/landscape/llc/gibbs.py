@@ -115,6 +115,8 @@ def sample_gibbs(
             gradients += (conditionals[b].gradients + 1) * offset.shape[0] * chains
         if i >= settle:
             excess.append(value)
+            if target.observer is not None:
+                target.observer.observe(0, offset[0])
             spread.append((offset**2).sum(-1))
             controls.append(target.controls(offset, slope, nbeta).to(torch.float32))
         i += 1

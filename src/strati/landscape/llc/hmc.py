@@ -324,6 +324,8 @@ def _record(
             continue
         excess.append(state.excess)
         total += state.offset[main]
+        if target.observer is not None:
+            target.observer.observe(0, state.offset[main])
         spread.append((state.offset**2).sum(-1))
         controls.append(target.controls(state.offset, state.slope, nbeta).to(torch.float32))
         accepted += 0 if wide else chance

@@ -30,10 +30,11 @@ from strati.landscape.llc.hmc import sample_hmc
 from strati.landscape.llc.moment_points import condensed
 from strati.landscape.llc.parts import (
     Head,
-    HeadModel,
     PartCoefficients,
+    PartModel,
     data_groups,
     each,
+    head_entries,
     layer_names,
     number_of_rows,
     rows_of,
@@ -48,7 +49,7 @@ from strati.landscape.llc.posterior import (
 from strati.landscape.llc.quadratic import quadratic_blocks
 from strati.landscape.llc.sampling_plan import Clock, gradient_cost, sampling_plan
 from strati.landscape.llc.sgld import sample_sgld
-from strati.landscape.llc.traces import Traces
+from strati.landscape.llc.traces import Observer, Traces
 from strati.landscape.objective import FlatModel, Loss, Objective, Potential, collect, objective
 
 if TYPE_CHECKING:
@@ -157,21 +158,24 @@ def llc(
     if settings.gamma is None:  # that of the whole network, whichever part varies
         settings = dataclasses.replace(settings, gamma=default_gamma(FlatModel(model).theta))
     if not per_layer and heads is None and groups is None:
-        function = _function(model, loss, data, layers)
+        function = local_objective(model, loss, data, layers)
         coefficient = estimate(sample(function, function.flat.theta, settings, tick, clock), settings)
         return coefficient.with_loss(function.name).warn()
     data = collect(data, model)
     data = data[0] if data[1] is None else data
 
     def of(part: nn.Module, rows: Any, chosen: str | Sequence[str] | None) -> LearningCoefficient:
-        function = _function(part, loss, rows, chosen)
+        function = local_objective(part, loss, rows, chosen)
         coefficient = estimate(sample(function, function.flat.theta, settings, silent), settings)
         return coefficient.with_loss(function.name)
 
     if per_layer:
         return each(layer_names(model, layers), lambda name: of(model, data, [name]), tick)
     if heads is not None:
-        named = {f"{block}.{number}": HeadModel(model, (block, number)) for block, number in heads}
+        named = {
+            f"{block}.{number}": PartModel(model, head_entries(model, (block, number)))
+            for block, number in heads
+        }
         return each(tuple(named), lambda name: of(named[name], data, None), tick)
     x = data[0] if isinstance(data, tuple) else data
     by_label = dict(data_groups(groups, number_of_rows(x)))
@@ -184,8 +188,13 @@ def _are_heads(heads: Any) -> bool:
     return all(isinstance(head, Sequence) and len(head) == 2 and not isinstance(head, str) for head in heads)
 
 
-def _function(model: nn.Module, loss: Loss, data: Any, layers: str | Sequence[str] | None) -> Objective:
-    """Double precision where the problem is small: the ladder's cold end needs the digits."""
+def local_objective(
+    model: nn.Module, loss: Loss, data: Any, layers: str | Sequence[str] | None = None
+) -> Objective:
+    """The loss as a function of the flat parameters, in double precision where the problem is small.
+
+    The ladder's cold end needs the digits.
+    """
     size = FlatModel(model, layers=layers).size
     return objective(model, loss, data, layers=layers, dtype=torch.float64 if size <= _DOUBLE_LIMIT else None)
 
@@ -250,7 +259,12 @@ def sample(
 
 
 def draw(
-    potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = silent, clock: Clock | None = None
+    potential: Potential,
+    theta: Tensor,
+    config: LLCConfig,
+    tick: Tick = silent,
+    clock: Clock | None = None,
+    observer: Observer | None = None,
 ) -> Traces:
     """The draws alone, without a look at the surroundings."""
     clock = clock or Clock(config.seconds)
@@ -261,11 +275,11 @@ def draw(
     few = condensed(potential) if isinstance(potential, Objective) else potential
     kind = chosen_sampler(few, theta, chosen)
     if kind in FULL_DATA:
-        seen = local_posterior(few, theta, chosen.gamma or 1.0)
+        seen = dataclasses.replace(local_posterior(few, theta, chosen.gamma or 1.0), observer=observer)
         traces = _sample_all_data(seen, chosen, float(nbeta), tick, clock)
     elif isinstance(potential, Objective):
         minibatches = dataclasses.replace(chosen, sampler=kind)
-        traces = sample_sgld(potential, minibatches, float(nbeta), tick, clock=clock)
+        traces = sample_sgld(potential, minibatches, float(nbeta), tick, clock=clock, observer=observer)
     else:
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
     return dataclasses.replace(traces, on_data=isinstance(potential, Objective))
@@ -282,7 +296,11 @@ def _sample_all_data(
         1 if config.sampler == Sampler.AUTO and sampling_plan(config, seen.size, seen.cost).exchange else None
     )
     traces = conditional_traces(seen, config, nbeta, tick, most=most, clock=clock)
-    return traces if traces is not None else sample_hmc(seen, config, nbeta, tick, clock)
+    if traces is not None:
+        return traces
+    if seen.observer is not None:
+        seen.observer.restart()
+    return sample_hmc(seen, config, nbeta, tick, clock)
 
 
 def conditional_traces(

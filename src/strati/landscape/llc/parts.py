@@ -198,23 +198,20 @@ def number_of_rows(x: Any) -> int:
     return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
 
 
-class HeadModel(nn.Module):
-    """A transformer as a function of the weights of one attention head, all others fixed.
+class PartModel(nn.Module):
+    """A network as a function of some of its weights, all others fixed.
 
     Args:
-        model: A transformer whose attention layers strati's roles recognise.
-        head: Block and head, both from 0.
-
-    Raises:
-        BadInputError: There is no such head, or the number of heads is not known.
+        model: Any module.
+        entries: Numbers of the entries that vary, by the name of the (flattened) parameter; see :func:`head_entries`.
     """
 
     model: nn.Module
 
-    def __init__(self, model: nn.Module, head: Head) -> None:
+    def __init__(self, model: nn.Module, entries: Mapping[str, Tensor]) -> None:
         super().__init__()
         object.__setattr__(self, "model", model)  # not a submodule: its parameters stay its own
-        self.places: dict[str, Tensor] = head_entries(model, head)
+        self.places = dict(entries)
         self.held = nn.ParameterDict()
         for name, index in self.places.items():
             value = dict(model.named_parameters())[name].detach().reshape(-1)[index]
@@ -223,7 +220,7 @@ class HeadModel(nn.Module):
         self.train(model.training)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """The model's output with this head's weights in place."""
+        """The model's output with the varied weights in place."""
         weights = {}
         own = dict(self.model.named_parameters())
         for name, index in self.places.items():
@@ -246,7 +243,7 @@ def head_entries(model: nn.Module, head: Head) -> dict[str, Tensor]:
         BadInputError: There is no such head, or the number of heads is not known.
     """
     block, number = head
-    count, shared = _head_counts(model)
+    count, shared = head_counts(model)
     if not 0 <= number < count:
         raise BadInputError("heads", f"no head {number}; there are {count}, from 0 to {count - 1}")
     own = dict(model.named_parameters())
@@ -259,12 +256,18 @@ def head_entries(model: nn.Module, head: Head) -> dict[str, Tensor]:
         transposed = type(model.get_submodule(module_name(name))).__name__ == "Conv1D"
         found[name] = _entries(parameter, role, number, count, shared, transposed=transposed)
     if not found:
-        known = sorted({b for n, b in numbers.items() if b is not None and role_of(n, b) in _ATTENTION})
+        known = attention_blocks(model)
         span = (
             f"blocks with attention are {known[0]} to {known[-1]}" if known else "no attention was recognised"
         )
         raise BadInputError("heads", f"no attention weights in block {block}; {span}")
     return {name: index for name, index in found.items() if len(index)}
+
+
+def attention_blocks(model: nn.Module) -> list[int]:
+    """Numbers of the blocks that have attention weights."""
+    numbers = blocks([name for name, _ in model.named_parameters()])
+    return sorted({b for name, b in numbers.items() if b is not None and role_of(name, b) in _ATTENTION})
 
 
 def _entries(
@@ -287,7 +290,12 @@ def _entries(
     return index.reshape(count, -1, *index.shape[1:])[head].reshape(-1)
 
 
-def _head_counts(model: nn.Module) -> tuple[int, int]:
+def head_counts(model: nn.Module) -> tuple[int, int]:
+    """How many attention heads a block has, and how many of keys and values.
+
+    Raises:
+        BadInputError: The number of heads is not known.
+    """
     config = getattr(model, "config", model)
     for name in ("num_attention_heads", "n_head", "n_heads", "num_heads"):
         count = getattr(config, name, None)

@@ -17,6 +17,7 @@ from strati.landscape.llc.config import DENSE_LIMIT, LOCALISED_FROM, VIRIAL_LIMI
 from strati.landscape.llc.preconditioner import Dense, Rotation, kronecker
 from strati.landscape.llc.quadratic import batchable, largest_quadratic
 from strati.landscape.llc.sampling_plan import GradientCost, collapsed_gradients, gradient_cost
+from strati.landscape.llc.traces import Observer
 from strati.landscape.objective import Objective, Potential, check_finite, exact_hessian, gauss_newton_matrix
 
 _PLACES = 8  # over which the curvature is averaged
@@ -39,6 +40,7 @@ class LocalPosterior:
         cost: Of a batched gradient, by the cost model.
         quadratic: Of a few parameters, those in which together the loss is quadratic, the others held fixed.
         evaluate: Excess loss and slope at offsets ``(..., d)`` from ``theta``.
+        observer: Sees the kept draws.
     """
 
     potential: Potential
@@ -51,6 +53,7 @@ class LocalPosterior:
     cost: GradientCost
     quadratic: tuple[int, ...]
     evaluate: Callable[[Tensor], tuple[Tensor, Tensor]] = field(repr=False)
+    observer: Observer | None = field(default=None, repr=False)
 
     @property
     def size(self) -> int:

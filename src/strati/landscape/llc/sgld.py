@@ -15,6 +15,7 @@ inverse root-mean-square gradient (Li et al. 2016).
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,7 +37,7 @@ from strati.landscape.llc.noise import Noise
 from strati.landscape.llc.posterior import localised
 from strati.landscape.llc.preconditioner import Rotation, kronecker
 from strati.landscape.llc.sampling_plan import Clock, gradient_cost
-from strati.landscape.llc.traces import PositionSums, Traces
+from strati.landscape.llc.traces import Observer, PositionSums, Traces
 from strati.landscape.objective import FlatModel, Inputs, Objective
 
 _SHARE_OF_STABLE = (
@@ -67,6 +68,7 @@ def sample_sgld(
     *,
     by_curvature: bool | None = None,
     clock: Clock | None = None,
+    observer: Observer | None = None,
 ) -> Traces:
     """Draw by (RMSprop-)SGLD at one temperature; the kept losses are corrected for the step's heating.
 
@@ -77,6 +79,7 @@ def sample_sgld(
         tick: Called after each group of chains.
         by_curvature: Whether ``sgld`` moves by the inverse of the curvature; by default where the step is not set.
         clock: The time that may be used; by default the cost model alone decides.
+        observer: Sees every fifth kept draw.
 
     Examples:
         >>> from strati.landscape.objective import behavioural_loss
@@ -102,6 +105,7 @@ def sample_sgld(
             min(group, chains - start),
             derive(config.seed, "sgld", start),
             positions,
+            None if observer is None else functools.partial(observer.observe, start),
         )
         for start in range(0, chains, group)
     ]
@@ -112,7 +116,7 @@ def sample_sgld(
         warmup = int(np.clip(_WARMUP_SHARE * clock.left / max(pace, 1e-9), _LEAST_WARMUP, _WARMUP))
     for walk in walks:
         walk.settle(warmup)
-    draws = _draw(walks, config, _affordable(objective, config, chains), clock, tick)
+    draws = _draw(walks, config, _affordable(objective, config, chains), clock, tick, observer)
     excess, spread = _kept(walks, draws)
     mean = steps.position(positions.mean_after(draws // 2))
     return Traces(
@@ -133,34 +137,53 @@ def sample_sgld(
     )
 
 
-def _draw(walks: list[_Walks], config: LLCConfig, most: int, clock: Clock, tick: Tick) -> int:
+def _draw(
+    walks: list[_Walks],
+    config: LLCConfig,
+    most: int,
+    clock: Clock,
+    tick: Tick,
+    observer: Observer | None = None,
+) -> int:
     """Move the chains and return how many draws of each to keep: the last two thirds of the steps.
 
     Without a number of draws or a limit of time the length is doubled until the chains agree and stand still, or the
     steps that are affordable have been taken.
     """
     if config.draws is not None:
+        _observe_from(walks, config.draws // 2)
         _advance(walks, config.draws + config.draws // 2)
         return config.draws
     if clock.timed:
         began, taken = clock.used, 0
+        _observe_from(walks, None)
         while taken == 0 or clock.left > (clock.used - began) / taken * _TIMED_BLOCK:
             _advance(walks, _TIMED_BLOCK)
             taken += _TIMED_BLOCK
+            if taken == _BLOCK:  # by now the pace is known: observe the last two thirds
+                _observe_from(walks, taken + int(clock.left * taken / (clock.used - began)) // 3)
             if taken % (50 * _TIMED_BLOCK) == 0:
                 tick(f"{2 * taken // 3} draws per chain")
         return 2 * taken // 3
     draws = min(_FIRST, 2 * most // 3)
+    _observe_from(walks, draws // 2)
     _advance(walks, draws + draws // 2)
     tick(f"{draws} draws per chain")
     while 3 * draws <= most:
         excess, spread = _kept(walks, draws)
         if not np.isfinite(excess).all() or _mixed(excess, spread):
             break
+        if observer is not None:
+            observer.restart()
         _advance(walks, 2 * draws + draws - (draws + draws // 2))
         draws *= 2
         tick(f"{draws} draws per chain")
     return draws
+
+
+def _observe_from(walks: list[_Walks], step: int | None) -> None:
+    for walk in walks:
+        walk.observe_from = step
 
 
 def _advance(walks: list[_Walks], count: int) -> None:
@@ -439,6 +462,7 @@ class _Walks:
         chains: int,
         seed: int,
         positions: PositionSums,
+        observe: Callable[[Tensor], None] | None = None,
     ) -> None:
         self.generator = generator = torch.Generator().manual_seed(seed)
         self.steps, self.batches, self.baselines, self.chains = steps, batches, baselines, chains
@@ -446,7 +470,8 @@ class _Walks:
         steps.calibrate(batches[0], generator)
         self.offset = steps.theta.new_zeros(chains, steps.theta.numel())
         self.order = shuffled(len(batches), generator)
-        self.positions = positions
+        self.positions, self.observe = positions, observe
+        self.observe_from: int | None = None
         self.excess: list[Tensor] = []
         self.spread: list[Tensor] = []
         self.steps_done = 0
@@ -480,6 +505,8 @@ class _Walks:
             self.spread.append(torch.linalg.vecdot(self.offset, self.offset).double())
             if step % _POSITION_STRIDE == 0:
                 self.positions.add(step, self.offset)
+                if self.observe is not None and self.observe_from is not None and step >= self.observe_from:
+                    self.observe(self.steps.position(self.offset))
             value, heating = self.steps.advance(self.offset, self.batches[index], self.noise)
             self.excess.append(value.double() - self.baselines[index] - heating.double())
         self.steps_done += count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 
 
 _BLOCKS = 4  # sums of positions that are kept
+
+
+class Observer(Protocol):
+    """Sees the positions of the chains at the temperature that was asked for, one call per kept draw."""
+
+    def observe(self, first: int, offsets: Tensor) -> None:
+        """Take the offsets ``(chains, d)`` from the given parameters of the chains from number ``first`` on."""
+
+    def restart(self) -> None:
+        """Forget all draws so far: they were part of the warm-up."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import { auditSection, studySection } from "./audit.js";
 import { degeneracySection } from "./degeneracy.js";
 import { basisSection } from "./basis.js";
 import { reassemblySection } from "./reassembly.js";
-import { curvatureSection, llcSection, partsSection, scalesSection } from "./sampling.js";
+import { curvatureSection, influenceSection, llcSection, partsSection, scalesSection } from "./sampling.js";
 import { applySection, checkSection, planSection } from "./acting.js";
 import { trackSection } from "./tracking.js";
 import { demoSection, estimateSection, identifySection, inspectSection, lineageSection, madeSection, reproduceSection, shuffleSection, skipped, sparsifySection } from "./plain.js";
@@ -20,11 +20,11 @@ import { demoSection, estimateSection, identifySection, inspectSection, lineageS
 const DRAW = {
   study: studySection, audit: auditSection, compare: compareSection, degeneracy: degeneracySection, basis: basisSection,
   "interaction-basis": basisSection, "interaction-graph": basisSection,
-  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, curvature: curvatureSection, scales: scalesSection, track: trackSection,
+  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, curvature: curvatureSection, influence: influenceSection, scales: scalesSection, track: trackSection,
   plan: planSection, apply: applySection, check: checkSection, sparsify: sparsifySection, "reassemble-make": madeSection,
   "llc-parts": partsSection, estimate: estimateSection, demo: demoSection, shuffle: shuffleSection, "shuffle-transformer": shuffleSection, "reassemble-transformer": shuffleSection, identify: identifySection, correspond: identifySection, lineage: lineageSection,
 };
-const ORDER = ["check", "scan", "compare", "lineage", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "curvature", "llc-parts", "scales", "basis", "interaction-basis", "interaction-graph", "sparsify", "reassemble", "reassemble-make", "reassemble-transformer", "shuffle", "shuffle-transformer", "identify", "correspond", "inspect", "reproduce", "estimate", "demo"];
+const ORDER = ["check", "scan", "compare", "lineage", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "influence", "curvature", "llc-parts", "scales", "basis", "interaction-basis", "interaction-graph", "sparsify", "reassemble", "reassemble-make", "reassemble-transformer", "shuffle", "shuffle-transformer", "identify", "correspond", "inspect", "reproduce", "estimate", "demo"];
 const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
 
 function scanSection(scan, id, audits) {

@@ -29,6 +29,26 @@ export function curvatureSection(result, id) {
     dataTable({ title: "Effective parameters by scale", rows: result.effective || [], columns: [["epsilon", "ε"], ["value", "N_eff"], ["stderr", "standard error"]].map(([key, label]) => ({ label, value: (r) => r[key] })) }));
 }
 
+// Covariances of the losses of rows: each line's own value and its strongest column.
+export function influenceSection(result, id) {
+  const labels = result.labels || [], columns = result.rows || [];
+  const square = result.kind !== "susceptibility" && labels.length === columns.length && labels.every((label, i) => label === columns[i]);
+  const rows = labels.map((label, i) => {
+    const values = (result.values || [])[i] || [];
+    const others = values.map((value, j) => [value, j]).filter(([value, j]) => isNumber(value) && !(square && j === i));
+    const best = others.reduce((a, b) => (a === null || Math.abs(b[0]) > Math.abs(a[0]) ? b : a), null);
+    return { label, own: square ? values[i] : null, column: best && columns[best[1]], value: best && best[0], error: best && result.stderr[i][best[1]] };
+  });
+  const own = square ? [["own", "own value"]] : [];
+  return section(id, "Influence", result.reason ? `Some entries have no value: ${result.reason}.` : `${result.kind}: ${plural(labels.length, "line")} by ${plural(columns.length, "column")}.`,
+    h("div", { class: "stats" }, stat("WAIC", number(result.waic, 4), isNumber(result.waic_stderr) ? `± ${number(result.waic_stderr, 2)}` : ""),
+      stat("singular fluctuation", number(result.fluctuation, 4), isNumber(result.fluctuation_stderr) ? `± ${number(result.fluctuation_stderr, 2)}` : "")),
+    rows.length ? dataTable({ title: "Strongest entries", rows, filter: true, columns: [
+      { label: result.kind === "susceptibility" ? "part" : "row", left: true, value: (r) => r.label, show: (r) => String(r.label) }, ...own.map(([key, label]) => ({ label, value: (r) => r[key] })),
+      { label: "strongest row", left: true, value: (r) => r.column, show: (r) => (r.column === null ? "" : String(r.column)) },
+      ...[["value", "value"], ["error", "standard error"]].map(([key, label]) => ({ label, value: (r) => r[key] }))] }) : empty("This result holds no entries."));
+}
+
 // Learning coefficients of layers, heads or groups of data: a dot with its standard error for each, and the table.
 export function partsSection(result, id) {
   const rows = result.parts || [];
