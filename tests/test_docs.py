@@ -20,7 +20,7 @@ from strati.cli.main import COMMANDS
 HOME = Path(__file__).resolve().parents[1]
 SOURCE = Path(strati.__file__).parent
 SUBMODULES = {"configs", "embedded", "interventions", "schemas"}
-TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
+TUTORIALS = sorted((HOME / "docs" / "notebooks").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize(
@@ -31,14 +31,14 @@ TUTORIALS = sorted((HOME / "docs" / "tutorials").glob("[0-9]*.py"))
 def test_tutorials_run_and_their_pages_are_theirs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    tutorials = tool("tutorials")
+    tutorials = tool("notebooks")
     made = tutorials.page(tutorials.run(path, tmp_path), path.name)
-    assert tutorials.alike(made, path.with_suffix(".md").read_text()), "run tools/tutorials.py"
+    assert tutorials.alike(made, path.with_suffix(".md").read_text()), "run tools/notebooks.py"
     assert "**What to take home.**" in made and ".png)" in made
 
 
 def test_pages_are_alike_but_for_the_last_digits() -> None:
-    alike = tool("tutorials").alike
+    alike = tool("notebooks").alike
     assert alike("| 0 | 1.765 |   10,000 |", "| 0 | 1.764 | 10,000 |")
     assert not alike("0.weight 15.02", "0.weight 11.93")
     assert not alike("rank=8 0.91", "rank=8 0.91 0.97") and not alike("robust 1", "critical 1")
@@ -84,12 +84,12 @@ def plots() -> set[tuple[str, str]]:
 
 
 def test_the_gallery_is_its_script_with_pictures() -> None:
-    tutorials = tool("tutorials")
+    tutorials = tool("notebooks")
     page = (GALLERY / "gallery.md").read_text()
     cells = tutorials.cells((GALLERY / "gallery.py").read_text())
     code = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
     assert code == [cell.text for cell in cells if cell.code], (
-        "run tools/tutorials.py docs/gallery/gallery.py"
+        "run tools/notebooks.py docs/gallery/gallery.py"
     )
     assert all(cell.text in page for cell in cells)
     pictures = re.findall(r"\]\((gallery-\d+\.png)\)", page)
@@ -111,10 +111,10 @@ def test_every_plot_is_in_the_gallery(tmp_path: Path, monkeypatch: pytest.Monkey
     for stem, name in plots():
         module = importlib.import_module(f"strati.report.plots.{stem}")
         monkeypatch.setattr(module, name, watched((stem, name), getattr(module, name)))
-    tutorials = tool("tutorials")
+    tutorials = tool("notebooks")
     made = tutorials.page(tutorials.run(GALLERY / "gallery.py", tmp_path), "gallery.py")
     assert sorted(plots() - drawn) == []
-    assert tutorials.alike(made, (GALLERY / "gallery.md").read_text()), "run tools/tutorials.py"
+    assert tutorials.alike(made, (GALLERY / "gallery.md").read_text()), "run tools/notebooks.py"
 
 
 def test_every_code_is_explained() -> None:

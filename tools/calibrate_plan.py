@@ -6,7 +6,7 @@ budget and one measure of performance.
 
     python tools/calibrate_plan.py --networks 8
 
-prints the table that docs/plan.md states.
+prints the table that docs/methods/plan.md states.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def cells(seed: int, *, rows: int = 300, measures: tuple[str, ...] = MEASURES) -
 
 
 def main() -> None:
-    """Print the table of docs/plan.md."""
+    """Print the table of docs/methods/plan.md."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--networks", type=int, default=8, help="Networks to train.")
     parser.add_argument("--first", type=int, default=0, help="Seed of the first network.")

@@ -1,4 +1,4 @@
-"""Put the real output of commands into README.md and docs/*.md.
+"""Put the real output of commands into README.md and the pages below docs/.
 
 A block is filled from the command named in the comment before it:
 
@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
     check = "--check" in words
     files = [Path(w).resolve() for w in words if not w.startswith("--")] or [
         ROOT / "README.md",
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
     ]
     stale = 0
     for file in files:

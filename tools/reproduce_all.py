@@ -280,6 +280,10 @@ def _claim_lines(tables: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _table_link(entry: str, tables: dict[str, dict[str, Any]]) -> str:
+    return f" ([table](#{entry}))" if entry in tables else ""
+
+
 def _verdicts(tables: dict[str, dict[str, Any]]) -> list[tuple[Claim, Verdict]]:
     return [
         (claim, claim.verdict(tables[claim.entry]["rows"] if claim.entry in tables else None))
@@ -296,7 +300,7 @@ def _paper_page(name: str, tables: dict[str, dict[str, Any]]) -> str:
         if claims:
             lines += [f"**{heading}**", ""]
             lines += [
-                f"- {c.says}{'' if c.by_paper else ' (asked here)'} ([table](#{c.entry})). {c.meaning(verdict)}"
+                f"- {c.says}{'' if c.by_paper else ' (asked here)'}{_table_link(c.entry, tables)}. {c.meaning(verdict)}"
                 for c in claims
             ]
             lines.append("")

@@ -1,7 +1,7 @@
 """The interaction basis of a network: in every layer, the directions that matter to what comes after.
 
 ``f_hat = C (f - mean)``, from degeneracy-in-the-loss-landscape, section 6 and appendix A, with the corrections
-in docs/basis.md. Interaction strengths between the directions are ``graph``, modules ``modules``.
+in docs/methods/basis.md. Interaction strengths between the directions are ``graph``, modules ``modules``.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def interaction_basis(
     Jacobians to the output (``"local"``: to the next layer's basis coordinates), diagonalise
     ``D^{1/2} U M U^T D^{1/2} = V^T Lambda V`` and take ``C = Lambda^{1/2} V D^{-1/2} U``. Directions along which
     the activations do not vary, or which nothing after depends on, are gone. The last layer's basis is PCA.
-    Reference: degeneracy-in-the-loss-landscape, section 6 and appendix A, as corrected in docs/basis.md.
+    Reference: degeneracy-in-the-loss-landscape, section 6 and appendix A, as corrected in docs/methods/basis.md.
 
     Args:
         model: Whatever names a network: a chain of linear layers and activations (exact closed forms), or any module

@@ -1,8 +1,8 @@
 """Run the tutorials and the gallery and write them, with what they print and draw, as pages of the docs.
 
-    .venv/bin/python tools/tutorials.py [--check] [FILE...]
+    .venv/bin/python tools/notebooks.py [--check] [FILE...]
 
-A tutorial is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/tutorials``, the gallery one in
+A tutorial is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/notebooks``, the gallery one in
 ``docs/gallery``; it opens as notebook in
 any editor that knows the form. ``--check`` runs every cell and fails where one raises, or where a page is not what its
 script prints; the last digits of numbers, which differ from machine to machine, are no failure.
@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
-HOME = ROOT / "docs" / "tutorials"
+HOME = ROOT / "docs" / "notebooks"
 GALLERY = ROOT / "docs" / "gallery"
 
 
@@ -140,7 +140,7 @@ def main(words: list[str]) -> int:
                 if old.name not in made:
                     old.unlink()
         elif not alike(made, target.read_text()):
-            print(f"{target.name}: is not what its script gives; run tools/tutorials.py", file=sys.stderr)
+            print(f"{target.name}: is not what its script gives; run tools/notebooks.py", file=sys.stderr)
             failed += 1
     return 1 if failed else 0
 
