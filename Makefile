@@ -24,7 +24,7 @@ quick: $(VENV)/test.stamp lint  ## Lint and the fastest tests, under 2 minutes
 test: $(VENV)/test.stamp  ## Lint, types, docs and all tests that are not slow, in parallel: about 8 minutes
 	@$(MAKE) --no-print-directory -j 2 check suite
 
-test-all: $(VENV)/test.stamp chromium axe  ## Every test (Ray, browser, tutorials, calibrations) and the coverage gate
+test-all: $(VENV)/test.stamp chromium axe  ## Every test (Ray, browser, notebooks, calibrations) and the coverage gate
 	$(PYTEST) -m 'not (long or oracle)' --timeout 900 --cov=strati --cov-report=term:skip-covered --cov-fail-under=90
 
 test-long: $(VENV)/test.stamp  ## Tests of many minutes each (paper tables, large calibrations), outside CI
@@ -46,7 +46,7 @@ types: $(VENV)/test.stamp
 	$(BIN)/mypy
 
 docs: $(VENV)/test.stamp  ## Build the documentation into site/
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 
 # The pages that are made from code and stored results.
 pages: $(VENV)/test.stamp
