@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from strati.landscape.llc.parts import HeadModel
+from strati.landscape.llc.parts import PartModel, head_entries
 from strati_reproductions.claims import CLAIMS
 from strati_reproductions.in_context.model import AttentionOnly, bigram_loss
 from strati_reproductions.in_context.refined import Refined, _kind_rows, head_kinds
@@ -48,7 +48,7 @@ def test_attention_does_not_depend_on_where_a_window_begins(model: AttentionOnly
 
 
 def test_heads_can_be_varied_one_by_one(model: AttentionOnly) -> None:
-    head = HeadModel(model, (1, 1))
+    head = PartModel(model, head_entries(model, (1, 1)))
     each = SIZE.width // SIZE.heads * SIZE.width
     assert sum(p.numel() for p in head.parameters()) == 4 * each
     x = torch.randint(SIZE.vocabulary, (2, SIZE.context))
