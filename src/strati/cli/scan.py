@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     help="Test the power-law fit with N bootstrap samples and compare it with other distributions.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Put all eigenvalues into the JSON.")
+@click.option("--tokens", is_flag=True, help="List the under-trained tokens of embedding and head.")
 @click.option("--split-qkv", is_flag=True, help="Treat fused query-key-value matrices as three layers.")
 @click.option(
     "--conv",
@@ -71,6 +72,7 @@ def command(
     level: float,
     bootstrap: int,
     eigenvalues: bool,
+    tokens: bool,
     split_qkv: bool,
     conv: Literal["pool", "flatten"],
     layers: tuple[str, ...],
@@ -97,6 +99,7 @@ def command(
       strati scan model.safetensors --json scan.json --html scan.html
       strati scan model.safetensors --columns all --sort -stable_rank
       strati scan gpt2/ --split-qkv --bootstrap 100 --export layers.csv
+      strati scan gpt2/ --tokens
       strati scan llama-7b/ --estimate
       strati scan llama-7b/ --out scan-7b --workers 8
     """
@@ -113,6 +116,7 @@ def command(
         level=level,
         bootstrap=bootstrap,
         eigenvalues=eigenvalues or output.html is not None,
+        tokens=tokens,
         seed=seed,
         workers=workers,
         device=device,

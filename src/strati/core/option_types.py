@@ -184,6 +184,7 @@ class ScanOptions(TypedDict, total=False):
     level: float
     bootstrap: int
     eigenvalues: bool
+    tokens: bool
     seed: int
     workers: int | None
     jobs: int | None

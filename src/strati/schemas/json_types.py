@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from strati.landscape.basis.result import Kind
     from strati.landscape.counts.result import Method
     from strati.landscape.mlp.structure import LayerCount
+    from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
     from strati.tracking.track import Series
 
@@ -118,6 +119,7 @@ class ScanFields(TypedDict):
     layers: Sequence[ScannedLayer]
     skipped: Sequence[Skipped]
     warnings: Sequence[Flag]
+    tokens: NotRequired[Sequence[UnderTrainedToken]]
 
 
 class InspectFields(TypedDict):

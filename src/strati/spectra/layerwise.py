@@ -11,7 +11,7 @@ import base64
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from strati.spectra.noise_model import NoiseModel
 from strati.spectra.noise_structure import Departure, Violation
 from strati.spectra.spectrum import Spectrum, SpectrumConfig, spectrum
 from strati.spectra.tails import EntryTail, Tail
+from strati.spectra.tokens import holds_tokens, note_unused_rows
 from strati.spectra.verdicts import Cause, Phase, PhaseVerdict
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _SETTINGS = ("quantization_config", "compression_config", "adapter_config")
 STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
 
-LAYOUT = 5
+LAYOUT = 6
 """Version of a stored spectrum: what a store of another version holds is not mixed with this one's."""
 
 
@@ -70,7 +71,7 @@ def spectra(
 
     def compute(layer: Layer) -> Spectrum:
         with budget.reserve(memory(layer)):
-            layer_spectrum = _spectrum(partial(matrices_of, layer), layer.name, _dtype(layer), options)
+            layer_spectrum = _spectrum(partial(matrices_of, layer), _describe(layer), options)
         tick(layer.name)
         return layer_spectrum
 
@@ -188,7 +189,7 @@ class LayerReader:
 
 
 def _unit(layer: Layer, options: SpectrumConfig, files: dict[int, Any]) -> Unit:
-    config = {"name": layer.name, "dtype": _dtype(layer)}
+    config = _describe(layer)
     identity = {
         "options": options,
         "layer": config,
@@ -202,8 +203,7 @@ def _unit(layer: Layer, options: SpectrumConfig, files: dict[int, Any]) -> Unit:
 
 def _work(unit: Unit, load: Load, *, options: SpectrumConfig) -> dict[str, Any]:
     values: Values = load("matrices")
-    config = unit.config
-    work = partial(_spectrum, lambda: iter(values.matrices), config["name"], config["dtype"], options)
+    work = partial(_spectrum, lambda: iter(values.matrices), unit.config, options)
     rounding = None if values.rounding is None else asdict(values.rounding)
     return to_record(in_thread(work)) | {"rounding": rounding}
 
@@ -212,14 +212,17 @@ def _keep(outcome: Outcome) -> Finished:
     return Finished(outcome.unit.key, outcome.unit.name, outcome.value, outcome.reason)
 
 
-def _spectrum(source: Any, name: str, dtype: str | None, options: SpectrumConfig) -> Spectrum:
-    seed = derive(options.seed, "scan", name) if options.bootstrap else 0
-    return spectrum(source, dtype=dtype, config=options, seed=seed)
+def _describe(layer: Layer) -> dict[str, Any]:
+    """What the spectrum of a layer depends on beside its weights and the options."""
+    # A quantised layer comes as what it is decoded to, so it has no dtype of its own.
+    dtype = None if layer.quantised else layer.dtype
+    return {"name": layer.name, "dtype": dtype, "tokens": holds_tokens(layer)}
 
 
-def _dtype(layer: Layer) -> str | None:
-    """The dtype that the weights are stored in; a quantised layer comes as what it is decoded to."""
-    return None if layer.quantised else layer.dtype
+def _spectrum(source: Any, layer: Mapping[str, Any], options: SpectrumConfig) -> Spectrum:
+    seed = derive(options.seed, "scan", layer["name"]) if options.bootstrap else 0
+    layer_spectrum = spectrum(source, dtype=layer["dtype"], config=options, seed=seed)
+    return note_unused_rows(layer_spectrum, source) if layer["tokens"] else layer_spectrum
 
 
 def weights_identity(layer: Layer, files: dict[int, Any]) -> Any:

@@ -22,6 +22,7 @@ from strati.jobs.driver import Run
 from strati.spectra import solvers
 from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.spectrum import Spectrum, SpectrumConfig
+from strati.spectra.tokens import UnderTrainedToken, under_trained_tokens
 from strati.spectra.verdicts import LayerState, decide_state
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class ScanConfig:
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         eigenvalues: Put the eigenvalues into the JSON form.
+        tokens: List the under-trained tokens of embedding and head.
         seed: Seed of the bootstrap; every layer has a stream of its own.
         workers: Layers worked on at once; 0 for one per processor. Default: one per processor, as far as memory goes.
         device: Solve on this torch device, in float64; by default with LAPACK.
@@ -55,6 +57,7 @@ class ScanConfig:
     level: float = 0.01
     bootstrap: int = 0
     eigenvalues: bool = False
+    tokens: bool = False
     seed: int = 0
     workers: int | None = None
     device: str | None = None
@@ -179,6 +182,7 @@ class Scan(Result):
     layers: tuple[Scanned, ...]
     skipped: tuple[Skipped, ...]
     warnings: tuple[Flag, ...] = ()
+    tokens: tuple[UnderTrainedToken, ...] | None = None
     config: ScanConfig = field(default_factory=ScanConfig)
     view: TableOptions = field(default_factory=TableOptions)
 
@@ -238,7 +242,15 @@ class Scan(Result):
             "parameters": self.parameters,
             "tensors": self.tensors,
         }
-        return {"network": network, "layers": layers, "skipped": self.skipped, "warnings": self.warnings}
+        fields: ScanFields = {
+            "network": network,
+            "layers": layers,
+            "skipped": self.skipped,
+            "warnings": self.warnings,
+        }
+        if self.tokens is not None:
+            fields["tokens"] = self.tokens
+        return fields
 
     def summary(self) -> RenderableType:
         """What a terminal shows: the answer, a table with what is wrong marked, the next command."""
@@ -316,5 +328,6 @@ def scan(
         layers=tuple(Scanned(layer, layer_spectrum) for layer, layer_spectrum in pairs),
         skipped=opened.skipped(split_qkv=settings.split_qkv, conv=settings.conv),
         warnings=opened.warnings,
+        tokens=under_trained_tokens(opened, selected, level=settings.level) if settings.tokens else None,
         config=settings,
     )

@@ -111,7 +111,45 @@ def summarise(scan: Scan, options: TableOptions) -> RenderableType:
     """The answer, the table, what stands out and what was left out, and the next command."""
     rows = [scanned.row() | {"matrices": scanned.layer.count} for scanned in scan.layers]
     tables = [_table(scan, rows, options)] if rows else []
-    return Group(*_head(scan, rows), *tables, *_foot(scan, rows, options))
+    tokens = [] if scan.tokens is None else _token_list(scan)
+    return Group(*_head(scan, rows), *tables, *tokens, *_foot(scan, rows, options))
+
+
+def _token_list(scan: Scan) -> list[RenderableType]:
+    """The under-trained tokens of each matrix, with how far their rows are from each other and from the others."""
+    level = f"{scan.config.level:.2g}"
+    tokens = scan.tokens or ()
+    if not tokens:
+        return [
+            Paragraph(f"no under-trained tokens (such a token is missed with a chance of {level} a matrix)")
+        ]
+    count = len({token.id for token in tokens})
+    title = f"{count} under-trained token{'s' if count > 1 else ''}: rows that differ by no more than noise"
+    return [
+        table(
+            [
+                Column("layer", keep=True),
+                Column("id", right=True, keep=True),
+                Column("token", keep=True),
+                Column("norm", right=True),
+                Column("radius of\nthe group", right=True),
+                Column("distance of\nother rows", right=True),
+            ],
+            (
+                (
+                    printable(token.layer.removesuffix(".weight"), 40),
+                    token.id,
+                    "-" if token.token is None else printable(repr(token.token), 24),
+                    f"{token.norm:.3g}",
+                    f"{token.radius:.2g}",
+                    f"{token.others:.2g}",
+                )
+                for token in tokens
+            ),
+            title=title,
+            notes=[f"a token that training left alone is missing with a chance of {level} a matrix"],
+        )
+    ]
 
 
 def is_embedding(row: Row) -> bool:

@@ -30,7 +30,7 @@ Decisions are made on numbers and codes; the sentences are made last, at the end
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -64,11 +64,15 @@ WRONG = ("not-finite", "out-of-range", "empty", "constant", "wild-entry", "zero-
 """What makes a layer ``broken``, the most serious first: codes of warnings, and the phase of that name."""
 
 USUAL_IN_EMBEDDINGS = frozenset({"zero-rows", "rank-collapse"})
-"""What is not wrong in an embedding: rows of padding and unused tokens, and sinusoidal positions."""
+"""What is not wrong in an embedding: rows of padding and unused tokens, and sinusoidal positions.
+
+Nor is it in a head whose unused rows explain it: that has the code ``unused-rows``.
+"""
 
 _LARGEST_MU = 5.2  # pure power laws with a larger exponent leave no trace in spectra of these sizes
 _TAIL_SHARE, _TAIL_REACH, _TAIL_ALPHA = 0.03, 2.0, 6.0
 _SHORT = 20  # eigenvalues in the tail below which its fit is unreliable
+_MOST_LISTED = 20  # rows that a note names
 _COARSE = 0.01  # singular values over the largest that the dtype does not resolve
 
 
@@ -189,11 +193,11 @@ def faults(codes: Iterable[str], phase: Phase | None, *, embedding: bool = False
     Examples:
         >>> faults(["short-tail", "zero-rows", "not-finite"], None)
         ('not-finite', 'zero-rows')
-        >>> faults(["zero-rows"], None, embedding=True)
-        ()
+        >>> faults(["zero-rows"], None, embedding=True), faults(["zero-rows", "unused-rows"], None)
+        ((), ())
     """
     present = {*codes, str(phase)}
-    usual = USUAL_IN_EMBEDDINGS if embedding else frozenset[str]()
+    usual = USUAL_IN_EMBEDDINGS if embedding or "unused-rows" in present else frozenset[str]()
     return tuple(code for code in WRONG if code in present and code not in usual)
 
 
@@ -272,6 +276,12 @@ def find_warnings(evidence: SpectrumEvidence) -> tuple[Flag, ...]:
     return tuple(findings)
 
 
+def unused_rows_flag(rows: Sequence[int], total: int) -> Flag:
+    """The note that some rows of a token matrix are unused; it names the first of them."""
+    listed = ", ".join(map(str, rows[:_MOST_LISTED])) + (", ..." if len(rows) > _MOST_LISTED else "")
+    return _flag("unused-rows", which=f"{len(rows)} of the {total} rows ({listed}) are")
+
+
 def _of_eigenvalues(evidence: SpectrumEvidence) -> Iterable[Flag]:
     eigenvalues, live = evidence.eigenvalues, evidence.live
     if eigenvalues.problem == "constant":
@@ -331,6 +341,7 @@ _TEXTS = {
     "there is no tail and no bulk to fit",
     "few-eigenvalues": "only {count} eigenvalues are not null: {consequence}",
     "zero-rows": "{which} zero throughout: dead, pruned or padded",
+    "unused-rows": "{which} nearly equal or zero, as those of tokens that never occur; the other rows have full rank",
     "no-tail": "the largest eigenvalues are nearly equal: they have no tail, so no exponent",
     "short-tail": "only {count} eigenvalues are in the tail: alpha is unreliable",
     "gradual-tail": "the spectrum steepens gradually, its tail has no clear start: alpha is the slope at xmin, and "
