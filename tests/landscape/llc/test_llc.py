@@ -19,6 +19,8 @@ from strati.core.errors import BadInputError
 from strati.landscape.llc.extrapolate import Limit, NoLimit, extrapolate
 from strati.landscape.llc.llc import LLCConfig, draw, estimate, sample
 from strati.landscape.llc.sampling_plan import GradientCost, sampling_plan
+from strati.landscape.llc.trace_files import load_traces
+from strati.landscape.llc.traces import KeptPositions
 
 LIGHT = LLCConfig(chains=32, draws=150, warmup=30)
 
@@ -330,3 +332,54 @@ def test_the_device_is_an_option_and_must_be_there():
     ):
         with pytest.raises(BadInputError, match="device: nowhere"):
             call(nn.Linear(1, 1), "behavioural-mse", x, device="nowhere")
+
+
+@pytest.mark.parametrize("sampler", ["hmc", "sgld"])
+def test_kept_draws_give_the_same_losses_and_estimates_after_a_round_trip(tmp_path, sampler):
+    pytest.importorskip("arviz")
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(2, 1).double(), torch.randn(40, 2, dtype=torch.float64)
+    result = strati.llc(
+        model, "behavioural-mse", x, keep=True, sampler=sampler, chains=4, draws=60, nbeta=20.0, gamma=1.0
+    )
+    positions = result.traces.positions
+    thin = 1 if sampler == "hmc" else 5
+    assert positions["weight"].shape == (4, 60 // thin, 1, 2) and positions["bias"].shape == (
+        4,
+        60 // thin,
+        1,
+    )
+    if sampler == "hmc":
+        weight, bias = torch.tensor(positions["weight"][2, 7]), torch.tensor(positions["bias"][2, 7])
+        outputs = torch.nn.functional.linear(x, weight, bias)
+        loss = float(((outputs - model(x).detach()) ** 2).sum(1).mean())
+        assert loss == pytest.approx(result.traces.excess[0, 2, 7], rel=1e-9)
+    path = tmp_path / "draws.nc"
+    result.traces.save(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import arviz
+
+        stored = arviz.from_netcdf(str(path), engine="h5netcdf")
+    assert stored.posterior["weight"].shape == positions["weight"].shape
+    again = estimate(load_traces(path))
+    assert (again.estimate, again.stderr, again.asymptotic) == (
+        result.estimate,
+        result.stderr,
+        result.asymptotic,
+    )
+    np.testing.assert_array_equal(again.traces.positions["bias"], positions["bias"])
+
+
+def test_kept_draws_that_take_too_much_memory_are_refused():
+    kept = KeptPositions(torch.zeros(5), most=100)
+    with pytest.raises(BadInputError, match="fewer draws"):
+        for _ in range(10):
+            kept.observe(0, torch.zeros(4, 5))
+
+
+def test_a_file_without_draws_is_refused(tmp_path):
+    pytest.importorskip("arviz")
+    (tmp_path / "other.nc").write_bytes(b"no draws")
+    with pytest.raises(BadInputError, match="holds no draws"):
+        load_traces(tmp_path / "other.nc")

@@ -49,7 +49,7 @@ from strati.landscape.llc.posterior import (
 from strati.landscape.llc.quadratic import quadratic_blocks
 from strati.landscape.llc.sampling_plan import Clock, gradient_cost, sampling_plan
 from strati.landscape.llc.sgld import sample_sgld
-from strati.landscape.llc.traces import Observer, Traces
+from strati.landscape.llc.traces import KeptPositions, Observer, Traces
 from strati.landscape.objective import FlatModel, Loss, Objective, Potential, collect, objective
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def llc(
     per_layer: Literal[False] = False,
     heads: None = None,
     groups: None = None,
+    keep: bool = False,
     tick: Tick = silent,
     **options: Unpack[LLCOptions],
 ) -> LearningCoefficient: ...
@@ -92,6 +93,7 @@ def llc(
     per_layer: bool = False,
     heads: Sequence[Head] | None = None,
     groups: Any = None,
+    keep: bool = False,
     tick: Tick = silent,
     **options: Unpack[LLCOptions],
 ) -> PartCoefficients: ...
@@ -107,6 +109,7 @@ def llc(
     per_layer: bool = False,
     heads: Sequence[Head] | None = None,
     groups: Any = None,
+    keep: bool = False,
     tick: Tick = silent,
     **options: Unpack[LLCOptions],
 ) -> LearningCoefficient | PartCoefficients:
@@ -124,6 +127,8 @@ def llc(
         per_layer: Vary each layer in turn (those of ``layers``, or all): one coefficient per layer.
         heads: Vary each of these attention heads in turn, given as (block, head), both from 0.
         groups: One label per row: one coefficient per group of the data.
+        keep: Keep the weights of every draw in ``traces.positions``; ``traces.save(PATH)`` writes a netCDF file that
+            ArviZ reads and from which estimates can be made again.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.
 
@@ -159,8 +164,15 @@ def llc(
         settings = dataclasses.replace(settings, gamma=default_gamma(FlatModel(model).theta))
     if not per_layer and heads is None and groups is None:
         function = local_objective(model, loss, data, layers)
-        coefficient = estimate(sample(function, function.flat.theta, settings, tick, clock), settings)
-        return coefficient.with_loss(function.name).warn()
+        observer = KeptPositions(function.flat.theta) if keep else None
+        traces = sample(function, function.flat.theta, settings, tick, clock, observer)
+        if observer is not None:
+            traces = dataclasses.replace(traces, positions=observer.by_name(function.flat.split))
+        return estimate(traces, settings).with_loss(function.name).warn()
+    if keep:
+        raise BadInputError(
+            "llc", "keep=True belongs to one coefficient; leave out per_layer, heads and groups"
+        )
     data = collect(data, model)
     data = data[0] if data[1] is None else data
 
@@ -237,7 +249,12 @@ def learning_coefficient(
 
 
 def sample(
-    potential: Potential, theta: Tensor, config: LLCConfig, tick: Tick = silent, clock: Clock | None = None
+    potential: Potential,
+    theta: Tensor,
+    config: LLCConfig,
+    tick: Tick = silent,
+    clock: Clock | None = None,
+    observer: Observer | None = None,
 ) -> Traces:
     """The expensive step: draws of the localised posterior, kept for any number of estimates.
 
@@ -252,7 +269,7 @@ def sample(
     around = surroundings(few, theta, _LOOK_SHARE * clock.left)
     if config.ladder is None and around is not None and around.exact is not None:
         config = dataclasses.replace(config, ladder=False)  # nothing is left to extrapolate
-    traces = draw(potential, theta, config, tick, clock)
+    traces = draw(potential, theta, config, tick, clock, observer)
     if around is not None and around.rank is None and isinstance(few, Objective) and not clock.timed:
         around = with_rank(around, few)
     return dataclasses.replace(traces, around=around)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from strati.core.errors import require
+from strati.core.errors import BadInputError, require
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from strati.core.results import FloatArray
     from strati.landscape.llc.geometry import Surroundings
 
 
+_MOST_BYTES = 2 << 30  # of kept positions
 _BLOCKS = 4  # sums of positions that are kept
 
 
@@ -50,6 +54,7 @@ class Traces:
         warmup: Rounds before the first kept draw.
         on_data: Whether the loss is one over data, not a plain function.
         centre: ``L - L*`` at the mean of the draws of the temperature asked for, where that was computed.
+        positions: With ``keep=True`` the weights at the kept draws by the parameter's name, ``(chain, draw, ...)``.
     """
 
     nbeta: FloatArray
@@ -68,6 +73,7 @@ class Traces:
     centre: float | None = None
     warmup: int = 0
     on_data: bool = False
+    positions: Mapping[str, FloatArray] | None = None
 
     @property
     def chains(self) -> int:
@@ -109,14 +115,71 @@ class Traces:
         Raises:
             MissingExtraError: arviz is not installed.
         """
-        arviz = require("arviz", "arviz", "converting traces")
-        return arviz.from_dict(
-            posterior={
-                "llc": self.lambda_trace(),
-                "loss": self.baseline + self.excess[self.main],
-                "distance": np.sqrt(self.spread[self.main]),
-            }
-        )
+        return require("arviz", "arviz", "converting traces").from_dict(posterior=self.posterior())
+
+    def posterior(self) -> dict[str, FloatArray]:
+        """The main temperature's draws by name on (chain, draw) axes, as ``arviz.from_dict(posterior=...)`` takes them.
+
+        ``llc``, ``loss`` and ``distance``, and with ``keep=True`` the weights. SGLD keeps the weights of every fifth
+        draw, and the other traces are thinned alike.
+        """
+        thin = 1
+        if self.positions:
+            kept = next(iter(self.positions.values())).shape[1]
+            thin = -(-self.draws // kept)
+        scalars = {
+            "llc": self.lambda_trace()[:, ::thin],
+            "loss": self.baseline + self.excess[self.main][:, ::thin],
+            "distance": np.sqrt(self.spread[self.main][:, ::thin]),
+        }
+        return {**scalars, **(self.positions or {})}
+
+    def save(self, path: str | Path) -> None:
+        """Write a netCDF file for ArviZ and for :func:`strati.landscape.llc.trace_files.load_traces`."""
+        from strati.landscape.llc.trace_files import save_traces
+
+        save_traces(self, path)
+
+
+class KeptPositions:
+    """An :class:`Observer` that keeps every position.
+
+    Args:
+        theta: The given parameters.
+        most: Bytes that the positions may take.
+    """
+
+    def __init__(self, theta: Tensor, most: int = _MOST_BYTES) -> None:
+        self._theta, self._most = theta, most
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all draws so far."""
+        self._draws: dict[int, list[Tensor]] = {}
+        self._bytes = 0
+
+    def observe(self, first: int, offsets: Tensor) -> None:
+        """Keep the positions of some chains.
+
+        Raises:
+            BadInputError: They take too much memory.
+        """
+        self._bytes += offsets.nbytes
+        if self._bytes > self._most:
+            size = f"{offsets.shape[-1]:,} parameters take more than {self._most / 2**30:.0f} GB"
+            raise BadInputError("keep", f"the draws of {size}; give fewer draws, or vary fewer layers")
+        self._draws.setdefault(first, []).append(offsets.detach().to("cpu", copy=True))
+
+    def by_name(self, split: Callable[[Tensor], Mapping[str, Tensor]]) -> dict[str, FloatArray]:
+        """The weights of each parameter on (chain, draw, ...) axes."""
+        import torch
+
+        chains = [torch.stack(self._draws[first], dim=1) for first in sorted(self._draws)]
+        draws = torch.cat(chains) + self._theta.cpu()
+        return {
+            name: draws[..., place].double().numpy()
+            for name, place in split(torch.arange(draws.shape[-1])).items()
+        }
 
 
 class PositionSums:
