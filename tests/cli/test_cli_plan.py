@@ -110,7 +110,7 @@ def test_a_study_of_a_model(data: Path, tmp_path: Path, capsys: pytest.CaptureFi
         "bits=4,group=16",
         "bits=3,group=16",
     }
-    assert run("plan", out, "--budget", "bits=4", "--json", str(tmp_path / "p.json"), "--quiet") == 0
+    assert run("plan", out, "--budget", "bits=5", "--json", str(tmp_path / "p.json"), "--quiet") == 0
     made = json.loads((tmp_path / "p.json").read_text())
     assert made["action"] == "quantise" and made["additivity"]["n"] > 0
     assert run("apply", str(tmp_path / "p.json"), model, "--out", str(tmp_path / "small")) == 0

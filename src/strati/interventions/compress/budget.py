@@ -124,7 +124,7 @@ def scale_bits(values: dict[str, Any], shape: Shape) -> int:
         >>> scale_bits({"bits": 4, "group": 32}, Shape(10, 64, 640)) / 640
         0.625
     """
-    if "group" not in values:
+    if int(values.get("group", shape.cols)) >= shape.cols:
         return 0
     groups = shape.rows * -(-shape.cols // int(values["group"]))
     return groups * (16 if values.get("symmetric") else 16 + int(values["bits"]))
