@@ -191,7 +191,11 @@ def schema_of(verb: str, kind: type[Result]) -> dict[str, Any]:
     annotation = evaluate(kind.payload.__annotations__["return"], kind.payload.__module__)
     shape = annotation if is_typeddict(annotation) else kind
     record = writer.record(shape)
-    head = {"schema": {"const": f"strati.{verb}/1"}, "strati": {"type": "string"}}
+    head = {
+        "schema": {"const": f"strati.{verb}/1"},
+        "strati": {"type": "string"},
+        "summary": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+    }
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"strati.{verb}/1",

@@ -26,6 +26,7 @@ _KIND = {
     "metric": "metric of a layer",
     "score": "sensitivity score of a changed layer, block or expert",
     "column": "column of a table",
+    "result": "result",
 }
 
 
@@ -35,7 +36,7 @@ class Entry:
 
     Attributes:
         name: The name.
-        kind: ``code``, ``state``, ``phase``, ``metric``, ``score`` or ``column``.
+        kind: ``code``, ``state``, ``phase``, ``metric``, ``score``, ``column`` or ``result``.
         meaning: What it is.
         action: What to do about it; empty where nothing is to be done.
         reliability: How reliable it is; empty where that was not measured.
@@ -94,7 +95,7 @@ class Explanation(Result):
 
 
 def explain(name: str | None = None) -> Explanation:
-    """Explain a code, state, phase, metric or column; without a name list them all.
+    """Explain a code, state, phase, metric, column or result; without a name list them all.
 
     Args:
         name: The name, as tables, warnings and JSON have it.
@@ -111,10 +112,10 @@ def explain(name: str | None = None) -> Explanation:
     if name is None:
         return Explanation(None, entries())
     term = name.strip().strip("`").lower()
-    matches = tuple(entry for entry, row in zip(entries(), _rows(), strict=True) if term in _spellings(row))
+    matches = tuple(entry for entry, row in zip(entries(), texts(), strict=True) if term in _spellings(row))
     if not matches:
         names = sorted({entry.name for entry in entries()})
-        raise BadInputError(name, f"no code, state, phase, metric or column; {nearest(term, names)}")
+        raise BadInputError(name, f"no code, state, phase, metric, column or result; {nearest(term, names)}")
     return Explanation(matches[0].name, matches)
 
 
@@ -122,11 +123,12 @@ def explain(name: str | None = None) -> Explanation:
 def entries() -> tuple[Entry, ...]:
     """Everything that can be explained."""
     fields = Entry.__dataclass_fields__
-    return tuple(Entry(**{name: text for name, text in row.items() if name in fields}) for row in _rows())
+    return tuple(Entry(**{name: text for name, text in row.items() if name in fields}) for row in texts())
 
 
 @lru_cache(maxsize=1)
-def _rows() -> tuple[dict[str, str], ...]:
+def texts() -> tuple[dict[str, str], ...]:
+    """The rows of ``explanations.json``; the report shows them beside codes, columns and sections."""
     return tuple(json.loads(Path(__file__).with_name("explanations.json").read_text(encoding="utf-8")))
 
 

@@ -46,6 +46,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, accept_downloads=True
         )
+        context.set_default_timeout(10_000)
         page = context.new_page()
         seen = Opened(page, [])
         page.on("console", lambda message: seen.problems.append(f"console: {message.text}"))

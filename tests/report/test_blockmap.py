@@ -77,7 +77,7 @@ def test_the_map_is_coloured_by_what_is_asked(opened: Callable[..., Any], scan: 
     fills = "nodes => new Set(nodes.map(n => n.getAttribute('fill'))).size"
     cells = page.locator("#scan .map .cell")
     assert cells.evaluate_all(fills) > 5
-    page.locator("#scan .blockmap select").select_option("phase")
+    page.get_by_role("combobox", name="Colour by", exact=True).select_option("phase")
     phases = {layer["phase"] for layer in scan["layers"]}
     assert cells.evaluate_all(fills) == len(phases)
 

@@ -53,7 +53,7 @@ def test_the_frontier_has_all_ways_to_spend_the_budget(page: Any, results: dict[
     assert frontier.locator("path.line").count() == 4
     assert frontier.locator("circle.measured").count() == 2
     words = frontier.locator(".legend").inner_text()
-    assert all(word in words for word in ("plan", "spread evenly", "by alpha", "by stable rank"))
+    assert all(word in words for word in ("plan", "uniform allocation", "by alpha", "by stable rank"))
 
 
 def test_every_layer_has_a_panel_with_every_setting(page: Any, results: dict[str, Any]) -> None:

@@ -246,6 +246,33 @@ def as_text(renderable: RenderableType, *, width: int | None = None, lines: int 
     return "\n".join(written)
 
 
+def leading_lines(renderable: RenderableType, count: int) -> tuple[str, ...]:
+    r"""The first lines of text of a summary, before its first table; those of a table alone are its title's.
+
+    Examples:
+        >>> leading_lines("the answer\nits number\nmore", 2)
+        ('the answer', 'its number')
+        >>> leading_lines(table(["layer"], [["fc1"]], title="one layer"), 2)
+        ('one layer',)
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    lines: list[str] = []
+    waiting: list[Any] = [renderable]
+    while waiting and len(lines) < count:
+        part = waiting.pop(0)
+        if isinstance(part, Group):
+            waiting = [*part.renderables, *waiting]
+        elif isinstance(part, str | Text | Paragraph):
+            text = part.text if isinstance(part, Paragraph) else str(part)
+            lines += [line.strip() for line in text.splitlines() if line.strip()]
+        else:
+            lines += [part.title] if isinstance(part, Table) and part.title and not lines else []
+            break
+    return tuple(printable(line, 600) for line in lines[:count])
+
+
 def _folded(widths: dict[int, int], room: int) -> dict[int, int]:
     """Widths that fit: the widest columns are narrowed first, down to a minimum."""
     limits = dict(widths)

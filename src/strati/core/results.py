@@ -56,7 +56,8 @@ class Result:
     """What every command returns. Subclasses are frozen dataclasses.
 
     A subclass sets ``verb`` (the command, which names the JSON Schema) and implements ``payload`` (the JSON fields
-    after ``schema`` and ``strati``), ``frame`` (its main table) and ``summary`` (the text for a terminal).
+    after ``schema``, ``strati`` and ``summary``), ``frame`` (its main table) and ``summary`` (the text for a terminal,
+    the answer first).
     """
 
     verb: ClassVar[str]
@@ -98,9 +99,15 @@ class Result:
 
         return plot_table(self.frame(), **{"title": self.verb} | options)
 
+    def headline(self) -> tuple[str, ...]:
+        """The first two lines of the summary: the answer in words, and the most important number with its interval."""
+        from strati.core.display import leading_lines
+
+        return leading_lines(self.summary(), 2)
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON form as plain Python values; nothing in it is NaN or infinite."""
-        head = {"schema": f"strati.{self.verb}/1", "strati": __version__}
+        head = {"schema": f"strati.{self.verb}/1", "strati": __version__, "summary": self.headline()}
         plain: dict[str, Any] = jsonable(head | dict(self.payload()))
         return plain
 

@@ -20,6 +20,7 @@ from strati._version import __version__
 from strati.core.errors import BadInputError
 from strati.core.files import write_atomic
 from strati.core.results import Result
+from strati.explain import texts
 from strati.report.pack import pack
 from strati.report.runs import check_result, read_run
 
@@ -79,7 +80,7 @@ def build_page(results: Sequence[Mapping[str, Any]]) -> str:
         "@CSP@": policy(),
         "@VERSION@": __version__,
         "@CSS@": style(),
-        "@DATA@": pack({"strati": __version__, "results": list(results)}),
+        "@DATA@": pack({"strati": __version__, "results": list(results), "explanations": texts()}),
         "@JS@": script(),
     }
     # Split once, so that a part that happens to contain another part's mark is left alone.

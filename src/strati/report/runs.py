@@ -111,7 +111,7 @@ def _fields(name: str) -> tuple[list[str], list[str]]:
         return any(map(is_table, node.get("anyOf", ())))
 
     tables = [field for field, node in described["properties"].items() if is_table(node)]
-    required = [field for field in described["required"] if field not in ("schema", "strati")]
+    required = [field for field in described["required"] if field not in ("schema", "strati", "summary")]
     required.sort(key=lambda field: field != "layers")
     return [*tables, "pictures"], required
 

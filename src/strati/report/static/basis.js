@@ -1,8 +1,8 @@
 // The interaction graph: a column per layer, a node per direction, edges by strength, modules by colour.
 
-import { choice, empty, h, picker, s, section, slider } from "./dom.js";
-import { isNumber, number, percent, plural, sentence, shorten } from "./format.js";
-import { figure, frame, legend, line } from "./chart.js";
+import { choice, empty, fold, h, picker, s, section, slider } from "./dom.js";
+import { isNumber, number, percent, plural, shortName } from "./format.js";
+import { figure, frame, legend, line, rowFrame } from "./chart.js";
 import { OKABE, ordered, padded } from "./scale.js";
 import { dataTable } from "./table.js";
 
@@ -13,21 +13,41 @@ export function basisSection(result, id) {
   const layers = result.layers || [];
   const edges = (result.edges || []).filter((e) => isNumber(e.strength));
   const modules = result.modules || [];
-  const kind = result.kind ? `${sentence(result.kind)} basis` : "Basis";
-  const body = section(id, "Interaction graph", `${kind}: ${plural(layers.length, "layer")}, ${plural(edges.length, "edge")}, ${plural(modules.length, "module")}. Directions that interact are joined; what interacts most with itself is a module.`);
+  const body = section(id, "Interactions", `${plural(layers.length, "layer")}, ${plural(edges.length, "edge")}, ${plural(modules.length, "module")}.`);
   if (!layers.length) {
     body.append(empty("This basis has no layer."));
     return body;
   }
   const member = new Map();
   modules.forEach((m, k) => (m.members || []).forEach(([l, d]) => member.set(`${l}:${d}`, { index: k, id: m.id ?? k })));
-  body.append(edges.length ? graph(layers, edges, modules, member) : empty("No edge in this result."));
-  const parts = [];
-  if (layers.some((l) => l.eigenvalues && l.eigenvalues.length)) parts.push(spectra(layers));
-  if ((result.ablation || []).length) parts.push(ablation(result.ablation));
+  const known = layers.filter((l) => l.eigenvalues && l.eigenvalues.length);
+  const parts = [known.length ? directions(known) : null, known.length ? spectra(known) : null, (result.ablation || []).length ? ablation(result.ablation) : null].filter(Boolean);
   if (parts.length) body.append(h("div", { class: "grid2" }, parts));
-  if (modules.length) body.append(moduleTable(layers, edges, modules, member, result.modularity));
+  // A graph of one module is a tangle that says no more than that: it is one click away.
+  if (edges.length) body.append(modules.length > 1 ? graph(layers, edges, modules, member) : fold("The graph of all interactions", graph(layers, edges, modules, member)));
+  if (modules.length > 1) body.append(moduleTable(edges, modules, member, result.modularity));
   return body;
+}
+
+// How many directions of each layer carry nine tenths and 99 % of the effect on the output.
+function directions(layers) {
+  const needed = (values, share) => {
+    const list = Array.from(values).sort((a, b) => b - a);
+    const total = list.reduce((sum, v) => sum + v, 0);
+    let sum = 0;
+    return list.findIndex((v) => { sum += v; return sum >= share * total; }) + 1;
+  };
+  const rows = layers.map((l) => ({ name: l.name, all: l.eigenvalues.length, most: needed(l.eigenvalues, 0.99), many: needed(l.eigenvalues, 0.9) }));
+  const picture = figure({ title: "Directions that matter", wide: true, draw: (width) => {
+    const chart = rowFrame({ width, names: rows.map((r) => r.name), step: rows.length > 30 ? 15 : 28, least: 280, label: "Directions that carry the effect on the output", x: { domain: [0, Math.max(...rows.map((r) => r.all))], label: "directions" } });
+    rows.forEach((r, i) => {
+      const thick = Math.min(22, chart.thick - 3);
+      for (const [size, fill] of [[r.all, "var(--none)"], [r.most, "var(--free)"], [r.many, "var(--used)"]]) chart.marks.append(s("rect", { x: chart.left, y: chart.y(i) - thick / 2, width: Math.max(1, chart.x(size) - chart.left), height: thick, fill, tip: `${r.name}\n${r.many} of ${r.all} directions carry 90 %, ${r.most} carry 99 %` }));
+    });
+    return chart.svg;
+  }, caption: "Of the effect of each layer on the output." });
+  picture.insertBefore(legend([["carry 90 %", "var(--used)"], ["carry 99 %", "var(--free)"], ["all directions", "var(--none)"]]), picture.lastChild);
+  return picture;
 }
 
 function graph(layers, edges, modules, member) {
@@ -61,7 +81,7 @@ function graph(layers, edges, modules, member) {
     }
     layers.forEach((layer, l) => {
       const anchor = l === 0 ? "start" : l === layers.length - 1 ? "end" : "middle";
-      svg.append(s("text", { class: "name", x: l === 0 ? 6 : l === layers.length - 1 ? width - 6 : x(l), y: 18, "text-anchor": anchor, tip: layer.name }, shorten(layer.name, Math.max(7, Math.floor(width / layers.length / 8)))));
+      svg.append(s("text", { class: "name", x: l === 0 ? 6 : l === layers.length - 1 ? width - 6 : x(l), y: 18, "text-anchor": anchor, tip: layer.name }, shortName(layer.name, Math.max(7, Math.floor(width / layers.length / 8)))));
       for (let d = 0; d < Math.min(count[l], MOST_NODES); d += 1) {
         const on = alive(l, d);
         svg.append(s("circle", { class: "node", cx: x(l), cy: y(l, d), r: touched.has(`${l}:${d}`) ? 4.6 : 2.6, fill: colour(l, d) || "var(--soft)", opacity: on ? 1 : 0.15, tip: `${layer.name}\ndirection ${d}${member.has(`${l}:${d}`) ? `\nmodule ${member.get(`${l}:${d}`).id}` : ""}` }));
@@ -83,7 +103,7 @@ function directionsOf(layer) {
 }
 
 function spectra(layers) {
-  const shown = layers.filter((l) => l.eigenvalues && l.eigenvalues.length);
+  const shown = layers;
   const picture = figure({ title: "Importance of directions", wide: true, draw: (width) => {
     const values = shown.map((l) => Array.from(l.eigenvalues).filter((v) => v > 0).sort((a, b) => b - a));
     const top = Math.max(...values.map((v) => v[0] || 0), 1e-300);
@@ -92,7 +112,7 @@ function spectra(layers) {
     values.forEach((list, i) => line(chart, list.map((v, k) => [k + 1, v]), { stroke: ordered(i, shown.length), tip: shown[i].name }));
     return chart.svg;
   } });
-  picture.append(legend(shown.slice(0, 12).map((l, i) => [shorten(l.name, 26), ordered(i, shown.length), l.name, "stroke"])));
+  picture.append(legend(shown.slice(0, 12).map((l, i) => [shortName(l.name, 26), ordered(i, shown.length), l.name, "stroke"])));
   return picture;
 }
 
@@ -108,23 +128,24 @@ function ablation(rows) {
     kinds.forEach((kind, i) => line(chart, mine.filter((r) => (r.kind ?? r.basis ?? "") === kind).map((r) => [r.kept, r[state.measure] ?? NaN]), { stroke: OKABE[i % OKABE.length], tip: String(kind) }));
     return chart.svg;
   }, controls: h("div", { class: "controls small" },
-    layers.length > 1 ? picker("Layer", layers.map((l, i) => [String(i), shorten(l, 40)]), "0", (v) => { state.layer = layers[Number(v)]; picture.redraw(); }) : null,
+    layers.length > 1 ? picker("Layer", layers.map((l, i) => [String(i), shortName(l)]), "0", (v) => { state.layer = layers[Number(v)]; picture.redraw(); }) : null,
     measures.length > 1 ? choice("Measure", measures.map((m) => [m, m]), state.measure, (v) => { state.measure = v; picture.redraw(); }) : null) });
   picture.append(legend(kinds.map((k, i) => [String(k), OKABE[i % OKABE.length], null, "stroke"])));
   return picture;
 }
 
-function moduleTable(layers, edges, modules, member, modularity) {
+function moduleTable(edges, modules, member, modularity) {
+  const ends = (e) => [member.get(`${e.layer}:${e.source}`), member.get(`${e.layer + 1}:${e.target}`)];
+  const sum = (list) => list.reduce((total, e) => total + Math.abs(e.strength), 0);
   const rows = modules.map((m, k) => {
-    const inside = edges.filter((e) => [member.get(`${e.layer}:${e.source}`), member.get(`${e.layer + 1}:${e.target}`)].every((v) => v && v.index === k));
-    const touching = edges.filter((e) => [member.get(`${e.layer}:${e.source}`), member.get(`${e.layer + 1}:${e.target}`)].some((v) => v && v.index === k));
-    const sum = (list) => list.reduce((total, e) => total + Math.abs(e.strength), 0);
+    const inside = edges.filter((e) => ends(e).every((v) => v && v.index === k));
+    const touching = edges.filter((e) => ends(e).some((v) => v && v.index === k));
     return { id: m.id ?? k, colour: OKABE[k % OKABE.length], size: (m.members || []).length, spans: new Set((m.members || []).map(([l]) => l)).size, inside: sum(touching) ? sum(inside) / sum(touching) : null };
   });
-  const facts = modularity ? [["ε", "epsilon"], ["balance", "balance"], ["interaction between modules", "between"], ["of", "total"], ["quality", "quality"], ["with shuffled edges", "shuffled"]]
-    .filter(([, k]) => isNumber(modularity[k])).map(([label, k]) => `${label} ${number(modularity[k], 3)}`) : [];
-  const note = facts.length ? h("p", { class: "caption" }, `${facts.join(", ")}.`) : null;
+  const share = modularity && modularity.total > 0 ? modularity.between / modularity.total : null;
+  const chance = modularity && isNumber(modularity.shuffled) ? `, ${number(modularity.shuffled, 2)} with shuffled edges` : "";
   return h("div", {}, dataTable({ title: "Modules", rows, columns: [
     { label: "module", left: true, value: (r) => r.id, show: (r) => [h("i", { class: "swatch", style: { "--c": r.colour } }), ` ${r.id}`] }, { label: "directions", value: (r) => r.size }, { label: "layers", value: (r) => r.spans },
-    { label: "interaction kept inside", value: (r) => r.inside, show: (r) => percent(r.inside) }] }), note);
+    { label: "interaction kept inside", value: (r) => r.inside, show: (r) => percent(r.inside) }] }),
+  isNumber(share) ? h("p", { class: "caption" }, `${percent(share)} of the interaction lies between modules; modularity ${number(modularity.quality, 2)}${chance}.`) : null);
 }

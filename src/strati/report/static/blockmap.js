@@ -3,12 +3,13 @@
 // runs over time share it: they differ in what there is to choose.
 
 import { h, picker, replace, s } from "./dom.js";
-import { isNumber, number, plural } from "./format.js";
-import { figure, frame, hold, legend, line, rampKey } from "./chart.js";
-import { METRICS } from "./meanings.js";
-import { OKABE, PHASES, colourScale, differenceScale, padded, phaseColour, quantile, sorted } from "./scale.js";
+import { isNumber, number, plural, withError } from "./format.js";
+import { figure, frame, hatched, hold, legend, line, rampKey } from "./chart.js";
+import { meaningOf } from "./help.js";
+import { METRICS, doubt, errorOf } from "./meanings.js";
+import { OKABE, colourScale, differenceScale, padded, phaseColour, quantile, sorted, stateColour, stateName } from "./scale.js";
 
-const CELL = 22;
+const HATCHED = "hatched: flagged, not to be compared";
 const ORDER = ["attention.qkv", "attention.q", "attention.k", "attention.v", "attention.out", "mlp.in", "mlp.gate", "mlp.out"];
 
 // Layers that stand in a block, by role; a cell holds several where a role occurs more than once in a block (experts).
@@ -31,56 +32,69 @@ export function isTransformer(layers) {
   return blocks.length >= 2 && roles.filter((r) => /^(attention|mlp)/.test(r)).length >= 3;
 }
 
-// A choice: {key, name, of: layer -> number, difference: true for one that may be below zero}, or with `category` a
-// {of: layer -> text, colour: text -> colour, meaning: text -> text}.
+// A choice: {key, name, of: layer -> number, error: layer -> its error, doubt: layer -> why it should not be compared,
+// difference: true for one that may be below zero}, or with `category` a {of: layer -> text, colour, name, meaning}.
 const middle = (values) => (values.some(isNumber) ? quantile(sorted(values), 0.5) : null);
 const valueOf = (cell, what) => middle(cell.map(what.of));
+const doubtOf = (cell, what) => (cell.length && what.doubt && cell.every((l) => what.doubt(l)) ? what.doubt(cell[0]) : null);
 
 export function scanChoices(layers) {
-  const count = (l) => (l.warnings || []).length;
   const codes = [...new Set(layers.flatMap((l) => (l.warnings || []).map((w) => w.code)))].sort();
-  const meaning = Object.fromEntries(PHASES.map((p) => [p.key, p.meaning]));
+  const has = (key) => layers.some((l) => l[key]);
   return [
-    { key: "phase", name: "phase", category: { of: (l) => l.phase, colour: phaseColour, meaning: (p) => meaning[p] } },
-    { key: "warnings", name: "number of warnings", of: count, text: (l) => (l.warnings || []).map((w) => w.code).join(", ") || "no warning" },
-    ...codes.map((code) => ({ key: `warning-${code}`, name: `warning: ${code}`, category: { of: (l) => ((l.warnings || []).some((w) => w.code === code) ? code : "not warned"), colour: (t) => (t === code ? "#d55e00" : "var(--none)"), meaning: (t) => (t === code ? `layers that carry the warning ${code}` : "all others") } })),
-    ...METRICS.filter((m) => layers.some((l) => isNumber(l[m.key]))).map((m) => ({ key: m.key, name: m.name, of: (l) => l[m.key] })),
+    ...METRICS.filter((m) => layers.some((l) => isNumber(l[m.key]))).map((m) => ({ key: m.key, name: m.name, label: m.label, of: (l) => l[m.key], error: (l) => errorOf(m.key, l), doubt: (l) => doubt(m.key, l) })),
+    ...(has("state") ? [{ key: "state", name: "state", category: { of: (l) => l.state, colour: stateColour, name: stateName, meaning: (v) => meaningOf(v, "state") } }] : []),
+    ...(has("phase") ? [{ key: "phase", name: "phase", category: { of: (l) => l.phase, colour: phaseColour, name: (v) => v, meaning: (v) => meaningOf(v, "phase") } }] : []),
+    ...codes.map((code) => ({ key: `warning-${code}`, name: `warning: ${code}`, category: { of: (l) => ((l.warnings || []).some((w) => w.code === code) ? code : "not warned"), colour: (v) => (v === code ? "#d55e00" : "var(--none)"), name: (v) => v, meaning: (v) => (v === code ? meaningOf(code, "code") : "all others") } })),
   ];
 }
 
-// `choose(layer)` opens a layer; `first` is the key chosen at the start. `map.refresh()` draws anew what changed.
-export function blockMap(layers, { choices, first, choose, title = "Blocks and roles", caption }) {
+// `choose(layer)` opens a layer; `first` is the key at the start; without `pick` the caller sets the key with `set(key)`.
+// `refresh()` draws anew what changed.
+export function blockMap(layers, { choices, first, choose, title = "Blocks and roles", caption, pick = true }) {
   const grid = cellsOf(layers);
   const state = { what: choices.find((c) => c.key === first) || choices[0], chosen: null };
   const numbers = choices.filter((c) => c.of);
   const key = h("div", { class: "key" });
-  const by = picker("Colour the map by", choices.map((c) => [c.key, c.name]), state.what.key, (v) => { state.what = choices.find((c) => c.key === v); refresh(); });
-  const map = figure({ title, draw: (width) => drawMap(width, layers, grid, state, pick), controls: h("div", { class: "controls" }, by, key), caption });
-  // What has no number (a phase) leaves the lines at the last number that was shown.
-  const depth = figure({ title: `${title}: over depth`, draw: (width) => { state.line = state.what.of ? state.what : state.line || choices.find((c) => c.key === first && c.of) || numbers[0]; return drawDepth(width, grid, state.line); } });
+  const by = pick ? picker("Colour the map by", choices.map((c) => [c.key, c.name]), state.what.key, set) : null;
+  const map = figure({ title, draw: (width) => drawMap(width, layers, grid, state, open), controls: by ? h("div", { class: "controls" }, by) : null, caption });
+  map.insertBefore(key, map.querySelector(".figure-body"));
+  // What has no number (a state) leaves the lines at the last number that was drawn.
+  const depth = figure({ title: "Over depth", draw: (width) => { state.line = state.what.of ? state.what : state.line || choices.find((c) => c.key === first && c.of) || numbers[0]; return drawDepth(width, grid, state.line, pick ? 320 : 262); } });
   depth.append(roleLegend(grid));
+  function set(value) {
+    state.what = choices.find((c) => c.key === value) || state.what;
+    refresh();
+  }
   function refresh() {
     replace(key, keyOf(layers, state.what));
     map.redraw();
     depth.redraw();
   }
-  function pick(layer) {
+  function open(layer) {
     state.chosen = layer;
     map.redraw();
     choose(layer);
   }
   refresh();
-  const node = h("div", { class: "blockmap" }, map, depth);
-  node.refresh = refresh;
-  return node;
+  return Object.assign(h("div", { class: "blockmap" }, map, depth), { refresh, set });
 }
 
-const scaleOf = (layers, what) => (what.difference ? differenceScale : colourScale)(layers.map(what.of));
+// Layers in doubt do not stretch the scale.
+export function scaleOf(layers, what) {
+  const sure = what.doubt ? layers.filter((l) => !what.doubt(l)) : layers;
+  return (what.difference ? differenceScale : colourScale)((sure.length ? sure : layers).map(what.of));
+}
 
-function keyOf(layers, what) {
-  if (!what.category) return rampKey(scaleOf(layers, what), what.name, (v) => number(v, 3));
+export function keyOf(layers, what) {
+  if (!what.category) return [rampKey(scaleOf(layers, what), what.name, (v) => number(v)), what.doubt && layers.some(what.doubt) ? h("span", { class: "ramp" }, h("i", { class: "hatch" }), HATCHED) : null];
   const used = [...new Set(layers.map(what.category.of))].filter((t) => t !== null && t !== undefined);
-  return legend(used.map((t) => [t, what.category.colour(t) || "var(--soft)", what.category.meaning(t)]));
+  return legend(used.map((t) => [what.category.name(t), what.category.colour(t) || "var(--soft)", what.category.meaning(t)]));
+}
+
+export function textOf(layer, what) {
+  if (what.category) return String(what.category.name(what.category.of(layer)) ?? "–");
+  return what.error ? withError(what.of(layer), what.error(layer)) : number(what.of(layer));
 }
 
 // Of several layers in one cell the most common category, or the median.
@@ -91,19 +105,21 @@ function colouring(layers, what) {
       for (const l of cell) tally.set(what.category.of(l), (tally.get(what.category.of(l)) || 0) + 1);
       return [...tally].sort((a, b) => b[1] - a[1])[0][0];
     };
-    return { fill: (cell) => what.category.colour(most(cell)), text: (cell) => String(most(cell) ?? `no ${what.name}`) };
+    return { fill: (cell) => what.category.colour(most(cell)), text: (cell) => String(what.category.name(most(cell)) ?? `no ${what.name}`) };
   }
   const scale = scaleOf(layers, what);
-  return { fill: (cell) => scale(valueOf(cell, what)), text: (cell) => (what.text && cell.length === 1 ? what.text(cell[0]) : `${what.name} ${number(valueOf(cell, what))}`) };
+  return { fill: (cell) => scale(valueOf(cell, what)), text: (cell) => `${what.name} ${cell.length === 1 ? textOf(cell[0], what) : number(valueOf(cell, what))}` };
 }
 
-function drawMap(width, layers, grid, state, pick) {
-  const left = 118;
+function drawMap(width, layers, grid, state, open) {
+  const left = 108;
   const { blocks, roles } = grid;
-  const cell = Math.max(6, Math.min(46, (width - left - 12) / blocks.length));
+  const cell = Math.max(6, Math.min(110, (width - left - 4) / blocks.length));
+  const CELL = Math.max(22, Math.min(34, 236 / roles.length));
   const height = roles.length * CELL + 40;
   const { fill, text } = colouring(layers, state.what);
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart map", role: "grid", "aria-label": `${state.what.name}: ${plural(roles.length, "role")} of ${plural(blocks.length, "block")}; the table of layers holds all numbers` });
+  const stripes = hatched(svg);
   const every = Math.ceil(26 / cell);
   blocks.forEach((block, k) => {
     if (k % every === 0) svg.append(s("text", { class: "tick", x: left + (k + 0.5) * cell, y: height - 22, "text-anchor": "middle" }, String(block)));
@@ -116,9 +132,10 @@ function drawMap(width, layers, grid, state, pick) {
       const mine = grid.at(role, block);
       if (!mine.length) return;
       const on = mine.includes(state.chosen);
-      const told = `${mine[0].name}${mine.length > 1 ? ` and ${mine.length - 1} more` : ""}\n${mine.length > 1 && state.what.of ? "median " : ""}${text(mine)}`;
-      line.append(s("rect", { class: on ? "cell on" : "cell", role: "gridcell", tabindex: on || (state.chosen === null && i === 0 && k === 0) ? "0" : "-1", "data-role": role, "data-block": String(block), "aria-label": told.replace("\n", ", "), x: left + k * cell + 0.5, y: i * CELL + 1.5, width: Math.max(2, cell - 1), height: CELL - 3, fill: fill(mine) || "var(--none)", tip: told,
-        on: { click: () => pick(mine[0]), keydown: (e) => move(e, svg, grid, role, block, mine[0], pick) } }));
+      const reason = doubtOf(mine, state.what);
+      const told = `${mine[0].name}${mine.length > 1 ? ` and ${mine.length - 1} more` : ""}\n${mine.length > 1 && state.what.of ? "median " : ""}${text(mine)}${reason ? `\nunreliable: ${reason}` : ""}`;
+      line.append(s("rect", { class: on ? "cell on" : "cell", role: "gridcell", tabindex: on || (state.chosen === null && i === 0 && k === 0) ? "0" : "-1", "data-role": role, "data-block": String(block), "aria-label": told.replaceAll("\n", ", "), x: left + k * cell + 0.5, y: i * CELL + 1.5, width: Math.max(2, cell - 1), height: CELL - 3, fill: reason ? stripes : fill(mine) || "var(--none)", tip: told,
+        on: { click: () => open(mine[0]), keydown: (e) => move(e, svg, grid, role, block, mine[0], open) } }));
     });
     svg.append(line);
   });
@@ -126,10 +143,10 @@ function drawMap(width, layers, grid, state, pick) {
 }
 
 // Arrow keys go to the neighbour that there is; Enter and space open the layer.
-function move(event, svg, grid, role, block, layer, pick) {
+function move(event, svg, grid, role, block, layer, open) {
   if (event.key === "Enter" || event.key === " ") {
     event.preventDefault();
-    pick(layer);
+    open(layer);
     return;
   }
   const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
@@ -150,12 +167,15 @@ function move(event, svg, grid, role, block, layer, pick) {
   }
 }
 
-function drawDepth(width, grid, what) {
+function drawDepth(width, grid, what, height) {
   const { blocks, roles } = grid;
-  const value = (role, block) => valueOf(grid.at(role, block), what);
+  const value = (role, block) => {
+    const mine = grid.at(role, block);
+    return doubtOf(mine, what) ? null : valueOf(mine, what);
+  };
   const all = roles.flatMap((r) => blocks.map((b) => value(r, b))).filter(isNumber);
-  if (!all.length) return s("svg", { viewBox: `0 0 ${width} 20`, role: "img", "aria-label": `${what.name}: no values` }, s("text", { x: 8, y: 14, class: "name" }, `${what.name}: no values`));
-  const chart = frame({ width, height: 260, label: `${what.name} over depth, one line per role`, x: { domain: [blocks[0], blocks[blocks.length - 1]], ticks: blocks.filter((_, k) => k % Math.ceil(blocks.length / 10) === 0), label: "block" }, y: { domain: padded(all), label: what.name } });
+  if (!all.length) return s("svg", { viewBox: `0 0 ${width} 20`, role: "img", "aria-label": `${what.name}: no values` }, s("text", { x: 8, y: 14, class: "name" }, `${what.name}: no value that can be compared`));
+  const chart = frame({ width, height, label: `${what.name} over depth, one line per role`, x: { domain: [blocks[0], blocks[blocks.length - 1]], ticks: blocks.filter((_, k) => k % Math.ceil(blocks.length / 10) === 0), label: "block" }, y: { domain: padded(all), label: what.name } });
   const at = (block, q) => {
     const own = sorted(roles.map((r) => value(r, block)));
     return own.length ? quantile(own, q) : NaN;

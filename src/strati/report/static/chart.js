@@ -1,7 +1,7 @@
 // One frame with axes for every picture, the marks put into it, and the figure that holds, redraws and exports it.
 
 import { h, s, uid } from "./dom.js";
-import { abbreviate } from "./format.js";
+import { sentence, shortName } from "./format.js";
 import { linear, logarithmic } from "./scale.js";
 import { addressOf, copy, shortly, slug } from "./link.js";
 import { pictureText, savePng, saveSvg } from "./save.js";
@@ -15,7 +15,7 @@ export function figure({ title, caption, draw, controls, wide }) {
     h("button", { type: "button", "aria-label": `Copy the data of “${title}”`, on: { click: async (e) => shortly(e.target, (await copy(pictureText(body.querySelector("svg")))) ? "copied" : "failed") } }, "data"),
     h("button", { type: "button", "aria-label": `Copy a link to “${title}”`, on: { click: (e) => link(e.target) } }, "link"));
   const node = h("figure", { class: wide ? "card wide" : "card", "data-picture": slug(title) },
-    h("figcaption", {}, h("h3", {}, title), tools), controls || null, body, caption ? h("p", { class: "caption" }, caption) : null);
+    h("figcaption", {}, h("h3", {}, sentence(title)), tools), controls || null, body, caption ? h("p", { class: "caption" }, caption) : null);
   async function link(button) {
     history.replaceState(null, "", addressOf(node.closest("section"), node.dataset.picture));
     shortly(button, (await copy(location.href)) ? "copied" : "in the address");
@@ -109,10 +109,10 @@ export function line(chart, points, attributes) {
   return node;
 }
 
-export function verticalRule(chart, at, text, attributes, row = 0) {
+export function verticalRule(chart, at, text, attributes, row = 0, before = false) {
   const px = chart.x(at);
   if (!(px >= chart.left - 1 && px <= chart.right + 1)) return;
-  const late = px > chart.right - 90;
+  const late = before || px > chart.right - 90;
   chart.over.append(s("line", { class: "rule", x1: px, x2: px, y1: chart.top, y2: chart.bottom, ...attributes }));
   if (text) chart.over.append(s("text", { class: "rule-text", x: px + (late ? -5 : 5), y: chart.top + 10 + 13 * row, "text-anchor": late ? "end" : "start", ...(attributes && attributes.stroke ? { fill: attributes.stroke } : {}) }, text));
 }
@@ -120,7 +120,30 @@ export function verticalRule(chart, at, text, attributes, row = 0) {
 // The name of a row to the left of the plot; thin rows name every other one.
 export function rowName(chart, i, name, step = 20) {
   if (step <= 12 && i % 2) return;
-  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, abbreviate(name, Math.floor((chart.left - 12) / 6.7))));
+  chart.over.append(s("text", { class: "name", x: chart.left - 8, y: chart.y(i), dy: "0.32em", "text-anchor": "end", tip: name }, shortName(name, Math.floor((chart.left - 12) / 6.7))));
+}
+
+// Room for the names of rows.
+export function nameRoom(names, width) {
+  const longest = Math.max(4, ...names.map((n) => shortName(n, 30).length));
+  return Math.round(Math.min(18 + 6.8 * longest, Math.max(90, width * 0.36)));
+}
+
+// A frame with one named row for each name; `chart.thick` is the height of a row.
+export function rowFrame({ width, names, label, x, step = 22, least = 0, right = 16 }) {
+  const height = Math.max(least, names.length * step + (x.label ? 60 : 42));
+  const chart = frame({ width, height, margin: { left: nameRoom(names, width), top: 8, right }, label, x, y: { domain: [names.length - 0.5, -0.5], none: true } });
+  chart.thick = Math.abs(chart.y(1) - chart.y(0));
+  names.forEach((name, i) => rowName(chart, i, name, chart.thick));
+  return chart;
+}
+
+// Grey stripes for what should not be compared; returns what to fill with.
+export function hatched(svg) {
+  const id = uid("hatch");
+  svg.append(s("defs", {}, s("pattern", { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    s("rect", { width: 6, height: 6, fill: "var(--none)" }), s("rect", { width: 2, height: 6, fill: "var(--soft)", "fill-opacity": 0.45 }))));
+  return `url(#${id})`;
 }
 
 export function errorBar(chart, at, low, high, attributes) {

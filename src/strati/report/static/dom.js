@@ -114,12 +114,22 @@ export function player(count, milliseconds, onStep) {
   return { button, at: (i) => { at = i; }, stop };
 }
 
+// A part of the page; `lead` is what it says where the result holds no sentence of its own.
 export function section(id, title, lead, ...children) {
   const body = h("section", { id, "aria-labelledby": `${id}-title` },
-    h("div", { class: "section-head" }, h("h2", { id: `${id}-title` }, title), lead ? h("p", { class: "lead" }, lead) : null));
+    h("div", { class: "section-head" }, h("h2", { id: `${id}-title` }, title), h("p", { class: "lead" }, lead || "")));
   body.append(...children.flat(Infinity).filter((c) => c));
   body.dataset.title = title;
   return body;
+}
+
+// Something a reader must know; `mood` is good, bad or, by default, a caution.
+export function note(mood, ...children) {
+  return h("p", { class: mood ? `note ${mood}` : "note" }, children);
+}
+
+export function fold(summary, ...children) {
+  return h("details", { class: "fold" }, h("summary", {}, summary), children);
 }
 
 // A number set large, its name below.
@@ -129,29 +139,4 @@ export function stat(name, value, note) {
 
 export function empty(text) {
   return h("p", { class: "empty" }, text);
-}
-
-// One floating note for everything that carries data-tip.
-export function tooltips() {
-  const note = h("div", { class: "tip", role: "tooltip", hidden: true });
-  document.body.append(note);
-  const show = (target, x, y) => {
-    note.textContent = target.dataset.tip;
-    note.hidden = false;
-    const box = note.getBoundingClientRect();
-    note.style.setProperty("left", `${Math.max(8, Math.min(x + 14, innerWidth - box.width - 8))}px`);
-    note.style.setProperty("top", `${y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18}px`);
-  };
-  document.addEventListener("pointermove", (event) => {
-    const target = event.target instanceof Element ? event.target.closest("[data-tip]") : null;
-    if (target) show(target, event.clientX, event.clientY);
-    else note.hidden = true;
-  });
-  document.addEventListener("focusin", (event) => {
-    const target = event.target.closest ? event.target.closest("[data-tip]") : null;
-    if (!target || !target.matches(":focus-visible")) { note.hidden = true; return; }
-    const box = target.getBoundingClientRect();
-    show(target, box.left, box.bottom - 10);
-  });
-  document.addEventListener("keydown", (event) => { if (event.key === "Escape") note.hidden = true; });
 }

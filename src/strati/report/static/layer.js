@@ -1,36 +1,53 @@
 // One layer: its eigenvalue density with both fits, sliders that refit, scree, and every number with its meaning.
 
 import { choice, h, replace, s, slider } from "./dom.js";
-import { isNumber, number, plural } from "./format.js";
+import { isNumber, number, plural, shortName, withError } from "./format.js";
 import { figure, frame, hold, legend, line, verticalRule } from "./chart.js";
-import { METRICS, trust } from "./meanings.js";
+import { term, warning, what } from "./help.js";
+import { FAMILIES, METRICS, doubt, errorOf, trust } from "./meanings.js";
 import { bulkDensity, fitBulk, fitTail, histogram, tailDensity } from "./refit.js";
-import { padded } from "./scale.js";
-import { dataTable } from "./table.js";
+import { padded, stateColour, stateName } from "./scale.js";
 
 const BULK = "var(--blue)";
 const TAIL = "var(--orange)";
 const SPIKE = "var(--red)";
 const NULLS = "var(--purple)";
 
-export function layerView(layer, context) {
-  const title = h("header", { class: "layer-head" }, h("p", { class: "eyebrow" }, layer.role, layer.block !== null && layer.block !== undefined ? ` · block ${layer.block}` : ""),
+export function layerView(layer) {
+  const title = h("header", { class: "layer-head" }, h("p", { class: "eyebrow" }, layer.role, isNumber(layer.block) ? ` · block ${layer.block}` : ""),
     h("h3", { class: "layer-name" }, layer.name),
-    h("p", { class: "caption" }, `${layer.rows} × ${layer.cols} · ${plural(layer.parameters || 0, "parameter")}${layer.view ? ` · ${layer.view}` : ""}`),
-    layer.phase ? h("p", {}, h("b", {}, layer.phase), layer.phase_evidence ? `: ${evidence(layer.phase_evidence)}` : "") : null,
-    (layer.warnings || []).map((w) => h("p", { class: "note" }, h("b", {}, w.code), " ", w.text)));
+    h("p", { class: "caption" }, `${layer.rows} × ${layer.cols} · ${plural(layer.parameters || 0, "parameter")}${layer.view && layer.view !== "as stored" ? ` · ${layer.view}` : ""}`),
+    layer.state ? h("p", { class: "verdict" }, h("i", { class: "swatch", style: { "--c": stateColour(layer.state) || "var(--soft)" } }), " ", term(layer.state, stateName(layer.state)), layer.phase ? [", spectrum ", term(layer.phase)] : null, ". ", inWords(layer)) : layer.phase ? h("p", { class: "verdict" }, term(layer.phase), ". ", inWords(layer)) : null,
+    notices(layer));
   const eigenvalues = layer.eigenvalues;
   const pictures = eigenvalues && eigenvalues.length > 1
     ? spectrumView(layer, Float64Array.from(eigenvalues).sort())
     : h("p", { class: "empty" }, "No eigenvalues in this result. Scan with --eigenvalues (or --html) to see the density, the fits and the scree here.");
-  return [title, pictures, numbers(layer, context)];
+  return [title, pictures];
 }
 
-function evidence(value) {
-  if (typeof value === "string") return value;
-  if (Array.isArray(value)) return value.join("; ");
-  if (typeof value.reason === "string") return value.reason;
-  return Object.entries(value).map(([k, v]) => `${k.replaceAll("_", " ")} ${typeof v === "number" ? number(v, 3) : v}`).join(", ");
+// Damage stands out; what only limits some numbers is one line, with the text on a click.
+function notices(layer) {
+  const flags = layer.warnings || [];
+  if (layer.state === "broken" || flags.some((w) => w.code === "noise-like")) return flags.map(warning);
+  return flags.length ? h("p", { class: "caption" }, "Mind: ", flags.map((w, i) => [i ? ", " : "", h("span", { tip: w.text }, term(w.code))]), ".") : null;
+}
+
+// What the phase says about this layer, from the numbers behind it.
+function inWords(layer) {
+  const evidence = layer.phase_evidence || {};
+  const ratio = evidence.largest_over_edge;
+  const strongest = isNumber(ratio) && ratio > 1 ? `; the strongest is ${number(ratio, 2)} times the noise limit` : "";
+  const directions = isNumber(layer.spikes) ? plural(layer.spikes, "direction") : "several directions";
+  const text = {
+    "random-like": "It looks like random weights: no direction stands out from the noise.",
+    "bleeding-out": `It looks like random weights, and ${directions} just beyond the noise limit${strongest}.`,
+    "bulk+spikes": `It looks like random weights plus ${directions} that were learned${strongest}.`,
+    "bulk-decay": `The random part fades into the learned one without a clear edge: about ${directions} beyond the noise limit${strongest}.`,
+    "heavy-tailed": `Learned directions of all strengths: ${directions} beyond the noise limit${strongest}.`,
+    "rank-collapse": "Part of the directions are no more than rounding: the matrix uses fewer directions than it has.",
+  }[layer.phase];
+  return h("span", { tip: typeof evidence.reason === "string" ? evidence.reason : typeof layer.phase_evidence === "string" ? layer.phase_evidence : null }, text || "");
 }
 
 function spectrumView(layer, values) {
@@ -45,7 +62,7 @@ function spectrumView(layer, values) {
   const readout = h("dl", { class: "readout", "aria-live": "polite" });
   const fits = () => ({ tail: hasTail ? fitTail(values, state.xmin) : null, bulk: hasBulk ? fitBulk(values, layer.rows, layer.cols, state.sigma, ratio) : null });
   const moved = () => (hasTail && state.xmin !== layer.xmin) || (hasBulk && state.sigma !== layer.mp_sigma);
-  const density = figure({ title: "Eigenvalue density", draw: (width) => drawDensity(width, layer, values, state, fits(), moved()),
+  const density = figure({ title: "Eigenvalue density", wide: true, draw: (width) => drawDensity(width, layer, values, state, fits(), moved()),
     controls: h("div", { class: "controls small" },
       choice("Horizontal axis", [["linear", "x linear"], ["log", "x log"]], state.logX ? "log" : "linear", (v) => { state.logX = v === "log"; update(); }),
       choice("Vertical axis", [["linear", "y linear"], ["log", "y log"]], "linear", (v) => { state.logY = v === "log"; update(); })) });
@@ -89,7 +106,7 @@ function spectrumView(layer, values) {
   update();
   const items = [["eigenvalues", "var(--bar)"]];
   if (hasBulk) items.push(["random bulk", BULK, "Marchenko-Pastur law", "stroke"]);
-  if (hasTail) items.push(["power-law tail", TAIL, "maximum likelihood above xmin", "stroke"]);
+  if (hasTail) items.push([doubt("alpha", layer) ? "power-law tail, unreliable here" : "power-law tail", TAIL, "maximum likelihood above xmin", "stroke"]);
   if (layer.spikes) items.push([plural(layer.spikes, "spike"), SPIKE, "beyond the Tracy-Widom edge", "rug"]);
   if (layer.quasi_null) items.push([`${layer.quasi_null} quasi-null`, NULLS, "significantly below the bulk", "rug"]);
   density.insertBefore(legend(items), density.lastChild);
@@ -98,14 +115,14 @@ function spectrumView(layer, values) {
 }
 
 function pair(name, value, error) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, number(value), isNumber(error) ? h("small", {}, ` ± ${number(error, 2)}`) : null));
+  return h("div", {}, h("dt", {}, name), h("dd", {}, withError(value, error)));
 }
 
 function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
   const positive = values.filter((v) => v > 0);
   const top = positive[positive.length - 1];
   const domain = state.logX ? padded(positive, 0.03, true) : [0, top * 1.03];
-  const bins = Math.max(24, Math.min(90, Math.round(width / 8), Math.round(3 * Math.sqrt(values.length) + 8)));
+  const bins = Math.max(12, Math.min(90, Math.round(width / 8), Math.round(2 * Math.sqrt(values.length) + 4)));
   const bars = histogram(values, domain, bins, state.logX);
   // Densities are per unit of the axis: on a logarithmic axis, per decade.
   const jacobian = (x) => (state.logX ? x * Math.LN10 : 1);
@@ -126,7 +143,7 @@ function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
   const least = Math.min(...bars.filter((b) => b.density > 0).map((b) => b.density));
   const curves = Math.max(0, ...bulkCurve.map((p) => p[1]).filter(Number.isFinite), ...tailCurve.map((p) => p[1]));
   const yDomain = state.logY ? [least / 2, Math.max(peak, Math.min(curves, 3 * peak)) * 1.6] : [0, Math.max(peak, Math.min(curves, 1.6 * peak)) * 1.12];
-  const chart = frame({ width, height: Math.max(250, Math.min(330, width * 0.52)), label: `Eigenvalue density of ${layer.name}`,
+  const chart = frame({ width, height: Math.max(250, Math.min(330, width * 0.52)), label: `Eigenvalue density of ${shortName(layer.name)}`,
     x: { domain, log: state.logX, label: "eigenvalue λ" }, y: { domain: yDomain, log: state.logY, label: state.logX ? "density per decade" : "density" } });
   for (const b of bars) {
     if (!b.count) continue;
@@ -138,10 +155,10 @@ function drawDensity(width, layer, values, state, { tail, bulk }, moved) {
   if (bulk) {
     line(chart, bulkCurve, { stroke: BULK, tip: "random bulk" });
     verticalRule(chart, bulk.minus, "λ₋", { stroke: BULK });
-    verticalRule(chart, bulk.plus, "λ₊", { stroke: BULK });
+    verticalRule(chart, bulk.plus, "λ₊", { stroke: BULK }, 0, true);
   }
   if (tail && tail.alpha) {
-    line(chart, tailCurve, { stroke: TAIL, tip: "power-law tail" });
+    line(chart, tailCurve, { class: doubt("alpha", layer) ? "line dashed" : "line", stroke: TAIL, tip: "power-law tail" });
     verticalRule(chart, tail.xmin, "xmin", { stroke: TAIL }, 1);
   }
   const floor = layer.quantisation && layer.quantisation.noise_floor;
@@ -175,13 +192,20 @@ function drawScree(width, values, state, { tail, bulk }) {
   return chart.svg;
 }
 
-function numbers(layer, context) {
-  const rows = METRICS.filter((m) => isNumber(layer[m.key])).map((m) => ({ ...m, value: layer[m.key], trust: trust(m, layer, context.verdicts) }));
-  return h("div", { class: "numbers" },
-    dataTable({ title: `Numbers of ${layer.name}`, rows, columns: [
-      { label: "number", left: true, value: (r) => r.key, show: (r) => [h("b", {}, r.name), h("small", { class: "meaning" }, r.meaning)] },
-      { label: "value", value: (r) => r.value },
-      { label: "how far to trust it", left: true, value: (r) => r.trust.text, show: (r) => h("span", { class: `trust ${r.trust.level}`, tip: r.trust.more || null }, r.trust.chip ? h("b", { class: "chip" }, r.trust.chip) : null, " ", r.trust.text) }] }),
-    rows.some((r) => r.trust.audit && !r.trust.own) ? h("p", { class: "caption" }, "What an audit found on other networks carries over to this one by analogy only; study this network to know.") : null,
-    context.verdicts.size ? null : h("p", { class: "caption" }, "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) and what its audit found for each metric appears here."));
+// Every number with its error, a word on how far to trust it, and what it is on a click.
+export function layerNumbers(layer, verdicts) {
+  const rows = METRICS.filter((m) => isNumber(layer[m.key]) && m.key !== "alpha_stderr").map((m) => ({ ...m, value: layer[m.key], doubt: doubt(m.key, layer), trust: trust(m, layer, verdicts) }));
+  const origins = [...new Set([...verdicts.values()].map((v) => v.from.text))];
+  const caption = verdicts.size
+    ? `${origins.join(" ")}${[...verdicts.values()].some((v) => !v.from.same) ? " What was found on other networks carries over by analogy only." : ""}`
+    : "No study is part of this page. Add one (strati report scan.json STUDY-FOLDER) to see here which numbers predict performance.";
+  return h("div", { class: "card" }, h("h3", {}, `Numbers of ${shortName(layer.name, 60)}`),
+    FAMILIES.map(([family, title]) => {
+      const mine = rows.filter((r) => r.family === family);
+      const reason = mine.length && mine.every((r) => r.doubt) ? mine[0].doubt : null;
+      const chip = (r) => (r.doubt && !reason ? ["low", "unreliable here", r.trust.text] : r.trust.level === "yes" || r.trust.level === "low" ? [r.trust.level, r.trust.chip, r.trust.text] : null);
+      const fact = (r, c) => h("div", { class: r.doubt ? "doubtful" : null, "data-metric": r.key }, h("dt", {}, r.name, what(r.key, r.name)),
+        h("dd", { tip: r.trust.text }, h("b", {}, withError(r.value, errorOf(r.key, layer))), c ? h("span", { class: `chip ${c[0]}`, tip: c[2] }, c[1]) : null));
+      return mine.length ? [h("h4", {}, title, reason ? [": unreliable here (", term(reason), ")"] : null), h("dl", { class: "facts" }, mine.map((r) => fact(r, reason ? null : chip(r))))] : null;
+    }), h("p", { class: "caption" }, caption));
 }

@@ -1,107 +1,114 @@
-// Unpack the data, lay out the sections that the results call for, and wire the page's own controls.
+// Unpack the data, lay out the overview and the sections that the results call for, and wire the page's own controls.
 
-import { h, replace, section, tooltips } from "./dom.js";
-import { basename, count, number, plural } from "./format.js";
+import { h, note, replace, section } from "./dom.js";
+import { basename, learnNames, number, plural, sentence } from "./format.js";
+import { learnTexts, tooltips, warning, what } from "./help.js";
 import { follow } from "./link.js";
-import { verdictsFor } from "./meanings.js";
+import { learnMetrics, verdictsFor } from "./meanings.js";
 import { unpack } from "./unpack.js";
-import { phaseBar, strata } from "./strata.js";
-import { compareSection, labels } from "./compare.js";
-import { rolesSection } from "./roles.js";
+import { overview } from "./overview.js";
+import { isHead, layersSection } from "./layers.js";
+import { headsSection } from "./heads.js";
+import { checkSection, lineageSection } from "./integrity.js";
+import { compareSection } from "./compare.js";
 import { auditSection, studySection } from "./audit.js";
 import { degeneracySection } from "./degeneracy.js";
 import { basisSection } from "./basis.js";
-import { reassemblySection } from "./reassembly.js";
-import { curvatureSection, influenceSection, llcSection, partsSection, scalesSection } from "./sampling.js";
-import { applySection, checkSection, planSection } from "./acting.js";
+import { reassemblySection, transformerSection } from "./reassembly.js";
+import { llcSection, partsSection, scalesSection } from "./sampling.js";
+import { curvatureSection, influenceSection } from "./curvature.js";
+import { applySection, planSection } from "./plan.js";
 import { trackSection } from "./tracking.js";
-import { demoSection, estimateSection, identifySection, inspectSection, lineageSection, madeSection, reproduceSection, shuffleSection, skipped, sparsifySection } from "./plain.js";
+import { inspectSection, otherSection, reproduceSection } from "./plain.js";
 
+// What draws each result, in the order of the page. What is not named here is drawn as tables.
 const DRAW = {
-  study: studySection, audit: auditSection, compare: compareSection, degeneracy: degeneracySection, basis: basisSection,
-  "interaction-basis": basisSection, "interaction-graph": basisSection,
-  reassemble: reassemblySection, reproduce: reproduceSection, inspect: inspectSection, llc: llcSection, curvature: curvatureSection, influence: influenceSection, scales: scalesSection, track: trackSection,
-  plan: planSection, apply: applySection, check: checkSection, sparsify: sparsifySection, "reassemble-make": madeSection,
-  "llc-parts": partsSection, estimate: estimateSection, demo: demoSection, shuffle: shuffleSection, "shuffle-transformer": shuffleSection, "reassemble-transformer": shuffleSection, identify: identifySection, correspond: identifySection, lineage: lineageSection,
+  check: checkSection, scan: (r, id, audits) => layersSection(r, id, verdictsFor(audits, r.layers || [])), compare: compareSection, lineage: lineageSection, track: trackSection,
+  audit: auditSection, study: studySection, plan: planSection, apply: applySection, degeneracy: degeneracySection,
+  llc: llcSection, "llc-parts": partsSection, scales: scalesSection, curvature: curvatureSection, influence: influenceSection,
+  basis: basisSection, "interaction-basis": basisSection, "interaction-graph": basisSection, reassemble: reassemblySection, "reassemble-transformer": transformerSection,
+  inspect: inspectSection, reproduce: reproduceSection,
 };
-const ORDER = ["check", "scan", "compare", "lineage", "roles", "track", "audit", "study", "plan", "apply", "degeneracy", "llc", "influence", "curvature", "llc-parts", "scales", "basis", "interaction-basis", "interaction-graph", "sparsify", "reassemble", "reassemble-make", "reassemble-transformer", "shuffle", "shuffle-transformer", "identify", "correspond", "inspect", "reproduce", "estimate", "demo"];
 const verbOf = (result) => String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
-
-function scanSection(scan, id, audits) {
-  const network = scan.network || {};
-  const layers = scan.layers || [];
-  const body = section(id, basename(network.path), `${count(network.parameters)} parameters in ${plural(network.tensors || 0, "tensor")}${network.format ? `, ${network.format}` : ""}; ${plural(layers.length, "layer")} analysed, top to bottom as the data flows.`,
-    phaseBar(layers), strata(scan, { id, verdicts: verdictsFor(audits, layers) }), skipped(scan.skipped));
-  body.dataset.title = "Strata";
-  return body;
-}
 
 // One section that fails must not take the others with it: it says so in its place.
 function attempt(title, id, make) {
   try {
     return make();
   } catch (error) {
-    const body = section(id, title, null, h("p", { class: "note" }, `This section could not be drawn: ${error.message}. The JSON holds the numbers.`));
+    const body = section(id, title, null, note("", `This section could not be drawn: ${error.message}. The JSON holds the numbers.`));
     body.dataset.failed = "1";
     return body;
   }
 }
 
-// What a reader must know about a whole result stands right below its heading.
-function flagged(body, result) {
-  const notes = (result.warnings || []).map((w) => h("p", { class: "note" }, h("b", {}, w.code), " ", w.text));
-  if (body.firstElementChild) body.firstElementChild.append(...notes);
-  return body;
+// The networks that a result is about, by the names of their files.
+function subjectOf(result) {
+  const paths = [result.network, ...(Array.isArray(result.networks) ? result.networks : []), result.model, result.path].flatMap((n) => (typeof n === "string" ? [n] : n && typeof n === "object" ? [n.label || n.name || n.path].filter((v) => typeof v === "string") : []));
+  return [...new Set(paths.map(basename))].filter((name) => name !== "model").slice(0, 4).join(" · ");
 }
 
-function rolesOf(results) {
-  const scans = results.filter((r) => verbOf(r) === "scan").map((r) => ({ name: basename((r.network || {}).path), layers: r.layers || [] }));
-  if (scans.length) return scans;
-  const compared = results.find((r) => verbOf(r) === "compare");
-  if (!compared) return [];
-  return labels(compared.networks || []).map((name, i) => ({ name, layers: (compared.layers || []).map((l) => ({ name: l.name, role: l.role, ...Object.fromEntries(Object.entries(l.metrics || {}).map(([k, v]) => [k, v[i]])) })) }));
+// Above every section what it is about; below its title the sentence and the number of the result, then its warnings.
+function headed(body, result) {
+  const head = body.firstElementChild;
+  const subject = subjectOf(result);
+  const [answer, detail] = Array.isArray(result.summary) ? result.summary : [];
+  if (subject) head.prepend(h("p", { class: "subject" }, subject));
+  head.querySelector("h2").append(what(verbOf(result), body.dataset.title) || "");
+  if (answer) head.querySelector(".lead").textContent = sentence(answer);
+  if (detail) head.append(h("p", { class: "caption" }, sentence(detail)));
+  head.append(...(result.warnings || []).map(warning));
+  return body;
 }
 
 // Learning coefficients at different temperatures or localisations answer different questions.
 function settingsNote(results) {
-  const held = results.flatMap((r) => (verbOf(r) === "llc" ? [r] : verbOf(r) === "degeneracy" && r.llc ? [r.llc] : verbOf(r) === "track" && r.settings && r.settings.gamma ? [r.settings] : []));
-  const kinds = [...new Set(held.map((c) => `nβ ${number(c.nbeta)}, γ ${number(c.gamma)}`))];
-  return kinds.length > 1 ? h("p", { class: "note" }, h("b", {}, "different-settings"), ` The learning coefficients on this page cannot be compared: ${kinds.join("; ")}.`) : null;
+  const coefficients = results.flatMap((r) => (verbOf(r) === "llc" ? [r] : verbOf(r) === "degeneracy" && r.llc ? [r.llc] : verbOf(r) === "track" && r.settings && r.settings.gamma ? [r.settings] : []));
+  const kinds = [...new Set(coefficients.map((c) => `nβ ${number(c.nbeta)}, γ ${number(c.gamma)}`))];
+  return kinds.length > 1 ? warning({ code: "different-settings", text: `The learning coefficients on this page cannot be compared: ${kinds.join("; ")}.` }) : null;
 }
 
 function layout(results) {
   const audits = results.filter((r) => verbOf(r) === "audit");
-  const sections = [];
-  for (const verb of ORDER) {
-    if (verb === "roles") {
-      const body = attempt("By role", "roles", () => rolesSection(rolesOf(results)));
-      if (body) sections.push(body);
-      continue;
-    }
+  const verbs = [...new Set([...Object.keys(DRAW), ...results.map(verbOf)])];
+  const parts = [];
+  for (const verb of verbs) {
     results.filter((r) => verbOf(r) === verb).forEach((result, i) => {
       const id = i ? `${verb}-${i + 1}` : verb;
-      sections.push(attempt(verb, id, () => flagged(verb === "scan" ? scanSection(result, id, audits) : DRAW[verb](result, id), result)));
+      const draw = DRAW[verb] || otherSection;
+      const only = verb === "scan" && (result.layers || []).length && (result.layers || []).every(isHead);
+      if (!only) parts.push({ result, verb, body: attempt(verb, id, () => headed(draw(result, id, audits), result)) });
+      if (verb === "scan" && (result.layers || []).some(isHead)) parts.push({ result, verb: "heads", body: attempt("Heads", i ? `heads-${i + 1}` : "heads", () => headsSection(result, i ? `heads-${i + 1}` : "heads")) });
     });
   }
-  return sections;
+  return parts;
 }
 
-function navigation(sections) {
-  const titles = sections.map((b) => b.dataset.title);
-  const seen = new Map();
-  const links = sections.map((b, i) => {
-    const again = (seen.get(titles[i]) || 0) + 1;
-    seen.set(titles[i], again);
-    return h("a", { href: `#${b.id}` }, again > 1 ? `${titles[i]} ${again}` : titles[i]);
-  });
+// Links in a row where they fit, behind a button where they do not.
+function navigation(parts) {
+  const titles = parts.map((p) => p.body.dataset.title);
+  const menu = document.getElementById("menu");
+  const nav = document.getElementById("nav");
+  const links = parts.map((p, i) => h("a", { href: `#${p.body.id}` }, titles.indexOf(titles[i]) < i ? `${titles[i]} ${titles.slice(0, i + 1).filter((t) => t === titles[i]).length}` : titles[i]));
+  const row = replace(document.getElementById("links"), links);
+  const open = (yes) => { nav.classList.toggle("open", yes); menu.setAttribute("aria-expanded", String(yes)); };
+  menu.addEventListener("click", () => open(!nav.classList.contains("open")));
+  row.addEventListener("click", () => open(false));
+  document.addEventListener("keydown", (e) => { if (e.key === "Escape") open(false); });
+  const fit = () => {
+    nav.classList.remove("narrow");
+    nav.classList.toggle("narrow", row.scrollWidth > row.clientWidth + 1);
+  };
+  new ResizeObserver(fit).observe(document.querySelector(".masthead"));
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
       links.forEach((l) => (l.getAttribute("href") === `#${entry.target.id}` ? l.setAttribute("aria-current", "true") : l.removeAttribute("aria-current")));
+      const current = links.find((l) => l.hasAttribute("aria-current"));
+      menu.textContent = current ? current.textContent : "Sections";
     }
   }, { rootMargin: "-20% 0px -70% 0px" });
-  sections.forEach((b) => watcher.observe(b));
-  replace(document.getElementById("nav"), links);
+  parts.forEach((p) => watcher.observe(p.body));
 }
 
 function themes() {
@@ -112,24 +119,34 @@ function themes() {
   });
 }
 
+// Names of layers wherever a result holds them; results with many of them first, so that all sections shorten alike.
+function namesIn(result) {
+  const lists = [result.layers, result.found, result.series, result.curves, (result.series || {}).layers].filter(Array.isArray);
+  return lists.flat().map((row) => row && (row.name || row.layer)).filter((name) => typeof name === "string");
+}
+
 async function start() {
   themes();
   tooltips();
   const main = document.getElementById("main");
   try {
     const data = await unpack(document.getElementById("data").textContent);
-    const sections = layout(data.results);
-    const first = sections.length ? sections : [h("p", { class: "empty" }, "No result was given.")];
-    const note = settingsNote(data.results);
-    replace(main, note ? [note, ...first] : first);
-    navigation(sections);
-    follow(sections);
-    const scan = data.results.find((r) => verbOf(r) === "scan");
-    if (scan) document.title = `${basename((scan.network || {}).path)} · strati report`;
+    learnTexts(data.explanations || []);
+    learnMetrics(data.explanations || []);
+    data.results.map(namesIn).sort((a, b) => b.length - a.length).forEach(learnNames);
+    const drawn = layout(data.results);
+    const subjects = [...new Set(data.results.filter((r) => ["scan", "check", "inspect"].includes(verbOf(r))).map(subjectOf).filter(Boolean))];
+    const title = subjects.length === 1 ? subjects[0] : "Report";
+    const top = { body: overview(title, drawn, settingsNote(data.results)), verb: "overview" };
+    const parts = [top, ...drawn];
+    replace(main, parts.map((p) => p.body));
+    navigation(parts);
+    follow(parts.map((p) => p.body));
+    document.title = `${title} · strati report`;
     replace(document.getElementById("foot"), h("p", {}, `Made by strati ${data.strati} from ${plural(data.results.length, "result")}. This file is self-contained and makes no network requests.`));
     document.documentElement.dataset.ready = "1";
   } catch (error) {
-    replace(main, h("p", { class: "note" }, `The data of this page could not be unpacked: ${error.message}. A current browser is needed (one with DecompressionStream).`));
+    replace(main, note("", `The data of this page could not be unpacked: ${error.message}. A current browser is needed (one with DecompressionStream).`));
     document.documentElement.dataset.ready = "failed";
   }
 }

@@ -1,13 +1,13 @@
 // Small multiples: the spectra of all layers of a role on the same axes, as a grid of panels or as ridgelines over depth.
 
 import { choice, h, picker, s } from "./dom.js";
-import { abbreviate, isNumber, plural } from "./format.js";
+import { isNumber, plural, shortName } from "./format.js";
 import { figure, frame, hold } from "./chart.js";
 import { histogram } from "./refit.js";
-import { ordered, padded, phaseColour } from "./scale.js";
+import { ordered, padded, phaseColour, stateColour, stateName } from "./scale.js";
 
 const PANEL = { width: 150, height: 92 };
-const BINS = 36;
+const BINS = 20;
 const OVERLAP = 2.4; // how many rows the highest ridge reaches
 
 // Nothing where no role has two layers with eigenvalues.
@@ -20,7 +20,7 @@ export function multiples(layers, choose) {
   const picture = figure({ title: "Spectra of a role", draw: (width) => (state.form === "grid" ? grid(width, mine(), choose) : ridges(width, mine(), choose)),
     controls: h("div", { class: "controls small" }, picker("Role shown", roles, state.role, (v) => { state.role = v; picture.redraw(); }),
       choice("Form", [["grid", "grid"], ["ridges", "ridgelines over depth"]], state.form, (v) => { state.form = v; picture.redraw(); })),
-    caption: "Density of the eigenvalues per decade, all layers on the same axes, coloured by phase. A click opens the layer." });
+    caption: "Density of the eigenvalues per decade, all layers on the same axes, coloured by state. A click opens the layer." });
   picture.classList.add("multiples");
   return picture;
 }
@@ -35,7 +35,7 @@ function curvesOf(layers) {
   return { domain, curves, peak: Math.max(...curves.flat().map((b) => b.density), 1e-12) };
 }
 
-const nameOf = (layer) => (isNumber(layer.block) ? `block ${layer.block}` : abbreviate(String(layer.name).replace(/\.weight$/, ""), 22));
+const nameOf = (layer) => (isNumber(layer.block) ? `block ${layer.block}` : shortName(layer.name, 22));
 const points = (bars) => bars.map((b) => [Math.sqrt(b.from * b.to), b.density]);
 
 // A frame without axes of its own keeps the numbers to copy.
@@ -46,7 +46,7 @@ function sheet(width, height, label) {
 }
 
 function button(node, layer, choose) {
-  const told = `${layer.name}\n${layer.phase || "no phase"}; opens the layer`;
+  const told = `${layer.name}\n${layer.state ? stateName(layer.state) : layer.phase || "no phase"}; opens the layer`;
   node.setAttribute("role", "button");
   node.setAttribute("tabindex", "0");
   node.setAttribute("aria-label", told.replace("\n", ", "));
@@ -70,7 +70,7 @@ function grid(width, layers, choose) {
     const bottom = i >= layers.length - columns; // the last panel of a column shows the axis
     const part = frame({ width: panel.width, height: panel.height + (bottom ? 18 : 0), margin: { left: 8, right: 8, top: 18, bottom: bottom ? 22 : 4 }, label: layer.name,
       x: { domain, log: true, none: !bottom }, y: { domain: [0, peak * 1.05], none: true } });
-    part.marks.append(s("path", { class: "area", fill: phaseColour(layer.phase) || "var(--soft)", d: area(part, points(curves[i]), part.bottom) }));
+    part.marks.append(s("path", { class: "area", fill: stateColour(layer.state) || phaseColour(layer.phase) || "var(--soft)", d: area(part, points(curves[i]), part.bottom) }));
     part.over.append(s("text", { class: "name", x: part.left, y: 12 }, nameOf(layer)));
     hold({ svg }, layer.name, points(curves[i]));
     const group = s("g", { class: "panel", transform: `translate(${(i % columns) * panel.width} ${Math.floor(i / columns) * panel.height})` },
@@ -92,7 +92,7 @@ function ridges(width, layers, choose) {
     const base = chart.y(i + 1);
     const ridge = { x: chart.x, y: (v) => base - (v / peak) * OVERLAP * step };
     hold(chart, layer.name, points(curves[i]));
-    const shape = s("path", { class: "ridge", fill: phaseColour(layer.phase) || ordered(i, layers.length), d: area(ridge, points(curves[i]), base) });
+    const shape = s("path", { class: "ridge", fill: stateColour(layer.state) || phaseColour(layer.phase) || ordered(i, layers.length), d: area(ridge, points(curves[i]), base) });
     const name = layers.length > 40 && i % 4 ? null : s("text", { class: "name", x: chart.left - 8, y: base, dy: "-0.2em", "text-anchor": "end" }, nameOf(layer));
     chart.over.append(button(s("g", { class: "panel" }, shape, name), layer, choose));
   });

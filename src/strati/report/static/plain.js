@@ -1,23 +1,30 @@
-// Results that are tables: what a file holds (inspect), what was skipped, a paper's numbers beside ours (reproduce), a
-// sparser network (sparsify), a puzzle that was made (reassemble --make), what a run would cost, the steps of the tour.
+// Results that are tables: what a file holds (inspect), a paper's numbers beside ours (reproduce), and every result that has
+// no section of its own.
 
-import { h, section, stat } from "./dom.js";
-import { basename, count, number, plural } from "./format.js";
-import { dataTable } from "./table.js";
+import { fold, h, s, section, stat } from "./dom.js";
+import { basename, count, isNumber, number, percent, plural, sentence } from "./format.js";
+import { figure, rowFrame } from "./chart.js";
+import { niceName } from "./meanings.js";
+import { dataTable, layerColumn, textColumn } from "./table.js";
 
 export function inspectSection(result, id) {
   const network = result.network || {};
   const layers = result.layers || [];
-  const text = (key, label) => ({ label: label || key, left: true, value: (l) => l[key] });
-  return section(id, "What the file holds", `${basename(network.path)}: ${count(network.parameters)} parameters, ${plural(layers.length, "weight matrix").replace("matrixs", "matrices")} to analyse.`,
-    dataTable({ title: "Layers found", filter: true, rows: layers, columns: [text("name"), text("role"), text("kind"), { label: "rows", value: (l) => l.rows }, { label: "cols", value: (l) => l.cols }, { label: "parameters", value: (l) => l.parameters }, text("dtype"), text("view")] }),
-    skipped(result.skipped));
-}
-
-export function skipped(list) {
-  if (!list || !list.length) return null;
-  return h("details", { class: "fold" }, h("summary", {}, `${plural(list.length, "tensor")} skipped, with the reason`),
-    dataTable({ title: "Skipped", filter: true, rows: list, columns: [{ label: "name", left: true, value: (l) => l.name }, { label: "reason", left: true, value: (l) => l.reason }] }));
+  const roles = Object.values((result.totals || {}).roles || {}).filter((r) => r.role && isNumber(r.parameters));
+  const body = section(id, "File contents", `${count(network.parameters)} parameters, ${plural(layers.length, "weight matrix", "weight matrices")} to analyse.`);
+  if (roles.length > 1) body.append(figure({ title: "Parameters by role", wide: true, draw: (width) => {
+    const total = roles.reduce((sum, r) => sum + r.parameters, 0);
+    const chart = rowFrame({ width, names: roles.map((r) => r.role), label: "Parameters by role", right: 60, x: { domain: [0, Math.max(...roles.map((r) => r.parameters))], label: "parameters" } });
+    roles.forEach((r, i) => {
+      chart.marks.append(s("rect", { class: "bar strong", x: chart.left, y: chart.y(i) - 8, width: Math.max(1, chart.x(r.parameters) - chart.left), height: 16, tip: `${r.role}\n${number(r.parameters)} parameters` }));
+      chart.over.append(s("text", { class: "minor", x: chart.x(r.parameters) + 6, y: chart.y(i), dy: "0.34em" }, percent(r.parameters / total, 2)));
+    });
+    return chart.svg;
+  } }));
+  body.append(dataTable({ title: "Weight matrices", rows: layers, columns: [layerColumn((l) => l.name), textColumn("role", "role", "role"), textColumn("kind"), { label: "rows", value: (l) => l.rows }, { label: "cols", value: (l) => l.cols }, { label: "parameters", value: (l) => l.parameters }, textColumn("dtype"), { ...textColumn("view", "view", "view"), value: (l) => (l.view === "as stored" ? null : l.view) }] }));
+  const left = result.skipped || [];
+  if (left.length) body.append(fold(`${plural(left.length, "tensor")} not analysed, with the reason`, dataTable({ title: "Not analysed", rows: left, columns: [layerColumn((l) => l.name, "name"), textColumn("reason")] })));
+  return body;
 }
 
 export function reproduceSection(result, id) {
@@ -27,9 +34,9 @@ export function reproduceSection(result, id) {
   const optional = [["error", "error"], ["agrees", "agrees"], ["theory", "theory"], ["before", "measured before"], ["mode", "run"], ["seeds", "seeds"]]
     .filter(([key]) => used(key)).map(([key, label]) => ({ label, value: (r) => r[key] }));
   const how = result.mode ? ` ${result.mode === "quick" ? "Quick run: fewer networks or draws than the paper's." : "Full run."} Seed ${result.seed || 0}.` : "";
-  return section(id, result.title || "Paper and ours", `The paper's number beside ours, computed here.${how}`, pictures(result),
+  return section(id, "Reproduction", `The paper's number beside ours, computed here.${how}`, pictures(result),
     dataTable({ title: result.title || "Reproduction", rows, cards: true, columns: [
-      { label: "what", left: true, value: (r) => r.what }, { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
+      textColumn("what"), { label: "paper", value: (r) => r.paper }, { label: "ours", value: (r) => r.ours },
       ...optional.slice(0, 2),
       { label: "difference", value: off, show: (r) => (off(r) === null ? "–" : `${off(r) > 0 ? "+" : ""}${number(100 * off(r), 2)} %`) },
       ...optional.slice(2),
@@ -58,57 +65,24 @@ function pictureData(picture) {
   if (!Array.isArray(columns) || !Array.isArray(rows) || !rows.every(Array.isArray)) return null;
   const value = (text) => (typeof text === "string" && text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : text);
   const rest = Number(picture.lines) > rows.length ? `, the first ${count(rows.length)} of ${count(picture.lines)}` : "";
-  return h("details", { class: "fold" }, h("summary", {}, `The data as a table${rest}`),
+  return fold(`The data as a table${rest}`,
     dataTable({ title: `Data of ${picture.name}`, rows, columns: columns.map((label, i) => ({ label: String(label), left: i < 2, value: (r) => value(r[i]) })) }));
 }
 
-export function sparsifySection(result, id) {
-  const layers = result.layers || [];
-  return section(id, "Sparser weights", `${count(result.zeros_after)} of ${count(result.weights)} weights are zero, ${count(result.zeros_before)} before; the outputs change by ${number(result.output_change, 2)}.`,
-    dataTable({ title: "Zeros by layer", rows: layers, columns: [{ label: "layer", left: true, value: (l) => l.name, show: (l) => l.name }, { label: "weights", value: (l) => l.weights }, { label: "zeros before", value: (l) => l.zeros_before }, { label: "zeros after", value: (l) => l.zeros_after }] }));
-}
+// A result that has no section of its own: its numbers set large, its lists of records as tables, the rest in a fold.
+const TITLES = { estimate: "Cost estimate", demo: "Tour", sparsify: "Sparser weights", shuffle: "Shuffled pieces", "shuffle-transformer": "Shuffled pieces", "reassemble-make": "Shuffled pieces", identify: "Identification", correspond: "Corresponding blocks", explain: "Explanation", report: "Report" };
+const HEAD = ["schema", "strati", "summary", "warnings"];
 
-export function madeSection(result, id) {
-  const recipe = Object.entries(result.recipe || {}).map(([key, value]) => ({ key, value }));
-  return section(id, "A dropped network", `${basename(result.folder)}: ${plural((result.permutation || []).length, "piece")}, training error ${number(result.loss, 3)}.`,
-    dataTable({ title: "How it was made", rows: recipe, columns: [{ label: "setting", left: true, value: (r) => r.key, show: (r) => r.key }, { label: "value", value: (r) => r.value, show: (r) => (typeof r.value === "number" ? number(r.value) : String(r.value)) }] }),
-    h("p", { class: "caption" }, `Right order: ${(result.permutation || []).join(", ")}`));
-}
-
-// A shuffled network's answer: the pieces of each block, or of a residual network their order.
-export function shuffleSection(result, id) {
+export function otherSection(result, id) {
   const verb = String(result.schema).replace(/^strati\.([a-z-]+)\/\d+$/, "$1");
-  const rows = (result.blocks || []).flatMap((block, number) => Object.entries(block).map(([role, piece]) => ({ number, role, piece })));
-  const order = (result.permutation || []).map((piece, number) => ({ number, role: "", piece }));
-  const title = verb === "reassemble-transformer" ? "A reassembled transformer" : "A shuffled network";
-  return section(id, title, `${plural(rows.length + order.length, "piece")} with their places.`,
-    dataTable({ title: "Which piece is what", filter: true, rows: [...rows, ...order], columns: [{ label: "block", value: (r) => r.number }, { label: "role", left: true, value: (r) => r.role }, { label: "piece", value: (r) => r.piece }] }));
-}
-
-export function identifySection(result, id) {
-  const candidates = (result.candidates || []).map((c) => ({ ...c, label: c.name }));
-  const blocks = (result.correspond || []).map((c) => ({ label: `block ${c.block}`, role: `block ${c.partner}`, likeness: c.likeness }));
-  const title = candidates.length ? `${result.piece}: ${result.sure ? "" : "not clearly "}${result.name}` : "Blocks that correspond";
-  return section(id, "Which layer is this?", title,
-    dataTable({ title: "Likeness", rows: [...candidates, ...blocks], columns: [{ label: "layer", left: true, value: (r) => r.label }, { label: "role or partner", left: true, value: (r) => r.role }, { label: "cosine", value: (r) => r.likeness }] }));
-}
-
-export function lineageSection(result, id) {
-  const pairs = result.pairs || [];
-  return section(id, "Lineage", `${pairs.length} pairs of networks compared.`,
-    dataTable({ title: "Relations", rows: pairs, columns: [{ label: "A", left: true, value: (r) => r.a }, { label: "B", left: true, value: (r) => r.b }, { label: "relation", left: true, value: (r) => r.kind }, { label: "p-value", value: (r) => r.pvalue }] }));
-}
-
-export function estimateSection(result, id) {
-  const largest = result.largest || [];
-  const seconds = result.seconds;
-  const time = seconds < 60 ? `${number(seconds, 2)} s` : seconds < 3600 ? `${number(seconds / 60, 2)} minutes` : seconds < 86400 ? `${number(seconds / 3600, 2)} hours` : `${number(seconds / 86400, 2)} days`;
-  return section(id, "What it would cost", `${basename(result.path)}: about ${time} on the machine that made this estimate, ${number(result.workers)} at once.`,
-    h("div", { class: "stats" }, stat("matrices", count(result.matrices)), stat("to read", `${number(result.bytes / 1e9, 3)} GB`), stat("operations", number(result.flops, 3)), stat("memory at most", `${number(result.memory / 1e9, 3)} GB`),
-      largest.length ? stat("largest layer", `${largest[1]} × ${largest[2]}`, largest[0]) : null));
-}
-
-export function demoSection(result, id) {
-  return section(id, "The tour", `${plural((result.steps || []).length, "step")}, results in ${basename(result.folder)}.`,
-    dataTable({ title: "Steps", rows: result.steps || [], columns: [{ label: "step", left: true, value: (r) => r.title, show: (r) => r.title }, { label: "command", left: true, value: (r) => r.command, show: (r) => r.command }, { label: "seconds", value: (r) => r.seconds }] }));
+  const fields = Object.entries(result).filter(([key, v]) => !HEAD.includes(key) && v !== null && v !== undefined);
+  const records = fields.filter(([, v]) => Array.isArray(v) && v.length && v.every((row) => row && typeof row === "object" && !Array.isArray(row)));
+  const numbers = fields.filter(([, v]) => isNumber(v) || typeof v === "boolean");
+  const rest = fields.filter(([key, v]) => !records.some(([k]) => k === key) && !numbers.some(([k]) => k === key) && !(Array.isArray(v) && !v.length));
+  const plain = (v) => (typeof v === "object" ? JSON.stringify(v) : v);
+  const name = (key) => niceName(key);
+  return section(id, TITLES[verb] || sentence(verb.replaceAll("-", " ")), "",
+    numbers.length ? h("div", { class: "stats" }, numbers.slice(0, 8).map(([key, v]) => stat(name(key), number(v)))) : null,
+    records.map(([key, rows]) => dataTable({ title: sentence(name(key)), rows, columns: [...new Set(rows.flatMap(Object.keys))].map((k, i) => ({ label: name(k), left: i === 0 || rows.some((r) => typeof r[k] === "string"), value: (r) => plain(r[k]), show: (r) => number(plain(r[k])) })) })),
+    rest.length || numbers.length > 8 ? fold("Everything else in this result", dataTable({ title: "Fields", rows: [...numbers.slice(8), ...rest].map(([key, v]) => ({ key: name(key), value: plain(v) })), columns: [textColumn("key", "field"), { label: "value", left: true, value: (r) => r.value, show: (r) => h("span", { class: "prose" }, number(r.value)) }] })) : null);
 }

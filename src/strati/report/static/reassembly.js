@@ -1,26 +1,39 @@
-// Pieces put in order: the score matrix before and after matching, and the order as it emerges, playable.
+// Pieces put in order: the score matrix before and after matching, the order as it emerges, playable; blocks of a transformer.
 
-import { choice, empty, h, player, s, section, slider, stat } from "./dom.js";
+import { choice, empty, fold, h, player, s, section, slider, stat } from "./dom.js";
 import { isNumber, number, plural } from "./format.js";
 import { dots, figure, frame, line, rampKey } from "./chart.js";
 import { colourScale, padded, viridis } from "./scale.js";
-import { dataTable } from "./table.js";
+import { dataTable, textColumn } from "./table.js";
 
 export function reassemblySection(result, id) {
   const pairing = result.pairing || {};
-  const lead = `${result.exact ? "Exact: the order reproduces the data." : "Not exact: this is the best order found."} Mean squared error ${number(result.mse)}.`
-    + (pairing.separated !== false ? "" : result.exact ? " The weights alone do not tell the pairs apart: the data did." : " The matched scores do not stand out from the unmatched ones, so the pairing cannot be trusted.");
-  const body = section(id, "Reassembly", lead);
+  const body = section(id, "Reassembly", result.exact ? "The order reproduces the outputs exactly." : "The order is the best that was found; it does not reproduce the outputs exactly.");
   body.append(h("div", { class: "stats" },
-    stat("mean squared error", number(result.mse)), stat("lowest matched score", number(pairing.matched_min)), stat("highest unmatched score", number(pairing.unmatched_max)), stat("pairs stand apart", pairing.separated ? "yes" : "no"),
-    result.seconds ? stat("seconds to solve", number(result.seconds.solve, 3)) : null));
+    stat("mean squared error", number(result.mse, 2)), isNumber(pairing.matched_min) ? stat("lowest score of a pair", number(pairing.matched_min)) : null, isNumber(pairing.unmatched_max) ? stat("highest score of another", number(pairing.unmatched_max), pairing.separated ? "pairs stand apart" : result.exact ? "the data decided, not the weights" : "pairs do not stand apart") : null,
+    result.seconds ? stat("seconds to solve", number(result.seconds.solve, 2)) : null));
   const parts = [];
   if ((result.score_matrix || []).length) parts.push(scores(result));
   const stages = (result.progression || []).filter((p) => Array.isArray(p.order));
   if (stages.length) parts.push(progression(stages, course(result, stages)));
-  body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds neither the score matrix nor the order's progression; reassemble again with this version of strati to see them."));
+  body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds neither the score matrix nor the order's progression."));
   body.append(rounds(result));
-  if ((result.permutation || []).length) body.append(h("details", { class: "fold" }, h("summary", {}, "The permutation"), h("p", { class: "permutation" }, result.permutation.join(", "))));
+  if ((result.permutation || []).length) body.append(fold("The permutation", h("p", { class: "permutation" }, result.permutation.join(", "))));
+  return body;
+}
+
+// A transformer: which piece is which matrix of which block, and how clearly.
+export function transformerSection(result, id) {
+  const blocks = result.blocks || [];
+  const roles = [...new Set(blocks.flatMap(Object.keys))];
+  const unsure = new Set(result.uncertain || []);
+  const order = result.order || {};
+  const pieces = blocks.map((block, number) => ({ number, ...block }));
+  const body = section(id, "Reassembly", `${plural(blocks.length, "block")} put in order.`,
+    h("div", { class: "stats" }, result.exact === true ? stat("outputs", "agree exactly") : null, isNumber(result.loss) ? stat("loss", number(result.loss)) : null, isNumber(order.margin) ? stat("margin of the order", number(order.margin)) : null,
+      order.direction_by ? stat("direction by", String(order.direction_by).replaceAll("-", " ")) : null, stat("uncertain pieces", number(unsure.size))),
+    dataTable({ title: "Pieces of each block", rows: pieces, columns: [{ label: "block", value: (r) => r.number }, ...roles.map((role) => ({ label: role, value: (r) => r[role], show: (r) => (unsure.has(r[role]) ? h("span", { class: "doubtful", tip: "uncertain" }, `${number(r[role])} ?`) : number(r[role])) }))] }));
+  if ((result.pairs || []).length) body.append(fold("How clearly pieces belong together", dataTable({ title: "Pairs", rows: result.pairs, columns: [textColumn("a", "piece"), textColumn("b", "its partner"), textColumn("right_by", "by"), { label: "margin", value: (r) => r.margin }] })));
   return body;
 }
 
@@ -90,7 +103,7 @@ function progression(stages, path) {
   const picture = figure({ title: "The order as it emerges", wide: true, draw: (width) => drawStages(width, stages, size, state.at), caption: "Each column is a stage, each band a block, coloured by its final place: in the end the colours run smoothly from top to bottom." });
   const errors = figure({ title: "Error on the way", wide: true, draw: (width) => {
     const positive = path.map((p) => p.mse).filter((v) => isNumber(v) && v > 0);
-    const chart = frame({ width, height: 190, label: "Mean squared error on the way", x: { domain: [0, Math.max(1, path.length - 1)], ticks: [...new Set([0, path.length - 1])], text: (t) => path[t].label, label: "repair" }, y: { domain: padded(positive, 0.08, true), log: true, label: "MSE" } });
+    const chart = frame({ width, height: 190, label: "Mean squared error on the way", x: { domain: [0, Math.max(1, path.length - 1)], ticks: [...new Set([0, path.length - 1])], text: (t) => path[t].label, label: "repair" }, y: { domain: padded(positive, 0.08, true), log: true, label: "mean squared error" } });
     line(chart, path.map((p, i) => [i, p.mse ?? NaN]), { stroke: "var(--blue)" });
     dots(chart, path.map((p, i) => ({ x: i, y: p.mse, colour: "#0072b2", tip: `${p.label}: ${number(p.mse)}` })).filter((p) => p.y > 0));
     return chart.svg;
@@ -102,7 +115,7 @@ function progression(stages, path) {
     state.at = i;
     picture.redraw();
     const placed = stages[i].order.filter((place, k) => place === k).length;
-    now.textContent = `${stages[i].stage}: ${plural(placed, "block")} of ${stages[i].order.length} in place, MSE ${number(stages[i].mse)}`;
+    now.textContent = `${stages[i].stage}: ${placed} of ${plural(stages[i].order.length, "block")} in place, mean squared error ${number(stages[i].mse, 2)}`;
   }
   picture.insertBefore(h("div", { class: "controls small time" }, steps.button, control), picture.querySelector(".figure-body"));
   picture.append(now);
@@ -135,5 +148,5 @@ function rounds(result) {
   const seed = result.seed_order || {};
   if (!rows.length && !seed.method) return h("span", {});
   return dataTable({ title: "Rounds of repair", rows: [...(seed.method ? [{ round: `seed: ${seed.method}`, swaps: null, mse: seed.mse }] : []), ...rows], columns: [
-    { label: "round", left: true, value: (r) => r.round }, { label: "swaps", value: (r) => r.swaps }, { label: "MSE", value: (r) => r.mse }] });
+    textColumn("round"), { label: "swaps", value: (r) => r.swaps }, { label: "mean squared error", value: (r) => r.mse }] });
 }

@@ -1,78 +1,44 @@
 // Sampled quantities: the learning coefficient with its chains, and effective parameters over scales of the loss.
 
-import { empty, h, s, section, stat } from "./dom.js";
-import { isNumber, number, plural } from "./format.js";
-import { dots, errorBar, figure, frame, legend, line, rowName, verticalRule } from "./chart.js";
+import { empty, fold, h, s, section, stat } from "./dom.js";
+import { isNumber, number, plural, withError } from "./format.js";
+import { dots, errorBar, figure, frame, legend, line, rowFrame, verticalRule } from "./chart.js";
 import { OKABE, padded } from "./scale.js";
-import { dataTable } from "./table.js";
+import { dataTable, textColumn } from "./table.js";
+
+const GOOD_RHAT = 1.05;
 
 export function llcSection(result, id) {
-  const error = (value) => (isNumber(value) ? `± ${number(value, 2)}` : result.reason);
-  const body = section(id, "Learning coefficient", isNumber(result.estimate) ? `λ̂ = ${number(result.estimate)} ${error(result.stderr)} at nβ = ${number(result.nbeta)}, γ = ${number(result.gamma)}.` : `No estimate: ${result.reason || "the chains have not converged"}.`,
-    h("div", { class: "stats" }, stat("λ̂", number(result.estimate, 4), error(result.stderr)),
-      isNumber(result.asymptotic) ? stat("λ̂ (limit)", number(result.asymptotic, 4), error(result.asymptotic_stderr)) : null,
-      stat("R̂", number(result.rhat, 4), "below 1.05 is fine"), stat("effective draws", number(result.ess, 3))));
-  const parts = [];
-  if ((result.traces || []).length) parts.push(traces(result));
-  if ((result.ladder || []).length > 1) parts.push(ladder(result));
-  body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds no chains."), diagnostics(result));
+  const ends = isNumber(result.estimate) && isNumber(result.stderr) ? `95 % ${number(result.estimate - 1.96 * result.stderr)} to ${number(result.estimate + 1.96 * result.stderr)}` : result.reason;
+  const body = section(id, "Learning coefficient", isNumber(result.estimate) ? `Learning coefficient ${withError(result.estimate, result.stderr)} at nβ = ${number(result.nbeta)}, γ = ${number(result.gamma)}.` : `No estimate: ${result.reason || "the chains have not mixed"}.`,
+    h("div", { class: "stats" }, stat("learning coefficient", withError(result.estimate, result.stderr), ends),
+      isNumber(result.asymptotic) ? stat("limit for large nβ", withError(result.asymptotic, result.asymptotic_stderr)) : null,
+      isNumber(result.rhat) ? stat("R-hat", number(result.rhat), result.rhat < GOOD_RHAT ? "chains agree" : "chains do not agree yet") : null, isNumber(result.ess) ? stat("effective draws", number(Math.round(result.ess))) : null));
+  const parts = [(result.traces || []).length ? traces(result) : null, (result.ladder || []).length > 1 ? ladder(result) : null].filter(Boolean);
+  body.append(parts.length ? h("div", { class: "grid2" }, parts) : empty("This result holds no chains."), fold("Sampling diagnostics", diagnostics(result)));
   return body;
-}
-
-// Eigenvalues of the loss's second derivatives: the largest ones, the trace, and how many parameters count at each scale.
-export function curvatureSection(result, id) {
-  const top = (result.top || []).map((value, i) => ({ rank: i + 1, value, residual: (result.top_residuals || [])[i] }));
-  const error = result.trace_stderr > 0 ? `± ${number(result.trace_stderr, 2)}` : "exact";
-  return section(id, "Curvature", `Eigenvalues of the ${result.matrix} of the mean loss in ${number(result.parameters)} parameters.`,
-    h("div", { class: "stats" }, stat("largest eigenvalue", number((top[0] || {}).value, 4)), stat("trace", number(result.trace, 4), error), stat("negative", isNumber(result.negative) ? `${number(100 * result.negative, 3)} %` : "", "of the eigenvalues")),
-    top.length ? dataTable({ title: "Top eigenvalues", rows: top, columns: [["rank", "rank"], ["value", "eigenvalue"], ["residual", "residual"]].map(([key, label]) => ({ label, value: (r) => r[key] })) }) : empty("This result holds no eigenvalues."),
-    dataTable({ title: "Effective parameters by scale", rows: result.effective || [], columns: [["epsilon", "ε"], ["value", "N_eff"], ["stderr", "standard error"]].map(([key, label]) => ({ label, value: (r) => r[key] })) }));
-}
-
-// Covariances of the losses of rows: each line's own value and its strongest column.
-export function influenceSection(result, id) {
-  const labels = result.labels || [], columns = result.rows || [];
-  const square = result.kind !== "susceptibility" && labels.length === columns.length && labels.every((label, i) => label === columns[i]);
-  const rows = labels.map((label, i) => {
-    const values = (result.values || [])[i] || [];
-    const others = values.map((value, j) => [value, j]).filter(([value, j]) => isNumber(value) && !(square && j === i));
-    const best = others.reduce((a, b) => (a === null || Math.abs(b[0]) > Math.abs(a[0]) ? b : a), null);
-    return { label, own: square ? values[i] : null, column: best && columns[best[1]], value: best && best[0], error: best && result.stderr[i][best[1]] };
-  });
-  const own = square ? [["own", "own value"]] : [];
-  return section(id, "Influence", result.reason ? `Some entries have no value: ${result.reason}.` : `${result.kind}: ${plural(labels.length, "line")} by ${plural(columns.length, "column")}.`,
-    h("div", { class: "stats" }, stat("WAIC", number(result.waic, 4), isNumber(result.waic_stderr) ? `± ${number(result.waic_stderr, 2)}` : ""),
-      stat("singular fluctuation", number(result.fluctuation, 4), isNumber(result.fluctuation_stderr) ? `± ${number(result.fluctuation_stderr, 2)}` : "")),
-    rows.length ? dataTable({ title: "Strongest entries", rows, filter: true, columns: [
-      { label: result.kind === "susceptibility" ? "part" : "row", left: true, value: (r) => r.label, show: (r) => String(r.label) }, ...own.map(([key, label]) => ({ label, value: (r) => r[key] })),
-      { label: "strongest row", left: true, value: (r) => r.column, show: (r) => (r.column === null ? "" : String(r.column)) },
-      ...[["value", "value"], ["error", "standard error"]].map(([key, label]) => ({ label, value: (r) => r[key] }))] }) : empty("This result holds no entries."));
 }
 
 // Learning coefficients of layers, heads or groups of data: a dot with its standard error for each, and the table.
 export function partsSection(result, id) {
   const rows = result.parts || [];
   const known = rows.filter((r) => isNumber(r.estimate));
-  const body = section(id, "Learning coefficients by part", `${plural(rows.length, "part")}, each sampled with the rest of the network held fixed.`);
+  const body = section(id, "Learning coefficient by part", `${plural(rows.length, "part")}, each sampled with the rest of the network held fixed.`);
   if (known.length) body.append(partsChart(known));
-  body.append(rows.length ? dataTable({ title: "Parts", rows, filter: true, columns: [
-    { label: "part", left: true, value: (r) => r.part, show: (r) => r.part }, ...[["estimate", "λ̂"], ["stderr", "standard error"], ["asymptotic", "λ̂ (limit)"], ["rhat", "R̂"], ["ess", "effective draws"]].map(([key, label]) => ({ label, value: (r) => r[key] })),
-    { label: "why a value is missing", left: true, value: (r) => r.reason, show: (r) => r.reason || "" }] }) : empty("This result holds no parts."));
+  body.append(rows.length ? dataTable({ title: "Parts", rows, columns: [
+    textColumn("part"), { label: "learning coefficient", help: "llc", value: (r) => r.estimate, show: (r) => withError(r.estimate, r.stderr) }, { label: "limit", value: (r) => r.asymptotic, show: (r) => withError(r.asymptotic, r.asymptotic_stderr) },
+    { label: "R-hat", value: (r) => r.rhat }, { label: "effective draws", value: (r) => r.ess }, { label: "why a value is missing", left: true, value: (r) => r.reason, show: (r) => r.reason || "" }] }) : empty("This result holds no parts."));
   return body;
 }
 
 function partsChart(rows) {
   const error = (r) => (isNumber(r.stderr) ? r.stderr : 0);
-  return figure({ title: "λ̂ by part", wide: true, draw: (width) => {
-    const names = Math.min(240, width * 0.35);
-    const chart = frame({ width, height: 56 + 26 * rows.length, margin: { left: names }, label: "Learning coefficient of each part", x: { domain: padded([0, ...rows.flatMap((r) => [r.estimate - error(r), r.estimate + error(r)])]), label: "λ̂" }, y: { domain: [rows.length - 0.5, -0.5], none: true } });
-    rows.forEach((r, i) => {
-      rowName(chart, i, r.part);
-      line(chart, [[r.estimate - error(r), i], [r.estimate + error(r), i]], { class: "line thin", stroke: OKABE[0] });
-    });
-    dots(chart, rows.map((r, i) => ({ x: r.estimate, y: i, colour: OKABE[0], tip: `${r.part}\nλ̂ ${number(r.estimate)} ± ${number(error(r), 2)}` })), 4);
+  return figure({ title: "Learning coefficient by part", wide: true, draw: (width) => {
+    const chart = rowFrame({ width, names: rows.map((r) => r.part), step: 26, label: "Learning coefficient of each part", x: { domain: padded([0, ...rows.flatMap((r) => [r.estimate - error(r), r.estimate + error(r)])]), label: "learning coefficient" } });
+    rows.forEach((r, i) => line(chart, [[r.estimate - error(r), i], [r.estimate + error(r), i]], { class: "line thin", stroke: OKABE[0] }));
+    dots(chart, rows.map((r, i) => ({ x: r.estimate, y: i, colour: OKABE[0], tip: `${r.part}\n${withError(r.estimate, error(r))}` })), 4);
     return chart.svg;
-  }, caption: "Bars are one standard error. A smaller λ̂ means a part that can be changed in more ways without raising the loss." });
+  }, caption: "Bars are one standard error. A smaller value means a part that can be changed in more ways without raising the loss." });
 }
 
 export function scalesSection(result, id) {
@@ -84,12 +50,12 @@ export function scalesSection(result, id) {
 
 function ladder(result) {
   const rungs = [...result.ladder].filter((r) => isNumber(r.nbeta) && isNumber(r.lambda)).sort((a, b) => a.nbeta - b.nbeta);
-  return figure({ title: "λ̂ over temperatures", wide: true, draw: (width) => {
+  return figure({ title: "Learning coefficient over temperatures", wide: true, draw: (width) => {
     const error = (r) => (isNumber(r.stderr) ? r.stderr : 0);
-    const chart = frame({ width, height: 320, label: "Learning coefficient at each temperature", x: { domain: padded(rungs.map((r) => r.nbeta), 0.05, true), log: true, label: "nβ (colder to the right)" }, y: { domain: padded(rungs.flatMap((r) => [r.lambda - error(r), r.lambda + error(r)])), label: "λ̂" } });
+    const chart = frame({ width, height: 320, label: "Learning coefficient at each temperature", x: { domain: padded(rungs.map((r) => r.nbeta), 0.05, true), log: true, label: "nβ (colder to the right)" }, y: { domain: padded(rungs.flatMap((r) => [r.lambda - error(r), r.lambda + error(r)])), label: "learning coefficient" } });
     line(chart, rungs.map((r) => [r.nbeta, r.lambda]), { stroke: OKABE[0] });
     for (const r of rungs) errorBar(chart, r.nbeta, r.lambda - error(r), r.lambda + error(r), { stroke: OKABE[0] });
-    dots(chart, rungs.map((r) => ({ x: r.nbeta, y: r.lambda, colour: OKABE[0], tip: `nβ ${number(r.nbeta, 3)}\nλ̂ ${number(r.lambda)} ± ${number(error(r), 2)}` })), 4);
+    dots(chart, rungs.map((r) => ({ x: r.nbeta, y: r.lambda, colour: OKABE[0], tip: `nβ ${number(r.nbeta, 3)}\n${withError(r.lambda, error(r))}` })), 4);
     return chart.svg;
   }, caption: "Values that level off to the right show the limit; values that still rise do not." });
 }
@@ -124,7 +90,7 @@ export function traces(llc) {
     const chart = frame({ width, height: 320, label: "Trace of each chain", x: { domain: [0, length - 1], label: "draw (thinned)" }, y: { domain: padded(chains.flat()), label: "nβ (L − L*)" } });
     chains.forEach((trace, i) => line(chart, trace.map((v, k) => [k, v ?? NaN]), { class: "line thin", stroke: OKABE[i % OKABE.length], tip: `chain ${i + 1}` }));
     if (isNumber(llc.estimate)) {
-      chart.over.append(s("line", { class: "rule", x1: chart.left, x2: chart.right, y1: chart.y(llc.estimate), y2: chart.y(llc.estimate) }), s("text", { class: "rule-text", x: chart.right - 4, y: chart.y(llc.estimate) - 6, "text-anchor": "end" }, `λ̂ = ${number(llc.estimate)}`));
+      chart.over.append(s("line", { class: "rule", x1: chart.left, x2: chart.right, y1: chart.y(llc.estimate), y2: chart.y(llc.estimate) }), s("text", { class: "rule-text", x: chart.right - 4, y: chart.y(llc.estimate) - 6, "text-anchor": "end" }, `estimate ${number(llc.estimate)}`));
     }
     verticalRule(chart, 0, null, {});
     return chart.svg;
@@ -134,13 +100,14 @@ export function traces(llc) {
 }
 
 export function diagnostics(llc) {
-  const good = { rhat: (v) => v < 1.05, ess: (v) => v > 100 };
+  const good = { rhat: (v) => v < GOOD_RHAT, ess: (v) => v > 100 };
   const rows = [
-    ["estimate", "λ̂ at β = 1/ln n (WBIC)"], ["stderr", "standard error"], ["asymptotic", "slope over temperatures"], ["asymptotic_stderr", "its standard error"],
-    ["rhat", "R̂: chains agree if below about 1.05"], ["ess", "effective sample size: independent draws behind the estimate"], ["chains", "chains"], ["draws", "draws per chain"],
-    ["nbeta", "n β: inverse temperature"], ["gamma", "γ: strength that keeps the chain near the network"], ["reason", "why a value is missing"],
-  ].filter(([k]) => llc[k] !== null && llc[k] !== undefined).map(([key, meaning]) => ({ key, meaning, value: llc[key] }));
-  return dataTable({ title: "Sampling diagnostics", rows, columns: [
-    { label: "quantity", left: true, value: (r) => r.key }, { label: "value", value: (r) => r.value, show: (r) => [number(r.value), good[r.key] && isNumber(r.value) ? h("span", { class: good[r.key](r.value) ? "mark yes" : "mark no" }, good[r.key](r.value) ? " ● fine" : " ○ poor") : null] },
-    { label: "meaning", left: true, value: (r) => r.meaning }] });
+    ["estimate", "learning coefficient at this temperature"], ["stderr", "its standard error"], ["asymptotic", "its limit for large nβ"], ["asymptotic_stderr", "standard error of the limit"],
+    ["rhat", "R-hat: chains agree if below about 1.05"], ["ess", "effective sample size: independent draws behind the estimate"], ["chains", "chains"], ["draws", "draws per chain"],
+    ["nbeta", "nβ: inverse temperature"], ["gamma", "γ: strength of the pull towards the network"], ["reason", "why a value is missing, or what was corrected"],
+    ...Object.keys(llc.settings || {}).filter((k) => !(k in llc)).map((k) => [k, "setting of the sampler"]),
+  ].map(([key, meaning]) => ({ key, meaning, value: llc[key] ?? (llc.settings || {})[key] })).filter((r) => r.value !== null && r.value !== undefined);
+  return dataTable({ title: "Sampling diagnostics", rows, first: 20, columns: [
+    textColumn("key", "quantity"), { label: "value", value: (r) => r.value, show: (r) => [number(r.value), good[r.key] && isNumber(r.value) ? h("span", { class: good[r.key](r.value) ? "mark yes" : "mark no" }, good[r.key](r.value) ? " ● fine" : " ○ poor") : null] },
+    textColumn("meaning")] });
 }

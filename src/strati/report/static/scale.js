@@ -144,16 +144,22 @@ export function differenceScale(values) {
 
 export const OKABE = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#b8a80c", "#777777"];
 
-export const PHASES = [
-  { key: "random-like", colour: "#999999", meaning: "nothing lies beyond the edge of a random matrix" },
-  { key: "bleeding-out", colour: "#56b4e9", meaning: "a few eigenvalues beyond the random edge, still next to the bulk" },
-  { key: "bulk+spikes", colour: "#0072b2", meaning: "a random bulk, and eigenvalues set apart from it" },
-  { key: "bulk-decay", colour: "#009e73", meaning: "a bulk that decays into a tail; its edge is blurred" },
-  { key: "heavy-tailed", colour: "#e69f00", meaning: "no bulk edge: a power-law tail" },
-  { key: "rank-collapse", colour: "#d55e00", meaning: "many directions lie decades below the others" },
+// Blue and grey for states, orange for damage; the words are those of the terminal.
+export const STATES = [
+  { key: "learned", name: "learned", colour: "#0072b2" },
+  { key: "random-like", name: "random-like", colour: "#999999" },
+  { key: "too-small", name: "too small to tell", colour: "#c4b99d" },
+  { key: "broken", name: "broken", colour: "#d55e00" },
 ];
 
-export function phaseColour(phase) {
-  const found = PHASES.find((p) => p.key === phase);
-  return found ? found.colour : null;
-}
+export const PHASES = [
+  { key: "random-like", colour: "#999999" }, { key: "bleeding-out", colour: "#56b4e9" }, { key: "bulk+spikes", colour: "#0072b2" },
+  { key: "bulk-decay", colour: "#009e73" }, { key: "heavy-tailed", colour: "#e69f00" }, { key: "rank-collapse", colour: "#d55e00" },
+];
+
+export const stateColour = (state) => (STATES.find((s) => s.key === state) || { colour: null }).colour;
+export const stateName = (state) => (STATES.find((s) => s.key === state) || { name: state || "–" }).name;
+export const phaseColour = (phase) => (PHASES.find((p) => p.key === phase) || { colour: null }).colour;
+
+// How a layer stands an intervention.
+export const CLASSES = { robust: "#0072b2", mixed: "#c9a400", critical: "#d55e00" };
