@@ -1,9 +1,10 @@
-"""The docs are true: tutorials run, the pages of verbs and codes are complete, public names are there."""
+"""The docs are true: notebooks run, the pages of verbs and codes are complete, public names are there."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import json
 import operator
 import re
 from collections.abc import Callable
@@ -20,21 +21,33 @@ from strati.cli.main import COMMANDS
 HOME = Path(__file__).resolve().parents[1]
 SOURCE = Path(strati.__file__).parent
 SUBMODULES = {"configs", "embedded", "interventions", "schemas"}
-TUTORIALS = sorted((HOME / "docs" / "notebooks").glob("[0-9]*.py"))
+NOTEBOOKS = sorted((HOME / "docs" / "notebooks").glob("[0-9]*.py"))
 
 
 @pytest.mark.parametrize(
     "path",
-    [TUTORIALS[0], *(pytest.param(path, marks=pytest.mark.slow) for path in TUTORIALS[1:])],
+    [pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS],
     ids=lambda p: p.stem,
 )
-def test_tutorials_run_and_their_pages_are_theirs(path: Path, tmp_path: Path) -> None:
+def test_notebooks_run_and_their_pages_are_theirs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
-    tutorials = tool("notebooks")
-    made = tutorials.page(tutorials.run(path, tmp_path), path.name)
-    assert tutorials.alike(made, path.with_suffix(".md").read_text()), "run tools/notebooks.py"
-    assert "**What to take home.**" in made and ".png)" in made
+    notebooks = tool("notebooks")
+    made = notebooks.page(notebooks.run(path, tmp_path), path.name)
+    assert notebooks.alike(made, path.with_suffix(".md").read_text()), "run tools/notebooks.py"
+    assert "**Conclusion.**" in made and ".png)" in made
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebooks_for_download_have_the_cells_of_their_scripts(path: Path) -> None:
+    stored = json.loads(path.with_suffix(".ipynb").read_text())
+    cells = tool("notebooks").cells(path.read_text())
+    assert [(cell["source"], cell["cell_type"] == "code") for cell in stored["cells"]] == [
+        (cell.text, cell.code) for cell in cells
+    ], "run tools/notebooks.py"
+    for cell in stored["cells"]:
+        for output in cell.get("outputs", []):
+            assert str(HOME) not in output["text"], "paths of one machine"
 
 
 def test_pages_are_alike_but_for_the_last_digits() -> None:
@@ -84,9 +97,9 @@ def plots() -> set[tuple[str, str]]:
 
 
 def test_the_gallery_is_its_script_with_pictures() -> None:
-    tutorials = tool("notebooks")
+    notebooks = tool("notebooks")
     page = (GALLERY / "gallery.md").read_text()
-    cells = tutorials.cells((GALLERY / "gallery.py").read_text())
+    cells = notebooks.cells((GALLERY / "gallery.py").read_text())
     code = re.findall(r"^```python\n(.*?)\n```", page, re.DOTALL | re.MULTILINE)
     assert code == [cell.text for cell in cells if cell.code], (
         "run tools/notebooks.py docs/gallery/gallery.py"
@@ -111,10 +124,10 @@ def test_every_plot_is_in_the_gallery(tmp_path: Path, monkeypatch: pytest.Monkey
     for stem, name in plots():
         module = importlib.import_module(f"strati.report.plots.{stem}")
         monkeypatch.setattr(module, name, watched((stem, name), getattr(module, name)))
-    tutorials = tool("notebooks")
-    made = tutorials.page(tutorials.run(GALLERY / "gallery.py", tmp_path), "gallery.py")
+    notebooks = tool("notebooks")
+    made = notebooks.page(notebooks.run(GALLERY / "gallery.py", tmp_path), "gallery.py")
     assert sorted(plots() - drawn) == []
-    assert tutorials.alike(made, (GALLERY / "gallery.md").read_text()), "run tools/notebooks.py"
+    assert notebooks.alike(made, (GALLERY / "gallery.md").read_text()), "run tools/notebooks.py"
 
 
 def test_every_code_is_explained() -> None:
@@ -157,8 +170,8 @@ def test_the_readme_names_nothing_that_is_not_there() -> None:
 
 def test_peers_options_are_mapped() -> None:
     """Every parameter of weightwatcher 0.7.7's ``analyze`` and of devinterp 2.0.1's ``llc`` and ``sample``."""
-    page = (HOME / "docs" / "coming-from.md").read_text()
-    first, _, second = page.partition("## devinterp 2.0.1")
+    folder = HOME / "docs" / "migrate"
+    first, second = ((folder / f"{name}.md").read_text() for name in ("weightwatcher", "devinterp"))
     assert [word for word in ANALYZE.split() if not re.search(rf"`{word}\b", first)] == []
     assert [word for word in COLUMNS.split() if not re.search(rf"`{word}`", first)] == []
     assert [word for word in SAMPLE.split() if not re.search(rf"[`(]{word}\b", second)] == []

@@ -1,11 +1,10 @@
-"""Run the tutorials and the gallery and write them, with what they print and draw, as pages of the docs.
+"""Run the notebooks and the gallery, and write pages and ``.ipynb`` files with what they print and draw.
 
     .venv/bin/python tools/notebooks.py [--check] [FILE...]
 
-A tutorial is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/notebooks``, the gallery one in
-``docs/gallery``; it opens as notebook in
-any editor that knows the form. ``--check`` runs every cell and fails where one raises, or where a page is not what its
-script prints; the last digits of numbers, which differ from machine to machine, are no failure.
+A notebook is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/notebooks``; the gallery is one in
+``docs/gallery``. The ``.ipynb`` file is made from the script and has the same cells. ``--check`` runs every cell. It fails
+if a cell raises, or if a page differs from what its script prints by more than the last digits of numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import json
 import re
 import sys
 import tempfile
@@ -25,6 +25,8 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / "docs" / "notebooks"
 GALLERY = ROOT / "docs" / "gallery"
+NOTEBOOK = re.compile(r"\d_")
+"""How the names of notebooks begin; the gallery is a page only."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ def cells(script: str) -> list[Cell]:
 
 
 def run(path: Path, pictures: Path) -> list[Cell]:
-    """The cells of a tutorial, executed one after the other in one namespace; figures are written to ``pictures``."""
+    """The cells of a notebook, executed one after the other in one namespace; figures are written to ``pictures``."""
     import pandas as pd
 
-    names: dict[str, Any] = {"__name__": "__tutorial__"}
+    names: dict[str, Any] = {"__name__": "__notebook__"}
     done = []
     wide = {"COLUMNS": "100", "LINES": "50"}  # tables are as wide as the terminal, wherever this runs
     with (
@@ -85,7 +87,7 @@ def run(path: Path, pictures: Path) -> list[Cell]:
 
 
 def page(done: list[Cell], script: str) -> str:
-    """The tutorial as Markdown."""
+    """The notebook as Markdown."""
     parts = []
     for cell in done:
         if not cell.code:
@@ -96,8 +98,27 @@ def page(done: list[Cell], script: str) -> str:
             parts.append(f"```text\n{cell.output}\n```")
         if cell.picture:
             parts.append(f"![what the cell draws]({cell.picture})")
-    parts.append(f"*This page is [{script}]({script}), run as it stands.*")
+    other = script.replace(".py", ".ipynb")
+    parts.append(f"*This page was made by running [{script}]({script}). Download: [{other}]({other}).*"
+                 if NOTEBOOK.match(script) else f"*This page was made by running [{script}]({script}).*")  # fmt: skip
     return "\n\n".join(parts) + "\n"
+
+
+def notebook(done: list[Cell]) -> str:
+    """The cells as a Jupyter notebook with what they printed."""
+    made: list[dict[str, Any]] = []
+    for number, cell in enumerate(done):
+        entry: dict[str, Any] = {"cell_type": "code" if cell.code else "markdown", "id": f"cell-{number}"}
+        entry |= {"metadata": {}, "source": cell.text}
+        if cell.code:
+            text = f"{cell.output}\n"
+            printed = {"output_type": "stream", "name": "stdout", "text": text}
+            entry |= {"execution_count": None, "outputs": [printed] if cell.output else []}
+        made.append(entry)
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return (
+        json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+    )
 
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*\.?\d*(?:e[+-]?\d+)?")
@@ -127,7 +148,8 @@ def main(words: list[str]) -> int:
     for path in [Path(w) for w in words if not w.startswith("--")] or scripts:
         try:
             with tempfile.TemporaryDirectory() as aside:
-                made = page(run(path, Path(aside) if check else path.parent), path.name)
+                done = run(path, Path(aside) if check else path.parent)
+                made = page(done, path.name)
         except Exception:  # whatever a cell raises is shown and counted
             traceback.print_exc()
             print(f"{path.name}: a cell failed", file=sys.stderr)
@@ -136,6 +158,8 @@ def main(words: list[str]) -> int:
         target = path.with_suffix(".md")
         if not check:
             target.write_text(made)
+            if NOTEBOOK.match(path.name):
+                path.with_suffix(".ipynb").write_text(notebook(done))
             for old in path.parent.glob(f"{path.stem}-*.png"):
                 if old.name not in made:
                     old.unlink()

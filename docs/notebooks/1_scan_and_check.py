@@ -1,37 +1,57 @@
 # %% [markdown]
-# # 1. What is in this checkpoint?
+# # 1. Scan and check a checkpoint
 #
-# You were handed a file. Before anything else: which layers does it hold, and what do their spectra say? We use the
-# small network that comes with strati, an MLP trained on 8x8 digits; any path, Hugging Face directory, state dict or
-# module in memory works the same way.
+# You received a checkpoint. Is it complete and intact, and which layers show training? This notebook uses the small
+# Llama that comes with strati. Replace the path by your own file, directory or Hugging Face name.
 
 # %%
 import strati
 from strati import embedded
 
-net = strati.open(embedded.path("digits-mlp.safetensors"))
-print(strati.inspect(net))
+model = embedded.path("shakespeare")
+result = strati.check(model)
+print(str(result).splitlines()[0])
 
 # %% [markdown]
-# Only names and shapes have been read so far. `scan` reads one matrix at a time and surveys its spectrum.
+# `check` reads every tensor once. It looks for NaN, constant tensors, missing tensors, holes and wrong sizes. Use
+# `result.passed` in a test.
+#
+# Next, `scan` computes the spectrum of every weight matrix and compares it with that of random weights.
 
 # %%
-survey = strati.scan(net)
-survey.table[["name", "rows", "cols", "state", "spikes", "stable_rank", "phase"]]
+survey = strati.scan(model)
+survey.frame().groupby("role")[["spikes", "stable_rank"]].mean().round(1)
 
 # %% [markdown]
-# Two layers have spikes above the random bulk: directions that training put there. The last one has ten eigenvalues,
-# too few to say anything, and strati says so instead of guessing:
+# `spikes` is the number of directions that random weights would not show. The feed-forward matrices of this network
+# learned more directions than the attention matrices.
+#
+# One layer is marked:
 
 # %%
-[(flag.code, flag.text) for flag in survey["4"].warnings]
+marked = survey.frame().query("state != 'learned'")
+for name in marked["name"]:
+    print(name, "|", survey[name].state, "|", survey[name].phase)
 
 # %% [markdown]
-# One layer in detail: the eigenvalues, the bulk that random weights of this size would have (shaded), and the tail.
+# `strati explain rank-collapse` says what this means: some of its directions are no larger than bfloat16 rounding. That
+# is a property of this model and no damage in the file. How does the initial, untrained network look?
 
 # %%
-figure = survey["0"].plot()
+initial = strati.scan(embedded.path("shakespeare-init")).frame()
+print(initial["state"].value_counts().to_dict())
+print("alpha of an untrained layer:", round(initial.set_index("name")["alpha"]["lm_head.weight"], 1))
 
 # %% [markdown]
-# **What to take home.** "Layers 0 and 2 carry about ten directions each above what random weights would show; layer 4
-# is too small for its spectrum to mean anything." You can state this safely: every part of it was statistically tested.
+# Nearly all layers are `random-like` or too small to decide. Note that an untrained layer has an exponent alpha as
+# well; alpha alone does not show training.
+#
+# Look at one layer in detail: its eigenvalues, the range of random weights (shaded), and the tail.
+
+# %%
+figure = survey["model.layers.0.self_attn.q_proj"].plot()
+
+# %% [markdown]
+# **Conclusion.** The file is intact, 36 of 37 layers show training, and you may want to look at the output layer. Each of these
+# statements is the result of a test with a known error rate. On the command line: `strati check MODEL` and
+# `strati scan MODEL --html scan.html`.

@@ -1,39 +1,58 @@
 # %% [markdown]
-# # 5. How much of it is free, and where to cut?
+# # 3. Compress a transformer to half, with the loss measured
 #
-# First the theory: how many parameters could move without changing any output on these data? Then the practice: which
-# layers to truncate to save a fifth of the parameters, at what measured loss.
+# How small can the embedded Llama get? We change every layer, measure the loss on text that the network has not seen,
+# and let strati choose a rank for every layer.
 
 # %%
 import numpy as np
+from transformers import AutoTokenizer
 
 import strati
 from strati import embedded
 
-data = np.load(embedded.path("digits.npz"))
-model = strati.as_module(embedded.path("digits-mlp.safetensors"))
-count = strati.degeneracy(model, data["x"])
-print(count)
-
-# %% [markdown]
-# A count, not an estimate: these directions are free to first order. Now measure what truncating costs, and plan.
-
-# %%
-found = strati.study(
+folder = embedded.path("shakespeare")
+text = embedded.path("tempest.txt").read_text()[:3072]
+tokens = np.array(AutoTokenizer.from_pretrained(folder)(text)["input_ids"]).reshape(-1, 128)
+model = strati.as_module(folder)
+measured = strati.study(
     model,
-    data=(data["x_test"], data["y_test"]),
-    interventions=[strati.truncate(rank=[4, 8, 12, 16, 24, 32, 48])],
+    data=tokens,
+    performance="loss",
+    interventions=[strati.truncate(parameters=[0.3, 0.5, 0.7]), strati.quantise(bits=[4, 3, 2], group=32)],
 )
-plan = strati.plan(found, budget="parameters=0.8", action="truncate")
-print(plan)
+table = measured.frame()
+table["rise"] = table["performance"] - table["intact_performance"]
+table["block"] = table["layer"].str.extract(r"layers\.(\d)", expand=False).fillna("outside")
+table[table["intervention"] != "intact"].pivot_table("rise", "block", ["intervention", "setting"]).round(3)
 
 # %% [markdown]
-# The plan stands beside uniform allocation at the same budget, and says so when it is no better. `strati.apply` (or
-# `strati apply PLAN MODEL --out DIR`) writes the network that it makes.
+# Each number is the mean rise of the loss when one layer of the block is changed. Rounding to 4 bits costs almost
+# nothing; removing half of the parameters of a layer costs more.
+#
+# Now change all layers together. A plan distributes a budget over the layers and is measured next to the same
+# treatment of every layer.
 
 # %%
-figure = count.plot()
+half = strati.plan(measured, budget="parameters=0.5", action="truncate")
+print("\n".join(str(half).splitlines()[:4]))
+
+# %%
+bits = strati.plan(measured, budget="bits=4", action="quantise")
+print("\n".join(str(bits).splitlines()[:4]))
 
 # %% [markdown]
-# **What to take home.** "A fifth of the parameters can go for the loss printed above; this is measured, with its
-# interval, not read off a spectrum."
+# Both numbers are measurements with 95 % intervals. For this network rounding is the far better way to save memory.
+# Write the smaller model with `strati.apply(plan, folder, out=...)`; without `out=` you get the module itself:
+
+# %%
+small = strati.apply(bits, model)
+print(type(small).__name__, sum(p.numel() for p in small.parameters()), "parameters")
+
+# %%
+figure = measured.plot()
+
+# %% [markdown]
+# **Conclusion.** Low rank at half the parameters raises the loss of this network strongly, although the plan is much
+# better than the same rank everywhere. Four bits per weight, a quarter of the size of bfloat16, cost little. On the
+# command line: `strati plan MODEL --data text.txt --budget bits=4`.
