@@ -15,6 +15,7 @@ import strati
 from strati.cli.main import strati as program
 from strati.core.errors import BadInputError
 from strati.landscape import curvature as module
+from strati.landscape.curvature_products import Products
 from strati.landscape.objective import exact_hessian, gauss_newton_matrix, objective
 
 
@@ -74,6 +75,65 @@ def test_a_loss_of_ones_own(monkeypatch):
     )
     named = strati.curvature(model, "mse", (x, y), top=2, matrix="gauss-newton")
     np.testing.assert_allclose(own.top, named.top, rtol=1e-6)
+
+
+@pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "behavioural-kl"])
+def test_products_in_pieces_are_those_of_one_pass(loss, matrix):
+    """Rows without a label count in no piece."""
+    model, data = case(loss)
+    if loss == "cross_entropy":
+        x, y = data
+        data = x, torch.where(torch.arange(30) % 4 == 0, -100, y)
+    mean = objective(model, loss, data, dtype=torch.float64)
+    kind = module.CurvatureMatrix(matrix)
+    vector = torch.randn(mean.flat.size, dtype=torch.float64)
+    expected = exact_hessian(mean, mean.flat.theta) @ vector
+    one, pieces = Products(mean, kind), Products(mean, kind, numbers=40)
+    assert len(one._pieces) == 1 and len(pieces._pieces) > 3
+    if matrix == "hessian":
+        torch.testing.assert_close(one(vector), expected)
+    torch.testing.assert_close(one(vector), pieces(vector))
+
+
+def test_a_language_model_with_fused_attention(monkeypatch):
+    """The Hessian of cross-entropies at next tokens against automatic differentiation of the whole matrix."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=5, n_positions=6, n_embd=4, n_layer=1, n_head=2)
+    model, ids = transformers.GPT2LMHeadModel(config).eval(), torch.randint(0, 5, (4, 6))
+    mean = objective(model, "cross_entropy", ids, dtype=torch.float64)
+    vector = torch.randn(mean.flat.size, dtype=torch.float64)
+    product = Products(mean, module.CurvatureMatrix.HESSIAN)(vector)
+    torch.testing.assert_close(product, exact_hessian(mean, mean.flat.theta) @ vector)
+
+
+def test_layers_are_diagonal_blocks():
+    model, data = case("mse")
+    found = strati.curvature(model, "mse", data, per_layer=True)
+    mean = objective(model, "mse", data, dtype=torch.float64)
+    matrix = exact_hessian(mean, mean.flat.theta).numpy()
+    for layer, place in zip(found.layers, (slice(0, 35), slice(35, None)), strict=True):
+        values = np.linalg.eigvalsh(matrix[place, place])
+        assert (layer.top, layer.trace) == pytest.approx((values[-1], values.sum()), rel=1e-6)
+        assert layer.negative == pytest.approx((values < -1e-6 * abs(values).max()).mean())
+    assert [layer.name for layer in found.layers] == ["0", "2"] == list(found.table["name"])
+
+
+@pytest.mark.parametrize("iterative", [False, True])
+def test_negative_part_and_condition(iterative, monkeypatch):
+    """The share of negative eigenvalues within five standard errors, the lowest Ritz value at the lowest eigenvalue."""
+    if iterative:
+        monkeypatch.setattr(module, "EXACT_UP_TO", 0)
+    model, data = case("mse")
+    values = dense(model, "mse", data, "hessian")
+    found = strati.curvature(model, "mse", data, seed=2)
+    share = (values < -1e-6 * abs(values).max()).mean()
+    assert abs(found.negative - share) <= 5 * found.negative_stderr + 1e-12
+    assert found.lowest == pytest.approx(values[-1], rel=1e-3)
+    assert (found.condition is None) == iterative
+    if not iterative:
+        assert found.condition == pytest.approx(abs(values).max() / abs(values).min(), rel=1e-6)
 
 
 def test_the_same_seed_gives_the_same_numbers(monkeypatch):

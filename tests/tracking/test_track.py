@@ -317,3 +317,15 @@ def test_arrays_of_the_data_are_chosen_by_name(run, tmp_path):
     (series,) = json.loads(done.output)["series"]
     expected = strati.track(folder, data=data, what="loss").curves[0].values
     assert series["values"] == pytest.approx(list(expected))
+
+
+def test_curvature_of_every_checkpoint_is_that_of_the_function(run):
+    folder, data = run
+    paths = sorted(folder.iterdir())[:2]
+    found = strati.track(paths, data=data, what="curvature")
+    for place, path in enumerate(paths):
+        spectrum = strati.curvature(path, "cross_entropy", data, top=1)
+        for what in ("top", "trace", "negative"):
+            (series,) = (s for s in found.curves if s.what == f"curvature_{what}")
+            value = spectrum.top[0] if what == "top" else getattr(spectrum, what)
+            assert series.values[place] == pytest.approx(value, rel=1e-6)

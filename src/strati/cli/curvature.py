@@ -37,6 +37,7 @@ from strati.jobs.progress import progress
 @click.option(
     "--top", type=click.IntRange(min=1), default=10, show_default=True, metavar="K", help="Eigenvalues."
 )
+@click.option("--per-layer", is_flag=True, help="Also the diagonal block of each layer.")
 @loss_option
 @rows_option
 @layers_option
@@ -51,6 +52,7 @@ def command(
     activation: Any,
     matrix: str,
     top: int,
+    per_layer: bool,
     loss: str | None,
     rows: int | None,
     layers: tuple[str, ...],
@@ -73,6 +75,7 @@ def command(
             *problem,
             matrix=matrix,
             top=top,
+            per_layer=per_layer,
             layers=layers or None,
             seed=seed,
             device=device,

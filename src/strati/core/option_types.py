@@ -82,6 +82,7 @@ class CurvatureOptions(TypedDict, total=False):
     top: int
     epsilons: Sequence[float] | None
     layers: str | Sequence[str] | None
+    per_layer: bool
     seed: int
     device: str | None
 

@@ -1,22 +1,21 @@
 """Curvature of a loss without dense matrices: top eigenvalues, trace, spectral density, effective parameters.
 
-Products of the Hessian or Gauss-Newton matrix with a vector cost a few gradients, reverse over reverse. Eigenvalues
+Products with a vector are those of ``curvature_products``. Eigenvalues
 come from block Lanczos with full orthogonalisation (a repeated eigenvalue is found as often as the block is wide), the
 trace from Hutch++ (Meyer et al. 2021), the density from stochastic Lanczos quadrature (Ubaru et al. 2017).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
 
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
@@ -24,7 +23,10 @@ from strati.core.results import Flag, Result, Tick, silent
 from strati.core.rng import derive
 from strati.evaluate.models import on_device
 from strati.io.to_module import as_module
-from strati.landscape.objective import Loss, Objective, objective
+from strati.landscape.curvature_products import CurvatureMatrix as CurvatureMatrix
+from strati.landscape.curvature_products import Products
+from strati.landscape.llc.parts import layer_names
+from strati.landscape.objective import Loss, collect, objective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,15 +47,21 @@ _BLOCK_MARGIN = 4  # columns of a block beyond the eigenvalues asked for
 _MOST_COLUMNS = 400  # of the Krylov space
 _MOST_BYTES = 1 << 30  # that the Krylov space may take
 _CONVERGED = 1e-5  # residual over the largest eigenvalue in size
+_Nodes = tuple["FloatArray", "FloatArray"]
 _SCALES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the largest eigenvalue
 
 
-class CurvatureMatrix(StrEnum):
-    """Which matrix: second derivatives of the loss, or ``J^T H_out J``; the Fisher matrix is the latter."""
+@dataclass(frozen=True)
+class LayerCurvature:
+    """The diagonal block of one layer: its largest eigenvalue, trace and share of negative eigenvalues."""
 
-    HESSIAN = "hessian"
-    GAUSS_NEWTON = "gauss-newton"
-    FISHER = "fisher"
+    name: str
+    parameters: int
+    top: float
+    top_residual: float
+    trace: float
+    trace_stderr: float
+    negative: float
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,14 @@ class Curvature(Result):
         trace: Sum of the eigenvalues.
         trace_stderr: Its standard error; 0.0 where it is exact.
         density: ``(eigenvalue, weight)``, weights adding up to 1.
-        effective: ``(epsilon, N_eff, stderr)``: ``sum h / (h + epsilon)`` over the positive eigenvalues.
+        effective: ``(epsilon, N_eff, stderr)``: ``sum h / (h + epsilon)`` over the positive eigenvalues. The error
+            holds the spread over probes and the change from half the depth of Lanczos.
+        lowest: The least eigenvalue, or the least Ritz value, which lies above it.
+        negative: Share of the eigenvalues below zero by more than a millionth of the largest in size.
+        negative_stderr: Its standard error over probes; 0.0 where it is exact.
+        condition: Largest over least eigenvalue in size, where all are known and none vanishes.
         products: Products with a vector that were computed.
+        layers: With ``per_layer`` the diagonal block of each layer.
         warnings: What a reader must know.
     """
 
@@ -84,13 +98,12 @@ class Curvature(Result):
     density: tuple[tuple[float, float], ...]
     effective: tuple[tuple[float, float, float], ...]
     products: int
+    lowest: float
+    negative: float
+    negative_stderr: float
+    condition: float | None
+    layers: tuple[LayerCurvature, ...] = ()
     warnings: tuple[Flag, ...] = ()
-
-    @property
-    def negative(self) -> float:
-        """Share of the eigenvalues that lie below zero by more than a millionth of the largest in size."""
-        largest = max((abs(value) for value, _ in self.density), default=0.0)
-        return float(sum(weight for value, weight in self.density if value < -1e-6 * largest))
 
     def payload(self) -> CurvatureFields:
         """The interface's fields, residuals and the number of products."""
@@ -105,15 +118,21 @@ class Curvature(Result):
             "effective": [
                 {"epsilon": e, "value": value, "stderr": error} for e, value, error in self.effective
             ],
+            "lowest": self.lowest,
             "negative": self.negative,
+            "negative_stderr": self.negative_stderr,
+            "condition": self.condition,
+            "layers": self.layers,
             "products": self.products,
             "warnings": self.warnings,
         }
 
     def frame(self) -> pd.DataFrame:
-        """One line per top eigenvalue."""
+        """One line per top eigenvalue, or with ``per_layer`` one per layer."""
         import pandas as pd
 
+        if self.layers:
+            return pd.DataFrame([dataclasses.asdict(layer) for layer in self.layers])
         return pd.DataFrame({"eigenvalue": self.top, "residual": self.top_residuals})
 
     def summary(self) -> RenderableType:
@@ -130,11 +149,28 @@ class Curvature(Result):
         error = "exact" if self.trace_stderr == 0 else f"+- {self.trace_stderr:.2g}"
         lines = [
             first,
-            f"Trace {self.trace:.4g} ({error}); {self.negative:.1%} of the eigenvalues are negative.",
+            f"Trace {self.trace:.4g} ({error}); {self.negative:.1%} of the eigenvalues are negative, "
+            f"the lowest is {self.lowest:.3g}.",
         ]
         lines.append("top eigenvalues: " + ", ".join(f"{value:.3g}" for value in self.top[:8]))
         rows = [(f"{e:.3g}", f"{value:.4g}", f"{error:.2g}") for e, value, error in self.effective]
         drawn = table([Column(name, right=True) for name in ("epsilon", "effective parameters", "+-")], rows)
+        if self.layers:
+            names = ("parameters", "largest", "trace", "+-", "negative")
+            drawn = table(
+                ["layer", *(Column(name, right=True) for name in names)],
+                (
+                    (
+                        layer.name,
+                        layer.parameters,
+                        f"{layer.top:.3g}",
+                        f"{layer.trace:.3g}",
+                        f"{layer.trace_stderr:.2g}",
+                        f"{layer.negative:.1%}",
+                    )
+                    for layer in self.layers
+                ),
+            )
         return Group(*(Text(line) for line in lines), drawn, *(Text(flag.text) for flag in self.warnings))
 
 
@@ -147,6 +183,7 @@ class CurvatureConfig:
         top: How many of the largest eigenvalues.
         epsilons: Scales of ``effective``; five decades below the largest eigenvalue by default.
         layers: Vary only these weights.
+        per_layer: Also the diagonal block of each layer.
         seed: Random seed of the probes.
         device: Where to compute; where the model is by default.
     """
@@ -155,6 +192,7 @@ class CurvatureConfig:
     top: int = 10
     epsilons: Sequence[float] | None = None
     layers: str | Sequence[str] | None = None
+    per_layer: bool = False
     seed: int = 0
     device: str | None = None
 
@@ -199,33 +237,63 @@ def curvature(
     kind = _checked(settings.matrix, settings.top, settings.epsilons)
     network = on_device(as_module(model), settings.device)
     size = sum(p.numel() for p in network.parameters())
-    whole = objective(
-        network, loss, data, layers=settings.layers, dtype=torch.float64 if size <= _DOUBLE_UP_TO else None
-    )
-    product = _Product(whole, kind)
-    count = min(settings.top, product.size)
-    exact = product.size <= EXACT_UP_TO
-    if exact:
-        values, residuals = _dense(product)
-        nodes = [(values, np.full(len(values), 1 / len(values)))]
+    dtype = torch.float64 if size <= _DOUBLE_UP_TO else None
+    x, y = collect(data, network)
+    rows = x if y is None else (x, y)
+    products = Products(objective(network, loss, rows, layers=settings.layers, dtype=dtype), kind)
+    spectrum = _spectrum(products, settings, tick)
+    if not settings.per_layer:
+        return spectrum
+    blocks = []
+    for name in layer_names(network, settings.layers):
+        single = Products(objective(network, loss, rows, layers=[name], dtype=dtype), kind)
+        block = _spectrum(single, dataclasses.replace(settings, top=1))
+        blocks.append(
+            LayerCurvature(
+                name,
+                single.size,
+                block.top[0],
+                block.top_residuals[0],
+                block.trace,
+                block.trace_stderr,
+                block.negative,
+            )
+        )
+        tick(name)
+    return dataclasses.replace(spectrum, layers=tuple(blocks))
+
+
+def _spectrum(products: Products, settings: CurvatureConfig, tick: Tick = silent) -> Curvature:
+    count = min(settings.top, products.size)
+    condition = None
+    if products.size <= EXACT_UP_TO:
+        values, residuals = _dense(products)
+        every = np.full(len(values), 1 / len(values))
+        nodes = halves = [(values, every)]
         trace, error = float(values.sum()), 0.0
         warnings: tuple[Flag, ...] = ()
+        sizes = np.abs(values)
+        if sizes.min() > len(sizes) * np.finfo(float).eps * sizes.max():
+            condition = float(sizes.max() / sizes.min())
     else:
         generator = torch.Generator().manual_seed(derive(settings.seed, "curvature"))
-        values, residuals = _largest(product, count, generator)
+        values, residuals = _largest(products, count, generator)
         tick("top eigenvalues")
-        trace, error = _hutch(product, generator)
+        trace, error = _hutch(products, generator)
         tick("trace")
-        nodes = [_quadrature(product, generator) for _ in range(_PROBES)]
+        probes = [_quadrature(products, generator) for _ in range(_PROBES)]
+        nodes, halves = [probe[0] for probe in probes], [probe[1] for probe in probes]
         tick("density")
         warnings = _unconverged(values[:count], residuals[:count])
     scale = max(float(np.abs(values).max()), np.finfo(float).tiny)
     epsilons = (
         [s * scale for s in _SCALES] if settings.epsilons is None else list(map(float, settings.epsilons))
     )
+    largest = max(float(np.abs(value).max()) for value, _ in nodes)
+    negative = [float(weight[value < -1e-6 * largest].sum()) for value, weight in nodes]
     return Curvature(
-        matrix=str(kind),
-        parameters=product.size,
+        matrix=str(settings.matrix),
+        parameters=products.size,
         top=[float(v) for v in values[:count]],
         top_residuals=[float(r) for r in residuals[:count]],
         trace=trace,
@@ -235,8 +303,12 @@ def curvature(
             for value, weight in nodes
             for v, w in zip(value, weight, strict=True)
         ),
-        effective=tuple((e, *_effective(nodes, e, product.size)) for e in epsilons),
-        products=product.count,
+        effective=tuple((e, *_effective(nodes, halves, e, products.size)) for e in epsilons),
+        products=products.count,
+        lowest=min(float(value.min()) for value, _ in nodes),
+        negative=float(np.mean(negative)),
+        negative_stderr=_error(negative),
+        condition=condition,
         warnings=warnings,
     )
 
@@ -251,76 +323,24 @@ def _checked(matrix: str, top: int, epsilons: Sequence[float] | None) -> Curvatu
     return CurvatureMatrix(matrix)
 
 
-class _Product:
-    """Products of a curvature matrix with vectors, reverse over reverse; counts them."""
-
-    def __init__(self, whole: Objective, kind: CurvatureMatrix) -> None:
-        self.whole, self.theta = whole, whole.flat.theta
-        self.size, self.count = whole.flat.size, 0
-        if kind is CurvatureMatrix.FISHER and whole.name is None:
-            raise BadInputError(
-                "matrix", "fisher needs a loss known by name; use gauss-newton for your own loss"
-            )
-        self._apply = self._hessian if kind is CurvatureMatrix.HESSIAN else self._gauss_newton
-        try:
-            probe = self._apply(torch.ones_like(self.theta))
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
-            raise BadInputError("loss", f"has no second derivatives ({reason})") from error
-        if not bool(torch.isfinite(probe).all()):
-            raise BadInputError("loss", "its second derivatives are not finite at the given parameters")
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        self.count += 1
-        return self._apply(vector).detach()
-
-    def block(self, columns: Tensor) -> Tensor:
-        return torch.stack([self(column) for column in columns.T], dim=1)
-
-    def _hessian(self, vector: Tensor) -> Tensor:
-        slope: Callable[[Tensor], Tensor] = grad(lambda t: self.whole(t).reshape(()))
-        product: Tensor = grad(lambda t: (slope(t) * vector).sum())(self.theta)
-        return product
-
-    def _gauss_newton(self, vector: Tensor) -> Tensor:
-        output, pull = _pullback(lambda t: self.whole.flat(t, self.whole.x), self.theta)
-        # Two pullbacks make a pushforward: J^T u is linear in u, and its pullback of v is J v.
-        _, push = _pullback(pull, torch.zeros_like(output))
-        loss, target = self.whole.loss, self.whole.target
-        slope: Callable[[Tensor], Tensor] = grad(lambda o: loss(o, target).reshape(()))
-        _, bend = _pullback(slope, output.detach())
-        return pull(bend(push(vector)))
-
-    def random_signs(self, columns: int, generator: torch.Generator) -> Tensor:
-        signs = torch.randint(0, 2, (self.size, columns), generator=generator)
-        return (2 * signs - 1).to(self.theta)
-
-
-def _pullback(
-    function: Callable[[Tensor], Tensor], point: Tensor
-) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The value of a function of one tensor, and the product of a cotangent with its Jacobian."""
-    parts: tuple[Any, ...] = vjp(function, point)
-    value, pull = parts[0], parts[1]
-    return value, lambda cotangent: pull(cotangent)[0]
-
-
-def _dense(product: _Product) -> tuple[FloatArray, FloatArray]:
+def _dense(products: Products) -> tuple[FloatArray, FloatArray]:
     """All eigenvalues, descending, and the residuals of their vectors."""
-    matrix = product.block(torch.eye(product.size, dtype=product.theta.dtype, device=product.theta.device))
+    matrix = products.block(
+        torch.eye(products.size, dtype=products.theta.dtype, device=products.theta.device)
+    )
     matrix = (matrix + matrix.T) / 2
     values, vectors = torch.linalg.eigh(matrix.double())
     residuals = torch.linalg.vector_norm(matrix.double() @ vectors - vectors * values, dim=0)
     return _array(values.flip(0)), _array(residuals.flip(0))
 
 
-def _largest(product: _Product, count: int, generator: torch.Generator) -> tuple[FloatArray, FloatArray]:
+def _largest(products: Products, count: int, generator: torch.Generator) -> tuple[FloatArray, FloatArray]:
     """The algebraically largest eigenvalues, descending, and their residuals, by block Lanczos."""
-    width = min(count + _BLOCK_MARGIN, product.size)
-    each = product.size * product.theta.element_size() * 2
-    most = max(width, min(product.size, max(_MOST_COLUMNS, 3 * width), int(_MOST_BYTES / each)))
-    basis = torch.linalg.qr(product.random_signs(width, generator))[0]
-    images = product.block(basis)
+    width = min(count + _BLOCK_MARGIN, products.size)
+    each = products.size * products.theta.element_size() * 2
+    most = max(width, min(products.size, max(_MOST_COLUMNS, 3 * width), int(_MOST_BYTES / each)))
+    basis = torch.linalg.qr(products.random_signs(width, generator))[0]
+    images = products.block(basis)
     while True:
         small = basis.T @ images
         values, vectors = torch.linalg.eigh(((small + small.T) / 2).double())
@@ -338,34 +358,34 @@ def _largest(product: _Product, count: int, generator: torch.Generator) -> tuple
         following, factor = torch.linalg.qr(following)
         if float(factor.diagonal().abs().min()) <= 1e-10 * float(values.abs().max()):
             # The space is invariant: go on from a random direction outside it.
-            following = product.random_signs(left, generator)
+            following = products.random_signs(left, generator)
             for _ in range(2):
                 following = torch.linalg.qr(following - basis @ (basis.T @ following))[0]
         basis = torch.cat([basis, following], dim=1)
-        images = torch.cat([images, product.block(following)], dim=1)
+        images = torch.cat([images, products.block(following)], dim=1)
 
 
-def _hutch(product: _Product, generator: torch.Generator) -> tuple[float, float]:
+def _hutch(products: Products, generator: torch.Generator) -> tuple[float, float]:
     """The trace and its standard error, by Hutch++: exact on a sketched subspace, sampled on the rest."""
     part = _TRACE_PRODUCTS // 3
-    basis = torch.linalg.qr(product.block(product.random_signs(part, generator)))[0]
-    inside = float((basis * product.block(basis)).sum())
-    probes = product.random_signs(part, generator)
+    basis = torch.linalg.qr(products.block(products.random_signs(part, generator)))[0]
+    inside = float((basis * products.block(basis)).sum())
+    probes = products.random_signs(part, generator)
     probes = probes - basis @ (basis.T @ probes)
-    samples = _array((probes * product.block(probes)).sum(0))
+    samples = _array((probes * products.block(probes)).sum(0))
     return inside + float(samples.mean()), float(samples.std(ddof=1)) / math.sqrt(part)
 
 
-def _quadrature(product: _Product, generator: torch.Generator) -> tuple[FloatArray, FloatArray]:
-    """Nodes and weights of the spectral density seen by one random vector."""
+def _quadrature(products: Products, generator: torch.Generator) -> tuple[_Nodes, _Nodes]:
+    """Nodes and weights of the spectral density seen by one random vector, and those at half the depth."""
     depth = max(
-        2, min(_DEPTH, product.size, int(_MOST_BYTES / (product.size * product.theta.element_size())))
+        2, min(_DEPTH, products.size, int(_MOST_BYTES / (products.size * products.theta.element_size())))
     )
-    vector = product.random_signs(1, generator)[:, 0]
+    vector = products.random_signs(1, generator)[:, 0]
     vector = vector / vector.norm()
     basis, diagonal, beside = [vector], [], []
     for _ in range(depth):
-        image = product(basis[-1])
+        image = products(basis[-1])
         diagonal.append(float(basis[-1] @ image))
         stacked = torch.stack(basis, dim=1)
         for _ in range(2):
@@ -376,18 +396,26 @@ def _quadrature(product: _Product, generator: torch.Generator) -> tuple[FloatArr
         beside.append(size)
         basis.append(image / size)
     tridiagonal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
-    values, vectors = np.linalg.eigh(tridiagonal)
-    return values, vectors[0] ** 2
+    half = max(1, len(diagonal) // 2)
+    both = [np.linalg.eigh(tridiagonal[:depth, :depth]) for depth in (len(diagonal), half)]
+    full, shallow = ((values, vectors[0] ** 2) for values, vectors in both)
+    return full, shallow
 
 
-def _effective(nodes: list[tuple[FloatArray, FloatArray]], epsilon: float, size: int) -> tuple[float, float]:
-    """``N_eff`` and its standard error over the probes."""
-    each = []
-    for values, weights in nodes:
-        positive = np.clip(values, 0, None)
-        each.append(size * float((weights * positive / (positive + epsilon)).sum()))
-    error = float(np.std(each, ddof=1)) / math.sqrt(len(each)) if len(each) > 1 else 0.0
-    return float(np.mean(each)), error
+def _effective(nodes: list[_Nodes], halves: list[_Nodes], epsilon: float, size: int) -> tuple[float, float]:
+    """``N_eff`` and its error: over the probes, and what half the depth changes."""
+
+    def each(probes: list[_Nodes]) -> list[float]:
+        return [size * float((w * v.clip(0) / (v.clip(0) + epsilon)).sum()) for v, w in probes]
+
+    deep, shallow = each(nodes), each(halves)
+    value = float(np.mean(deep))
+    return value, math.hypot(_error(deep), value - float(np.mean(shallow)))
+
+
+def _error(samples: list[float]) -> float:
+    """Standard error of a mean; 0 for one exact value."""
+    return float(np.std(samples, ddof=1)) / math.sqrt(len(samples)) if len(samples) > 1 else 0.0
 
 
 def _unconverged(values: FloatArray, residuals: FloatArray) -> tuple[Flag, ...]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from strati.landscape.basis.modules import FoundModule
     from strati.landscape.basis.result import Kind
     from strati.landscape.counts.result import Method
+    from strati.landscape.curvature import LayerCurvature
     from strati.landscape.mlp.structure import LayerCount
     from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
@@ -457,6 +458,10 @@ class CurvatureFields(TypedDict):
     top_residuals: Sequence[float]
     density: Sequence[Mapping[str, float]]
     effective: Sequence[Mapping[str, float]]
+    lowest: float
     negative: float
+    negative_stderr: float
+    condition: float | None
+    layers: Sequence[LayerCurvature]
     products: int
     warnings: Sequence[Flag]

@@ -13,7 +13,7 @@ from strati.core.options import nearest
 if TYPE_CHECKING:
     from strati.io.to_module import ActivationName
 
-QUANTITIES = ("spectra", "loss", "llc", "scales", "counts", "interventions")
+QUANTITIES = ("spectra", "loss", "llc", "scales", "curvature", "counts", "interventions")
 METRICS = ("alpha", "stable_rank", "entropy", "spectral_norm", "frobenius_norm", "spikes", "quasi_null")
 """The numbers of a scan that become series."""
 
@@ -23,8 +23,8 @@ class TrackConfig:
     """Options of :func:`strati.track`. ``None`` lets strati choose.
 
     Attributes:
-        what: Quantities: ``spectra``, ``loss``, ``llc``, ``scales``, ``counts``, ``interventions``. Default: spectra,
-            and with data also the loss and the learning coefficient.
+        what: Quantities: ``spectra``, ``loss``, ``llc``, ``scales``, ``curvature``, ``counts``, ``interventions``.
+            Default: spectra, and with data also the loss and the learning coefficient.
         layers: Patterns of the layers to measure (:mod:`strati.io.layers`). Default: all.
         loss: ``mse``, ``cross_entropy``, ``behavioural-mse`` or ``behavioural-kl``. Default: what fits the targets, and
             ``behavioural-mse`` without targets.

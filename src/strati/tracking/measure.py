@@ -1,4 +1,4 @@
-"""What is measured of one checkpoint: spectra, loss, learning coefficient, scales, counts, interventions.
+"""What is measured of one checkpoint: spectra, loss, learning coefficient, scales, curvature, counts, interventions.
 
 Each quantity is one unit of work whose value is a list of ``(what, layer, value, stderr, more)``; ``more`` is what
 differences between checkpoints are judged by, where they are. A unit depends on the checkpoint, the data and the
@@ -71,6 +71,8 @@ class Measurer:
             return coefficients(quantity, module, self.data, self.config, self.settings, self.labels)
         if quantity == "scales":
             return scales_of(module, self.data, self.config)
+        if quantity == "curvature":
+            return curvature_of(module, self.data, self.config)
         if quantity == "counts":
             return counts_of(module, self.data, self.config)
         return interventions_of(module, self.data, self.config)
@@ -291,6 +293,19 @@ def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
         more = {"reason": row.get("reason") if row["effective"] is None else None}
         points.append((name, None, row["effective"], None if error is None else 2 * error, more))
     return points
+
+
+def curvature_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
+    """Largest eigenvalue and trace of the Hessian of the mean loss, and the share of negative eigenvalues."""
+    from strati.landscape.curvature import curvature
+
+    name = loss_name(data, model, config)
+    spectrum = curvature(model, name, whole_data(data, model, config), top=1, seed=config.seed)
+    return [
+        ("curvature_top", None, spectrum.top[0], spectrum.top_residuals[0]),
+        ("curvature_trace", None, spectrum.trace, spectrum.trace_stderr),
+        ("curvature_negative", None, spectrum.negative, spectrum.negative_stderr),
+    ]
 
 
 def counts_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:

@@ -238,6 +238,7 @@ _DEPENDS = {
     "spectra": ("layers",),
     "loss": ("loss", "rows", "activation"),
     "scales": ("rows", "activation", "scales"),
+    "curvature": ("loss", "rows", "activation"),
     "counts": ("rows", "activation"),
     "interventions": ("rows", "activation", "layers"),
     "llc": ("activation",),

@@ -55,7 +55,7 @@ def load_traces(path: str | Path) -> Traces:
     try:
         stored = arviz.from_netcdf(str(path), engine="h5netcdf")
         scalars: dict[str, Any] = json.loads(stored.attrs["strati"])
-        arrays = {name: np.asarray(stored.constant_data[name]) for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: np.asarray(stored.constant_data[name]) for name in _ARRAYS}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BadInputError(
             path, "holds no draws; write them with llc(..., keep=True).traces.save(PATH)"
