@@ -4,8 +4,8 @@
     python tools/explanations.py --check    # fails if it is not what docs/codes.md says
 
 Every table of docs/codes.md is one kind of entry: its first heading is ``code``, ``state``, ``phase``, ``metric``,
-``score``, ``column`` or ``result``, the others are the fields below. A line ``Documented in [NAME](PAGE)`` names the page of a
-section.
+``score``, ``column`` or ``result``, the others are the fields below. A line ``Documented in [NAME](PAGE)`` names
+the page of a section.
 """
 
 from __future__ import annotations

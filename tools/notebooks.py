@@ -3,8 +3,8 @@
     .venv/bin/python tools/notebooks.py [--check] [FILE...]
 
 A notebook is a script of cells (``# %%``; ``# %% [markdown]`` for text) in ``docs/notebooks``; the gallery is one in
-``docs/gallery``. The ``.ipynb`` file is made from the script and has the same cells. ``--check`` runs every cell. It fails
-if a cell raises, or if a page differs from what its script prints by more than the last digits of numbers.
+``docs/gallery``. The ``.ipynb`` file is made from the script and has the same cells. ``--check`` runs every cell. It
+fails if a cell raises, or if a page differs from what its script prints by more than the last digits of numbers.
 """
 
 from __future__ import annotations

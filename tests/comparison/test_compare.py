@@ -165,7 +165,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "random-like → learned" in done.stdout
     assert len(done.stdout.split(". ")[0]) <= 100
-    assert "\nnext: strati compare " in done.stdout
+    assert "\nnext: strati scan " in done.stdout
     assert json.loads((tmp_path / "c.json").read_text())["layers"][0]["eigenvalues"]
     assert (tmp_path / "c.csv").read_text().startswith("name,role,block,spectral_distance")
     assert "<!doctype html>" in (tmp_path / "c.html").read_text()[:100].lower()

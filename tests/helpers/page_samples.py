@@ -219,6 +219,17 @@ def hostile(text: str) -> list[dict[str, Any]]:
             "density": [{"eigenvalue": 1.0, "weight": 1.0}],
             "effective": [{"epsilon": 0.1, "value": 2.0, "stderr": 0.1}],
         },
+        head("influence")
+        | {
+            "kind": text,
+            "rows": [text, 1],
+            "labels": [text, text],
+            "values": [[1.0, None], [None, 2.0]],
+            "stderr": [[0.1, None], [None, 0.2]],
+            "reason": text,
+            "waic": 1.0,
+            "fluctuation": 0.5,
+        },
         head("shuffle-transformer") | {"blocks": [{text: 1}], "vectors": [{text: 2}]},
         head("reassemble-transformer")
         | {"blocks": [{text: 1}], "pairs": [{"a": 1, "b": 2, "right_by": text}]},

@@ -77,6 +77,7 @@ def test_real_results_keep_to_theirs(real: dict[str, Path]) -> None:
         "identify",
         "correspond",
         "curvature",
+        "influence",
     }
     assert seen >= set(names()) - {f"strati.{verb}/1" for verb in elsewhere}
 
@@ -96,6 +97,7 @@ def test_results_in_memory_keep_to_theirs() -> None:
         tracked,
         curved,
         strati.lineage(net, net),
+        strati.influence(net, "behavioural-mse", x[:6], chains=2, draws=20, warmup=20, gamma=10.0),
     ):
         assert problems(result.to_dict()) == []
 

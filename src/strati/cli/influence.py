@@ -40,7 +40,7 @@ from strati.landscape.llc.config import LLCConfig
     metavar="PARTS",
     help="Parts of susceptibilities, by commas: heads, layers, or patterns of parameters.  [default: layers]",
 )
-@click.option("--queries", metavar="FILE", help="Rows whose loss is influenced.  [default: the rows of DATA]")
+@click.option("--queries", metavar="DATA", help="Rows whose loss is influenced.  [default: the rows of DATA]")
 @click.option(
     "--by",
     type=click.Choice(["row", "token"]),
