@@ -149,6 +149,39 @@ def test_every_code_is_explained() -> None:
     assert [code for code in sorted(explained) if f'"{code}"' not in source] == []  # none that is gone
 
 
+BANNED = re.compile(
+    r"\b(houses?|rooms?|front door|wears?|worn|wardrobe|workshop|strangers?|stratigraphy|worthless|is worth|"
+    r"(?:is|are|be|been|being|not) told|told (?:by|from|apart)|paid for|lends?|praised?|awaits|take home|goes on|"
+    r"question round|held (?:against|to account)|does not go with|means here|nobody reads|to speak of)\b",
+    re.IGNORECASE,
+)
+"""Metaphors and inverted phrases that the docs do not use. Write what happens, with the field's terms."""
+GENERATED = ("cli.md", "api.md", "schemas.md", "transcript.md")
+
+
+def prose(text: str) -> str:
+    """A page without code, outputs, tables of outputs and names in backquotes."""
+    text = re.sub(r"^( *)```.*?^\1```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`|<!--.*?-->", "", text, flags=re.DOTALL)
+
+
+def test_docs_use_plain_words() -> None:
+    folder = HOME / "docs"
+    pages = [HOME / "CONTRIBUTING.md", *folder.rglob("*.md")]
+    pages = [p for p in pages if p.name not in GENERATED and p.parent.name != "reproduced"]
+    assert len(pages) > 50
+    banned = [f"{p.name}: {word[0]}" for p in pages for word in BANNED.finditer(prose(p.read_text()))]
+    assert banned == []
+
+
+@pytest.mark.parametrize(
+    "sentence", ["Files are told by content.", "A metric is worth little.", "The house has rooms."]
+)
+def test_banned_words_are_recognised(sentence: str) -> None:
+    assert BANNED.search(prose(sentence))
+    assert not BANNED.search(prose(f"```text\n{sentence}\n```\n`{sentence}`"))
+
+
 def test_public_names_are_listed_and_there() -> None:
     page = (HOME / "docs" / "stability.md").read_text()
     listed = set(re.findall(r"`strati\.([\w.]+)`", page))
