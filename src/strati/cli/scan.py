@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     help="Test the power-law fit with N bootstrap samples and compare it with other distributions.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Put all eigenvalues into the JSON.")
+@click.option("--heads", is_flag=True, help="Add two rows for every attention head: QK and OV.")
+@click.option("--composition", is_flag=True, help="With p-values: which heads read what earlier heads write.")
 @click.option("--tokens", is_flag=True, help="List the under-trained tokens of embedding and head.")
 @click.option("--split-qkv", is_flag=True, help="Treat fused query-key-value matrices as three layers.")
 @click.option(
@@ -72,6 +74,8 @@ def command(
     level: float,
     bootstrap: int,
     eigenvalues: bool,
+    heads: bool,
+    composition: bool,
     tokens: bool,
     split_qkv: bool,
     conv: Literal["pool", "flatten"],
@@ -99,14 +103,14 @@ def command(
       strati scan model.safetensors --json scan.json --html scan.html
       strati scan model.safetensors --columns all --sort -stable_rank
       strati scan gpt2/ --split-qkv --bootstrap 100 --export layers.csv
+      strati scan gpt2/ --heads --layers block:3
       strati scan gpt2/ --tokens
       strati scan llama-7b/ --estimate
       strati scan llama-7b/ --out scan-7b --workers 8
     """
     from strati.core.files import check_table, export_table
-    from strati.io.layers import select
     from strati.io.network import open as open_network
-    from strati.spectra.scan import scan
+    from strati.spectra.scan import scan, select_matrices
 
     if export is not None:
         check_table(export)
@@ -116,21 +120,25 @@ def command(
         level=level,
         bootstrap=bootstrap,
         eigenvalues=eigenvalues or output.html is not None,
+        heads=heads,
+        composition=composition,
         tokens=tokens,
         seed=seed,
         workers=workers,
         device=device,
     )
     network = open_network(model)
-    wanted = select(network.layers(split_qkv=split_qkv, conv=conv), layers)
+    selected, _ = select_matrices(network, config, layers)
     if estimate:
         from strati.spectra.estimate import estimate_scan
 
-        emit(estimate_scan(model, wanted, workers=workers, resumable=out is not None), output)
+        emit(estimate_scan(model, selected, workers=workers, resumable=out is not None), output)
         return
     resume = interrupts.resume_command(kept=out is not None)
     try:
-        with progress("scan", len(wanted), quiet=output.quiet, sizes=_sizes(wanted), resume=resume) as tick:
+        with progress(
+            "scan", len(selected), quiet=output.quiet, sizes=_sizes(selected), resume=resume
+        ) as tick:
             result = scan(
                 network, config=config, layers=layers, out=out, engine=engine, address=address, tick=tick
             )

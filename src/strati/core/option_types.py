@@ -185,6 +185,8 @@ class ScanOptions(TypedDict, total=False):
     level: float
     bootstrap: int
     eigenvalues: bool
+    heads: bool
+    composition: bool
     tokens: bool
     seed: int
     workers: int | None

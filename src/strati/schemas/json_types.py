@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strati.landscape.counts.result import Method
     from strati.landscape.curvature import LayerCurvature
     from strati.landscape.mlp.structure import LayerCount
+    from strati.spectra.heads import Composition
     from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
     from strati.tracking.track import Series
@@ -94,6 +95,14 @@ class ScannedLayer(LayerFields):
     phase: Phase | None
     phase_evidence: PhaseEvidence | None
     eigenvalues: NotRequired[Sequence[float]]
+    head: NotRequired[int]
+    width: NotRequired[int]
+    spikes_pvalue: NotRequired[float]
+    ambiguous: NotRequired[Sequence[Sequence[int]]]
+    copying: NotRequired[float | None]
+    copying_pvalue: NotRequired[float | None]
+    positional: NotRequired[float | None]
+    positional_offset: NotRequired[int | None]
 
 
 class TailAlternative(TypedDict):
@@ -121,6 +130,7 @@ class ScanFields(TypedDict):
     skipped: Sequence[Skipped]
     warnings: Sequence[Flag]
     tokens: NotRequired[Sequence[UnderTrainedToken]]
+    composition: NotRequired[Sequence[Composition]]
 
 
 class InspectFields(TypedDict):

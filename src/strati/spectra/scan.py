@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from strati.core.option_types import ScanOptions
     from strati.io.checkpoint_file import Skipped
     from strati.io.layers import Layer
-    from strati.io.network import Openable
+    from strati.io.network import Network, Openable
     from strati.schemas.json_types import NetworkFields, ScanFields
+    from strati.spectra.heads import Composition, HeadMatrix, ScannedHead
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ScanConfig:
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         eigenvalues: Put the eigenvalues into the JSON form.
+        heads: Add two rows for every attention head: QK and OV.
+        composition: Score how strongly heads read what heads of earlier blocks write.
         tokens: List the under-trained tokens of embedding and head.
         seed: Seed of the bootstrap; every layer has a stream of its own.
         workers: Layers worked on at once; 0 for one per processor. Default: one per processor, as far as memory goes.
@@ -57,6 +60,8 @@ class ScanConfig:
     level: float = 0.01
     bootstrap: int = 0
     eigenvalues: bool = False
+    heads: bool = False
+    composition: bool = False
     tokens: bool = False
     seed: int = 0
     workers: int | None = None
@@ -179,10 +184,11 @@ class Scan(Result):
     format: str
     parameters: int
     tensors: int
-    layers: tuple[Scanned, ...]
+    layers: tuple[Scanned | ScannedHead, ...]
     skipped: tuple[Skipped, ...]
     warnings: tuple[Flag, ...] = ()
     tokens: tuple[UnderTrainedToken, ...] | None = None
+    composition: tuple[Composition, ...] | None = None
     config: ScanConfig = field(default_factory=ScanConfig)
     view: TableOptions = field(default_factory=TableOptions)
 
@@ -200,17 +206,17 @@ class Scan(Result):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
 
-    def _find(self, name: str) -> Scanned | None:
+    def _find(self, name: str) -> Scanned | ScannedHead | None:
         return self._by_name.get(name) or self._by_name.get(f"{name}.weight")
 
-    def __iter__(self) -> Iterator[Scanned]:
+    def __iter__(self) -> Iterator[Scanned | ScannedHead]:
         return iter(self.layers)
 
     def __len__(self) -> int:
         return len(self.layers)
 
     @cached_property
-    def _by_name(self) -> dict[str, Scanned]:
+    def _by_name(self) -> dict[str, Scanned | ScannedHead]:
         return {scanned.layer.name: scanned for scanned in self.layers}
 
     def frame(self) -> pd.DataFrame:
@@ -250,6 +256,8 @@ class Scan(Result):
         }
         if self.tokens is not None:
             fields["tokens"] = self.tokens
+        if self.composition is not None:
+            fields["composition"] = self.composition
         return fields
 
     def summary(self) -> RenderableType:
@@ -303,7 +311,6 @@ def scan(
         >>> s.table["phase"].tolist(), str(s["fc"].phase)
         (['random-like'], 'random-like')
     """
-    from strati.io.layers import select
     from strati.io.network import open as open_network
 
     settings = resolve(ScanConfig, config, options, of=scan)
@@ -312,7 +319,7 @@ def scan(
     if settings.device is not None:
         solvers.torch_on(settings.device)  # refuses a device that is not there before any work is done
     opened = open_network(model)
-    selected = select(opened.layers(split_qkv=settings.split_qkv, conv=settings.conv), layers)
+    selected, heads = select_matrices(opened, settings, layers)
     if out is None:
         pairs: Iterable[tuple[Layer, Spectrum]] = zip(
             selected, spectra(selected, settings.spectrum(), workers=settings.workers, tick=tick), strict=True
@@ -320,14 +327,37 @@ def scan(
     else:
         run = Run(engine, default_workers(selected, settings.workers), address, tick=tick)
         pairs = stored_spectra(selected, settings.spectrum(), out=out, run=run)
+    scanned: list[Scanned | ScannedHead] = [Scanned(layer, layer_spectrum) for layer, layer_spectrum in pairs]
+    if heads:
+        from strati.spectra.heads import composition, scan_heads
+
+        scanned += scan_heads(opened, heads, level=settings.level, seed=settings.seed)
     return Scan(
         path=str(opened.path),
         format=opened.format,
         parameters=opened.parameters,
         tensors=len(opened.tensors),
-        layers=tuple(Scanned(layer, layer_spectrum) for layer, layer_spectrum in pairs),
+        layers=tuple(scanned),
         skipped=opened.skipped(split_qkv=settings.split_qkv, conv=settings.conv),
         warnings=opened.warnings,
         tokens=under_trained_tokens(opened, selected, level=settings.level) if settings.tokens else None,
+        composition=composition(heads) if settings.composition else None,
         config=settings,
     )
+
+
+def select_matrices(
+    network: Network, settings: ScanConfig, patterns: str | Iterable[str] | None
+) -> tuple[tuple[Layer, ...], tuple[HeadMatrix, ...]]:
+    """The layers and the products of heads that a scan measures."""
+    from strati.io.layers import select
+
+    layers = network.layers(split_qkv=settings.split_qkv, conv=settings.conv)
+    if not (settings.heads or settings.composition):
+        return select(layers, patterns), ()
+    from strati.spectra.heads import HeadMatrix, head_matrices
+
+    candidates: list[Any] = [*layers, *head_matrices(network)]
+    selected = select(candidates, patterns)
+    heads = tuple(matrix for matrix in selected if isinstance(matrix, HeadMatrix))
+    return tuple(layer for layer in selected if not isinstance(layer, HeadMatrix)), heads

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from strati.spectra.eigenvalues import Matrices
     from strati.spectra.tail_tests import Goodness
 
-_EQUAL = 1e-3  # singular values within this share of each other are one value
+EQUAL = 1e-3
+"""Singular values within this share of each other are one value."""
+
 _NO_EXPONENT = 1000.0  # noise of 50257 x 768 has an alpha of about 50; beyond this the tail is a point
 
 
@@ -288,7 +290,7 @@ def _all_equal(live: FloatArray, eigenvalues: Eigenvalues) -> bool:
     if live.size < 3:
         return False
     low, high = float(np.sqrt(live[0])), float(np.sqrt(live[-1]))
-    return high - low <= max(_EQUAL * high, 2 * float(eigenvalues.resolutions.max()))
+    return high - low <= max(EQUAL * high, 2 * float(eigenvalues.resolutions.max()))
 
 
 _TAIL_FIELDS = {

@@ -47,6 +47,7 @@ _STATE_TEXT = {
 }
 _MARKED = (LayerState.BROKEN, LayerState.RANDOM_LIKE)
 _MOST_NAMED = 5
+_MOST_PAIRS = 20
 _LINE = 100  # characters of the first line
 _UNTRAINED = 0.95  # of random matrices up to 3 % are called learned by chance
 
@@ -78,7 +79,7 @@ def _learned_directions(row: Row) -> str:
 
 
 def _directions(row: Row) -> int:
-    return int(row["matrices"] * min(row["rows"], row["cols"]))
+    return int(row["width"] if "width" in row else row["matrices"] * min(row["rows"], row["cols"]))
 
 
 def _shape(row: Row) -> str:
@@ -112,7 +113,41 @@ def summarise(scan: Scan, options: TableOptions) -> RenderableType:
     rows = [scanned.row() | {"matrices": scanned.layer.count} for scanned in scan.layers]
     tables = [_table(scan, rows, options)] if rows else []
     tokens = [] if scan.tokens is None else _token_list(scan)
-    return Group(*_head(scan, rows), *tables, *tokens, *_foot(scan, rows, options))
+    pairs = [] if scan.composition is None else _composition_list(scan)
+    return Group(*_head(scan, rows), *tables, *pairs, *tokens, *_foot(scan, rows, options))
+
+
+def _composition_list(scan: Scan) -> list[RenderableType]:
+    """The pairs of heads whose composition is significant after correction for the number of pairs."""
+    pairs = sorted(scan.composition or (), key=lambda pair: pair.pvalue)
+    significant = [pair for pair in pairs if pair.pvalue * len(pairs) <= scan.config.level]
+    level = f"family-wise level {scan.config.level:.2g}"
+    title = (
+        f"{len(significant)} of {len(pairs):,} compositions of heads are beyond random rotations ({level})"
+    )
+    if not significant:
+        return [Paragraph(title)]
+    columns = [
+        Column("reads\nthrough", keep=True),
+        Column("earlier head", keep=True),
+        Column("later head", keep=True),
+        Column("score", right=True),
+        Column("under\nrotations", right=True),
+        Column("p", right=True),
+    ]
+    cells = (
+        (
+            pair.kind,
+            pair.source,
+            pair.target,
+            f"{pair.score:.3f}",
+            f"{pair.expected:.3f}",
+            f"{pair.pvalue:.1g}",
+        )
+        for pair in significant[:_MOST_PAIRS]
+    )
+    more = len(significant) - _MOST_PAIRS
+    return [table(columns, cells, title=title, notes=[f"{more:,} more pairs in --json"] if more > 0 else [])]
 
 
 def _token_list(scan: Scan) -> list[RenderableType]:

@@ -97,6 +97,7 @@ class Cause(StrEnum):
     NEAR_EDGE = "near-edge"
     SPIKES = "spikes"
     NO_BULK = "no-bulk"
+    PRODUCT = "product"
 
 
 @dataclass(frozen=True)
@@ -412,6 +413,9 @@ def _phrase(departure: Departure) -> str:
 
 def phase_reason(verdict: PhaseVerdict, model: NoiseModel | None, gap: Gap, entries: EntryTail) -> str:
     """What decided a phase, in words."""
+    if verdict.cause == Cause.PRODUCT:
+        beyond = "no singular value lies" if verdict.noise else "singular values lie"
+        return f"{beyond} beyond those of a product of two random factors"
     if verdict.cause == Cause.GAP or model is None:
         share = f"{gap.below / (gap.below + gap.above):.0%} of the directions"
         if gap.rounding:

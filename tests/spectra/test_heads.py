@@ -1,0 +1,249 @@
+"""Products of attention heads: exact values, invariance, calibrated spikes, compositions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+import strati
+from strati.spectra.heads import (
+    composition,
+    count_spikes,
+    equal_runs,
+    head_matrices,
+    product_singular_values,
+)
+
+Array = NDArray[np.float64]
+
+
+def rows(network: Any, **options: Any) -> dict[str, dict[str, Any]]:
+    scan = strati.scan(network, heads=True, layers="h.*", **options)
+    return {row["name"]: row for row in scan.to_dict()["layers"] if row["kind"].startswith("head.")}
+
+
+def gpt2(
+    tmp_path: Any, *, width: int = 48, heads: int = 4, blocks: int = 2, seed: int = 0
+) -> dict[str, Array]:
+    """A GPT-2 of random weights, written as a folder; its tensors by name."""
+    rng = np.random.default_rng(seed)
+    tensors = {"wte.weight": rng.normal(size=(90, width)), "wpe.weight": rng.normal(size=(40, width))}
+    for block in range(blocks):
+        tensors[f"h.{block}.attn.c_attn.weight"] = rng.normal(size=(width, 3 * width))
+        tensors[f"h.{block}.attn.c_proj.weight"] = rng.normal(size=(width, width))
+    config = {"model_type": "gpt2", "n_head": heads, "n_embd": width, "n_layer": blocks}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(
+        {name: array.astype(np.float32) for name, array in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    return {name: array.astype(np.float32).astype(float) for name, array in tensors.items()}
+
+
+def test_gpt2s_fused_inputs_first_projections_against_the_dense_products(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path)
+    by_name = rows(tmp_path, eigenvalues=True)
+    assert list(by_name)[:3] == ["h.0.attn[0].QK", "h.0.attn[0].OV", "h.0.attn[1].QK"]
+    assert len(by_name) == 2 * 4 * 2
+    for block in range(2):
+        query, key, value = np.split(tensors[f"h.{block}.attn.c_attn.weight"], 3, axis=1)
+        out = tensors[f"h.{block}.attn.c_proj.weight"]
+        for head in range(4):
+            part = slice(12 * head, 12 * head + 12)
+            dense = {"QK": query[:, part] @ key[:, part].T, "OV": value[:, part] @ out[part]}
+            for product, matrix in dense.items():
+                row = by_name[f"h.{block}.attn[{head}].{product}"]
+                exact = np.linalg.svd(matrix, compute_uv=False)[:12]
+                np.testing.assert_allclose(np.sqrt(row["eigenvalues"][::-1]), exact, rtol=1e-6)
+                assert (
+                    row["kind"] == f"head.{product.lower()}" and row["block"] == block and row["head"] == head
+                )
+                assert (row["rows"], row["cols"], row["width"], row["hard_rank"]) == (48, 48, 12, 12)
+                assert row["stable_rank"] == pytest.approx(np.sum(exact**2) / exact[0] ** 2)
+                assert row["frobenius_norm"] == pytest.approx(np.linalg.norm(matrix))
+
+
+def test_grouped_queries_of_the_embedded_transformer_against_the_dense_products() -> None:
+    path = strati.embedded.path("shakespeare")
+    network = strati.open(path)
+    by_name = rows(path, eigenvalues=True)
+    assert len(by_name) == 2 * 6 * 5
+
+    def weight(name: str) -> Array:
+        return np.asarray(network.read(f"model.layers.2.self_attn.{name}_proj.weight"), dtype=float)
+
+    for head in range(6):
+        shared = slice(16 * (head // 2), 16 * (head // 2) + 16)
+        part = slice(16 * head, 16 * head + 16)
+        scores, moves = weight("q")[part].T @ weight("k")[shared], weight("o")[:, part] @ weight("v")[shared]
+        for matrix, product in ((scores, "QK"), (moves, "OV")):
+            row = by_name[f"h.2.attn[{head}].{product}"]
+            exact = np.linalg.svd(matrix, compute_uv=False)[:16]
+            np.testing.assert_allclose(np.sqrt(row["eigenvalues"][::-1]), exact, rtol=1e-9)
+        codes = {flag["code"] for flag in by_name[f"h.2.attn[{head}].QK"]["warnings"]}
+        assert {"rotary", "shared-heads"} <= codes
+        # The path from embedding to head, formed in full: its nonzero eigenvalues give the copying score.
+        table, unembed = (
+            np.asarray(network.read(name), float) for name in ("model.embed_tokens.weight", "lm_head.weight")
+        )
+        eigenvalues = np.linalg.eigvals(unembed @ moves @ table.T)
+        score = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
+        assert by_name[f"h.2.attn[{head}].OV"]["copying"] == pytest.approx(score, abs=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), width=st.integers(2, 8))
+def test_a_change_of_basis_inside_a_head_changes_nothing(seed: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    left, right = rng.normal(size=(2, width, 24))
+    basis = np.linalg.qr(rng.normal(size=(width, width)))[0] * rng.uniform(0.2, 5.0, size=width)
+    moved = product_singular_values(basis @ left, np.linalg.solve(basis.T, right))
+    np.testing.assert_allclose(moved, product_singular_values(left, right), rtol=1e-8)
+
+
+def test_a_change_of_basis_leaves_every_number_of_a_row(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path, blocks=1)
+    rng = np.random.default_rng(5)
+    state = {name: array.copy() for name, array in tensors.items()}
+    fused, out = state["h.0.attn.c_attn.weight"], state["h.0.attn.c_proj.weight"]
+    for head in range(4):
+        part = slice(12 * head, 12 * head + 12)
+        for first, second in ((slice(0, 48), slice(48, 96)), (slice(96, 144), None)):
+            basis = rng.normal(size=(12, 12)) + 4 * np.eye(12)
+            fused[:, first][:, part] = fused[:, first][:, part] @ basis
+            if second is not None:
+                fused[:, second][:, part] = fused[:, second][:, part] @ np.linalg.inv(basis).T
+            else:
+                out[part] = np.linalg.inv(basis) @ out[part]
+    before = rows(tmp_path)
+    save_file(state, tmp_path / "model.safetensors")
+    after = rows(tmp_path)
+    names = (
+        "stable_rank",
+        "spectral_norm",
+        "frobenius_norm",
+        "copying",
+        "copying_pvalue",
+        "positional",
+        "spikes",
+    )
+    for name, row in before.items():
+        for field in names:
+            if row[field] is not None:
+                assert after[name][field] == pytest.approx(row[field], rel=1e-4), (name, field)
+
+
+@pytest.mark.parametrize(("width", "inputs"), [(8, 64), (16, 96), (64, 256)])
+def test_false_positive_rate_of_spikes_on_untrained_heads(width: int, inputs: int) -> None:
+    """The stated level, for Gaussian and for uniform initial weights; a planted direction is found."""
+    rng = np.random.default_rng(width)
+    draws, level = 300, 0.05
+    spiked = 0
+    for draw in range(draws):
+        shape = (2, width, inputs)
+        left, right = rng.normal(size=shape) if draw % 2 else rng.uniform(-1, 1, size=shape)
+        spiked += (
+            count_spikes(product_singular_values(left, right), left.shape, right.shape, level=level)[0] > 0
+        )
+    assert 4 <= spiked <= 28  # 15 expected; outside with a chance of 0.1 %
+    left, right = rng.normal(size=(2, width, inputs))
+    left[0], right[0] = left[0] * 6, right[0] * 6
+    spikes, pvalue = count_spikes(product_singular_values(left, right), left.shape, right.shape, level=level)
+    assert 1 <= spikes <= 2 and pvalue < 0.005  # a second one by chance, at the level
+
+
+def test_equal_singular_values_are_marked(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path, blocks=1)
+    left, right = (np.linalg.qr(np.random.default_rng(seed).normal(size=(48, 12)))[0] for seed in (1, 2))
+    fused = tensors["h.0.attn.c_attn.weight"]
+    fused[:, :12], fused[:, 48:60] = left * np.array([5, 4, 4, 4, 3, 2.5, 2, 1.5, 1, 0.5, 0.2, 0.2]), right
+    save_file(tensors, tmp_path / "model.safetensors")
+    row = rows(tmp_path)["h.0.attn[0].QK"]
+    assert row["ambiguous"] == [[1, 3], [10, 11]] and "ambiguous" in {
+        flag["code"] for flag in row["warnings"]
+    }
+    assert equal_runs(np.array([3.0, 2.0, 1.0])) == ()
+
+
+def test_a_previous_token_head_is_found(tmp_path: Any) -> None:
+    """Positions as a circle: a QK that turns by one step attends to the position before."""
+    tensors = gpt2(tmp_path, blocks=1)
+    angles = np.outer(np.arange(40), 2 * np.pi * np.arange(1, 7) / 41)
+    table = np.zeros((40, 48))
+    table[:, 0:12:2], table[:, 1:12:2] = np.cos(angles), np.sin(angles)
+    table[:, 12:24] = -table[:, :12]  # rows have mean 0
+    turned = np.zeros((40, 48))
+    back = angles - 2 * np.pi * np.arange(1, 7) / 41
+    turned[:, 0:12:2], turned[:, 1:12:2] = np.cos(back), np.sin(back)
+    fused = tensors["h.0.attn.c_attn.weight"]
+    query = np.linalg.lstsq(table, turned[:, :12], rcond=None)[0]
+    fused[:, :12], fused[:, 48:60] = 30 * query, np.eye(48)[:, :12]
+    tensors["wpe.weight"] = table
+    save_file(tensors, tmp_path / "model.safetensors")
+    by_name = rows(tmp_path)
+    assert (
+        by_name["h.0.attn[0].QK"]["positional_offset"] == 1 and by_name["h.0.attn[0].QK"]["positional"] > 0.9
+    )
+    assert by_name["h.0.attn[1].QK"]["positional"] < 0.5
+
+
+def test_composition_scores_and_their_p_values(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path, seed=3)
+    fused, out = tensors["h.1.attn.c_attn.weight"], tensors["h.0.attn.c_proj.weight"]
+    fused[:, 60:72] = out[:12].T  # the keys of head 1 of block 1 read what head 0 of block 0 writes
+    save_file(tensors, tmp_path / "model.safetensors")
+    pairs = composition(head_matrices(strati.open(tmp_path)))
+    assert len(pairs) == 3 * 4 * 4
+    first = min(pairs, key=lambda pair: pair.pvalue)
+    assert (first.kind, first.source, first.target) == ("K", "h.0.attn[0].OV", "h.1.attn[1].QK")
+    assert first.pvalue < 1e-6
+    value = tensors["h.0.attn.c_attn.weight"][:, 96:108]
+    moves = (value @ out[:12]).T
+    scores = fused[:, 12:24] @ fused[:, 60:72].T
+    exact = np.linalg.norm(scores @ moves) / np.linalg.norm(scores) / np.linalg.norm(moves)
+    assert first.score == pytest.approx(exact, rel=1e-5)
+    # The p-value against rotations that were drawn.
+    rng, other = np.random.default_rng(0), next(p for p in pairs if 0.05 < p.pvalue < 0.3 and p.kind == "K")
+    head = int(other.target[9])
+    scores = fused[:, 12 * head : 12 * head + 12] @ fused[:, 48 + 12 * head : 60 + 12 * head].T
+    source = int(other.source[9])
+    part = slice(12 * source, 12 * source + 12)
+    moves = (tensors["h.0.attn.c_attn.weight"][:, 96:][:, part] @ out[part]).T
+    drawn = []
+    for _ in range(400):
+        rotation = np.linalg.qr(rng.normal(size=(48, 48)))[0]
+        drawn.append(
+            np.linalg.norm(scores @ rotation @ moves) / np.linalg.norm(scores) / np.linalg.norm(moves)
+        )
+    share = float(np.mean(np.array(drawn) >= other.score))
+    assert abs(share - other.pvalue) < 0.07  # the chi-squared law is that of many dimensions
+    assert np.sqrt(np.mean(np.square(drawn))) == pytest.approx(other.expected, rel=0.02)
+
+
+def test_compositions_of_an_untrained_network_are_at_the_level() -> None:
+    scan = strati.scan(strati.embedded.path("shakespeare-init"), composition=True, layers="h.*")
+    pvalues = np.array([pair.pvalue for pair in scan.composition or ()])
+    assert pvalues.size == 1080 and 0.01 < np.mean(pvalues < 0.05) < 0.08
+    assert pvalues.min() * pvalues.size > 0.01
+
+
+def test_networks_without_heads_are_refused() -> None:
+    with pytest.raises(strati.StratiError, match="heads"):
+        strati.scan({"fc1.weight": np.eye(8), "fc2.weight": np.eye(8)}, heads=True)
+    weights = {f"h.0.attn.{name}_proj.weight": np.eye(8) for name in "qkvo"}
+    with pytest.raises(strati.StratiError, match=r"config\.json"):
+        strati.scan(weights, heads=True)
+
+
+def test_a_head_of_zeros_is_broken_and_said_to_do_nothing(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path, blocks=1)
+    tensors["h.0.attn.c_proj.weight"][:12] = 0
+    save_file(tensors, tmp_path / "model.safetensors")
+    row = rows(tmp_path)["h.0.attn[0].OV"]
+    assert row["state"] == "broken" and "constant" in {flag["code"] for flag in row["warnings"]}
