@@ -214,7 +214,7 @@ def test_dora_and_unknown_scales_say_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "weights", "why"),
     [
-        ({"peft_type": "ADALORA"}, True, "adapter of the kind ADALORA"),
+        ({"peft_type": "OFT"}, True, "adapter of the kind OFT"),
         ({"peft_type": "IA3"}, True, "adapter of the kind IA3"),
         ([], True, "is not a JSON table"),
         ({"peft_type": "LORA"}, False, "no adapter_model.safetensors"),

@@ -18,6 +18,7 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.core.results import Flag
+from strati.io.adapters.patterns import ADAPTER_KINDS
 from strati.io.checkpoint_file import Hint, Kind, RawCheckpoint, Skipped, numpy_dtype
 from strati.io.checkpoint_file import Tensor as Record
 from strati.io.formats import state_dict as state
@@ -310,7 +311,7 @@ def _not_read(config: Mapping[str, Any] | None) -> tuple[Flag, ...]:
         str(getattr(kind, "value", kind))
         for kind in (adapter.get("peft_type") for adapter in settings.values())
     }
-    others = sorted(kinds - {"LORA"})
+    others = sorted(kinds - set(ADAPTER_KINDS))
     if not others:
         return ()
     text = f"adapters of the kind {', '.join(others)} are not read: the weights are those without them"

@@ -113,8 +113,9 @@ def _plan(
 ) -> dict[str, list[AdapterUpdate]]:
     """Which updates are added to which weight of the base."""
     plan: dict[str, list[AdapterUpdate]] = {}
+    underscored = _underscored(names)
     for update in adapter.contents.adapters.values():
-        target = _target(names, update.name)
+        target = _target(names, update.name) or underscored.get(_joined(update.name))
         found = [] if target is None else [(target, update)]
         if target is None and update.expert is not None:
             found = split_by_expert(replace(update, name=bare_name(update.name)), names)
@@ -251,6 +252,29 @@ def bare_name(name: str) -> str:
                 break
         else:
             return name
+
+
+_COMPONENTS = ("unet", "text_encoder", "text_encoder_2", "transformer", "prior")
+
+
+def _underscored(names: Mapping[str, str]) -> dict[str, str]:
+    """The base's names as kohya writes them; a name that two tensors share is left out."""
+    joined: dict[str, str] = {}
+    ambiguous = set()
+    for bare, name in names.items():
+        component, _, inner = bare.partition(".")
+        for key in {
+            _joined(bare),
+            _joined(inner) if component in _COMPONENTS else _joined(bare),
+            _joined(name),
+        }:
+            if joined.setdefault(key, name) != name:
+                ambiguous.add(key)
+    return {key: name for key, name in joined.items() if key not in ambiguous}
+
+
+def _joined(name: str) -> str:
+    return name.replace(".", "_").replace("/", "_")
 
 
 def _target(names: Mapping[str, str], name: str) -> str | None:

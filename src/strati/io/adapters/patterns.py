@@ -10,6 +10,9 @@ import math
 import re
 from collections.abc import Mapping
 
+ADAPTER_KINDS = ("LORA", "DORA", "ADALORA", "LOHA", "LOKR")
+"""Kinds of PEFT adapter that are read."""
+
 _LONGEST = 250  # characters of a pattern, and of a name that is matched
 _MOST_REPEATS = 10_000  # product of all numbers in {m,n}
 _SECONDS = 0.25

@@ -1,9 +1,10 @@
-"""The low-rank updates among a checkpoint's tensors, as tensors of their own.
+r"""The low-rank updates among a checkpoint's tensors, as tensors of their own.
 
 PEFT names them ``X.lora_A.weight`` and ``X.lora_B.weight`` in files, with the adapter's name before ``weight`` in
 memory, ``lora_embedding_A`` and ``B`` for embeddings, ``lora_magnitude_vector`` for DoRA. The scale follows from
 ``adapter_config.json``: ``lora_alpha``, ``alpha_pattern``, ``use_rslora``. Updates of a parameter instead of a module
-(``target_parameters``: experts fused in one tensor) are in ``experts.py``.
+(``target_parameters``: experts fused in one tensor) are in ``experts.py``, the kohya and LyCORIS formats in
+``lycoris.py``. AdaLoRA adds a vector: the update is :math:`s\,B\,\mathrm{diag}(E)\,A`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from strati.core.results import Flag
 from strati.io.adapters.experts import parameter_updates
 from strati.io.adapters.lora import AdapterUpdate
+from strati.io.adapters.lycoris import PART as LYCORIS_PART
+from strati.io.adapters.lycoris import dotted, lycoris_update
 from strati.io.adapters.patterns import PatternTable
 from strati.io.checkpoint_file import Hint, RawCheckpoint, Skipped, Tensor
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PART = re.compile(
-    r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector)"
+    r"(?P<module>.+)\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_E|lora_magnitude_vector)"
     r"(?:\.(?P<adapter>(?!weight$)[^.]+))?(?:\.weight)?$"
 )
 _PREFIX = "base_model.model."
@@ -49,9 +55,27 @@ def updates(contents: RawCheckpoint) -> RawCheckpoint:
             name = f"{update.name}[{adapter}]" if several else update.name
             name = name if update.expert is None else f"{name}[{update.expert}]"
             made[name] = (update, tuple(t.name for t in tensors.values()))
+    made |= _lycoris(contents)
     if not made:
         return contents
     return _replaced(contents, made)
+
+
+def _lycoris(contents: RawCheckpoint) -> dict[str, tuple[AdapterUpdate, tuple[str, ...]]]:
+    parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
+    for tensor in contents.tensors:
+        match = LYCORIS_PART.fullmatch(tensor.name)
+        if match is not None and tensor.floating:
+            parts.setdefault((match["module"], match["adapter"]), {})[match["part"]] = tensor
+    made = {}
+    for (module, adapter), tensors in parts.items():
+        options = AdapterSettings(settings(contents, adapter))
+        name = dotted(module.removeprefix(_PREFIX))
+        scale = partial(options.scale_by_setting, name) if options.options.get("alpha") is not None else None
+        update = lycoris_update(contents, name, tensors, scale, adapter)
+        if update is not None:
+            made[update.name] = (update, tuple(tensor.name for tensor in tensors.values()))
+    return made
 
 
 def settings(contents: RawCheckpoint, adapter: str | None) -> Mapping[str, Any]:
@@ -79,7 +103,23 @@ class AdapterSettings:
         number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
         if not self._alphas.readable or not number or not -1e30 < alpha < 1e30:  # type: ignore[operator]
             return None
+        if (
+            self.options.get("peft_type") == "ADALORA"
+        ):  # scaled by the rank at the start, whatever is left of it
+            start = self.options.get("init_r")
+            return alpha / (start + 1e-5) if type(start) is int and start > 0 else None  # type: ignore[operator]
         return alpha / (math.sqrt(rank) if self.options.get("use_rslora") else rank)  # type: ignore[operator]
+
+    def scale_by_setting(self, module: str) -> float | None:
+        """``alpha`` over ``r`` of PEFT's LoHa and LoKr."""
+        values = []
+        for table, setting in ((self._alphas, "alpha"), (self.ranks, "r")):
+            by_pattern = table.value(module)
+            values.append(self.options.get(setting) if by_pattern is None else by_pattern)
+        alpha, rank = values
+        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in values) or not rank:
+            return None
+        return float(alpha) / float(rank)  # type: ignore[arg-type]
 
 
 def _updates(
@@ -102,12 +142,17 @@ def _updates(
             yield replace(update, scale=options.scale(update.name, update.rank), adapter=adapter)
         return
     rank = a.shape[0]
+    gains = parts.get("E")
+    if gains is not None and gains.size != rank:
+        return
     wide, tall = a.size // rank, b.size // rank
     if any(side != 1 for side in b.shape[2:]):
         return
 
     def factors() -> tuple[NDArray[Any], NDArray[Any]]:
         right, left = contents.read(a.name).reshape(rank, wide), contents.read(b.name).reshape(tall, rank)
+        if gains is not None:
+            right = contents.read(gains.name).reshape(rank, 1).astype(np.float32) * right.astype(np.float32)
         return (right.T, left.T) if embedding else (left, right)
 
     rows, cols = (wide, tall) if embedding else (tall, wide)

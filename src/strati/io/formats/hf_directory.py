@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from strati.core.display import natural
 from strati.core.errors import BadInputError, IncompleteError, UnsupportedError
 from strati.core.results import Flag
+from strati.io.adapters.patterns import ADAPTER_KINDS
 from strati.io.checkpoint_file import MappedFile, RawCheckpoint
 from strati.io.file_formats import DISTRIBUTED
 from strati.io.formats.safetensors_file import strict_json
@@ -132,17 +133,17 @@ def _adapter(folder: Path) -> RawCheckpoint:
 
     Raises:
         BadInputError: The configuration is no table, or there are no weights beside it.
-        UnsupportedError: It is an adapter of another kind than LoRA.
+        UnsupportedError: It is an adapter of a kind that is not read.
     """
     leads_to(folder, folder / ADAPTER)
     config = _json(folder / ADAPTER)
     if not isinstance(config, dict):
         raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
     kind = str(config.get("peft_type", "LORA")).upper()
-    if kind not in ("LORA", "DORA"):
+    if kind not in ADAPTER_KINDS:
         raise UnsupportedError(
             folder,
-            f"holds an adapter of the kind {kind}; strati reads LoRA and DoRA: merge it into its base first",
+            f"holds an adapter of the kind {kind}; strati reads LoRA, DoRA, AdaLoRA, LoHa and LoKr: merge it first",
         )
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         if (folder / name).exists() or (folder / name).is_symlink():
