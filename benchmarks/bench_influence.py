@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/bench_influence.py [labels] [retraining]
 
-``labels``: a network is trained on 300 digits of which every tenth has a wrong label. Rows are ranked by self-influence
+``labels``: a network is trained on 200 digits of which every tenth has a wrong label. Rows are ranked by self-influence
 ``Var(l_i)``, by their loss and by the norm of their gradient, at the end of training and early in it; the table holds
-the area under the curve. ``retraining``: networks are trained on random halves of 200 digits, and the loss on other
+the area under the curve. ``retraining``: networks are trained on random halves of 100 digits, and the loss on other
 rows is compared with the sum of influences of the rows that were left out (linear datamodelling score: the rank
 correlation over halves, averaged over queries), beside the sum of inner products of gradients.
 """
@@ -24,6 +24,7 @@ import strati
 from strati.landscape.objective import FlatModel
 
 SEED = 0
+SAMPLING = {"seed": SEED, "chains": 8, "draws": 100}
 
 
 def digits(rows: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +62,7 @@ def area(scores: np.ndarray, wrong: np.ndarray) -> float:
     return float(((high[:, None] > low) + 0.5 * (high[:, None] == low)).mean())
 
 
-def wrong_labels(rows: int = 300, seed: int = SEED) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+def wrong_labels(rows: int = 200, seed: int = SEED) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     """Digits of which every tenth has a wrong label, and which these are."""
     x, y = digits(rows)
     rng = np.random.default_rng(seed)
@@ -78,10 +79,10 @@ def labels() -> None:
     print(
         f"{'steps':>5} {'loss':>8} {'self-influence':>15} {'loss of row':>12} {'gradient norm':>14} {'CPU s':>6}"
     )
-    for steps in (30, 100, 1000):
+    for steps in (50, 200, 1000):
         model = trained(x, y, steps)
         began = time.process_time()
-        result = strati.influence(model, "cross_entropy", (x, y), seed=SEED)
+        result = strati.influence(model, "cross_entropy", (x, y), **SAMPLING)
         seconds = time.process_time() - began
         with torch.no_grad():
             losses = functional.cross_entropy(model(x), y, reduction="none").numpy()
@@ -89,7 +90,8 @@ def labels() -> None:
         own = np.nan_to_num(np.diag(result.values))
         areas = [area(scores, wrong) for scores in (own, losses, norms)]
         print(
-            f"{steps:>5} {losses.mean():>8.3f} {areas[0]:>15.3f} {areas[1]:>12.3f} {areas[2]:>14.3f} {seconds:>6.0f}"
+            f"{steps:>5} {losses.mean():>8.3f} {areas[0]:>15.3f} {areas[1]:>12.3f} {areas[2]:>14.3f} {seconds:>6.0f}",
+            flush=True,
         )
 
 
@@ -99,23 +101,25 @@ def retraining(
     """Print linear datamodelling scores."""
     (x, y), (u, v) = digits(rows), digits(queries, start=rows)
     rng = np.random.default_rng(SEED)
-    kept = np.array([rng.permutation(rows) < rows // 2 for _ in range(halves)])
+    members = np.array([rng.permutation(rows) < rows // 2 for _ in range(halves)])
     losses = np.zeros((halves, queries))
-    for number, members in enumerate(kept):
+    for number, half in enumerate(members):
         for repeat in range(repeats):
-            model = trained(x[members], y[members], steps, seed=repeat)
+            model = trained(x[half], y[half], steps, seed=repeat)
             with torch.no_grad():
                 losses[number] += functional.cross_entropy(model(u), v, reduction="none").numpy() / repeats
     scores: dict[str, list[np.ndarray]] = {"Bayesian influence": [], "inner product of gradients": []}
     for repeat in range(repeats):
         model = trained(x, y, steps, seed=repeat)
-        result = strati.influence(model, "cross_entropy", (x, y), queries=(u, v), seed=SEED)
+        result = strati.influence(model, "cross_entropy", (x, y), queries=(u, v), **SAMPLING)
         scores["Bayesian influence"].append(np.nan_to_num(result.values))
         products = row_gradients(model, u, v) @ row_gradients(model, x, y).T
         scores["inner product of gradients"].append(products.numpy())
     print(f"{halves} networks x {repeats} seeds, each on half of {rows} digits: linear datamodelling score")
     for name, matrices in scores.items():
-        predicted = -kept @ np.mean(matrices, axis=0).T  # a row that helps lowers the loss where it was kept
+        predicted = (
+            -members @ np.mean(matrices, axis=0).T
+        )  # a row that helps lowers the loss where it was kept
         ranks = np.array([spearmanr(predicted[:, q], losses[:, q]).statistic for q in range(queries)])
         error = ranks.std(ddof=1) / np.sqrt(queries)
         print(f"{name:>28}: {ranks.mean():.3f} +- {error:.3f}")

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from strati.landscape.counts.gram import fold
-from strati.landscape.counts.ranks import LEAST_NOISE, TWIN, Factor, RankRange, hides, nudged, rank_range
+from strati.landscape.counts.ranks import (
+    LEAST_NOISE,
+    TWIN,
+    Factor,
+    RankRange,
+    hides,
+    independent,
+    nudged,
+    rank_range,
+)
 from strati.landscape.mlp.jacobians import backward
 from strati.landscape.mlp.sequential import Chain
 from strati.landscape.mlp.statistics_pass import batches, gated_forward, twin_of
@@ -208,14 +217,27 @@ def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
 
 
 def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
-    """Fewer values than parameters: the factor of the transposed matrix, layer after layer."""
+    """Fewer values than parameters: the factor of the transposed matrix, layer after layer.
+
+    Where the rows are independent beyond doubt, their Gram matrix shows it for a fraction of a factorisation, and more
+    layers cannot raise the rank.
+    """
     pairs = list(even)
-    whole, other = (torch.cat([pair[k] for pair in pairs]) for k in range(2))
-    factor = Factor(len(whole), whole=True, like=even.columns)
-    ranges = []
+    rows, twins = (torch.cat([pair[k] for pair in pairs]) for k in range(2))
+    factor = Factor(len(rows), whole=True, like=even.columns)
+    ranges: list[RankRange] = []
+    gram, noise = rows.new_zeros(len(rows), len(rows)), rows.new_zeros(len(rows))
     for start, end in pairwise(edges):
-        factor.add(whole[:, start:end].T)
-        factor.compare(whole[:, start:end].T, other[:, start:end].T)
+        block = rows[:, start:end]
+        gram += block @ block.T
+        noise += (block - twins[:, start:end]).square().sum(1)
+        if end >= len(rows) and independent(gram, noise):
+            full = RankRange(len(rows), len(rows))
+            ranges += [full] * (len(edges) - 1 - len(ranges))
+            rest = rows[:, end:]
+            return ranges, torch.linalg.eigvalsh(gram + rest @ rest.T).clamp(min=0).sqrt().flip(0)
+        factor.add(block.T)
+        factor.compare(block.T, twins[:, start:end].T)
         ranges.append(rank_range(factor.matrix, factor.noise, factor.count))
     return ranges, torch.linalg.svdvals(factor.matrix)
 

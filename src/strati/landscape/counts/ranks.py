@@ -228,15 +228,28 @@ class Factor:
 
     def _settle(self) -> None:
         """Whether the columns that are not zero are independent beyond doubt: by a cheap test of their Gram matrix."""
-        size = torch.linalg.vector_norm(self._matrix, dim=0)
-        live = size > 0
-        unit = self._matrix[:, live] / size[live]
-        noise = float(self.noise.max()) if self.columns else 0.0
+        live = torch.linalg.vector_norm(self._matrix, dim=0) > 0
         if not live.any() or len(self._matrix) < int(live.sum()):
             return
-        smallest = float(torch.linalg.eigvalsh(unit.T @ unit)[0])
-        if smallest > max(1e-9, 1e4 * noise * noise * unit.shape[1]):
+        columns = self._matrix[:, live]
+        error = self.noise.max().square() * columns.square().sum(0)
+        if independent(columns.T @ columns, error):
             self._dead = ~live
+
+
+def independent(gram: Tensor, error: Tensor) -> bool:
+    """Whether vectors are independent beyond doubt: the least eigenvalue of their Gram matrix at unit length says so.
+
+    Args:
+        gram: Their inner products.
+        error: Squared length of the error of each.
+    """
+    square = gram.diagonal()
+    if not len(square) or not bool((square > 0).all()):
+        return False
+    size = square.sqrt()
+    smallest = float(torch.linalg.eigvalsh(gram / size / size[:, None])[0])
+    return smallest > max(1e-9, 1e4 * float((error / square).max()) * len(gram))
 
 
 def hides(scaled: Tensor, rows: Tensor, twin: Tensor) -> bool:
