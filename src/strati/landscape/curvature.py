@@ -344,14 +344,14 @@ def _largest(products: Products, count: int, generator: torch.Generator) -> tupl
     while True:
         small = basis.T @ images
         values, vectors = torch.linalg.eigh(((small + small.T) / 2).double())
-        chosen = vectors.flip(1)[:, :count].to(basis.dtype)
-        found = values.flip(0)[:count]
-        rest = images @ chosen - (basis @ chosen) * found.to(basis.dtype)
-        residuals = torch.linalg.vector_norm(rest, dim=0).double()
+        leading = vectors.flip(1)[:, :count].to(basis.dtype)
+        ritz_values = values.flip(0)[:count]
+        difference = images @ leading - (basis @ leading) * ritz_values.to(basis.dtype)
+        residuals = torch.linalg.vector_norm(difference, dim=0).double()
         enough = bool((residuals <= _CONVERGED * values.abs().max()).all())
         left = min(width, most - basis.shape[1])
         if enough or left < 1:
-            return _array(found), _array(residuals)
+            return _array(ritz_values), _array(residuals)
         following = images[:, -left:]
         for _ in range(2):
             following = following - basis @ (basis.T @ following)

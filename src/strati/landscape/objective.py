@@ -86,17 +86,19 @@ class FlatModel:
         # The copy shares its tensors: only the mode is its own.
         shared = {id(t): t for t in (*model.parameters(), *model.buffers())}
         self.module = copy.deepcopy(model, shared).eval() if model.training else model
-        own = dict(self.module.named_parameters())
-        chosen = _choose(own, layers)
-        self.names = tuple(chosen)
-        self.shapes = tuple(tuple(p.shape) for p in chosen.values())
-        self.sizes = tuple(p.numel() for p in chosen.values())
-        own_dtype = next(iter(chosen.values())).dtype
+        parameters = dict(self.module.named_parameters())
+        varied = _choose(parameters, layers)
+        self.names = tuple(varied)
+        self.shapes = tuple(tuple(p.shape) for p in varied.values())
+        self.sizes = tuple(p.numel() for p in varied.values())
+        own_dtype = next(iter(varied.values())).dtype
         self.dtype = dtype or (torch.float32 if own_dtype.itemsize < 4 else own_dtype)
         with torch.no_grad():
-            self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in chosen.values()])
-            rest = {k: v for k, v in own.items() if k not in chosen} | dict(self.module.named_buffers())
-            self.fixed = {k: self.cast(v.detach()) for k, v in rest.items()}
+            self.theta = torch.cat([p.detach().reshape(-1).to(self.dtype) for p in varied.values()])
+            others = {k: v for k, v in parameters.items() if k not in varied} | dict(
+                self.module.named_buffers()
+            )
+            self.fixed = {k: self.cast(v.detach()) for k, v in others.items()}
         if not bool(torch.isfinite(self.theta).all()):
             raise NotFiniteError("model", "has weights that are not finite; repair the checkpoint first")
 
@@ -178,8 +180,8 @@ class Objective:
     def outputs(self) -> int:
         """Numbers that the network puts out over all data."""
         with torch.no_grad():
-            one = self.flat(self.flat.theta, self.part(slice(0, 1)).x)
-        return self.rows * one.numel()
+            output = self.flat(self.flat.theta, self.part(slice(0, 1)).x)
+        return self.rows * output.numel()
 
 
 def objective(
@@ -406,17 +408,17 @@ def metric_jacobian(flat: FlatModel, theta: Tensor, x: Inputs, *, kind: str = "m
 def _choose(own: dict[str, nn.Parameter], layers: str | Sequence[str] | None) -> dict[str, nn.Parameter]:
     usable = {k: p for k, p in own.items() if p.is_floating_point()}
     if layers is None:
-        chosen = {k: p for k, p in usable.items() if p.requires_grad} or usable
+        varied = {k: p for k, p in usable.items() if p.requires_grad} or usable
     else:
         # A module's name stands for everything below it.
         within = [
             f"{w}.*" if any(k.startswith(f"{w.lstrip('!')}.") for k in usable) else w
             for w in as_patterns(layers)
         ]
-        chosen = {k: usable[k] for k in select_names(usable, within)}
-    if not chosen:
+        varied = {k: usable[k] for k in select_names(usable, within)}
+    if not varied:
         raise BadInputError("model", "has no parameters to vary")
-    return chosen
+    return varied
 
 
 def _terms(name: LossName | None, output: Tensor, x: Inputs) -> int:

@@ -34,9 +34,9 @@ def upper(rows: Tensor) -> Tensor:
         rows = _mixed(rows)
     while len(rows) > block:
         end = len(rows) // block * block
-        whole, rest = rows.split([end, len(rows) - end])
-        parts = torch.linalg.qr(whole.reshape(-1, block, columns), mode="r")[1]
-        rows = torch.cat([parts.reshape(-1, columns), rest])
+        blocks, remainder = rows.split([end, len(rows) - end])
+        parts = torch.linalg.qr(blocks.reshape(-1, block, columns), mode="r")[1]
+        rows = torch.cat([parts.reshape(-1, columns), remainder])
     return rows if len(rows) <= columns else torch.linalg.qr(rows, mode="r")[1]
 
 
@@ -47,6 +47,6 @@ def _mixed(rows: Tensor) -> Tensor:
     while len(hadamard) < TOGETHER:
         hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
     end = len(rows) // TOGETHER * TOGETHER
-    whole, rest = (rows * signs).split([end, len(rows) - end])
-    mixed = (hadamard / TOGETHER**0.5) @ whole.reshape(-1, TOGETHER, rows.shape[1])
-    return torch.cat([mixed.reshape(end, -1), rest])
+    blocks, remainder = (rows * signs).split([end, len(rows) - end])
+    mixed = (hadamard / TOGETHER**0.5) @ blocks.reshape(-1, TOGETHER, rows.shape[1])
+    return torch.cat([mixed.reshape(end, -1), remainder])

@@ -270,11 +270,11 @@ class _Models:
         """BIC of the best single kink and of the best pair of kinks."""
         basis, model = self._kinks[noise][clock], self.noises[noise]
         total = basis.total(y)
-        one = self.bic(total - basis.gains(y).max(axis=0), 4, model)
+        single_bic = self.bic(total - basis.gains(y).max(axis=0), 4, model)
         if self.n < _POINTS_FOR_TWO:  # two kinks pass for correlated noise in a short series
-            return one, np.full_like(one, math.inf)
+            return single_bic, np.full_like(single_bic, math.inf)
         two = self.bic(total - basis.pair_gains(y).max(axis=0), 6, model)
-        return one, two
+        return single_bic, two
 
     def best_kinked(self, y: FloatArray) -> FloatArray:
         """Lowest BIC of one or two kinks, for every column of ``y``."""
@@ -288,15 +288,15 @@ class _Models:
     def kinked(self, y: FloatArray) -> _Kinked:
         column, best = y[:, None], _Kinked(math.inf, 0, 0, ())
         for noise, clock in product(range(len(self.noises)), range(len(self.clocks))):
-            one, two = (float(bic[0]) for bic in self.kinked_bic(column, noise, clock))
-            if min(one, two) < best.bic:
+            single, two = (float(bic[0]) for bic in self.kinked_bic(column, noise, clock))
+            if min(single, two) < best.bic:
                 basis, grid = self._kinks[noise][clock], self.grids[clock]
-                if one <= two:
+                if single <= two:
                     places = [int(np.argmax(basis.gains(column)[:, 0]))]
                 else:
                     pair = int(np.argmax(basis.pair_gains(column)[:, 0]))
                     places = [int(basis.rows[pair]), int(basis.columns[pair])]
-                best = _Kinked(min(one, two), noise, clock, tuple(float(grid[k]) for k in sorted(places)))
+                best = _Kinked(min(single, two), noise, clock, tuple(float(grid[k]) for k in sorted(places)))
         return best
 
 
@@ -306,10 +306,10 @@ class _Basis:
     def __init__(self, noise: _Noise, base: FloatArray, columns: FloatArray, *, pairs: bool = True) -> None:
         self.whiten = noise.whiten
         self.q = np.linalg.qr(noise.whiten @ base)[0]
-        rest = self._left(columns)
-        length = np.linalg.norm(rest, axis=0)
+        residual = self._left(columns)
+        length = np.linalg.norm(residual, axis=0)
         size = np.linalg.norm(noise.whiten @ columns, axis=0)
-        self.units = np.where(length > 1e-7 * size, rest / np.maximum(length, 1e-300), 0.0)
+        self.units = np.where(length > 1e-7 * size, residual / np.maximum(length, 1e-300), 0.0)
         if not pairs:
             return
         self.rows, self.columns = np.triu_indices(columns.shape[1], 1)
@@ -317,8 +317,8 @@ class _Basis:
 
     def _left(self, y: FloatArray) -> FloatArray:
         white = self.whiten @ y
-        rest: FloatArray = white - self.q @ (self.q.T @ white)
-        return rest
+        residual: FloatArray = white - self.q @ (self.q.T @ white)
+        return residual
 
     def total(self, y: FloatArray) -> FloatArray:
         squares: FloatArray = np.sum(self._left(y) ** 2, axis=0)
@@ -483,9 +483,9 @@ def _described(
         return sorted(moved)
 
     def pvalue_of(place: float, *, refit: bool) -> float:
-        rest = [p for p in places if p != place]
-        rest = refined(rest) if refit else rest
-        reduced = min(bic(rest), *(bic(rest, column) for column in others), bic(rest, *others))
+        remaining = [p for p in places if p != place]
+        remaining = refined(remaining) if refit else remaining
+        reduced = min(bic(remaining), *(bic(remaining, column) for column in others), bic(remaining, *others))
         return min(1.0, series * math.exp(min(0.0, bic(places) - reduced) / 2))
 
     places = refined(kinked.places)
@@ -509,8 +509,10 @@ def _described(
     slopes = np.cumsum(np.linalg.lstsq(np.column_stack([_line(x), kinks]), y, rcond=None)[0][1:])
     changes = []
     for k, place in enumerate(places):
-        rest = [p for p in places if p != place]
-        rss = _least_squares(noise, np.column_stack([_line(clock), _hinges(clock, rest)]), y)[1] - gains(rest)
+        remaining = [p for p in places if p != place]
+        rss = _least_squares(noise, np.column_stack([_line(clock), _hinges(clock, remaining)]), y)[1] - gains(
+            remaining
+        )
         inside = fine[models.n * np.log(np.maximum(rss, 1e-300) / max(rss.min(), 1e-300)) <= _QUANTILE]
         # No checkpoint lies between two neighbours: the interval ends at checkpoints.
         low = max(int(np.searchsorted(clock, min(place, inside[0]), "right")) - 1, 0)

@@ -74,22 +74,22 @@ def in_order(checkpoints: Any, steps: Sequence[float] | None = None) -> tuple[Ch
     """
     if steps is None and _by_step(checkpoints):
         steps = list(checkpoints)
-    found = _listed(checkpoints)
-    if not found:
+    listed = _listed(checkpoints)
+    if not listed:
         raise BadInputError("checkpoints", "there are none; give their paths, or the folder that holds them")
     if steps is not None:
         if not isinstance(steps, Iterable):
             raise BadInputError("steps", "must be a list of numbers, one for each checkpoint")
-        if len(steps) != len(found):
-            raise BadInputError("steps", f"there are {len(steps)} for {len(found)} checkpoints")
+        if len(steps) != len(listed):
+            raise BadInputError("steps", f"there are {len(steps)} for {len(listed)} checkpoints")
         numbers: list[float | None] = [float(step) for step in steps]
     else:
-        numbers = [_number(source) for source in found]
+        numbers = [_number(source) for source in listed]
         if any(number is None for number in numbers):
-            numbers = [float(place) for place in range(len(found))]
+            numbers = [float(place) for place in range(len(listed))]
     pairs = [
         Checkpoint(float(step or 0.0), _name(source, place), source)
-        for place, (step, source) in enumerate(zip(numbers, found, strict=True))
+        for place, (step, source) in enumerate(zip(numbers, listed, strict=True))
     ]
     return tuple(sorted(pairs, key=lambda checkpoint: checkpoint.step))
 

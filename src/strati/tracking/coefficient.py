@@ -163,9 +163,9 @@ def measured(objective: Objective, shared: Shared) -> Level:
         )
     agreement = rhat(trace)
     if agreement is None or agreement > _STEADY:
-        shown = "undefined" if agreement is None else f"{agreement:.3g}"
+        rhat_text = "undefined" if agreement is None else f"{agreement:.3g}"
         return _refused(
-            f"the chains have not mixed (R-hat {shown} above {_STEADY:g}); more draws or a larger gamma would help"
+            f"the chains have not mixed (R-hat {rhat_text} above {_STEADY:g}); more draws or a larger gamma would help"
         )
     if drifting(traces, traces.main):
         return _refused(

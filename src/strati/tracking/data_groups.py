@@ -41,8 +41,8 @@ def grouped(data: Any, groups: str | Sequence[Any] | None) -> tuple[Any, tuple[s
     if isinstance(data, Mapping):
         if groups not in data:
             raise BadInputError(groups, f"no such column; {nearest(groups, list(data))}")
-        kept = data if groups in ("y", "labels") else {k: v for k, v in data.items() if k != groups}
-        return kept, _labels(groups, data[groups])
+        remaining = data if groups in ("y", "labels") else {k: v for k, v in data.items() if k != groups}
+        return remaining, _labels(groups, data[groups])
     if isinstance(data, tuple | list) and len(data) == 2 and groups == "y":
         return data, _labels(groups, data[1])
     if not isinstance(data, str | os.PathLike):
@@ -61,10 +61,10 @@ def digest(data: Any) -> str:
     """
     if isinstance(data, str | os.PathLike):
         return Checkpoint(0, "data", data).identity()
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for value in _leaves(getattr(data, "dataset", data)):  # a loader may shuffle; what it draws from stays
-        found.update(value)
-    return found.hexdigest()
+        hasher.update(value)
+    return hasher.hexdigest()
 
 
 def _leaves(data: Any) -> Iterator[bytes]:
@@ -105,16 +105,16 @@ def _from_file(path: Path, name: str) -> tuple[Any, tuple[str, ...]]:
     labels = _labels(name, np.asarray(table.values)[:, names.index(name)])
     if name in TARGETS:
         return path, labels
-    found = read_data(path, inputs=",".join(n for n in names if n != name and n not in TARGETS))
-    return (found.x if found.y is None else (found.x, found.y)), labels
+    arrays = read_data(path, inputs=",".join(n for n in names if n != name and n not in TARGETS))
+    return (arrays.x if arrays.y is None else (arrays.x, arrays.y)), labels
 
 
 def _labels(name: str, values: Any) -> tuple[str, ...]:
     held = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     if held.ndim != 1:
         raise BadInputError(name, f"must hold one label per row, not an array of shape {held.shape}")
-    whole = held.dtype.kind == "f" and bool(np.all(held == np.round(held)))
-    labels = tuple(str(int(v)) if whole else str(v) for v in held.tolist())
+    are_integers = held.dtype.kind == "f" and bool(np.all(held == np.round(held)))
+    labels = tuple(str(int(v)) if are_integers else str(v) for v in held.tolist())
     if len(set(labels)) > MOST:
         raise BadInputError(name, f"holds {len(set(labels))} different values; groups are at most {MOST}")
     return labels

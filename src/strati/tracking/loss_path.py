@@ -52,8 +52,8 @@ def loss_path(
 
     if points < 3:
         raise BadInputError("points", "needs 3 or more: both ends and something between them")
-    chosen: dict[str, Any] = {} if activation is None else {"activation": activation}
-    models = [as_module(net, **chosen) for net in (first, last)]
+    module_options: dict[str, Any] = {} if activation is None else {"activation": activation}
+    models = [as_module(net, **module_options) for net in (first, last)]
     states = [dict(model.state_dict()) for model in models]
     shapes = [{name: tuple(v.shape) for name, v in state.items()} for state in states]
     if shapes[0] != shapes[1]:
@@ -119,14 +119,14 @@ def _losses(model: nn.Module, batches: Any) -> tuple[FloatArray, str]:
     from strati.evaluate.models import output_tensor
     from strati.tracking.measure import per_row
 
-    found: list[Tensor] = []
+    losses: list[Tensor] = []
     name = ""
     with torch.no_grad():
         for batch in batches:
             name = "mse" if batch.y.is_floating_point() else "cross_entropy"
             outputs = output_tensor(model(**batch.x) if isinstance(batch.x, Mapping) else model(batch.x))
-            found.append(per_row(outputs, batch.y, name))
-    return np.asarray(torch.cat(found).double().cpu().numpy(), np.float64), name
+            losses.append(per_row(outputs, batch.y, name))
+    return np.asarray(torch.cat(losses).double().cpu().numpy(), np.float64), name
 
 
 def _renumbered_state(

@@ -82,9 +82,9 @@ def spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
     """The metrics of every layer, as ``scan`` has them."""
     from strati.spectra.scan import scan
 
-    found = scan(checkpoint.source, layers=config.layers, workers=1, seed=config.seed)
+    scanned = scan(checkpoint.source, layers=config.layers, workers=1, seed=config.seed)
     points: list[Point] = []
-    for item in found:
+    for item in scanned:
         row = item.row()
         for name in METRICS:
             value = row.get(name)
@@ -113,8 +113,8 @@ def quantiles(eigenvalues: Any) -> list[int]:
     if values.size == 0 or not values[-1] > 0:
         return []
     logarithms = np.log10(np.maximum(values, values[-1] * 1e-12))
-    found: list[int] = (UNIT * np.quantile(logarithms, RANKS)).round().astype(int).tolist()
-    return found
+    hundredths: list[int] = (UNIT * np.quantile(logarithms, RANKS)).round().astype(int).tolist()
+    return hundredths
 
 
 def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackConfig) -> nn.Module:
@@ -211,10 +211,10 @@ def coefficients(
     shared = Shared(**{field: settings[field] for field in Shared.__dataclass_fields__ if field in settings})
     cut = whole_data(data, model, config)
     if quantity == "llc":
-        whole = measured(objective_of(model, shared.loss, cut), shared)
-        if whole.value is None:
-            raise BadInputError("llc", whole.reason or "the chains did not mix")
-        return [_level("llc", None, whole)]
+        level = measured(objective_of(model, shared.loss, cut), shared)
+        if level.value is None:
+            raise BadInputError("llc", level.reason or "the chains did not mix")
+        return [_level("llc", None, level)]
     if quantity == LAYERS:
         return [
             _level("llc", layer, measured(objective_of(model, shared.loss, cut, [layer]), shared))
@@ -257,8 +257,8 @@ def matrix_names(model: nn.Module, layers: str | Sequence[str] | None = None) ->
     """The weights that spectra have, by the same names: those of two dimensions and more."""
     from strati.landscape.objective import FlatModel
 
-    own = dict(model.named_parameters())
-    return [name for name in FlatModel(model, layers=layers).names if own[name].ndim >= 2]
+    parameters = dict(model.named_parameters())
+    return [name for name in FlatModel(model, layers=layers).names if parameters[name].ndim >= 2]
 
 
 def whole_data(data: Any, model: nn.Module, config: TrackConfig) -> Any:
@@ -285,9 +285,9 @@ def scales_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
 
     cut = _cut(data, model, config)
     x = cut[0] if isinstance(cut, tuple) else cut
-    found = effective_parameters(model, x, scales=list(config.scales), seed=config.seed)
+    effective = effective_parameters(model, x, scales=list(config.scales), seed=config.seed)
     points: list[Point] = []
-    for row in found.to_dict()["scales"]:
+    for row in effective.to_dict()["scales"]:
         error = row.get("stderr")
         name = f"effective_parameters[{row['epsilon']:g}]"
         more = {"reason": row.get("reason") if row["effective"] is None else None}
@@ -313,9 +313,12 @@ def counts_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     from strati.landscape.counts.degeneracy import degeneracy
 
     cut = _cut(data, model, config)
-    found = degeneracy(model, cut[0] if isinstance(cut, tuple) else cut).to_dict()
-    points: list[Point] = [("free", None, found["free"], None), ("effective", None, found["effective"], None)]
-    return points + [("free", layer["name"], layer["free"], None) for layer in found["layers"]]
+    counts = degeneracy(model, cut[0] if isinstance(cut, tuple) else cut).to_dict()
+    points: list[Point] = [
+        ("free", None, counts["free"], None),
+        ("effective", None, counts["effective"], None),
+    ]
+    return points + [("free", layer["name"], layer["free"], None) for layer in counts["layers"]]
 
 
 def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
@@ -324,11 +327,11 @@ def interventions_of(model: nn.Module, data: Any, config: TrackConfig) -> list[P
     from strati.interventions.kinds import zero
     from strati.interventions.study import study
 
-    chosen: dict[str, Any] = {"layers": config.layers}
-    found = study(model, data=whole_data(data, model, config), interventions=[zero()], **chosen)
+    study_options: dict[str, Any] = {"layers": config.layers}
+    studied = study(model, data=whole_data(data, model, config), interventions=[zero()], **study_options)
     points: list[Point] = []
-    for row in found.rows:
+    for row in studied.rows:
         if row["status"] == "done" and row["intervention"] == "zero":
             points.append(("zeroed", row["layer"], row["performance"], None))
-    intact = next((row["intact_performance"] for row in found.rows if row["status"] == "done"), None)
+    intact = next((row["intact_performance"] for row in studied.rows if row["status"] == "done"), None)
     return [("intact", None, intact, None), *points]

@@ -105,16 +105,16 @@ def _verdict(result: Track) -> str:
 
 def _trajectory(result: Track) -> Table:
     count = len(result.steps)
-    shown = sorted({round(k * (count - 1) / max(_STEPS - 1, 1)) for k in range(_STEPS)}) if count else []
-    columns = (Column("step", keep=True), *(Column(f"{result.steps[i]:,.0f}", True) for i in shown))
-    whole = [s for s in result.curves if s.layer is None and not s.what.startswith("llc_change")]
+    places = sorted({round(k * (count - 1) / max(_STEPS - 1, 1)) for k in range(_STEPS)}) if count else []
+    columns = (Column("step", keep=True), *(Column(f"{result.steps[i]:,.0f}", True) for i in places))
+    network_curves = [s for s in result.curves if s.layer is None and not s.what.startswith("llc_change")]
     layers = [s for s in result.curves if s.layer is not None and s.what == _LAYER_METRIC]
     names = without_shared_prefix([str(s.layer) for s in layers])
-    labels = [_TITLES.get(s.what, s.what) for s in whole]
+    labels = [_TITLES.get(s.what, s.what) for s in network_curves]
     labels += [f"{_TITLES[_LAYER_METRIC]} {name.removesuffix('.weight')}" for name in names[:_LAYERS]]
-    series = [*whole, *layers[:_LAYERS]]
+    series = [*network_curves, *layers[:_LAYERS]]
     rows = tuple(
-        (label, *(_digits(s.values[i]) for i in shown)) for label, s in zip(labels, series, strict=True)
+        (label, *(_digits(s.values[i]) for i in places)) for label, s in zip(labels, series, strict=True)
     )
     hidden = len(layers) - _LAYERS
     notes = (f"{hidden} more layers: --json or --html has every series",) if hidden > 0 else ()

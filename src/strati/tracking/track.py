@@ -183,54 +183,63 @@ def track(
         >>> followed.steps, [s.what for s in followed.curves if s.what == "spectral_norm"]
         ((0.0, 1.0, 2.0), ['spectral_norm'])
     """
-    chosen = resolve(TrackConfig, config, options, of=track)
-    holder = None if model is None else as_module(model, activation=chosen.activation)
+    settled = resolve(TrackConfig, config, options, of=track)
+    holder = None if model is None else as_module(model, activation=settled.activation)
     ordered = in_order(checkpoints, steps)
     default = ("spectra", "loss", "llc") if data is not None else ("spectra",)
-    what = default if chosen.what is None else tuple(chosen.what)
+    what = default if settled.what is None else tuple(settled.what)
     if data is None and set(what) - {"spectra"}:
         raise BadInputError("data", f"is needed for {', '.join(sorted(set(what) - {'spectra'}))}")
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(shared_folder(folder))
-        identity = unit_key({"work": "track", "seed": chosen.seed})
+        identity = unit_key({"work": "track", "seed": settled.seed})
         store = stack.enter_context(
             open_store(folder / STORE, identity=identity, layout=LAYOUT, about={"name": "track"}, kind="run")
         )
         run = Run(
             engine=engine,
-            workers=1 if chosen.workers is None else chosen.workers,
+            workers=1 if settled.workers is None else settled.workers,
             address=address,
-            retry=chosen.retry,
+            retry=settled.retry,
             tick=tick,
         )
         stack.enter_context(interruptible(lambda: len(store.keys()), run))
-        used, labels = grouped(data, chosen.data_groups)
-        shown = digest(used) if set(what) - {"spectra"} else ""
-        settings = _settings(store, ordered, used, shown, holder, chosen) if "llc" in what else {}
-        body = Measurer(ordered, used, holder, chosen, settings, labels)
-        units = _units(ordered, [part for q in what for part in _parts(q, chosen, shown, settings, labels)])
-        done = store.keys(failed=not chosen.retry)
+        used, labels = grouped(data, settled.data_groups)
+        data_digest = digest(used) if set(what) - {"spectra"} else ""
+        settings = _settings(store, ordered, used, data_digest, holder, settled) if "llc" in what else {}
+        body = Measurer(ordered, used, holder, settled, settings, labels)
+        units = _units(
+            ordered, [part for q in what for part in _parts(q, settled, data_digest, settings, labels)]
+        )
+        done = store.keys(failed=not settled.retry)
         todo = [unit for unit in units if unit.key not in done]
         run.expect(len(todo))
         drive(store, body, todo, _keep, run)
-        found = _result(store, ordered, units, settings, chosen, None if out is None else str(folder / STORE))
+        tracked = _result(
+            store, ordered, units, settings, settled, None if out is None else str(folder / STORE)
+        )
     skipped = left_out(checkpoints)
     if not skipped:
-        return found
+        return tracked
     text = f"not followed, as their names have no step: {', '.join(skipped[:5])}"
-    return replace(found, warnings=(*found.warnings, Flag("left-out", text)))
+    return replace(tracked, warnings=(*tracked.warnings, Flag("left-out", text)))
 
 
 def _units(ordered: tuple[Checkpoint, ...], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Unit]:
     units = []
     for place, checkpoint in enumerate(ordered):
         identity = checkpoint.identity()
-        for quantity, own in parts:
-            chosen = {"checkpoint": identity, "step": checkpoint.step, "quantity": quantity, "layout": LAYOUT}
+        for quantity, depends in parts:
+            identifying = {
+                "checkpoint": identity,
+                "step": checkpoint.step,
+                "quantity": quantity,
+                "layout": LAYOUT,
+            }
             name = f"{checkpoint.name}: {quantity}"
             where = {"place": place, "quantity": quantity}
-            units.append(Unit(unit_key(chosen | dict(own)), name, identity, where))
+            units.append(Unit(unit_key(identifying | dict(depends)), name, identity, where))
     return units
 
 
@@ -253,19 +262,19 @@ def _parts(
     quantity: str, config: TrackConfig, data: str, settings: Mapping[str, Any], labels: tuple[str, ...] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The units that a quantity comes to at a checkpoint, each with all that its numbers depend on."""
-    wanted = [quantity]
+    quantities = [quantity]
     if quantity == "llc":
-        asked = {LAYERS: config.per_layer, HEADS: bool(config.heads), GROUPS: labels is not None}
-        wanted += [part for part, given in asked.items() if given]
-    for part in wanted:
-        own: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS[part]}
+        requested = {LAYERS: config.per_layer, HEADS: bool(config.heads), GROUPS: labels is not None}
+        quantities += [part for part, is_requested in requested.items() if is_requested]
+    for part in quantities:
+        depends: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS[part]}
         if quantity != "spectra":
-            own["data"] = data
+            depends["data"] = data
         if quantity == "llc":
-            own["settings"] = dict(settings)
+            depends["settings"] = dict(settings)
         if part == GROUPS:
-            own["labels"] = labels
-        yield part, own
+            depends["labels"] = labels
+        yield part, depends
 
 
 def _keep(outcome: Outcome) -> Finished:
@@ -289,9 +298,9 @@ def _settings(
     for unit in store.units():
         if unit.key == key:
             return dict(unit.value["settings"])
-    chosen = _calibrated(ordered, data, model, config) | {"data": shown}
-    store.put(Finished(key, "settings", {"settings": chosen, "points": []}))
-    return chosen
+    calibrated = _calibrated(ordered, data, model, config) | {"data": shown}
+    store.put(Finished(key, "settings", {"settings": calibrated, "points": []}))
+    return calibrated
 
 
 def _calibrated(
@@ -331,8 +340,8 @@ def _calibrated(
         seconds=config.seconds,
         seed=config.seed,
     )
-    kept = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
-    return kept | {"rows": config.rows}
+    settings = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
+    return settings | {"rows": config.rows}
 
 
 def _result(
@@ -343,7 +352,7 @@ def _result(
     config: TrackConfig,
     path: str | None,
 ) -> Track:
-    kept = {unit.key: unit for unit in store.units()}
+    stored = {unit.key: unit for unit in store.units()}
     table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
     blocks: dict[tuple[str, str | None], dict[int, Any]] = {}
     spectra: dict[str, dict[int, list[int]]] = {}
@@ -351,7 +360,7 @@ def _result(
     lower = set()
     failed = []
     for unit in units:
-        row = kept.get(unit.key)
+        row = stored.get(unit.key)
         if row is None:
             continue
         place = unit.config["place"]
@@ -360,19 +369,19 @@ def _result(
                 {"checkpoint": ordered[place].name, "quantity": unit.config["quantity"], "reason": row.reason}
             )
         for what, layer, value, error, *more in row.value.get("points", ()):
-            known, name = more[0] if more else {}, ordered[place].name
+            details, name = more[0] if more else {}, ordered[place].name
             if what == SPECTRUM:
-                spectra.setdefault(layer, {})[place] = known["spectrum"]
-                states.setdefault(layer, {})[place] = known["state"]
+                spectra.setdefault(layer, {})[place] = details["spectrum"]
+                states.setdefault(layer, {})[place] = details["state"]
                 continue
             table.setdefault((what, layer), {})[place] = (value, error)
-            if known.get("blocks"):
-                blocks.setdefault((what, layer), {})[place] = known["blocks"]
-            if known.get("off_minimum"):
+            if details.get("blocks"):
+                blocks.setdefault((what, layer), {})[place] = details["blocks"]
+            if details.get("off_minimum"):
                 lower.add(name)
-            if known.get("reason") is not None:
+            if details.get("reason") is not None:
                 part = f"{what} of {layer}" if layer else what
-                failed.append({"checkpoint": name, "quantity": part, "reason": known["reason"]})
+                failed.append({"checkpoint": name, "quantity": part, "reason": details["reason"]})
     if failed and len(failed) == len(units):
         raise BadInputError(failed[0]["checkpoint"], f"nothing could be measured: {failed[0]['reason']}")
     curves = tuple(
@@ -451,10 +460,12 @@ def _changed(series: Series, blocks: Mapping[int, Any]) -> Series:
     before: int | None = None
     for place, value in enumerate(series.values):
         last = None if before is None else series.values[before]
-        known = value is not None and last is not None and before is not None
+        comparable = value is not None and last is not None and before is not None
         values.append(value - last if value is not None and last is not None else None)
         errors.append(
-            difference_error(blocks.get(before), blocks.get(place)) if known and before is not None else None
+            difference_error(blocks.get(before), blocks.get(place))
+            if comparable and before is not None
+            else None
         )
         before = place if value is not None else before
     return Series(series.what.replace("llc", CHANGE, 1), series.layer, tuple(values), tuple(errors))
@@ -465,10 +476,10 @@ def _breaks(
 ) -> tuple[dict[str, Any], ...]:
     followed = [s for s in curves if not s.what.startswith(CHANGE)]
     long = [s for s in followed if sum(v is not None for v in s.values) >= LEAST]
-    found = []
+    breaks = []
     for series in long:
         for change in find_changes(
             steps, series.values, level=config.level, series=len(long), seed=config.seed
         ):
-            found.append({"what": series.what, "layer": series.layer, **vars(change)})
-    return tuple(sorted(found, key=lambda row: (row["step"], row["what"], row["layer"] or "")))
+            breaks.append({"what": series.what, "layer": series.layer, **vars(change)})
+    return tuple(sorted(breaks, key=lambda row: (row["step"], row["what"], row["layer"] or "")))

@@ -119,8 +119,8 @@ class Tracker:
     def _scan(self, weights: Mapping[str, NDArray[Any]], step: int) -> None:
         began = time.perf_counter()
         try:
-            found = self._look(weights, layers=self.layers, workers=1)
-            rows = {item.layer.name: item.row() for item in found}
+            scanned = self._look(weights, layers=self.layers, workers=1)
+            rows = {item.layer.name: item.row() for item in scanned}
             values = {
                 f"{name}/{metric}": float(row[metric])
                 for name, row in rows.items()
@@ -148,9 +148,9 @@ def _copied(model: nn.Module) -> dict[str, NDArray[Any]]:
     """The weights on the CPU, as numpy arrays of their own; no tensor of the model is kept."""
     import torch
 
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, tensor in model.state_dict().items():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.ndim >= 2:
             plain = tensor.detach().to("cpu", torch.float32, copy=True)
-            found[name] = np.asarray(plain.numpy())
-    return found
+            arrays[name] = np.asarray(plain.numpy())
+    return arrays

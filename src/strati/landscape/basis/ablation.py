@@ -58,12 +58,12 @@ class BasisComparison:
 
     def needed(self, share: float = 0.95) -> dict[str, int | None]:
         """Per basis, the fewest directions of the layer that keep ``share`` of the outputs' variance."""
-        found: dict[str, int | None] = {}
+        directions: dict[str, int | None] = {}
         for graph in self.graphs:
             points = [p for p in self.ablation if p.kind == graph.basis.kind]
-            kept = [p.kept for p in points if p.loss <= 1 - share]
-            found[graph.basis.kind] = min(kept, default=None)
-        return found
+            sizes = [p.kept for p in points if p.loss <= 1 - share]
+            directions[graph.basis.kind] = min(sizes, default=None)
+        return directions
 
 
 def ablation_curve(
@@ -88,17 +88,17 @@ def ablation_curve(
         raise BadInputError(str(layer), f"no such layer to ablate; there are 0 to {len(basis.layers) - 2}")
     place = basis.layers[layer]
     order = np.argsort(-place.eigenvalues, kind="stable")
-    wanted = _labels(labels, basis.data)
+    label_array = _labels(labels, basis.data)
     intact, coordinates = _intact(basis, layer)
     total = float(((intact - intact.mean(axis=0)) ** 2).sum())
-    found = []
-    for kept in _sizes(place.directions):
-        dropped = order[kept:]
+    points = []
+    for size in _sizes(place.directions):
+        dropped = order[size:]
         changed = _rebuilt(basis, layer, coordinates, dropped)
         loss = float(((changed - intact) ** 2).sum()) / total if total > 0 else 0.0
-        accuracy = None if wanted is None else float((changed.argmax(axis=-1) == wanted).mean())
-        found.append(AblationPoint(basis.kind, place.name, kept, loss, accuracy))
-    return tuple(found)
+        accuracy = None if label_array is None else float((changed.argmax(axis=-1) == label_array).mean())
+        points.append(AblationPoint(basis.kind, place.name, size, loss, accuracy))
+    return tuple(points)
 
 
 def edge_ablation_curve(
@@ -129,18 +129,18 @@ def edge_ablation_curve(
     strengths = graph.normalised(site)
     order = np.argsort(-strengths, axis=None, kind="stable")
     intact, coordinates = _intact(basis, site)
-    wanted = _labels(labels, basis.data)
+    label_array = _labels(labels, basis.data)
     total = float(((intact - intact.mean(axis=0)) ** 2).sum())
     name = f"{basis.layers[site].name} -> {basis.layers[site + 1].name}"
-    found = []
-    for kept in _sizes(strengths.size):
+    points = []
+    for size in _sizes(strengths.size):
         mask = np.zeros(strengths.size, dtype=bool)
-        mask[order[:kept]] = True
+        mask[order[:size]] = True
         changed = _with_edges(basis, site, coordinates, mask.reshape(strengths.shape))
         loss = float(((changed - intact) ** 2).sum()) / total if total > 0 else 0.0
-        accuracy = None if wanted is None else float((changed.argmax(axis=-1) == wanted).mean())
-        found.append(AblationPoint(basis.kind, name, kept, loss, accuracy))
-    return tuple(found)
+        accuracy = None if label_array is None else float((changed.argmax(axis=-1) == label_array).mean())
+        points.append(AblationPoint(basis.kind, name, size, loss, accuracy))
+    return tuple(points)
 
 
 def compare_bases(
@@ -162,8 +162,8 @@ def compare_bases(
         kinds: The bases.
         reading: Where to read a network that is not a chain, how many probes and data per pass.
     """
-    chosen = BasisConfig() if reading is None else BasisConfig(**vars(reading))
-    bases = [interaction_basis(model, x, kind, config=chosen) for kind in kinds]
+    settings = BasisConfig() if reading is None else BasisConfig(**vars(reading))
+    bases = [interaction_basis(model, x, kind, config=settings) for kind in kinds]
     if layer is None:
         inner = bases[0].layers[1:-1] or bases[0].layers[:1]
         widest = int(np.argmax([place.width for place in inner]))
@@ -175,10 +175,10 @@ def compare_bases(
 def _labels(labels: ArrayLike | None, count: int) -> Any:
     if labels is None:
         return None
-    wanted = np.asarray(labels)
-    if wanted.shape != (count,) or not np.issubdtype(wanted.dtype, np.integer):
+    array = np.asarray(labels)
+    if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
         return None  # targets of a regression: accuracy means nothing
-    return wanted
+    return array
 
 
 def _sizes(directions: int) -> list[int]:
@@ -190,8 +190,8 @@ def _sizes(directions: int) -> list[int]:
 def _intact(basis: InteractionBasis, layer: int) -> tuple[FloatArray, list[FloatArray]]:
     outputs, coordinates, start = [], [], 0
     for rows in basis.machine.activations(layer):
-        found = basis.machine.outputs(layer, rows, start)
-        outputs.append(found.reshape(-1, found.shape[-1]))
+        network_outputs = basis.machine.outputs(layer, rows, start)
+        outputs.append(network_outputs.reshape(-1, network_outputs.shape[-1]))
         coordinates.append(basis.layers[layer].forward(rows))
         start += len(rows)
     return np.concatenate(outputs), coordinates
@@ -214,17 +214,17 @@ def _with_edges(
     rows_of = {row.tobytes(): np.flatnonzero((mask == row).all(axis=1)) for row in mask}
     outputs, start = [], 0
     for part in coordinates:
-        seen: FloatArray | None = None
+        accumulated: FloatArray | None = None
         for targets in rows_of.values():
-            kept = np.where(mask[targets[0]], part, mean)
-            following = after.forward(basis.machine.onward(site, place.backward(kept), start))
-            seen = np.empty_like(following) if seen is None else seen
-            seen[..., targets] = following[..., targets]
-        assert seen is not None
-        rows = after.backward(seen)
+            masked = np.where(mask[targets[0]], part, mean)
+            following = after.forward(basis.machine.onward(site, place.backward(masked), start))
+            accumulated = np.empty_like(following) if accumulated is None else accumulated
+            accumulated[..., targets] = following[..., targets]
+        assert accumulated is not None
+        rows = after.backward(accumulated)
         last = site + 2 == len(basis.layers)
-        found = rows if last else basis.machine.outputs(site + 1, rows, start)
-        outputs.append(found.reshape(-1, found.shape[-1]))
+        network_outputs = rows if last else basis.machine.outputs(site + 1, rows, start)
+        outputs.append(network_outputs.reshape(-1, network_outputs.shape[-1]))
         start += len(part)
     return np.concatenate(outputs)
 
@@ -234,9 +234,9 @@ def _rebuilt(basis: InteractionBasis, layer: int, coordinates: list[FloatArray],
     mean = _mean(basis, layer, coordinates)
     outputs, start = [], 0
     for part in coordinates:
-        kept = part.copy()
-        kept[..., dropped] = mean[dropped]
-        found = basis.machine.outputs(layer, place.backward(kept), start)
-        outputs.append(found.reshape(-1, found.shape[-1]))
+        reduced = part.copy()
+        reduced[..., dropped] = mean[dropped]
+        network_outputs = basis.machine.outputs(layer, place.backward(reduced), start)
+        outputs.append(network_outputs.reshape(-1, network_outputs.shape[-1]))
         start += len(part)
     return np.concatenate(outputs)

@@ -126,14 +126,14 @@ def interaction_basis(
     """
     if kind not in get_args(Kind):
         raise BadInputError(kind, f"no such basis; there are: {', '.join(get_args(Kind))}")
-    chosen = resolve(BasisConfig, config, options, of=interaction_basis)
-    machine = build_backend(model, data, chosen)
-    cut = chosen.tolerance
+    settings = resolve(BasisConfig, config, options, of=interaction_basis)
+    machine = build_backend(model, data, settings)
+    cut = settings.tolerance
     if cut is None:
         cut = TOLERANCE[getattr(machine, "dtype", torch.float64)]
-    moments = machine.moments(centre=chosen.centre)
+    moments = machine.moments(centre=settings.centre)
     whites = [whitening(moment, cut) for moment in moments]
-    layers = _layers(kind, machine, moments, whites, (cut, chosen.epsilon), tick)
+    layers = _layers(kind, machine, moments, whites, (cut, settings.epsilon), tick)
     layers = [
         layer if layer.round_trip is not None else _with_round_trip(machine, number, layer)
         for number, layer in enumerate(layers)
@@ -141,7 +141,15 @@ def interaction_basis(
     layers[-1] = _in_frame(layers[-1], machine.frame)
     flags = (*machine.notes, *_warnings(layers))
     return InteractionBasis(
-        kind, tuple(layers), chosen.centre, cut, chosen.epsilon, machine.count, chosen.seed, flags, machine
+        kind,
+        tuple(layers),
+        settings.centre,
+        cut,
+        settings.epsilon,
+        machine.count,
+        settings.seed,
+        flags,
+        machine,
     )
 
 

@@ -117,12 +117,12 @@ class InteractionGraph(Result):
         sizes = [edges.size for edges in self.edges]
         starts = np.concatenate([[0], np.cumsum(sizes)]).astype(int)
         order = np.argsort(-strengths, kind="stable")[:EDGES_SHOWN]
-        found = []
+        strongest = []
         for flat in order[strengths[order] > 0]:
             site = int(np.searchsorted(starts, flat, side="right") - 1)
             target, source = divmod(int(flat - starts[site]), self.edges[site].shape[1])
-            found.append({"layer": site, "source": source, "target": target, "strength": strengths[flat]})
-        return found
+            strongest.append({"layer": site, "source": source, "target": target, "strength": strengths[flat]})
+        return strongest
 
 
 def interaction_graph(basis: InteractionBasis, *, tick: Tick = silent) -> InteractionGraph:
@@ -158,8 +158,8 @@ def interaction_graph(basis: InteractionBasis, *, tick: Tick = silent) -> Intera
         following = basis.layers[site + 1].matrix
         if site + 2 == len(basis.layers) and machine.frame is not None:
             following = following @ machine.frame
-        found = machine.edges(site, following, basis.layers[site].inverse)
-        edges.append(found.value)
-        errors.append(found.error)
+        strengths = machine.edges(site, following, basis.layers[site].inverse)
+        edges.append(strengths.value)
+        errors.append(strengths.error)
         tick(basis.layers[site].name)
     return InteractionGraph(basis, tuple(edges), tuple(errors))

@@ -47,9 +47,9 @@ class LinearMap:
     def forward(self, rows: FloatArray) -> FloatArray:
         """Activations."""
         with torch.no_grad():
-            given, weight = (torch.from_numpy(array).to(self.device) for array in (rows, self.weight))
+            inputs, weight = (torch.from_numpy(array).to(self.device) for array in (rows, self.weight))
             bias = 0.0 if self.bias is None else torch.from_numpy(self.bias).to(self.device)
-            return np.asarray(self.activation(given @ weight.T + bias).cpu().numpy())
+            return np.asarray(self.activation(inputs @ weight.T + bias).cpu().numpy())
 
     def pivot(self, seen: Seen, tolerance: float) -> int:
         """Zero the columns of inputs that are combinations of others; how many."""
@@ -118,8 +118,8 @@ class LinearMap:
                 row[np.abs(row) <= 1e-14 * np.abs(self.weight[k]).max()] = 0.0
                 new = p[:, k] - c * p[:, m]
                 slack = 1e-9 * np.abs(p[:, k]).max()
-                kept = free or bool(np.where(gate[:, place], new >= slack, new <= 0).all())
-                if not kept or (row == 0).sum() <= (self.weight[k] == 0).sum() or abs(c) > 1e6:
+                unchanged = free or bool(np.where(gate[:, place], new >= slack, new <= 0).all())
+                if not unchanged or (row == 0).sum() <= (self.weight[k] == 0).sum() or abs(c) > 1e6:
                     continue
                 self.weight[k], p[:, k] = row, new
                 if self.bias is not None:
@@ -169,9 +169,9 @@ class Seen:
             ``coefficients f + constant``.
         """
         assert self._factor is not None
-        own = np.arange(self._factor.shape[1] - 1) if columns is None else columns
-        mean = (self._factor[0, 1:] / self._factor[0, 0])[own]
-        factor = (self._factor[1:, 1:] if with_constant else self._factor[:, 1:])[:, own] / np.sqrt(
+        candidates = np.arange(self._factor.shape[1] - 1) if columns is None else columns
+        mean = (self._factor[0, 1:] / self._factor[0, 0])[candidates]
+        factor = (self._factor[1:, 1:] if with_constant else self._factor[:, 1:])[:, candidates] / np.sqrt(
             self.count
         )
         if not with_constant:
@@ -181,13 +181,13 @@ class Seen:
             float(scale.max(initial=0.0)), 1e-4 * float(np.abs(mean).max(initial=0.0))
         )
         if floor == 0.0:
-            kept: IntArray = np.zeros(0, dtype=np.int64)
-            return kept, np.zeros((len(mean), 0)), mean
+            independent: IntArray = np.zeros(0, dtype=np.int64)
+            return independent, np.zeros((len(mean), 0)), mean
         _, upper, order = scipy.linalg.qr(factor, mode="economic", pivoting=True)
         rank = int((np.abs(np.diag(upper)) > floor).sum())
-        kept, others = np.sort(order[:rank]).astype(np.int64), np.sort(order[rank:]).astype(np.int64)
-        coefficients, *_ = np.linalg.lstsq(factor[:, kept], factor[:, others], rcond=None)
-        return own[kept], coefficients.T, mean[others] - coefficients.T @ mean[kept]
+        independent, others = np.sort(order[:rank]).astype(np.int64), np.sort(order[rank:]).astype(np.int64)
+        coefficients, *_ = np.linalg.lstsq(factor[:, independent], factor[:, others], rcond=None)
+        return candidates[independent], coefficients.T, mean[others] - coefficients.T @ mean[independent]
 
 
 def _synchronised(gates: BoolArray, p: FloatArray, *, everything: bool) -> list[IntArray]:

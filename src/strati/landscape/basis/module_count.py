@@ -87,10 +87,10 @@ def separate(graph: LayeredGraph, *, apart: IntArray | None = None, seed: int = 
 
 def components(graph: LayeredGraph) -> IntArray:
     """Connected components, numbered; each node without an edge is one by itself."""
-    found: IntArray = sparse.csgraph.connected_components(graph.adjacency(), directed=False)[1].astype(
+    labels: IntArray = sparse.csgraph.connected_components(graph.adjacency(), directed=False)[1].astype(
         np.int64
     )
-    return found
+    return labels
 
 
 def by_chance(graph: LayeredGraph, number: int, *, seed: int = 0, thorough: bool = False) -> float | None:
@@ -99,7 +99,9 @@ def by_chance(graph: LayeredGraph, number: int, *, seed: int = 0, thorough: bool
         return None
     shuffled = [_shuffled(graph, anywhere, seed, k) for k in range(2)]
     labels = [partition(each, number=number, seed=seed, thorough=thorough) for each in shuffled]
-    return float(np.mean([quality(each, found) for each, found in zip(shuffled, labels, strict=True)]))
+    return float(
+        np.mean([quality(each, assignment) for each, assignment in zip(shuffled, labels, strict=True)])
+    )
 
 
 def excess(graph: LayeredGraph, labels: IntArray) -> float:
@@ -137,8 +139,8 @@ def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> tuple[list[IntArr
     pieces = int(np.unique(components(inner)).size)
     most = min(MOST_PARTS, nodes.size // 2) if nodes.size <= MANY else 2
     numbers = sorted({*range(2, most + 1), *([pieces] if 2 <= pieces <= nodes.size // 2 else [])})
-    found = {k: partition(inner, number=k, seed=seed) for k in numbers}
-    values = {k: excess(inner, _own(labels)) for k, labels in found.items()}
+    partitions = {k: partition(inner, number=k, seed=seed) for k in numbers}
+    values = {k: excess(inner, _own(labels)) for k, labels in partitions.items()}
     ratios: dict[int, float] = dict.fromkeys(numbers, np.inf)
     needed = 0.0
     cuts: dict[int, list[float]] = {k: [] for k in numbers}  # qualities of weights put anywhere
@@ -162,11 +164,11 @@ def _split(graph: LayeredGraph, nodes: IntArray, seed: int) -> tuple[list[IntArr
             k: min(r, values[k] / max(float(np.mean(chance[k])), 1e-9))
             for k, r in ratios.items()
             if values[k] > _needed(chance[k])
-            and quality(inner, _own(found[k])) > BETTER * float(np.mean(cuts[k]))
+            and quality(inner, _own(partitions[k])) > BETTER * float(np.mean(cuts[k]))
         }
     if not ratios:
         return [nodes], min(_seen_below(inner, needed), max(0.0, 0.5 - BETTER * float(np.mean(cuts[2]))))
-    parts = _own(found[max(ratios, key=lambda k: ratios[k])])
+    parts = _own(partitions[max(ratios, key=lambda k: ratios[k])])
     return [nodes[parts == k] for k in np.unique(parts)], None
 
 

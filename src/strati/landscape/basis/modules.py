@@ -86,11 +86,11 @@ class Modules(Result):
     @property
     def labels(self) -> tuple[tuple[int, ...], ...]:
         """Per layer, the module of each direction; -1 for those unattached."""
-        found = [[-1] * layer.directions for layer in self.graph.basis.layers]
+        labels = [[-1] * layer.directions for layer in self.graph.basis.layers]
         for module in self.modules:
             for layer, direction in module.members:
-                found[layer][direction] = module.id
-        return tuple(tuple(row) for row in found)
+                labels[layer][direction] = module.id
+        return tuple(tuple(row) for row in labels)
 
     @property
     def objective(self) -> str:
@@ -197,8 +197,8 @@ class Modules(Result):
         if not self.modules:
             return (Flag("no-edges", "no edge is above the cutoff; lower epsilon"),)
         apart = self.between == 0  # nothing above the cutoff joins them: no question of chance
-        asked = self.how != "evidence"  # otherwise the search itself has compared them with chance
-        if asked and len(self.modules) > 1 and not apart and self._like_chance():
+        number_was_set = self.how != "evidence"  # otherwise the search itself has compared them with chance
+        if number_was_set and len(self.modules) > 1 and not apart and self._like_chance():
             text = f"quality {self.quality:.3f} is near what shuffled edges give ({self.shuffled:.3f})"
             return (Flag("chance-modules", f"{text}: do not read meaning into these modules"),)
         return ()
@@ -273,24 +273,24 @@ def modules(
         raise BadInputError(
             "graph", f"is a {type(graph).__name__}; compute it with strati.interaction_graph first"
         )
-    chosen = resolve(ModulesConfig, config, options, of=modules)
-    epsilon, number, balance, seed = chosen.epsilon, chosen.number, chosen.balance, chosen.seed
+    settings = resolve(ModulesConfig, config, options, of=modules)
+    epsilon, number, balance, seed = settings.epsilon, settings.number, settings.balance, settings.seed
     strongest = max((float(e.max()) for e in graph.edges if e.size), default=0.0)
     cutoff = epsilon if epsilon is not None else RELATIVE_EPSILON * strongest
     weight = 1.0 if balance is None else balance
     layered = LayeredGraph([_log_weights(e, cutoff) for e in graph.edges], weight)
     free = number is None and balance is None
-    asked = number is not None
+    number_was_set = number is not None
     power = None
     if free:
         apart = components(LayeredGraph([_log_weights(e, NOTHING * cutoff) for e in graph.edges]))
-        found = separate(layered, apart=apart, seed=seed)
-        labels, power = found.labels, found.seen_below
+        separated = separate(layered, apart=apart, seed=seed)
+        labels, power = separated.labels, separated.seen_below
     else:
-        labels = partition(layered, number=number, seed=seed, thorough=asked)
+        labels = partition(layered, number=number, seed=seed, thorough=number_was_set)
     count = int(labels.max(initial=-1)) + 1
     tick("partition")
-    baseline = by_chance(layered, count, seed=seed, thorough=asked) if count > 1 else None
+    baseline = by_chance(layered, count, seed=seed, thorough=number_was_set) if count > 1 else None
     tick("random baseline")
     return Modules(
         graph,

@@ -52,8 +52,8 @@ class LayeredGraph:
     @property
     def attached(self) -> IntArray:
         """Nodes with an edge above the cutoff."""
-        found: IntArray = np.flatnonzero((self.out.sum(axis=1) + self.into.sum(axis=1)) > 0)
-        return found
+        places: IntArray = np.flatnonzero((self.out.sum(axis=1) + self.into.sum(axis=1)) > 0)
+        return places
 
     def without_unattached(self) -> LayeredGraph:
         """The same graph without nodes that have no edge."""
@@ -189,9 +189,9 @@ class LayeredGraph:
             return False
         labels[node] = best
         if not alone:
-            for sums, own in ((out, self.out), (into, self.into)):
-                sums[here] -= own[node]
-                sums[best] += own[node]
+            for sums, weights in ((out, self.out), (into, self.into)):
+                sums[here] -= weights[node]
+                sums[best] += weights[node]
         return True
 
 
@@ -211,11 +211,11 @@ def partition(
     if attached.size == 0:
         return labels
     inner = graph.without_unattached()
-    found = [_refine(inner, start, number) for start in _starts(inner, number, seed, thorough)]
-    costs = [inner.cost(each) for each in found]
+    refined = [_refine(inner, start, number) for start in _starts(inner, number, seed, thorough)]
+    costs = [inner.cost(each) for each in refined]
     slack = 1e-9 * inner.totals.sum()
     best = next(k for k, cost in enumerate(costs) if cost <= min(costs) + slack)
-    labels[attached] = found[best]
+    labels[attached] = refined[best]
     return by_size(labels)
 
 
@@ -273,7 +273,7 @@ def _fits(labels: IntArray, number: int) -> bool:
 
 def _leiden(graph: LayeredGraph, adjacency: sparse.csr_matrix, resolution: float, seed: int) -> IntArray:
     native = require("graspologic_native", "torch", "finding modules")
-    _, found = native.leiden_csr(
+    _, communities = native.leiden_csr(
         adjacency.indptr.astype(np.int64),
         adjacency.indices.astype(np.int32),
         adjacency.data.astype(np.float64),
@@ -283,7 +283,7 @@ def _leiden(graph: LayeredGraph, adjacency: sparse.csr_matrix, resolution: float
         trials=2,
         seed=derive(seed, "leiden", str(resolution)) % 2**32,
     )
-    return np.array([found[k] for k in range(graph.nodes)], dtype=np.int64)
+    return np.array([communities[k] for k in range(graph.nodes)], dtype=np.int64)
 
 
 def _halves(graph: LayeredGraph, adjacency: sparse.csr_matrix) -> IntArray:

@@ -56,8 +56,8 @@ class ProbeBackend:
     ) -> None:
         double = sum(p.numel() for p in model.parameters()) <= DOUBLE_PARAMETERS
         self.dtype = torch.float64 if double else torch.float32
-        own = next(model.parameters(), x).device
-        self.device = own if device is None else device
+        model_device = next(model.parameters(), x).device
+        self.device = model_device if device is None else device
         self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
         tokens = not x.is_floating_point()
         self._x = x.to(self.device) if tokens else x.to(self.device, self.dtype)
@@ -96,8 +96,8 @@ class ProbeBackend:
     def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> MatrixEstimate:
         """``mean_x J^T J`` in white coordinates, ``J`` from this site to the next one's basis."""
         c = self._tensor(following)
-        (found,) = self._pulled(("next", site), [site], [colour], lambda tensors: tensors[site + 1] @ c.T)
-        return found
+        (moments,) = self._pulled(("next", site), [site], [colour], lambda tensors: tensors[site + 1] @ c.T)
+        return moments
 
     def to_output(self, colours: Sequence[FloatArray]) -> tuple[MatrixEstimate, ...]:
         """``mean_x J^T J`` in white coordinates, ``J`` from each site (but the last) to the output."""
@@ -182,7 +182,7 @@ class ProbeBackend:
         self, x: torch.Tensor, *, gradients: bool, replace: tuple[int, torch.Tensor] | None = None
     ) -> list[torch.Tensor]:
         """Activations at every site, width last; gradients flow from site 0 on."""
-        seen: dict[int, torch.Tensor] = {}
+        captured: dict[int, torch.Tensor] = {}
         numbers = {site: number for number, site in enumerate(self._sites[:-1])}
 
         def read(site: Site, tensor: torch.Tensor) -> torch.Tensor:
@@ -191,7 +191,7 @@ class ProbeBackend:
                 rows = replace[1].reshape(rows.shape)
             elif gradients and number == 0:
                 rows = rows.detach().requires_grad_()
-            seen[number] = rows
+            captured[number] = rows
             return _unrows(rows, tensor)
 
         inside = [site for site in numbers if site.module]
@@ -203,10 +203,10 @@ class ProbeBackend:
                 if not site.module:
                     x = read(site, x)
             output = output_tensor(self._model(x))
-        missing = [site.name for k, site in enumerate(self._sites[:-1]) if k not in seen]
+        missing = [site.name for k, site in enumerate(self._sites[:-1]) if k not in captured]
         if missing:
             raise BadInputError(missing[0], "is not used when the network runs; name another site to read")
-        return [*(seen[k] for k in range(len(self._sites) - 1)), output]
+        return [*(captured[k] for k in range(len(self._sites) - 1)), output]
 
     def _try(self) -> list[torch.Tensor]:
         """One datum through the network, so that a misfit is said before any work."""
@@ -248,8 +248,8 @@ class ProbeBackend:
             if head.bias is not None:
                 small.bias.copy_(upper[:, -1])
         self._model.set_submodule(name, small.requires_grad_(False))
-        found = self._forward(self._x[:1], gradients=False)[-1].double() @ frame.T
-        if not torch.allclose(found, output.double(), rtol=1e-3, atol=1e-4 * float(output.abs().max())):
+        projected = self._forward(self._x[:1], gradients=False)[-1].double() @ frame.T
+        if not torch.allclose(projected, output.double(), rtol=1e-3, atol=1e-4 * float(output.abs().max())):
             raise UnsupportedError("output", f"is {width} wide and more than a linear map of {name}'s input")
         return _array(frame)
 

@@ -81,13 +81,13 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
         if sites == MLP:
             return (*start, *(_hidden(model, block) for block in blocks), last)
         return (*start, *(Site(block) for block in blocks), last)
-    known = dict(model.named_modules())
+    submodules = dict(model.named_modules())
     named = [
         Site(name.removesuffix(":input"), "input") if name.endswith(":input") else Site(name)
         for name in sites
     ]
     for site in named:
-        if site.module not in known or site.module == "":
+        if site.module not in submodules or site.module == "":
             raise BadInputError(
                 site.module, "no module of the network has this name; see model.named_modules()"
             )
@@ -156,8 +156,8 @@ def _blocks(model: nn.Module) -> list[str]:
             if next(block.children(), None) is not None and next(block.parameters(), None) is not None
         ]
         for kind in {type(block) for _, block in children} - {nn.Sequential, nn.ModuleList}:
-            own = [child for child, block in children if type(block) is kind]
-            stages.setdefault(kind, []).append(own)
+            same_kind = [child for child, block in children if type(block) is kind]
+            stages.setdefault(kind, []).append(same_kind)
             size = sum(
                 p.numel() for child, block in children if type(block) is kind for p in block.parameters()
             )
@@ -170,7 +170,7 @@ def _blocks(model: nn.Module) -> list[str]:
     shells = {
         kind for kind in stages if all(_is_shell(model, name) for stage in stages[kind] for name in stage)
     }
-    blocks = {kind: found for kind, found in stages.items() if kind not in shells} or stages
+    blocks = {kind: names for kind, names in stages.items() if kind not in shells} or stages
     outer = [
         kind for kind in blocks if not any(_inside(blocks[kind], blocks[k]) for k in blocks if k is not kind)
     ]

@@ -197,13 +197,13 @@ def sparsify(
         >>> result.zeros_after >= 3 * 5, result.change < 1e-12
         (True, True)
     """
-    chosen = resolve(SparsifyConfig, config, options, of=sparsify)
+    settings = resolve(SparsifyConfig, config, options, of=sparsify)
     model = as_module(model)
     try:
         chain = as_chain(model)
     except UnsupportedError:
-        return _of_module(model, data, chosen, tick)
-    return _of_chain(chain, data, chosen, tick)
+        return _of_module(model, data, settings, tick)
+    return _of_chain(chain, data, settings, tick)
 
 
 def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
@@ -245,8 +245,8 @@ def _of_chain(chain: Chain, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) ->
     rows: FloatArray = exact.rows(data).cpu().numpy()
     work = [LinearMap(stage, device) for stage in exact.stages]
     before = [stage.zeros() for stage in work]
-    wanted = set(select_names([stage.name for stage in work], chosen.layers))
-    open_ones = [stage.name in wanted for stage in work]
+    selected = set(select_names([stage.name for stage in work], chosen.layers))
+    open_ones = [stage.name in selected for stage in work]
     dependent: list[int] = []
     blocks: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
     for k, stage in enumerate(work):
@@ -285,10 +285,10 @@ def _finish(chain: Chain, work: list[LinearMap], data: torch.Tensor) -> tuple[di
     if any(not np.isfinite(value).all() for value in tensors.values()):
         raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
     with torch.no_grad():
-        wanted = chain.to(torch.float64, data.device).forward(data)[0][-1]
-        found = Chain(tuple(stages)).to(torch.float64, data.device).forward(data)[0][-1]
-    size = float(wanted.abs().max())
-    return tensors, float((wanted - found).abs().max()) / (size if size > 0 else 1.0)
+        before = chain.to(torch.float64, data.device).forward(data)[0][-1]
+        after = Chain(tuple(stages)).to(torch.float64, data.device).forward(data)[0][-1]
+    size = float(before.abs().max())
+    return tensors, float((before - after).abs().max()) / (size if size > 0 else 1.0)
 
 
 def _key(name: str, kind: str) -> str:

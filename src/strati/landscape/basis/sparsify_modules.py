@@ -100,11 +100,13 @@ class RewrittenLayer:
     def write(self) -> None:
         """Put the matrix into the layer."""
         weight = torch.from_numpy(self.map.weight)
-        own: Any = self.module
+        layer: Any = self.module
         with torch.no_grad():
-            own.weight.copy_(weight.T if type(own).__name__ == "Conv1D" else weight.reshape(own.weight.shape))
+            layer.weight.copy_(
+                weight.T if type(layer).__name__ == "Conv1D" else weight.reshape(layer.weight.shape)
+            )
             if self.map.bias is not None:
-                own.bias.copy_(torch.from_numpy(self.map.bias))
+                layer.bias.copy_(torch.from_numpy(self.map.bias))
 
 
 def rewrite(
@@ -131,13 +133,13 @@ def rewrite(
         BadInputError: The data do not fit the network.
     """
     twin = copy.deepcopy(model).eval().double().to(x.device)
-    found, skipped = _layers(twin, layers)
-    if not found:
+    rewritten, skipped = _layers(twin, layers)
+    if not rewritten:
         raise UnsupportedError(
             type(model).__name__, "has no linear layer or convolution that can be rewritten"
         )
-    wanted = outputs_of(twin, x)
-    ordered = _watch(twin, found, x)
+    expected = outputs_of(twin, x)
+    ordered = _watch(twin, rewritten, x)
     if not ordered:
         raise UnsupportedError("model", "has no linear layer or convolution that is used on these data")
     pairs = list(_pairs(ordered))
@@ -147,7 +149,7 @@ def rewrite(
     ) in pairs:  # a recombination changes what the second reads: it comes before that is folded
         if isinstance(first.module, nn.Conv2d) or isinstance(second.module, nn.Conv2d):
             continue
-        _recombine(twin, first, second, x, wanted, tolerance)
+        _recombine(twin, first, second, x, expected, tolerance)
     for layer in ordered:
         layer.seen = Seen()
     ordered = _watch(twin, ordered, x)
@@ -156,7 +158,7 @@ def rewrite(
         layer.write()
         tick(layer.name)
     for first, second in reversed(pairs):
-        _silence(twin, first, second, x, wanted)
+        _silence(twin, first, second, x, expected)
     return ordered, twin, skipped
 
 
@@ -172,9 +174,9 @@ def outputs_of(model: nn.Module, x: Tensor) -> Tensor:
     parts = []
     with torch.no_grad():
         for part in torch.split(x, BATCH):
-            given = part.to(kind) if part.is_floating_point() else part
+            inputs = part.to(kind) if part.is_floating_point() else part
             try:
-                parts.append(output_tensor(model(given)).double())
+                parts.append(output_tensor(model(inputs)).double())
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise BadInputError(
@@ -191,26 +193,26 @@ def _layers(
     for module in model.modules():
         for p in module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1
-    found, skipped = [], []
+    usable, skipped = [], []
     for name, module in model.named_modules():
-        known: Any = module
+        layer_module: Any = module
         if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
-            weight = known.weight if isinstance(module, nn.Linear) else known.weight.T
+            weight = layer_module.weight if isinstance(module, nn.Linear) else layer_module.weight.T
         elif isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros":
             weight = module.weight.flatten(1)
         else:
             if isinstance(module, nn.modules.conv._ConvNd):
                 skipped.append((name, "a grouped, padded or not two-dimensional convolution"))
             continue
-        if uses[id(known.weight)] > 1:
+        if uses[id(layer_module.weight)] > 1:
             skipped.append((name, "its weights are tied to another layer's"))
             continue
-        bias = None if known.bias is None else known.bias.detach()
+        bias = None if layer_module.bias is None else layer_module.bias.detach()
         stage = ChainStage(name, weight.detach(), bias, RELU)
         map_ = LinearMap(stage, weight.device)
-        found.append(RewrittenLayer(name, module, map_, Seen(), map_.zeros()))
-    chosen = set(select_names([layer.name for layer in found], patterns)) if found else set()
-    return [layer for layer in found if layer.name in chosen], skipped
+        usable.append(RewrittenLayer(name, module, map_, Seen(), map_.zeros()))
+    selected = set(select_names([layer.name for layer in usable], patterns)) if usable else set()
+    return [layer for layer in usable if layer.name in selected], skipped
 
 
 def _watch(model: nn.Module, layers: list[RewrittenLayer], x: Tensor) -> list[RewrittenLayer]:
@@ -254,7 +256,7 @@ def _recombine(
         return
     if not np.allclose(np.maximum(first.map.before(into), 0.0), out, rtol=1e-9, atol=1e-12):
         return
-    kept = [copy.deepcopy(layer.map) for layer in (first, second)]
+    originals = [copy.deepcopy(layer.map) for layer in (first, second)]
     dependent = first.map.pivot(first.seen, tolerance)
     blocks = first.map.recombine(into, second.map)
     for layer in (first, second):
@@ -262,7 +264,7 @@ def _recombine(
     if moved(model, x, wanted) <= SAME:
         first.dependent, first.blocks = first.dependent + dependent, blocks
         return
-    for layer, old in zip((first, second), kept, strict=True):
+    for layer, old in zip((first, second), originals, strict=True):
         layer.map = old
         layer.write()
 
@@ -271,16 +273,16 @@ def _between(
     model: nn.Module, first: RewrittenLayer, second: RewrittenLayer, x: Tensor
 ) -> tuple[FloatArray, FloatArray]:
     """What the first layer and what the second reads, on all data."""
-    seen: dict[str, list[FloatArray]] = {first.name: [], second.name: []}
+    captured: dict[str, list[FloatArray]] = {first.name: [], second.name: []}
     layers = {first.name: first, second.name: second}
 
     def visit(place: Site, tensor: Tensor) -> Tensor:
-        seen[place.module].append(layers[place.module].rows(tensor.detach()))
+        captured[place.module].append(layers[place.module].rows(tensor.detach()))
         return tensor
 
-    with capture(model, [Site(name, "input") for name in seen], visit):
+    with capture(model, [Site(name, "input") for name in captured], visit):
         outputs_of(model, x)
-    into, out = (np.concatenate(rows) if rows else np.zeros((0, 1)) for rows in seen.values())
+    into, out = (np.concatenate(rows) if rows else np.zeros((0, 1)) for rows in captured.values())
     return into, out
 
 

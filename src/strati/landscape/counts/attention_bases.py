@@ -73,9 +73,9 @@ def attention_families(model: nn.Module, by_name: dict[str, Watched]) -> Iterato
 def _head_counts(config: Any, module: nn.Module, width: int) -> list[int]:
     """Possible numbers of heads, most likely first: what the network says of itself, else any that divides."""
     names = ("num_key_value_heads", "num_attention_heads", "n_head", "n_heads", "num_heads", "heads", "nhead")
-    said = [getattr(place, n, None) for place in (module, config) for n in names]
-    known = list(dict.fromkeys(n for n in said if isinstance(n, int) and n > 0 and width % n == 0))
-    return known or [h for h in (1, 2, 4, 8, 16) if width % h == 0]
+    numbers = [getattr(place, n, None) for place in (module, config) for n in names]
+    divisors = list(dict.fromkeys(n for n in numbers if isinstance(n, int) and n > 0 and width % n == 0))
+    return divisors or [h for h in (1, 2, 4, 8, 16) if width % h == 0]
 
 
 def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Family]:
@@ -83,7 +83,7 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
     shared = queries.outputs // keys.outputs
     if queries.outputs % keys.outputs or width == 0:
         return
-    own = parameters_of(keys)
+    key_parameters = parameters_of(keys)
 
     def with_basis(draw: Callable[[torch.Generator], Tensor]) -> Change:
         def change(weights: Weights, generator: torch.Generator) -> Weights:
@@ -109,14 +109,14 @@ def _queries_keys(queries: Watched, keys: Watched, heads: int) -> Iterator[Famil
 
     if keys.bias:
         yield Family(
-            "query and key bases, key offsets", keys.name, own, with_offset,
+            "query and key bases, key offsets", keys.name, key_parameters, with_offset,
             lambda: head_size(keys, heads, constant=True),
         )  # fmt: skip
-    yield Family("query and key bases", keys.name, own, full, lambda: head_size(keys, heads))
+    yield Family("query and key bases", keys.name, key_parameters, full, lambda: head_size(keys, heads))
     for pairs in (_halves(width), _neighbours(width)) if width % 2 == 0 else ():
         turned = with_basis(partial(_rotations, width, pairs))
         size = partial(rotary_size, keys, heads, pairs)
-        yield Family("query and key bases (rotary)", keys.name, own, turned, size)
+        yield Family("query and key bases (rotary)", keys.name, key_parameters, turned, size)
 
 
 def _fused(layer: Watched, heads: int) -> Family:
@@ -126,18 +126,18 @@ def _fused(layer: Watched, heads: int) -> Family:
 
     def change(weights: Weights, generator: torch.Generator) -> Weights:
         there = torch.block_diag(*(mixing(width, generator, layer) for _ in range(heads)))
-        rest = torch.eye(size, dtype=there.dtype, device=there.device)
-        return rows_mixed(layer, weights, torch.block_diag(torch.linalg.inv(there).T, there, rest))
+        identity = torch.eye(size, dtype=there.dtype, device=there.device)
+        return rows_mixed(layer, weights, torch.block_diag(torch.linalg.inv(there).T, there, identity))
 
     def number() -> int:
         blocks = [range(size + h * width, size + (h + 1) * width) for h in range(heads)]
-        own = head_sizes(layer, blocks, constant=False)
+        sizes = head_sizes(layer, blocks, constant=False)
         queries = layer.jacobians[0].range(range(size)).high
         both = layer.jacobians[0].range(range(2 * size)).high
-        return beyond(layer, blocks, own, both, queries)
+        return beyond(layer, blocks, sizes, both, queries)
 
-    own = parameters_of(layer)
-    return Family("query and key bases", layer.name, own, change, number)
+    layer_parameters = parameters_of(layer)
+    return Family("query and key bases", layer.name, layer_parameters, change, number)
 
 
 def _values_outputs(values: Watched, outputs: Watched, heads: int) -> Iterator[Family]:
@@ -157,13 +157,15 @@ def _values_outputs(values: Watched, outputs: Watched, heads: int) -> Iterator[F
         shifted = weights | {mine: weights[mine] + step}
         return change(shifted, generator) | {theirs: moved}
 
-    own = parameters_of(values)
+    value_parameters = parameters_of(values)
     if values.bias and outputs.bias:
         yield Family(
-            "value and output bases, offsets", values.name, own, with_offset,
+            "value and output bases, offsets", values.name, value_parameters, with_offset,
             lambda: head_size(values, heads, constant=True),
         )  # fmt: skip
-    yield Family("value and output bases", values.name, own, change, lambda: head_size(values, heads))
+    yield Family(
+        "value and output bases", values.name, value_parameters, change, lambda: head_size(values, heads)
+    )
 
 
 def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[Family]:
@@ -206,9 +208,9 @@ def _multihead(name: str, module: nn.MultiheadAttention) -> Iterator[Family]:
 
         return draw
 
-    own = (weight, bias) if has_bias else (weight,)
-    yield Family("query and key bases", f"{stem}keys", own, change(1), lambda: number(1))
-    yield Family("value and output bases", f"{stem}values", own, change(2), lambda: number(2))
+    names = (weight, bias) if has_bias else (weight,)
+    yield Family("query and key bases", f"{stem}keys", names, change(1), lambda: number(1))
+    yield Family("value and output bases", f"{stem}values", names, change(2), lambda: number(2))
 
 
 def _halves(width: int) -> list[tuple[int, int]]:
@@ -221,9 +223,14 @@ def _neighbours(width: int) -> list[tuple[int, int]]:
 
 def _rotations(width: int, pairs: list[tuple[int, int]], generator: torch.Generator) -> Tensor:
     """Each pair of coordinates scaled and turned by an amount of its own."""
-    found = torch.zeros(width, width, dtype=torch.float64)
+    generator_matrix = torch.zeros(width, width, dtype=torch.float64)
     for a, b in pairs:
         scale, turn = torch.randn(2, generator=generator, dtype=torch.float64) * STEP
         c, s = scale.exp() * turn.cos(), scale.exp() * turn.sin()
-        found[a, a], found[a, b], found[b, a], found[b, b] = c, -s, s, c
-    return found
+        generator_matrix[a, a], generator_matrix[a, b], generator_matrix[b, a], generator_matrix[b, b] = (
+            c,
+            -s,
+            s,
+            c,
+        )
+    return generator_matrix

@@ -75,25 +75,29 @@ def degeneracy(
         >>> result.free, result.method, result.sentence  # each neuron's scale is free
         (4, 'exact', 'The network uses 22 of 26 parameters on these data')
     """
-    chosen = resolve(DegeneracyConfig, config, options, of=degeneracy)
+    settings = resolve(DegeneracyConfig, config, options, of=degeneracy)
     model = as_module(model)
     inputs = whole_inputs(data, model, of="counting")
-    device = device_of(model, chosen.device) or inputs.device
+    device = device_of(model, settings.device) or inputs.device
     inputs = inputs.to(device)
     try:
         chain = as_chain(model).to(torch.float64, device)
     except UnsupportedError as refusal:
-        return count_module(_on(model, device), inputs, refusal, chosen, tick=tick)
+        return count_module(_on(model, device), inputs, refusal, settings, tick=tick)
     chain.rows(inputs[:1])  # refuse a wrong width before any work; the rest is cast batch by batch
     with _threads_for(chain):
         unused = sum(p.numel() for p in model.parameters()) - chain.parameters
-        return _count_chain(chain, inputs, unused, chosen, tick)
+        return _count_chain(chain, inputs, unused, settings, tick)
 
 
 def _on(model: nn.Module, device: str | torch.device) -> nn.Module:
     """The model on a device; a copy where it is on another."""
-    own = next(model.parameters(), None)
-    return model if own is None or own.device == torch.device(device) else copy.deepcopy(model).to(device)
+    parameter = next(model.parameters(), None)
+    return (
+        model
+        if parameter is None or parameter.device == torch.device(device)
+        else copy.deepcopy(model).to(device)
+    )
 
 
 @contextmanager
@@ -111,25 +115,27 @@ def _threads_for(chain: Chain) -> Iterator[None]:
 def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig, tick: Tick) -> Degeneracy:
     epsilon = config.epsilon
     values = x.shape[0] * chain.widths[-1]
-    chosen = set(select_names([s.name for s in chain.stages], config.layers))
-    places = [k for k, stage in enumerate(chain.stages) if stage.name in chosen]
+    selected = set(select_names([s.name for s in chain.stages], config.layers))
+    places = [k for k, stage in enumerate(chain.stages) if stage.name in selected]
     if len(places) < len(chain.stages):
         unused = 0
     exactly_too = wanted(config.exact, sum(chain.stages[k].parameters for k in places), values)
-    found = survey(chain, x, seed=config.seed, epsilon=epsilon is not None, tick=tick)
-    layers = count_layers(chain, x, found, places, epsilon=epsilon)
+    statistics = survey(chain, x, seed=config.seed, epsilon=epsilon is not None, tick=tick)
+    layers = count_layers(chain, x, statistics, places, epsilon=epsilon)
     sizes = [layer.parameters for layer in layers]
     warnings = []
-    if not found.exact_jacobians:
-        warnings.append(probed(found.uncertain))
-    if open_ones := undecided_layers(found):
+    if not statistics.exact_jacobians:
+        warnings.append(probed(statistics.uncertain))
+    if open_ones := undecided_layers(statistics):
         warnings.append(undecided(open_ones))
     ranks = None
     if exactly_too:
-        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x, places), sizes, values, found.data)
-        ranks = replace(ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in found.layers))
+        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x, places), sizes, values, statistics.data)
+        ranks = replace(
+            ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in statistics.layers)
+        )
         if not ranks.total.decided and digits.affordable(sum(sizes), values):
             ranks = exactly.settled(ranks, digits.chain_ranks(chain, x, places))
-    size = ProblemSize(sum(sizes) + unused, unused, found.data, values)
+    size = ProblemSize(sum(sizes) + unused, unused, statistics.data, values)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)

@@ -79,10 +79,10 @@ class ExactRanks:
     @property
     def ranks(self) -> tuple[int, ...]:
         """What is certain of each range, never more than adding layers allows."""
-        found = [r.low for r in self.ranges]
-        for k in range(len(found) - 2, -1, -1):
-            found[k] = max(found[k], found[k + 1])
-        return tuple(found)
+        cumulative = [r.low for r in self.ranges]
+        for k in range(len(cumulative) - 2, -1, -1):
+            cumulative[k] = max(cumulative[k], cumulative[k + 1])
+        return tuple(cumulative)
 
     @property
     def total(self) -> RankRange:
@@ -159,8 +159,8 @@ def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, T
             parts.append(part)
     assert power is not None and error is not None
     if gram is None:
-        whole = torch.cat(parts)
-        gram = whole @ whole.T
+        jacobian = torch.cat(parts)
+        gram = jacobian @ jacobian.T
     spectrum = torch.linalg.eigvalsh(gram / data)
     spectrum = spectrum[spectrum > TOLERANCE * spectrum[-1].clamp(min=0)]
     size, error = power.sqrt(), error.sqrt()
@@ -234,8 +234,8 @@ def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
         if end >= len(rows) and independent(gram, noise):
             full = RankRange(len(rows), len(rows))
             ranges += [full] * (len(edges) - 1 - len(ranges))
-            rest = rows[:, end:]
-            return ranges, torch.linalg.eigvalsh(gram + rest @ rest.T).clamp(min=0).sqrt().flip(0)
+            remaining = rows[:, end:]
+            return ranges, torch.linalg.eigvalsh(gram + remaining @ remaining.T).clamp(min=0).sqrt().flip(0)
         factor.add(block.T)
         factor.compare(block.T, twins[:, start:end].T)
         ranges.append(rank_range(factor.matrix, factor.noise, factor.count))
@@ -303,9 +303,9 @@ def module_rows(
         generator = torch.Generator().manual_seed(seed)
         for batch in torch.split(inputs, max(1, 10_000_000 // (flat.size * outputs + 1))):
             pairs = ((flat.theta, batch), (near, nudged(batch, generator, step)))
-            found = [vmap(jacrev(single), in_dims=(None, 0))(t, b).detach() for t, b in pairs]
-            one, two = (jacobian.reshape(-1, flat.size)[:, columns] for jacobian in found)
-            yield one, two
+            jacobians = [vmap(jacrev(single), in_dims=(None, 0))(t, b).detach() for t, b in pairs]
+            jacobian_rows, twin_rows = (jacobian.reshape(-1, flat.size)[:, columns] for jacobian in jacobians)
+            yield jacobian_rows, twin_rows
 
     return rows, outputs * int(inputs.shape[0]), int(inputs.shape[0])
 

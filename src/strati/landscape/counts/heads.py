@@ -82,13 +82,14 @@ class HeadWeights:
 
     def _charge(self, patterns: Tensor, values: Tensor) -> None:
         """Add to the price of exchanging patterns."""
-        own = values[..., self.start : self.start + self.heads * self.width]
+        head_values = values[..., self.start : self.start + self.heads * self.width]
         # data, heads, positions, width
-        own = own.reshape(*own.shape[:2], self.heads, self.width).transpose(1, 2)
-        if own.shape[2] != patterns.shape[3]:
+        head_values = head_values.reshape(*head_values.shape[:2], self.heads, self.width).transpose(1, 2)
+        if head_values.shape[2] != patterns.shape[3]:
             return
         charged = [
-            ((patterns[:, i : i + 1] - patterns) @ own).square().sum(dim=(0, 2, 3)) for i in range(self.heads)
+            ((patterns[:, i : i + 1] - patterns) @ head_values).square().sum(dim=(0, 2, 3))
+            for i in range(self.heads)
         ]
         total = torch.stack(charged)
         self.price = total if self.read == 0 else self.price + total
@@ -126,7 +127,7 @@ def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list
     queries = _first_number(config, ("num_attention_heads", "n_head", "n_heads"))
     if queries is None:
         return []
-    found = []
+    layers = []
     for name, (outputs, inputs) in shapes.items():
         parent, _, leaf = name.rpartition(".")
         if leaf not in _VALUES or not parent:
@@ -139,10 +140,10 @@ def find_attention(model: nn.Module, shapes: dict[str, tuple[int, int]]) -> list
         if fused or total % heads or queries % heads:
             heads = queries
         if total % heads == 0:
-            found.append(
+            layers.append(
                 HeadWeights(parent, name, 2 * total if fused else 0, heads, total // heads, queries // heads)
             )
-    return found
+    return layers
 
 
 def value_used(
@@ -165,15 +166,17 @@ def value_used(
         An upper bound of what its values use beside the output layer, ``sum_a s_a t_a``, and the blocks of
         two or more heads that attend alike.
     """
-    seen = activations.range().high
+    activation_rank = activations.range().high
     blocks = attention.blocks() if blocks is None else blocks
-    own = [_own(activations, weight[attention.rows(b)]) for b in blocks]
+    head_ranks = [_own(activations, weight[attention.rows(b)]) for b in blocks]
     thick = [jacobians.range(attention.rows(b).tolist()) for b in blocks]
     outside = torch.ones(weight.shape[0], dtype=torch.bool)
     outside[torch.cat([attention.rows(b) for b in blocks])] = False
-    rest = jacobians.range(outside.nonzero().flatten().tolist()).high if bool(outside.any()) else 0
-    used = seen * rest + sum(t.high * (seen - min(s, seen)) for s, t in zip(own, thick, strict=True))
-    synchrony = sum(s * t.low for s, t in zip(own, thick, strict=True))
+    outside_rank = jacobians.range(outside.nonzero().flatten().tolist()).high if bool(outside.any()) else 0
+    used = activation_rank * outside_rank + sum(
+        t.high * (activation_rank - min(s, activation_rank)) for s, t in zip(head_ranks, thick, strict=True)
+    )
+    synchrony = sum(s * t.low for s, t in zip(head_ranks, thick, strict=True))
     return used, synchrony, tuple(tuple(b) for b in blocks if len(b) > 1)
 
 

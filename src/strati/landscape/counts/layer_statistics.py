@@ -62,9 +62,9 @@ class Watched:
     def ranks(self) -> list[tuple[int, int]]:
         """Per group upper bounds of the ranks of inputs and Jacobians; all there is where too wide to know."""
         most = min(self.inputs, self.uses) if self.tokens is None else int(self.tokens.sum())
-        seen = [min(most, f.range().high) for f in self.activations] or [most] * self.groups
+        activation_ranks = [min(most, f.range().high) for f in self.activations] or [most] * self.groups
         heard = [f.range().high for f in self.jacobians] or [self.outputs // self.groups] * self.groups
-        return list(zip(seen, heard, strict=True))
+        return list(zip(activation_ranks, heard, strict=True))
 
     def rows_in(self, value: Tensor) -> list[Tensor]:
         """What goes in as rows, one list entry per group; of tokens none."""
@@ -107,9 +107,11 @@ class Watched:
         """Put the probes together; whether they tell the ranks."""
         if not self.last_probe:
             return True
-        found = [certified(one, two) for one, two in zip(self.jacobians, self.last_probe, strict=True)]
-        self.jacobians, self.last_probe = [factor for factor, _ in found], []
-        return all(certain for _, certain in found)
+        factors = [
+            certified(probes, last) for probes, last in zip(self.jacobians, self.last_probe, strict=True)
+        ]
+        self.jacobians, self.last_probe = [factor for factor, _ in factors], []
+        return all(certain for _, certain in factors)
 
     def matrix(self) -> Tensor:
         """The layer's matrix with its bias as last column, ``(outputs, inputs)``."""
@@ -133,17 +135,17 @@ def watch(name: str, module: nn.Module, *, whole: bool) -> Watched:
     bias = int(getattr(module, "bias", None) is not None)
     if isinstance(module, nn.Embedding):
         tokens = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
-        found = Watched(name, module, int(weight.shape[0]), int(weight.shape[1]), tokens=tokens)
+        watched = Watched(name, module, int(weight.shape[0]), int(weight.shape[1]), tokens=tokens)
     else:
         outputs, inputs = weight.T.shape if type(module).__name__ == "Conv1D" else weight.flatten(1).shape
         groups = int(module.groups) if isinstance(module, Convolution) else 1
-        found = Watched(name, module, int(inputs) + bias, int(outputs), groups)
-        if found.inputs <= MOST_WIDTH + 1:
-            found.activations = [Factor(found.inputs, whole=whole, like=weight) for _ in range(groups)]
-    each = found.outputs // found.groups
+        watched = Watched(name, module, int(inputs) + bias, int(outputs), groups)
+        if watched.inputs <= MOST_WIDTH + 1:
+            watched.activations = [Factor(watched.inputs, whole=whole, like=weight) for _ in range(groups)]
+    each = watched.outputs // watched.groups
     if each <= MOST_WIDTH + 1:
-        found.jacobians = [Factor(each, whole=whole, like=weight) for _ in range(found.groups)]
-    return found
+        watched.jacobians = [Factor(each, whole=whole, like=weight) for _ in range(watched.groups)]
+    return watched
 
 
 def patches(module: Convolution, value: Tensor) -> list[Tensor]:

@@ -86,9 +86,11 @@ def layer_families(
 
 def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalisation with a gain of its own."""
-    own = dict(module.named_parameters(recurse=False))
-    named = "Norm" in type(module).__name__ and isinstance(own.get("weight"), nn.Parameter)
-    return named and all(p.ndim == 1 for p in own.values()) and not any(True for _ in module.children())
+    parameters = dict(module.named_parameters(recurse=False))
+    named = "Norm" in type(module).__name__ and isinstance(parameters.get("weight"), nn.Parameter)
+    return (
+        named and all(p.ndim == 1 for p in parameters.values()) and not any(True for _ in module.children())
+    )
 
 
 def _offsets(first: Watched, later: list[Watched]) -> Iterator[Family]:
@@ -98,19 +100,19 @@ def _offsets(first: Watched, later: list[Watched]) -> Iterator[Family]:
     reads = [
         w for w in later if w.bias and w.inputs - 1 == first.outputs and not isinstance(w.module, Convolution)
     ]
-    own = (key_of(first, "bias"),)
+    names = (key_of(first, "bias"),)
     for readers in ([reads] if len(reads) == 1 else [reads, reads[:1]]) if reads else []:
 
         def shift(weights: Weights, generator: torch.Generator, readers: list[Watched] = readers) -> Weights:
             drawn = torch.randn(first.outputs, generator=generator, dtype=torch.float64)
-            step = drawn.to(weights[own[0]].device) * (STEP + weights[own[0]].abs().mean())
-            changed = {own[0]: weights[own[0]] + step}
+            step = drawn.to(weights[names[0]].device) * (STEP + weights[names[0]].abs().mean())
+            changed = {names[0]: weights[names[0]] + step}
             for reader in readers:
                 key, weight = key_of(reader, "bias"), weight_of(reader, weights)[1]
                 changed[key] = weights[key] - weight @ step
             return changed
 
-        yield Family("offsets", first.name, own, shift, lambda: offset_size(first))
+        yield Family("offsets", first.name, names, shift, lambda: offset_size(first))
 
 
 def _neurons(first: Watched, second: Watched) -> Iterator[Family]:
@@ -129,10 +131,10 @@ def _neurons(first: Watched, second: Watched) -> Iterator[Family]:
         key, weight = weight_of(second, weights)
         return rows | {key: as_stored(second, weight @ torch.linalg.inv(there))}
 
-    own = parameters_of(first)
+    first_parameters = parameters_of(first)
     if columns == 1 and first.groups == second.groups == 1 and not isinstance(second.module, Convolution):
-        yield Family("changes of basis", first.name, own, mix, lambda: basis_size(first))
-    yield Family("neuron scales", first.name, own, scale, lambda: scale_size(first))
+        yield Family("changes of basis", first.name, first_parameters, mix, lambda: basis_size(first))
+    yield Family("neuron scales", first.name, first_parameters, scale, lambda: scale_size(first))
 
 
 def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
@@ -154,8 +156,10 @@ def _into_norm(first: Watched, name: str, norm: nn.Module) -> Iterator[Family]:
         moved = offset + (new - gain) * mean.double() / deviation
         return rows_times(first, weights, factor) | {f"{name}.weight": new, f"{name}.bias": moved}
 
-    own = parameters_of(first)
-    yield Family("channel units", first.name, own, scale, lambda: scale_size(first, shift=first.bias))
+    first_parameters = parameters_of(first)
+    yield Family(
+        "channel units", first.name, first_parameters, scale, lambda: scale_size(first, shift=first.bias)
+    )
 
 
 def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator[Family]:
@@ -167,13 +171,13 @@ def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator
         return
     has_offset = getattr(norm, "bias", None) is not None
     offset = f"{name}.bias"
-    own = (f"{name}.weight", offset) if has_offset else (f"{name}.weight",)
+    names = (f"{name}.weight", offset) if has_offset else (f"{name}.weight",)
     live = int((gain != 0).sum())
 
     def change(shift: bool) -> Change:
         def draw(weights: Weights, generator: torch.Generator) -> Weights:
             factor = scales(width, generator, readers[0])
-            changed = {key: weights[key] * factor for key in own}
+            changed = {key: weights[key] * factor for key in names}
             step = STEP * torch.randn(width, generator=generator, dtype=torch.float64).to(factor.device)
             if shift:
                 changed[offset] = changed[offset] + step
@@ -190,5 +194,5 @@ def _out_of_norm(name: str, norm: nn.Module, readers: list[Watched]) -> Iterator
         return draw
 
     if has_offset and all(r.bias for r in readers):
-        yield Family("norm gains and offsets", name, own, change(True), lambda: live + width)
-    yield Family("norm gains", name, own, change(False), lambda: live)
+        yield Family("norm gains and offsets", name, names, change(True), lambda: live + width)
+    yield Family("norm gains", name, names, change(False), lambda: live)

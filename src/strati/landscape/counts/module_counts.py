@@ -88,25 +88,31 @@ def count_module(
     skipped += [(w.name, "never called as a layer on these data") for w in layers if w.uses == 0]
     layers = [w for w in layers if w.uses > 0]
     uncertain = [w.name for w in layers if not w.settle()]
-    chosen = set(select_names([w.name for w in layers], config.layers))
-    some = len(chosen) < len(layers)  # freedom between layers needs them all to vary
-    layers = [w for w in layers if w.name in chosen]
-    found = Symmetries() if some else find_symmetries(flat, inputs, layers, rounding)
-    rows = [_count(w, attention, found, int(inputs.shape[0]), epsilon) for w in layers]
-    own = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
-    parameters = sum(w.inputs * w.outputs for w in layers) if some else sum(p.numel() for p in own.values())
-    warnings = [_bound(refusal, found)]
+    selected = set(select_names([w.name for w in layers], config.layers))
+    is_subset = len(selected) < len(layers)  # freedom between layers needs them all to vary
+    layers = [w for w in layers if w.name in selected]
+    symmetries = Symmetries() if is_subset else find_symmetries(flat, inputs, layers, rounding)
+    rows = [_count(w, attention, symmetries, int(inputs.shape[0]), epsilon) for w in layers]
+    named_parameters = {k: p for k, p in flat.module.named_parameters() if p.is_floating_point()}
+    parameters = (
+        sum(w.inputs * w.outputs for w in layers)
+        if is_subset
+        else sum(p.numel() for p in named_parameters.values())
+    )
+    warnings = [_bound(refusal, symmetries)]
     if values > MOST_OUTPUTS:
         warnings.append(probed(uncertain))
     if open_ones := [w.name for w in layers if not w.decided]:
         warnings.append(undecided(open_ones))
     ranks = None
     total = values * int(inputs.shape[0])
-    if (some or flat.size == parameters) and wanted(config.exact, parameters, total):
-        ranks = _exact(flat, inputs, layers, warnings, step, required=config.exact is True, rest=not some)
+    if (is_subset or flat.size == parameters) and wanted(config.exact, parameters, total):
+        ranks = _exact(
+            flat, inputs, layers, warnings, step, required=config.exact is True, rest=not is_subset
+        )
     size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
     return assemble(
-        rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=found.elsewhere
+        rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=symmetries.elsewhere
     )
 
 
@@ -131,15 +137,15 @@ def _find(
         for p in module.parameters(recurse=False):
             uses[id(p)] = uses.get(id(p), 0) + 1
     for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own:
+        parameters = dict(module.named_parameters(recurse=False))
+        if not parameters:
             continue
-        known = isinstance(module, nn.Linear | nn.Embedding | Convolution)
-        if any(uses[id(p)] > 1 for p in own.values()):
+        is_supported = isinstance(module, nn.Linear | nn.Embedding | Convolution)
+        if any(uses[id(p)] > 1 for p in parameters.values()):
             skipped.append((name, "its weights are tied to another layer's"))
-        elif known or type(module).__name__ == "Conv1D":
+        elif is_supported or type(module).__name__ == "Conv1D":
             layers.append(watch(name, module, whole=whole))
-        elif all(p.ndim <= 1 for p in own.values()):
+        elif all(p.ndim <= 1 for p in parameters.values()):
             skipped.append((name, f"{type(module).__name__}: elementwise weights"))
         elif any(True for _ in module.children()):
             skipped.append((name, "parameters outside any layer"))
@@ -186,7 +192,7 @@ def _stream(
     near: bool,
 ) -> None:
     """Pass the data through once, forwards for activations and backwards for Jacobians."""
-    patterns = {one.name: one for one in attention}
+    patterns = {layer.name: layer for layer in attention}
     latest: dict[str, Tensor] = {}
 
     def hear(name: str, output: Any) -> None:
@@ -199,7 +205,7 @@ def _stream(
     for start in range(0, x.shape[0], step):
         with (
             _watching(flat.module, layers, Watched.take) as outputs,
-            on_output(flat.module, [*patterns, *(one.values for one in attention if near)], hear),
+            on_output(flat.module, [*patterns, *(layer.values for layer in attention if near)], hear),
             torch.enable_grad(),
         ):
             result = run(flat, flat.theta, x[start : start + step])
@@ -230,18 +236,18 @@ def _measure_noise(flat: FlatModel, x: Tensor, layers: list[Watched], probes: Pr
     """Rows of activations and Jacobians against those of a network and data a little away."""
     generator = torch.Generator().manual_seed(probes.seed)
     near = nudged(flat.theta, generator, step), nudged(x, generator, step)
-    found = []
+    compared = []
     for theta, rows in ((flat.theta, x), near):
         taken: list[tuple[Watched, list[Tensor]]] = []
         keep = lambda w, t, taken=taken: taken.append((w, w.rows_in(t)))  # noqa: E731
         with _watching(flat.module, layers, keep) as outputs, torch.enable_grad():
             result = run(flat, theta, rows)
             heard = [(w, w.rows_out(s)) for _, w, s in _slopes(result, outputs, probes, 0)]
-        found.append((taken, heard))
-    for kind, (first, second) in enumerate(zip(*found, strict=True)):
-        for (watched, one), (_, two) in zip(first, second, strict=True):
+        compared.append((taken, heard))
+    for kind, (first, second) in enumerate(zip(*compared, strict=True)):
+        for (watched, original), (_, twin) in zip(first, second, strict=True):
             factors = watched.jacobians if kind else watched.activations
-            for factor, a, b in zip(factors, one, two, strict=False):
+            for factor, a, b in zip(factors, original, twin, strict=False):
                 factor.compare(a, b)
 
 
@@ -255,14 +261,14 @@ def _count(
     blocks: tuple[tuple[int, ...], ...] = ()
     alike: int | None = None
     there: int | None = None
-    for one in attention:
-        if one.values == watched.name and watched.activations and watched.jacobians:
-            given = watched.matrix(), watched.activations[0], watched.jacobians[0]
-            bound, shared, blocks = value_used(one, *given)
-            fused = extra if one.start else 0  # then the symmetries are those of its queries and keys
-            near = None if epsilon is None else one.blocks_within(epsilon)
+    for layer in attention:
+        if layer.values == watched.name and watched.activations and watched.jacobians:
+            factors = watched.matrix(), watched.activations[0], watched.jacobians[0]
+            bound, shared, blocks = value_used(layer, *factors)
+            fused = extra if layer.start else 0  # then the symmetries are those of its queries and keys
+            near = None if epsilon is None else layer.blocks_within(epsilon)
             if near is not None:
-                above, _, together = value_used(one, *given, near)
+                above, _, together = value_used(layer, *factors, near)
                 there, alike = min(used, above - fused), len(together)
             used, synchrony = min(used, bound - fused), fused + max(synchrony - fused, shared)
     size = watched.inputs * watched.outputs
@@ -290,20 +296,20 @@ def _count(
 
 def _at(watched: Watched, used: int, data: int, epsilon: float, alike: int | None) -> AtEpsilon:
     """At a loss scale; eigenvalues that were not computed count as large."""
-    seen = heard = above = 0
-    known = bool(watched.activations) and bool(watched.jacobians)
+    inputs_seen = heard = above = 0
+    is_measured = bool(watched.activations) and bool(watched.jacobians)
     for group, (s, t) in enumerate(watched.ranks()):
         g = k = None
         if watched.activations:
             g = torch.linalg.eigvalsh(watched.activations[group].gram() / max(1, watched.uses))
         if watched.jacobians:
             k = torch.linalg.eigvalsh(watched.jacobians[group].gram() / data)
-        seen = max(seen, s if g is None else int((g > epsilon).sum()))
+        inputs_seen = max(inputs_seen, s if g is None else int((g > epsilon).sum()))
         heard += t if k is None else int((k > epsilon).sum())
         if g is not None and k is not None:
             above += pairs_above(g, k, epsilon)
-    free = watched.inputs * watched.outputs - (min(used, above) if known else used)
-    return AtEpsilon(seen, heard, alike, free)
+    free = watched.inputs * watched.outputs - (min(used, above) if is_measured else used)
+    return AtEpsilon(inputs_seen, heard, alike, free)
 
 
 def _exact(

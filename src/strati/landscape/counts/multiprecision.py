@@ -89,9 +89,9 @@ def _jacobian(chain: Chain, datum: Exact, places: list[int]) -> list[Exact]:
     weights = [_exact(stage.weight) for stage in chain.stages]
     for stage, weight in zip(chain.stages, weights, strict=True):
         p = weight.dot(inputs[-1]) + (0 if stage.bias is None else _exact(stage.bias))
-        found = _activation(stage.activation)
-        assert found is not None
-        function, slope = found
+        functions = _activation(stage.activation)
+        assert functions is not None
+        function, slope = functions
         inputs.append(np.array([function(v) for v in p], dtype=object))
         slopes.append(np.array([slope(v) for v in p], dtype=object))
     rows = []
@@ -117,8 +117,8 @@ def _exact(tensor: Tensor) -> Exact:
     """Doubles as numbers of many digits, without rounding."""
     import mpmath
 
-    found: Exact = np.vectorize(mpmath.mpf, otypes=[object])(tensor.detach().double().cpu().numpy())
-    return found
+    exact: Exact = np.vectorize(mpmath.mpf, otypes=[object])(tensor.detach().double().cpu().numpy())
+    return exact
 
 
 def _activation(kind: Nonlinearity) -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | None:
@@ -130,7 +130,7 @@ def _activation(kind: Nonlinearity) -> tuple[Callable[[Any], Any], Callable[[Any
         return (lambda p: p * (above if p > 0 else below)), (lambda p: above if p > 0 else below)
     if kind.slope is None:  # options that are not the usual ones
         return None
-    known = {
+    functions = {
         "tanh": (mp.tanh, lambda p: mp.sech(p) ** 2),
         "sigmoid": (lambda p: 1 / (1 + mp.exp(-p)), lambda p: 1 / (2 + mp.exp(-p) + mp.exp(p))),
         "silu": (
@@ -139,7 +139,7 @@ def _activation(kind: Nonlinearity) -> tuple[Callable[[Any], Any], Callable[[Any
         ),
         "gelu": (lambda p: p * mp.ncdf(p), lambda p: mp.ncdf(p) + p * mp.npdf(p)),
     }
-    return known.get(kind.name)
+    return functions.get(kind.name)
 
 
 def _even(matrix: Exact) -> Exact | None:
@@ -162,24 +162,24 @@ def _even(matrix: Exact) -> Exact | None:
 def _eliminated(matrix: Exact, edges: list[int]) -> list[int] | None:
     """Ranks of the columns up to each edge, by elimination group after group; ``None`` if a pivot is neither."""
     ranks, rank = [], 0
-    rest = matrix
+    remaining = matrix
     for start, end in pairwise(edges):
-        own = end - start  # the first columns of what is left belong to this group
-        while own and rest.shape[0]:
-            sizes = np.abs(rest[:, :own])
-            row, column = divmod(int(sizes.argmax()), own)
+        group_columns = end - start  # the first columns of what is left belong to this group
+        while group_columns and remaining.shape[0]:
+            sizes = np.abs(remaining[:, :group_columns])
+            row, column = divmod(int(sizes.argmax()), group_columns)
             size = sizes[row, column]
             if size < 1 << (BITS - LARGEST_REST):
                 break
             if size < 1 << (BITS - LEAST_PIVOT):
                 return None
             rank += 1
-            pivot = rest[row, column]
-            factors = (np.delete(rest[:, column], row) << BITS) // pivot
-            top = np.delete(rest[row], column)
-            rest = np.delete(np.delete(rest, row, 0), column, 1)
-            rest = rest - ((factors[:, None] * top) >> BITS)
-            own -= 1
-        rest = rest[:, own:]
+            pivot = remaining[row, column]
+            factors = (np.delete(remaining[:, column], row) << BITS) // pivot
+            top = np.delete(remaining[row], column)
+            remaining = np.delete(np.delete(remaining, row, 0), column, 1)
+            remaining = remaining - ((factors[:, None] * top) >> BITS)
+            group_columns -= 1
+        remaining = remaining[:, group_columns:]
         ranks.append(rank)
     return ranks

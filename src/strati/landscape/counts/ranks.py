@@ -194,13 +194,13 @@ class Factor:
 
     def _range(self, members: tuple[int, ...] | None) -> RankRange:
         matrix, noise = self.matrix, self.noise
-        found = self._seen_range(matrix, noise, members)
+        bounds = self._seen_range(matrix, noise, members)
         if not (self.hidden or self.lost):
-            return found
+            return bounds
         live = (matrix != 0).any(dim=0)
         live = live if members is None else live[list(members)]
         most = int(live.numel() if self.lost else live.sum())
-        return RankRange(found.low, max(found.low, min(most, self.count)))
+        return RankRange(bounds.low, max(bounds.low, min(most, self.count)))
 
     def _seen_range(self, matrix: Tensor, noise: Tensor, members: tuple[int, ...] | None) -> RankRange:
         if self._dead is not None:
@@ -212,8 +212,8 @@ class Factor:
             if index.numel() == 1:
                 there = bool((matrix[:, index] != 0).any())
                 return RankRange(int(there and float(noise[index]) < 0.1), int(there))
-            found = rank_range(matrix[:, index], noise[index], self.count)
-            return RankRange(found.low, found.high)
+            bounds = rank_range(matrix[:, index], noise[index], self.count)
+            return RankRange(bounds.low, bounds.high)
         return rank_range(matrix, noise, self.count)
 
     def _flush(self) -> None:
@@ -292,12 +292,12 @@ def certified(probes: Factor, last: Factor) -> tuple[Factor, bool]:
         >>> certified(two, one)[1], certified(one, two)[1]
         (True, False)
     """
-    whole = joined(probes, last)
-    if whole.range().high == probes.range().low:
-        return whole, True
-    full = Factor(whole.columns, whole=True, like=whole.matrix)
-    full.add(torch.diag(torch.linalg.vector_norm(whole.matrix, dim=0)))
-    full.count = whole.count
+    both = joined(probes, last)
+    if both.range().high == probes.range().low:
+        return both, True
+    full = Factor(both.columns, whole=True, like=both.matrix)
+    full.add(torch.diag(torch.linalg.vector_norm(both.matrix, dim=0)))
+    full.count = both.count
     return full, False
 
 

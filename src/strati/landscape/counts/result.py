@@ -309,8 +309,8 @@ def _with_ranks(result: Degeneracy, size: ProblemSize, ranks: exactly.ExactRanks
         text = f"{ranks.weak:,} used directions move the outputs by less than 1e-6 of the strongest one"
         flags.append(Flag("weak-directions", f"{text}; rounding the weights to float32 can hide them"))
     sizes = [layer.parameters for layer in result.layers]
-    rest = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranges) > len(sizes) else []
-    free = ranks.free(sizes + rest)
+    remaining = [size.parameters - size.unused - sum(sizes)] if len(ranks.ranges) > len(sizes) else []
+    free = ranks.free(sizes + remaining)
     return replace(
         result,
         layers=tuple(replace(c, free=f) for c, f in zip(result.layers, free, strict=False)),

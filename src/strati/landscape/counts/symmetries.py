@@ -99,11 +99,11 @@ def _calls(flat: FlatModel, x: Tensor, layers: list[Watched]) -> tuple[list[str]
     norms = [name for name, module in flat.module.named_modules() if is_norm(module)]
     order: list[str] = []
     source: dict[int, str] = {}
-    kept: list[Tensor] = []
+    outputs: list[Tensor] = []
     reads: dict[str, list[str]] = {name: [] for name in norms}
 
     def visit(place: Site, tensor: Tensor) -> Tensor:
-        kept.append(tensor)  # so that no other tensor takes its address
+        outputs.append(tensor)  # so that no other tensor takes its address
         if place.side == "output":
             order.append(place.module)
             if place.module in reads:

@@ -91,8 +91,8 @@ def mixing(size: int, generator: torch.Generator, layer: Watched) -> Tensor:
     """A random invertible matrix near the identity."""
     drawn = torch.randn(size, size, generator=generator, dtype=torch.float64)
     step = STEP * drawn / max(1.0, size**0.5)
-    found: Tensor = torch.linalg.matrix_exp(step).to(weight_device(layer))
-    return found
+    rotation: Tensor = torch.linalg.matrix_exp(step).to(weight_device(layer))
+    return rotation
 
 
 def scale_size(layer: Watched, *, shift: bool = False) -> int:
@@ -135,11 +135,11 @@ def beyond(
 
     The rows of a block use at most ``rG t_a`` less its own changes, so the layer uses at most the sum of these.
     """
-    ((seen, all_),) = layer.ranks()
-    used = seen * rest + sum(
-        seen * layer.jacobians[0].range(b).high - mine for b, mine in zip(blocks, own, strict=True)
+    ((activation_rank, all_),) = layer.ranks()
+    used = activation_rank * rest + sum(
+        activation_rank * layer.jacobians[0].range(b).high - mine for b, mine in zip(blocks, own, strict=True)
     )
-    return max(0, seen * (all_ if heard is None else heard) - used)
+    return max(0, activation_rank * (all_ if heard is None else heard) - used)
 
 
 def offset_size(layer: Watched) -> int:
@@ -148,8 +148,8 @@ def offset_size(layer: Watched) -> int:
 
 
 def _added(terms: Iterable[Tensor]) -> Tensor:
-    first, *rest = terms
-    for term in rest:
+    first, *others = terms
+    for term in others:
         first = first + term
     return first
 
@@ -157,10 +157,10 @@ def _added(terms: Iterable[Tensor]) -> Tensor:
 def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int:
     """Scalings and turns of pairs of coordinates: two directions a pair, counted by their own inner products."""
     width = layer.outputs // heads
-    seen = layer.activations[0].matrix @ layer.matrix().T
+    projected = layer.activations[0].matrix @ layer.matrix().T
     heard = layer.jacobians[0].matrix
-    m, k = seen.T @ seen, heard.T @ heard
-    own, blocks = [], []
+    m, k = projected.T @ projected, heard.T @ heard
+    sizes, blocks = [], []
     for head in range(heads):
         a = torch.tensor([head * width + p for p, _ in pairs], device=m.device)
         b = torch.tensor([head * width + q for _, q in pairs], device=m.device)
@@ -170,20 +170,20 @@ def rotary_size(layer: Watched, heads: int, pairs: list[tuple[int, int]]) -> int
             [
                 torch.cat(
                     [
-                        _added(c * d * k[i][:, i2] * m[j][:, j2] for i, j, c in one for i2, j2, d in two)
+                        _added(c * d * k[i][:, i2] * m[j][:, j2] for i, j, c in term for i2, j2, d in two)
                         for two in terms
                     ],
                     dim=1,
                 )
-                for one in terms
+                for term in terms
             ]
         )
         size = gram.diagonal().clamp(min=0).sqrt()
         live = size > 0
         unit = gram[live][:, live] / size[live] / size[live][:, None]
-        own.append(int((torch.linalg.eigvalsh(unit) > 1e-9).sum()) if bool(live.any()) else 0)
+        sizes.append(int((torch.linalg.eigvalsh(unit) > 1e-9).sum()) if bool(live.any()) else 0)
         blocks.append(range(head * width, (head + 1) * width))
-    return beyond(layer, blocks, own)
+    return beyond(layer, blocks, sizes)
 
 
 def seen_rank(layer: Watched, block: range, *, constant: bool = False) -> int:

@@ -123,12 +123,12 @@ def influence(
     """
     settings = resolve(LLCConfig, config, options, of=influence)
     clock = Clock(settings.seconds)
-    asked = _checked(kind, parts, queries, by)
+    quantity = _checked(kind, parts, queries, by)
     network = on_device(as_module(model), settings.device)
     settings = dataclasses.replace(
         settings, gamma=settings.gamma or default_gamma(FlatModel(network).theta), ladder=False
     )
-    if asked is InfluenceKind.SUSCEPTIBILITY:
+    if quantity is InfluenceKind.SUSCEPTIBILITY:
         return _susceptibilities(network, loss, data, parts, layers, settings, (by, groups), tick, clock)
     function = local_objective(network, loss, data, layers)
     losses = RowLosses(function, by=by, groups=groups)
@@ -147,12 +147,12 @@ def influence(
             "data",
             f"{len(labels):,} x {len(losses.labels):,} entries are too many; give queries, groups or fewer rows",
         )
-    kernel = asked is InfluenceKind.KERNEL
+    kernel = quantity is InfluenceKind.KERNEL
     recorder = Recorder(losses, settings, kernel=kernel, queries=left, rows=row_numbers)
     traces = draw(function, function.flat.theta, settings, tick, clock, recorder)
     estimates = recorder.estimates(traces, settings)
     return Influence(
-        kind=str(asked),
+        kind=str(quantity),
         rows=losses.labels,
         labels=labels,
         square=queries is None,
@@ -258,8 +258,8 @@ class Recorder:
         self.length = _LENGTH
         if settings.draws is not None:
             stride = 1 if settings.sampler in FULL_DATA else 5
-            kept = settings.draws // stride
-            self.length = max(1, min(kept // _BATCHES, max(_LENGTH, kept // _MOST_BATCHES)))
+            observed = settings.draws // stride
+            self.length = max(1, min(observed // _BATCHES, max(_LENGTH, observed // _MOST_BATCHES)))
         self.restart()
 
     def restart(self) -> None:
@@ -413,14 +413,14 @@ def _masked(network: nn.Module, name: str, masks: Mapping[str, Any]) -> dict[str
             raise BadInputError(
                 "parts", f"{name}: no parameter {parameter!r}; {nearest(parameter, parameters)}"
             )
-        chosen = torch.as_tensor(mask).bool()
-        if chosen.shape != parameters[parameter].shape:
+        selected = torch.as_tensor(mask).bool()
+        if selected.shape != parameters[parameter].shape:
             raise BadInputError(
                 "parts",
-                f"{name}: the mask of {parameter} has shape {tuple(chosen.shape)}, "
+                f"{name}: the mask of {parameter} has shape {tuple(selected.shape)}, "
                 f"the parameter {tuple(parameters[parameter].shape)}",
             )
-        entries[parameter] = chosen.reshape(-1).nonzero()[:, 0]
+        entries[parameter] = selected.reshape(-1).nonzero()[:, 0]
     entries = {parameter: places for parameter, places in entries.items() if len(places)}
     if not entries:
         raise BadInputError("parts", f"{name}: the mask selects nothing")

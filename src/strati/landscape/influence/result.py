@@ -98,8 +98,8 @@ class Influence(Result):
                 "stderr": None if place is None else errors[place],
             }
             lines.append(line)
-        own = ["own", "own_stderr"] if self.square else ["mean"]
-        columns = [self.label_name, *own, "strongest", "value", "stderr"]
+        middle = ["own", "own_stderr"] if self.square else ["mean"]
+        columns = [self.label_name, *middle, "strongest", "value", "stderr"]
         return pd.DataFrame(lines, columns=columns).astype({"strongest": object})
 
     def summary(self) -> RenderableType:
@@ -120,9 +120,9 @@ class Influence(Result):
             Column(headings.get(name, name), right=name not in ("strongest", self.label_name))
             for name in frame.columns
         ]
-        shown = frame.loc[order[:_SHOWN]]
-        drawn = table(columns, ([_cell(cell) for cell in line] for line in rows_of(shown)))
-        more = len(frame) - len(shown)
+        strongest = frame.loc[order[:_SHOWN]]
+        drawn = table(columns, ([_cell(cell) for cell in line] for line in rows_of(strongest)))
+        more = len(frame) - len(strongest)
         notes = [f"{more:,} more lines are in the JSON"] if more else []
         notes += [self.reason] if self.reason else []
         notes += [flag.text for flag in self.warnings]
@@ -144,8 +144,8 @@ class Influence(Result):
     def _numbers(self) -> str:
         where = f"nbeta {self.settings['nbeta']:.4g}, gamma {self.settings['gamma']:.4g}, {self.settings['sampler']}"
         if self.waic is None or self.fluctuation is None:
-            known = int(np.isfinite(self.values).sum())
-            return f"{known:,} of {self.values.size:,} entries have a value ({where})."
+            defined = int(np.isfinite(self.values).sum())
+            return f"{defined:,} of {self.values.size:,} entries have a value ({where})."
         low, high = (self.fluctuation + sign * 1.96 * (self.fluctuation_stderr or 0.0) for sign in (-1, 1))
         return (
             f"Singular fluctuation {self.fluctuation:.3g} (95 % interval {low:.3g} to {high:.3g}), "

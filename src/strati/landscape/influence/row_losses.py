@@ -112,7 +112,7 @@ class RowLosses:
         widest = max(max(shape) if shape else 1 for shape in part.flat.shapes)
         together = max(1, _NUMBERS_PER_PASS // (part.rows * self.positions * widest))
         run = vmap(lambda point: self._of(part, point))
-        return torch.cat([run(some) for some in torch.split(points, together)])
+        return torch.cat([run(chunk) for chunk in torch.split(points, together)])
 
     def _of(self, part: Objective, theta: Tensor) -> Tensor:
         """``(rows, positions)``."""
@@ -132,12 +132,12 @@ class RowLosses:
         return functional.cross_entropy(predictions, labels, reduction="none").reshape(rows, -1)
 
     def _check_mean(self) -> None:
-        whole = float(self.objective(self.objective.flat.theta).detach())
+        total = float(self.objective(self.objective.flat.theta).detach())
         mean = float((self.baseline * self.labelled).sum()) / max(1, self.count)
-        if abs(mean - whole) > 1e-3 * max(abs(whole), abs(mean), 1e-6):
+        if abs(mean - total) > 1e-3 * max(abs(total), abs(mean), 1e-6):
             raise BadInputError(
                 "loss",
-                f"is {whole:.4g} over all data but {mean:.4g} as the mean over rows; it must be that mean",
+                f"is {total:.4g} over all data but {mean:.4g} as the mean over rows; it must be that mean",
             )
 
 

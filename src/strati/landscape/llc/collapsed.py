@@ -37,29 +37,29 @@ class CollapsedMoves:
     def __init__(self, target: LocalPosterior, generator: torch.Generator) -> None:
         self.target, self.generator = target, generator
         self.conditional = Conditional(target, target.quadratic)
-        rest = [i for i in range(target.size) if i not in target.quadratic]
-        self.rest = torch.tensor(rest, device=target.theta.device)
+        others = [i for i in range(target.size) if i not in target.quadratic]
+        self.rest = torch.tensor(others, device=target.theta.device)
         self.round = 0
 
     def move(
         self, offset: Tensor, excess: Tensor, slope: Tensor, nbeta: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """One move of every replica ``(K, C, d)``: offsets, excess losses and slopes."""
-        rest = offset[..., self.rest]
+        others = offset[..., self.rest]
         self.round += 1
         kinds = (
             (self._stretched, self._shifted, self._parted)
             if len(self.rest) > 1
             else (self._stretched, self._shifted)
         )
-        proposed, jacobian = kinds[self.round % len(kinds)](rest)
+        proposed, jacobian = kinds[self.round % len(kinds)](others)
         new = offset.clone()
         new[..., self.rest] = proposed
         both = torch.cat([offset, new], dim=1)
-        seen = self.conditional.look(both, nbeta)
-        before, after = self.conditional.log_marginal(seen, both, nbeta).chunk(2, dim=1)
+        quadratic = self.conditional.look(both, nbeta)
+        before, after = self.conditional.log_marginal(quadratic, both, nbeta).chunk(2, dim=1)
         log_ratio = after - before + jacobian
-        moved = Quadratic(*(part.chunk(2, dim=1)[1] for part in seen))
+        moved = Quadratic(*(part.chunk(2, dim=1)[1] for part in quadratic))
         drawn = self.conditional.draw(moved, new, nbeta, self.generator)
         accept = (self._uniform(*log_ratio.shape).log() < log_ratio) & drawn.good
         wide = accept[..., None]
@@ -72,17 +72,17 @@ class CollapsedMoves:
     def _stretched(self, rest: Tensor) -> tuple[Tensor, Tensor]:
         """Some coordinates times factors of any size and sign."""
         shape = rest.shape
-        chosen = self._uniform(*shape) < self._uniform(*shape[:-1], 1)
-        exponent = self._normal(*shape) * self._decades(_STRETCHES, *shape[:-1], 1) * chosen
+        mask = self._uniform(*shape) < self._uniform(*shape[:-1], 1)
+        exponent = self._normal(*shape) * self._decades(_STRETCHES, *shape[:-1], 1) * mask
         sign = 1.0 - 2.0 * (self._uniform(*shape) < 0.25).to(rest.dtype)
         return rest * torch.exp(exponent) * sign, exponent.sum(-1)
 
     def _shifted(self, rest: Tensor) -> tuple[Tensor, Tensor]:
         """Some coordinates moved by steps of any size."""
         shape = rest.shape
-        chosen = self._uniform(*shape) < self._uniform(*shape[:-1], 1)
+        mask = self._uniform(*shape) < self._uniform(*shape[:-1], 1)
         size = self._decades(_SIZES, *shape[:-1], 1) / math.sqrt(self.target.gamma)
-        return rest + self._normal(*shape) * size * chosen, rest.new_zeros(shape[:-1])
+        return rest + self._normal(*shape) * size * mask, rest.new_zeros(shape[:-1])
 
     def _parted(self, rest: Tensor) -> tuple[Tensor, Tensor]:
         """One parameter nearer to, or farther from, another or its negative: units that do the same share a valley."""
@@ -90,11 +90,11 @@ class CollapsedMoves:
         place = rest + self.target.theta[self.rest]
         first = (self._uniform(*shape[:-1]) * shape[-1]).long().clamp(max=shape[-1] - 1)
         apart = 1 + (self._uniform(*shape[:-1]) * (shape[-1] - 1)).long().clamp(max=shape[-1] - 2)
-        one, other = first[..., None], ((first + apart) % shape[-1])[..., None]
+        one_place, other = first[..., None], ((first + apart) % shape[-1])[..., None]
         sign = 1.0 - 2.0 * (self._uniform(*shape[:-1], 1) < 0.5).to(rest.dtype)
-        gap = place.gather(-1, one) - sign * place.gather(-1, other)
+        gap = place.gather(-1, one_place) - sign * place.gather(-1, other)
         exponent = self._normal(*shape[:-1], 1) * self._decades(_STRETCHES, *shape[:-1], 1)
-        return rest.scatter_add(-1, one, gap * torch.expm1(exponent)), exponent[..., 0]
+        return rest.scatter_add(-1, one_place, gap * torch.expm1(exponent)), exponent[..., 0]
 
     def _decades(self, between: tuple[float, float], *shape: int) -> Tensor:
         return 10.0 ** (between[0] + (between[1] - between[0]) * self._uniform(*shape))

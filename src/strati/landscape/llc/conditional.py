@@ -76,8 +76,8 @@ class Conditional:
 
     def look(self, offset: Tensor, nbeta: Tensor) -> Quadratic:
         """The quadratic about a zero offset of the block, for replicas ``(K, C, d)``."""
-        rest = (self.target.theta + offset).reshape(-1, self.target.size)
-        parts = [self._slopes(self.points, r) for r in torch.split(rest, self.together)]
+        points = (self.target.theta + offset).reshape(-1, self.target.size)
+        parts = [self._slopes(self.points, r) for r in torch.split(points, self.together)]
         slopes, values = (torch.cat([p[i] for p in parts]).detach() for i in (0, 1))
         shape, width = offset.shape[:-1], len(self.points) - 1
         hessian = slopes[:, 1:] - slopes[:, :1]
@@ -95,13 +95,13 @@ class Conditional:
 
     def log_marginal(self, seen: Quadratic, offset: Tensor, nbeta: Tensor) -> Tensor:
         """The logarithm of the posterior with the block integrated out, up to a constant, ``(K, C)``."""
-        rest = offset.clone()
-        rest[..., self.block] = 0
+        others = offset.clone()
+        others[..., self.block] = 0
         beta = nbeta[:, None]
         gain = -0.5 * beta * (seen.start * seen.mean).sum(-1)
         volume = seen.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        found = -beta * seen.level - 0.5 * self.target.gamma * (rest**2).sum(-1) + gain - volume
-        return torch.where(seen.failed | ~torch.isfinite(found), -torch.inf, found)
+        logarithm = -beta * seen.level - 0.5 * self.target.gamma * (others**2).sum(-1) + gain - volume
+        return torch.where(seen.failed | ~torch.isfinite(logarithm), -torch.inf, logarithm)
 
     def draw(self, seen: Quadratic, offset: Tensor, nbeta: Tensor, generator: torch.Generator) -> Drawn:
         """The block drawn anew given the rest, and evaluated."""

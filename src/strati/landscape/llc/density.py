@@ -64,11 +64,11 @@ class DensityOfStates:
         def slope(weight: FloatArray) -> float:
             return float((logsumexp(weight[:high]) - logsumexp(weight[:low])) / (2 * math.log(_STEP)))
 
-        known = np.array([slope(w) for w in self.left_out])
-        if not np.isfinite(known).all():
+        slopes = np.array([slope(w) for w in self.left_out])
+        if not np.isfinite(slopes).all():
             return None
-        groups = len(known)
-        error = math.sqrt((groups - 1) / groups * float(((known - known.mean()) ** 2).sum()))
+        groups = len(slopes)
+        error = math.sqrt((groups - 1) / groups * float(((slopes - slopes.mean()) ** 2).sum()))
         return slope(self.log_weight), error
 
 
@@ -86,8 +86,8 @@ def density_of_states(traces: Traces) -> DensityOfStates:
     member = np.arange(chains) * groups // chains
     left_out = []
     for group in range(groups):
-        rest = excess[:, member != group]
-        without = _log_weight(traces.nbeta, _free_energies(traces.nbeta, rest, free), losses)
+        others = excess[:, member != group]
+        without = _log_weight(traces.nbeta, _free_energies(traces.nbeta, others, free), losses)
         gone = np.broadcast_to((member == group)[None, :, None], excess.shape).reshape(-1)
         left_out.append(np.where(gone, -np.inf, without))
     weights = np.stack([log_weight, *left_out]) + (0.0 if localised else pull)

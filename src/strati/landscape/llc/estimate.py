@@ -253,7 +253,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         True
     """
     settings = config or LLCConfig()
-    kept = traces
+    original = traces
     off, offset = _off_minimum(traces)
     traces = traces.lowered(offset)
     main = traces.lambda_trace()
@@ -294,7 +294,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         },
         warnings=tuple(remarks),
         ladder=ladder,
-        traces=kept,
+        traces=original,
     )
 
 
@@ -332,14 +332,14 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
     """Whether a lower loss lies nearby, and by how much the values are lowered for it (0: they cannot be)."""
     around, nbeta = traces.around, float(traces.nbeta[traces.main])
     lowest = 0.0 if around is None else around.lower
-    seen = 0.0 if traces.centre is None else -traces.centre
+    descent = 0.0 if traces.centre is None else -traces.centre
     if traces.sampler in FULL_DATA and np.isfinite(traces.excess[traces.main]).all():
-        seen = max(seen, -float(traces.excess[traces.main].min()))
-    if nbeta * max(lowest, seen) <= _OFF:
+        descent = max(descent, -float(traces.excess[traces.main].min()))
+    if nbeta * max(lowest, descent) <= _OFF:
         return None, 0.0
     value = nbeta * (float(traces.excess[traces.main].mean()) + lowest)
     # Farther than draws of the posterior lie from the minimum, the given parameters have nothing to do with it.
-    near = nbeta * lowest <= max(2.0 * traces.parameters, 10.0) and nbeta * (seen - lowest) <= _OFF
+    near = nbeta * lowest <= max(2.0 * traces.parameters, 10.0) and nbeta * (descent - lowest) <= _OFF
     held = math.inf if around is None or not around.minimum else around.held_back(nbeta, traces.gamma)
     if near and held <= _HELD_BACK * abs(value) + _OFF:
         text = (
@@ -347,17 +347,17 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
             f"(nbeta times that is {nbeta * lowest:.3g}); the values are corrected for it"
         )
         return Flag("off-minimum", text), lowest
-    found = max(lowest, seen)
+    largest = max(lowest, descent)
     searched = around is not None and around.rank is not None
-    if not searched and traces.centre is not None and nbeta * found <= _SMALL_SHARE * abs(value):
+    if not searched and traces.centre is not None and nbeta * largest <= _SMALL_SHARE * abs(value):
         text = (
-            f"the parameters are not at the minimum: a loss lower by {found:.3g} lies nearby "
-            f"(nbeta times that is {nbeta * found:.3g}); the values are corrected by that much, which may not be all"
+            f"the parameters are not at the minimum: a loss lower by {largest:.3g} lies nearby "
+            f"(nbeta times that is {nbeta * largest:.3g}); the values are corrected by that much, which may not be all"
         )
-        return Flag("off-minimum", text), found
+        return Flag("off-minimum", text), largest
     text = (
-        f"{_first_cause(traces)}the parameters are not at a minimum of this loss: one lower by {found:.3g} lies "
-        f"nearby (nbeta times that is {nbeta * found:.3g}); train further, or use a behavioural loss"
+        f"{_first_cause(traces)}the parameters are not at a minimum of this loss: one lower by {largest:.3g} lies "
+        f"nearby (nbeta times that is {nbeta * largest:.3g}); train further, or use a behavioural loss"
     )
     return Flag("off-minimum", text), 0.0
 

@@ -77,11 +77,11 @@ def extrapolate(
         True
     """
     usable = _trusted(values, errors)
-    t, y, found = np.log(nbeta)[usable], values[usable], errors[usable]
+    t, y, stderr = np.log(nbeta)[usable], values[usable], errors[usable]
     if len(t) < _FEWEST or t[-1] - t[0] < _SPAN:
         return NoLimit("too few temperatures mixed to show how the values approach a limit")
     origin = float(np.log(hottest)) if hottest is not None else float(t[0]) - np.log(100.0)
-    sigma = _CORRELATED * np.maximum(found, _FLOOR * np.maximum(np.abs(y), 0.05))
+    sigma = _CORRELATED * np.maximum(stderr, _FLOOR * np.maximum(np.abs(y), 0.05))
     if _steepness(t, y, sigma) > _STEEP:
         return NoLimit("the values over the ladder still change: the regime of the limit is not reached")
     fits = []
@@ -179,9 +179,9 @@ def _group(
 ) -> _LadderFits:
     """Forms that differ in grid parameters alone: together they weigh what the best of them does."""
     weight = 1 / sigma**2
-    rest = y[None, :] - shape
-    value = rest @ weight / weight.sum()
-    misfit = ((rest - value[:, None]) ** 2) @ weight
+    residual = y[None, :] - shape
+    value = residual @ weight / weight.sum()
+    misfit = ((residual - value[:, None]) ** 2) @ weight
     if not len(value):
         return _LadderFits(*(np.zeros(0) for _ in range(5)))
     share = -(misfit - misfit.min()) / 2

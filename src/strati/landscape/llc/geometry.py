@@ -146,15 +146,15 @@ def _behavioural(objective: Objective, theta: Tensor, smooth: bool) -> Surroundi
 def _general(potential: Potential, look: _Look, smooth: bool) -> Surroundings:
     theta, size = look.theta, look.theta.numel()
     reached = look.descend(theta)
-    found = hessian_rank(look.hessian, reached.point, look.as_good(reached))
-    if found.negative:
+    hessian = hessian_rank(look.hessian, reached.point, look.as_good(reached))
+    if hessian.negative:
         values, vectors = torch.linalg.eigh(look.hessian(reached.point))
         aside = reached.point + 1e-3 * look.size * vectors[:, 0]
         reached = look.descend(aside, reached.value)
         return Surroundings(
             size, smooth, False, None, None, look.start - reached.value, np.zeros(0), np.zeros(0)
         )
-    rank, exact = found.rank, None
+    rank, exact = hessian.rank, None
     if isinstance(potential, Objective) and rank.low < size and _constant(potential, reached.point, rank.low):
         # The loss depends on no more coordinates than the outputs do.
         rank = NumericalRank(rank.low, rank.low)
@@ -191,8 +191,8 @@ def _hidden(objective: Objective, theta: Tensor, rank: NumericalRank) -> bool:
     """
     if rank.high == theta.numel():
         return False
-    found = jacobian_rank(objective, theta)
-    return found is not None and found.high > rank.high
+    of_jacobian = jacobian_rank(objective, theta)
+    return of_jacobian is not None and of_jacobian.high > rank.high
 
 
 def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
@@ -243,8 +243,8 @@ class _Look:
             self.differentiable = False
 
     def slope(self, theta: Tensor) -> Tensor:
-        found: Tensor = self._slope(theta.detach()).detach()
-        return found
+        gradient: Tensor = self._slope(theta.detach()).detach()
+        return gradient
 
     def value(self, theta: Tensor) -> float:
         with torch.no_grad():

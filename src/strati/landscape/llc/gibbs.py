@@ -106,10 +106,10 @@ def sample_gibbs(
         most = MOST_DRAWS * draws
     while True:
         for b in torch.randperm(len(blocks), generator=generator).tolist():
-            seen = conditionals[b].look(offset, nbeta)
-            if bool(seen.failed.any()):
+            quadratic = conditionals[b].look(offset, nbeta)
+            if bool(quadratic.failed.any()):
                 return None
-            offset, value, slope, good = conditionals[b].draw(seen, offset, nbeta, generator)
+            offset, value, slope, good = conditionals[b].draw(quadratic, offset, nbeta, generator)
             if not bool(good.all()):
                 return None
             gradients += (conditionals[b].gradients + 1) * offset.shape[0] * chains
@@ -186,10 +186,10 @@ def _amount(config: LLCConfig, sweep: GradientCost, rungs: int, clock: Clock) ->
     """What is set; of the rest the most that the cost model's budget allows, and no more than there is time for."""
     plans = [Amount(c, s, d) for c, s, d in ((64, 100, 100), (32, 80, 100), (16, 60, 80), (8, 30, 60))]
     allowed = min(BUDGET, clock.left)
-    chosen = next((a for a in plans if a.seconds(sweep, rungs) <= allowed), plans[-1]._replace(draws=30))
-    chains = config.chains or chosen.chains
+    plan = next((a for a in plans if a.seconds(sweep, rungs) <= allowed), plans[-1]._replace(draws=30))
+    chains = config.chains or plan.chains
     settle = config.warmup or next((a.settle for a in plans if a.chains <= chains), plans[-1].settle)
-    return Amount(chains, settle, config.draws or chosen.draws)
+    return Amount(chains, settle, config.draws or plan.draws)
 
 
 def affordable(config: LLCConfig, blocks: Sequence[slice], cost: GradientCost) -> bool:

@@ -130,8 +130,8 @@ class Walk:
         """Multiply some coordinates by random factors of any size and sign, with the Jacobian in the ratio."""
         shape = state.offset.shape
         spread = 10.0 ** (0.7 - 2.0 * self.uniform(shape[0], shape[1], 1))
-        chosen = self.uniform(*shape) < self.uniform(shape[0], shape[1], 1)
-        exponent = self.normal(*shape) * spread * chosen
+        mask = self.uniform(*shape) < self.uniform(shape[0], shape[1], 1)
+        exponent = self.normal(*shape) * spread * mask
         sign = 1.0 - 2.0 * (self.uniform(*shape) < 0.25).to(state.offset.dtype)
         new = self.at(state.offset * torch.exp(exponent) * sign)
         log_ratio = self.energy(state, nbeta) - self.energy(new, nbeta) + exponent.sum(-1)
@@ -237,10 +237,10 @@ class Walk:
 
     def adapt(self, state: Replicas, nbeta: Tensor, tuning: Tuning) -> Tuning:
         """Move on in the coordinates of the curvature where the chains are, instead of that at the minimum."""
-        found = adapted(self.target, state.offset[0])
-        if found is None:
+        target = adapted(self.target, state.offset[0])
+        if target is None:
             return tuning
-        self.target = found
+        self.target = target
         return tuning._replace(scale=self.quadratic_scales(nbeta))
 
     def settle(
@@ -263,9 +263,9 @@ class Walk:
             state = self.leap(state, nbeta)
             offsets.append(state)
         self.rounds += len(offsets)
-        kept = offsets[len(offsets) // 3 :]
-        scale = self.scales(torch.stack([s.offset for s in kept]), nbeta) if self.learn else tuning.scale
-        return state, Tuning(log_step, scale), torch.stack([s.excess[0] for s in kept])
+        recent = offsets[len(offsets) // 3 :]
+        scale = self.scales(torch.stack([s.offset for s in recent]), nbeta) if self.learn else tuning.scale
+        return state, Tuning(log_step, scale), torch.stack([s.excess[0] for s in recent])
 
 
 def steered(log_step: Tensor, surplus: Tensor, rate: float) -> Tensor:

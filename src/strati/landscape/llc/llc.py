@@ -288,14 +288,14 @@ def draw(
     nbeta = config.nbeta
     if nbeta is None:
         nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
-    chosen = localised(config, potential, theta)
+    settings = localised(config, potential, theta)
     few = condensed(potential) if isinstance(potential, Objective) else potential
-    kind = chosen_sampler(few, theta, chosen)
+    kind = chosen_sampler(few, theta, settings)
     if kind in FULL_DATA:
-        seen = dataclasses.replace(local_posterior(few, theta, chosen.gamma or 1.0), observer=observer)
-        traces = _sample_all_data(seen, chosen, float(nbeta), tick, clock)
+        target = dataclasses.replace(local_posterior(few, theta, settings.gamma or 1.0), observer=observer)
+        traces = _sample_all_data(target, settings, float(nbeta), tick, clock)
     elif isinstance(potential, Objective):
-        minibatches = dataclasses.replace(chosen, sampler=kind)
+        minibatches = dataclasses.replace(settings, sampler=kind)
         traces = sample_sgld(potential, minibatches, float(nbeta), tick, clock=clock, observer=observer)
     else:
         raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")

@@ -115,12 +115,12 @@ def jacobian_rank(objective: Objective, theta: Tensor) -> NumericalRank | None:
     scale = _scales(norms, noise)
     values = torch.linalg.svdvals(here * scale)
     bound = _bound(values.max(), (noise * scale)[None], max(outputs, objective.flat.size))
-    found = _count(values, bound, gap=_GAP)
+    rank = _count(values, bound, gap=_GAP)
     if bool((theta.to(torch.float32) == theta).all()):
-        low = min(found.low, _beyond_single(objective, theta, here))
-        found = found if low == found.low else NumericalRank(low, len(theta))
+        low = min(rank.low, _beyond_single(objective, theta, here))
+        rank = rank if low == rank.low else NumericalRank(low, len(theta))
     # Neither the number of outputs nor rounding can be exceeded.
-    return NumericalRank(found.low, min(found.high, outputs, objective.flat.size))
+    return NumericalRank(rank.low, min(rank.high, outputs, objective.flat.size))
 
 
 def _beyond_single(objective: Objective, theta: Tensor, jacobian: Tensor) -> int:

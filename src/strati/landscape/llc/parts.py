@@ -82,9 +82,9 @@ class PartCoefficients(Result):
             "reason",
         )
         rows = [
-            {"part": name, "parameters": found.traces.parameters}
-            | {column: getattr(found, column) for column in columns}
-            for name, found in self.parts.items()
+            {"part": name, "parameters": coefficient.traces.parameters}
+            | {column: getattr(coefficient, column) for column in columns}
+            for name, coefficient in self.parts.items()
         ]
         return pd.DataFrame(rows, columns=["part", "parameters", *columns])
 
@@ -158,11 +158,11 @@ def each(
     names: Sequence[str], run: Callable[[str], LearningCoefficient], tick: Tick = silent
 ) -> PartCoefficients:
     """Run one estimate per part."""
-    found = {}
+    coefficients = {}
     for name in names:
-        found[name] = run(name)
+        coefficients[name] = run(name)
         tick(name)
-    return PartCoefficients(found)
+    return PartCoefficients(coefficients)
 
 
 def data_groups(groups: Any, rows: int) -> Iterator[tuple[str, Tensor]]:
@@ -181,7 +181,7 @@ def data_groups(groups: Any, rows: int) -> Iterator[tuple[str, Tensor]]:
     if len(labels) != rows:
         raise BadInputError("groups", f"{len(labels)} labels for {rows} rows; give one label per row")
     for label in dict.fromkeys(labels):
-        yield str(label), torch.tensor([i for i, found in enumerate(labels) if found == label])
+        yield str(label), torch.tensor([i for i, other in enumerate(labels) if other == label])
 
 
 def rows_of(data: Any, index: Tensor) -> Any:
@@ -222,16 +222,16 @@ class PartModel(nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         """The model's output with the varied weights in place."""
         weights = {}
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, index in self.places.items():
-            whole = own[name].detach()
+            original = parameters[name].detach()
             part = self.held[_key(name)]
-            flat = whole.reshape(-1).to(part.dtype).index_put((index,), part)
-            weights[name] = flat.reshape(whole.shape)
+            flat = original.reshape(-1).to(part.dtype).index_put((index,), part)
+            weights[name] = flat.reshape(original.shape)
         dtype = next(iter(self.held.values())).dtype
-        others = (*own.items(), *self.model.named_buffers())
-        rest = {n: t.detach().to(dtype) for n, t in others if t.is_floating_point()}
-        return functional_call(self.model, rest | weights, args, keywords)
+        others = (*parameters.items(), *self.model.named_buffers())
+        fixed = {n: t.detach().to(dtype) for n, t in others if t.is_floating_point()}
+        return functional_call(self.model, fixed | weights, args, keywords)
 
 
 def head_entries(model: nn.Module, head: Head) -> dict[str, Tensor]:
@@ -246,22 +246,24 @@ def head_entries(model: nn.Module, head: Head) -> dict[str, Tensor]:
     count, shared = head_counts(model)
     if not 0 <= number < count:
         raise BadInputError("heads", f"no head {number}; there are {count}, from 0 to {count - 1}")
-    own = dict(model.named_parameters())
-    numbers = blocks(list(own))
-    found: dict[str, Tensor] = {}
-    for name, parameter in own.items():
+    parameters = dict(model.named_parameters())
+    numbers = blocks(list(parameters))
+    entries: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
         role = role_of(f"{module_name(name)}.weight", numbers[name])
         if numbers[name] != block or role not in _ATTENTION:
             continue
         transposed = type(model.get_submodule(module_name(name))).__name__ == "Conv1D"
-        found[name] = _entries(parameter, role, number, count, shared, transposed=transposed)
-    if not found:
-        known = attention_blocks(model)
+        entries[name] = _entries(parameter, role, number, count, shared, transposed=transposed)
+    if not entries:
+        with_attention = attention_blocks(model)
         span = (
-            f"blocks with attention are {known[0]} to {known[-1]}" if known else "no attention was recognised"
+            f"blocks with attention are {with_attention[0]} to {with_attention[-1]}"
+            if with_attention
+            else "no attention was recognised"
         )
         raise BadInputError("heads", f"no attention weights in block {block}; {span}")
-    return {name: index for name, index in found.items() if len(index)}
+    return {name: index for name, index in entries.items() if len(index)}
 
 
 def attention_blocks(model: nn.Module) -> list[int]:

@@ -117,12 +117,12 @@ def local_posterior(potential: Potential, theta: Tensor, gamma: float) -> LocalP
     blocks = potential.flat.sizes if isinstance(potential, Objective) else (int(theta.numel()),)
     if len(blocks) > 16:
         blocks = (int(theta.numel()),)
-    found = largest_quadratic(potential, theta) if theta.numel() <= VIRIAL_LIMIT else ()
-    some = found if len(found) < theta.numel() else ()
+    largest = largest_quadratic(potential, theta) if theta.numel() <= VIRIAL_LIMIT else ()
+    quadratic = largest if len(largest) < theta.numel() else ()
     cost = gradient_cost(potential, theta, turning=rotation.cost)
-    cost = cost._replace(leap=collapsed_gradients(len(some))) if some else cost
+    cost = cost._replace(leap=collapsed_gradients(len(quadratic))) if quadratic else cost
     return LocalPosterior(
-        potential, theta, gamma, baseline, rotation, curvature, blocks, cost, some, evaluate
+        potential, theta, gamma, baseline, rotation, curvature, blocks, cost, quadratic, evaluate
     )
 
 

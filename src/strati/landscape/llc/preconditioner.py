@@ -151,7 +151,8 @@ def kronecker(objective: Objective, points: Tensor | None = None) -> tuple[Krone
     places_seen = flat.theta.detach()[None] if points is None else points
     every = [_grams(objective, modules, squared, theta) for theta in places_seen]
     grams = {
-        name: tuple(torch.stack([one[name][k] for one in every]).mean(0) for k in (0, 1)) for name in every[0]
+        name: tuple(torch.stack([factors_at[name][k] for factors_at in every]).mean(0) for k in (0, 1))
+        for name in every[0]
     }
     curvature = torch.full_like(flat.theta, torch.nan)
     layers = []
@@ -182,7 +183,7 @@ def _grams(
             else functional_call(flat.module, weights, (), x)
         )
         rows = output.reshape(-1, output.shape[-1])
-        seen = {}
+        captured = {}
         total = {n: p.new_zeros(p.shape[-1], p.shape[-1]) for n, p in before.items()}
         for cotangent in _cotangents(rows.detach(), squared):
             slopes = torch.autograd.grad(rows, list(before.values()), cotangent, retain_graph=True)
@@ -192,8 +193,8 @@ def _grams(
         for name, value in inputs.items():
             a = value.detach().reshape(-1, value.shape[-1])
             folded = torch.cat([a, a.new_ones(len(a), 1)], dim=1)
-            seen[name] = (folded.T @ folded / len(a), total[name])
-    return seen
+            captured[name] = (folded.T @ folded / len(a), total[name])
+    return captured
 
 
 def _cotangents(output: Tensor, squared: bool) -> Iterator[Tensor]:

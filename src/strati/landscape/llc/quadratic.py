@@ -74,13 +74,13 @@ def largest_quadratic(potential: Potential, theta: Tensor) -> tuple[int, ...]:
     probe = _Probe(potential, theta)
     best: list[int] = []
     for first in range(theta.numel()):
-        found: list[int] = []
+        members: list[int] = []
         for index in (first, *(i for i in range(theta.numel()) if i != first)):
-            if probe.quadratic([*found, index]):
-                found.append(index)
-            elif not found:
+            if probe.quadratic([*members, index]):
+                members.append(index)
+            elif not members:
                 break
-        best = max(best, found, key=len)
+        best = max(best, members, key=len)
     return tuple(sorted(best))
 
 

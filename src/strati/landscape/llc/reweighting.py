@@ -52,15 +52,15 @@ def agreeing(traces: Traces) -> int:
 
 def _disagree(traces: Traces) -> np.ndarray:
     """Whether each temperature but the first differs from what all hotter ones say, beyond chance."""
-    whole = _differences(traces, None)
+    every_chain = _differences(traces, None)
     parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
-    value = np.cumsum(whole)
+    value = np.cumsum(every_chain)
     left_out = np.cumsum(parts, axis=1)
     chains = traces.chains
     error = np.sqrt((chains - 1) / chains * ((left_out - left_out.mean(0)) ** 2).sum(0))
     size = np.abs(traces.nbeta[1:] * traces.excess[1:].mean((1, 2)))
-    found: np.ndarray = ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
-    return found
+    disagree: np.ndarray = ~(np.abs(value) <= np.maximum(_STANDARD_ERRORS * error, _SHARE * size))
+    return disagree
 
 
 def _differences(traces: Traces, without: int | None) -> np.ndarray:
@@ -71,5 +71,5 @@ def _differences(traces: Traces, without: int | None) -> np.ndarray:
     hot, cold = excess[:-1], excess[1:]
     weight = np.exp(-step * (hot - hot.min(axis=1, keepdims=True)))
     predicted = (weight * hot).sum(1) / weight.sum(1)
-    found: np.ndarray = traces.nbeta[1:] * (cold.mean(1) - predicted)
-    return found
+    differences: np.ndarray = traces.nbeta[1:] * (cold.mean(1) - predicted)
+    return differences

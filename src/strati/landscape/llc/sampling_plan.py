@@ -108,9 +108,9 @@ class SamplingPlan(NamedTuple):
         if self.exchange:
             together = _EXCHANGED * self.chains
             down = _EXCHANGED * 2 * ANNEAL * (moves + cost.leap)
-            kept = (warmup + self.draws) * (moves + max(2, cost.leap))
+            sampling = (warmup + self.draws) * (moves + max(2, cost.leap))
             crowd = cost.call + CROWD * self.chains * cost.replica
-            return down * crowd + kept * (cost.call + together * cost.replica)
+            return down * crowd + sampling * (cost.call + together * cost.replica)
         rounds = rungs or (_RUNGS if self.ladder else 1)
         iterations = warmup // 2 + rounds * (self.draws + warmup // 3)
         return iterations * moves * (cost.call + self.chains * cost.replica)
@@ -129,13 +129,13 @@ def sampling_plan(
     """
     small, large = size <= VIRIAL_LIMIT, size > DENSE_LIMIT
     leapfrog = config.leapfrog or (6 if small else 20 if large else 10)
-    wanted = ([False] if large else [True, False]) if config.ladder is None else [config.ladder]
+    ladders = ([False] if large else [True, False]) if config.ladder is None else [config.ladder]
     # Where some parameters can be integrated out, few chains go far.
     sizes = ((32, 200), (16, 150)) if cost.leap == 1 else ((32, 160), (16, 120), (8, 120))
-    exchanged = [SamplingPlan(c, d, leapfrog, True, wanted[0]) for c, d in sizes]
+    exchanged = [SamplingPlan(c, d, leapfrog, True, ladders[0]) for c, d in sizes]
     local = [
         SamplingPlan(c, d, leapfrog, False, ladder)
-        for ladder in wanted
+        for ladder in ladders
         for c, d in ((64, 100), (32, 100), (16, 100), (8, 100), (8, 80), (4, 80))
         if not (large and c > 8)
         if not (ladder and config.ladder is None and c < 8)
@@ -157,12 +157,12 @@ def sampling_plan(
 
     def affordable(plan: SamplingPlan) -> bool:
         # More chains than the default are the caller's wish; they do not change what is sampled.
-        asked = own(plan).seconds(warmup, cost, rungs)
+        seconds = own(plan).seconds(warmup, cost, rungs)
         if not plan.exchange:
-            return asked <= allowed
+            return seconds <= allowed
         # Chains that start at a singular minimum do not get from valley to valley: a way down is worth more time.
         dear = _WORTH if plan is exchanged[-1] and plan.ladder else 1.0
-        return min(asked, plan.seconds(warmup, cost, rungs)) <= dear * allowed
+        return min(seconds, plan.seconds(warmup, cost, rungs)) <= dear * allowed
 
     return own(next((p for p in candidates if affordable(p)), candidates[-1]))
 

@@ -189,17 +189,17 @@ def effective_parameters(
     settings = resolve(LLCConfig, config, options, of=effective_parameters)
     model = on_device(as_module(model), settings.device)
     dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
-    whole = objective(model, loss, data, dtype=dtype)
-    wanted = _scales(scales, whole)
-    function = condensed(whole)
+    mean_loss = objective(model, loss, data, dtype=dtype)
+    epsilons = _scales(scales, mean_loss)
+    function = condensed(mean_loss)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
     settings = localised(settings, function, theta)
     if len(theta) <= VIRIAL_LIMIT:
-        seen = local_posterior(function, theta, settings.gamma or 1.0)
-        if sampling_plan(dataclasses.replace(settings, ladder=True), len(theta), seen.cost).exchange:
-            return _by_density(function, wanted, curvature, settings, tick)
-    return _by_temperature(function, wanted, curvature, settings, tick)
+        target = local_posterior(function, theta, settings.gamma or 1.0)
+        if sampling_plan(dataclasses.replace(settings, ladder=True), len(theta), target.cost).exchange:
+            return _by_density(function, epsilons, curvature, settings, tick)
+    return _by_temperature(function, epsilons, curvature, settings, tick)
 
 
 def seed_scale(outputs: Sequence[Any]) -> float:
@@ -229,17 +229,17 @@ def _by_density(
 ) -> EffectiveParameters:
     coldest = settings.coldest or 20 * max(1.0, function.flat.size / 2) / float(scales.min())
     nbeta = settings.nbeta or 1 / float(np.median(scales))
-    chosen = dataclasses.replace(
+    sampling = dataclasses.replace(
         settings, nbeta=nbeta, coldest=coldest, ladder=True, sampler=Sampler.TEMPERED
     )
-    traces = draw(function, function.flat.theta, chosen, tick)
+    traces = draw(function, function.flat.theta, sampling, tick)
     # Colder than the first temperature whose chains disagree, samples are not those of the landscape.
     good = [mixed(traces, k, settings) for k in range(len(traces.nbeta))]
     density = density_of_states(traces.first(good.index(False) if False in good else len(good)))
     rows = []
     for epsilon in scales:
-        found = density.coefficient(float(epsilon))
-        value, error = found if found is not None else (None, None)
+        coefficient = density.coefficient(float(epsilon))
+        value, error = coefficient if coefficient is not None else (None, None)
         reason = None
         if value is None or error is None:
             reason = "too few samples at this scale: it lies outside the localisation, or the chains do not mix there"
@@ -258,21 +258,25 @@ def _by_temperature(
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
     if chosen_sampler(function, theta, settings) in FULL_DATA:
-        seen = local_posterior(function, theta, settings.gamma or 1.0)
+        target = local_posterior(function, theta, settings.gamma or 1.0)
         # Both samplers get, and give back, the temperatures ascending.
-        traces = conditional_traces(seen, settings, rungs, tick) or sample_rungs(seen, settings, rungs, tick)
+        traces = conditional_traces(target, settings, rungs, tick) or sample_rungs(
+            target, settings, rungs, tick
+        )
         # By place: single precision rounds the temperatures that it keeps.
-        found = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
+        traces_at = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
         each = [dataclasses.replace(settings, nbeta=n) for n in nbetas]
-        found = {float(n): draw(function, theta, one, tick) for n, one in zip(nbetas, each, strict=True)}
+        traces_at = {
+            float(n): draw(function, theta, sampling, tick) for n, sampling in zip(nbetas, each, strict=True)
+        }
     rows = []
     for epsilon, nbeta in zip(scales, nbetas, strict=True):
         second = None if curvature is None else closed_form(curvature, nbeta, settings.gamma or 1.0)
-        if nbeta not in found:
+        if nbeta not in traces_at:
             rows.append(Scale(float(epsilon), None, None, nbeta, second, _TOO_STIFF))
             continue
-        result = estimate(found[nbeta], settings)
+        result = estimate(traces_at[nbeta], settings)
         reason = None if result.estimate is not None else result.reason
         rows.append(Scale(float(epsilon), result.estimate, result.stderr, nbeta, second, reason))
     return EffectiveParameters(_at_scales(rows), function.flat.size, settings.gamma or 1.0)
@@ -286,14 +290,16 @@ def _approximate(function: Objective) -> FloatArray:
 
 def _at_scales(rows: list[Scale]) -> tuple[Scale, ...]:
     """Carry each value from the scale its temperature really saw to the scale that was asked for."""
-    known = [r for r in rows if r.coefficient is not None]
-    if len(known) < 2:
+    estimated = [r for r in rows if r.coefficient is not None]
+    if len(estimated) < 2:
         return tuple(rows)
-    seen = np.log([matching_scale(float(r.coefficient or 0), r.nbeta) for r in known])
-    values = np.array([r.coefficient for r in known], dtype=float)
-    order = np.argsort(seen)
-    moved = np.interp(np.log([r.epsilon for r in known]), seen[order], values[order])
-    shifted = {id(r): dataclasses.replace(r, coefficient=float(v)) for r, v in zip(known, moved, strict=True)}
+    log_scales = np.log([matching_scale(float(r.coefficient or 0), r.nbeta) for r in estimated])
+    values = np.array([r.coefficient for r in estimated], dtype=float)
+    order = np.argsort(log_scales)
+    moved = np.interp(np.log([r.epsilon for r in estimated]), log_scales[order], values[order])
+    shifted = {
+        id(r): dataclasses.replace(r, coefficient=float(v)) for r, v in zip(estimated, moved, strict=True)
+    }
     return tuple(shifted.get(id(r), r) for r in rows)
 
 
@@ -305,9 +311,9 @@ def _scales(scales: Sequence[float] | None, function: Objective) -> FloatArray:
         size = size or float(target.var(dim=0, correction=0).sum()) or 1.0
         return size * np.geomspace(1e-5, 1e-1, 5)
     try:
-        wanted = np.atleast_1d(np.asarray(scales, dtype=float))
+        epsilons = np.atleast_1d(np.asarray(scales, dtype=float))
     except (TypeError, ValueError):
         raise BadInputError("scales", "must be positive numbers") from None
-    if wanted.size == 0 or not np.isfinite(wanted).all() or (wanted <= 0).any():
+    if epsilons.size == 0 or not np.isfinite(epsilons).all() or (epsilons <= 0).any():
         raise BadInputError("scales", "must be positive numbers")
-    return np.sort(wanted)
+    return np.sort(epsilons)

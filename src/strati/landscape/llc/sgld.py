@@ -256,9 +256,9 @@ class Steps:
 
     def _use_curvature(self) -> None:
         """Move in coordinates in which the curvature is about diagonal, by its inverse."""
-        found = kronecker(self.objective) if self.objective.name is not None else None
-        if found is not None:
-            self.rotation, curvature = found
+        factors = kronecker(self.objective) if self.objective.name is not None else None
+        if factors is not None:
+            self.rotation, curvature = factors
             # Where the chains go, directions that are flat at the minimum are not: the mean curvature bounds them.
             self.scale = 1 / (self.nbeta * (curvature + _DAMPING * curvature.mean()) + self.gamma)
 
@@ -312,8 +312,8 @@ class Steps:
     def advance(self, offset: Tensor, batch: tuple[Inputs, Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
         """Move ``offset`` in place; returns the batch's loss before the move and the heating to take off."""
         if self.theta.numel() > TOGETHER:
-            value, found = self._one(offset, batch)
-            return value, (self.step * self.nbeta / 8) * self._moved(offset, found, noise)
+            value, slopes = self._one(offset, batch)
+            return value, (self.step * self.nbeta / 8) * self._moved(offset, slopes, noise)
         value, slope = self.gradient(offset, batch)
         self._shake(offset, noise)
         return value, (self.step * self.nbeta / 8) * self._push(offset, slope)
@@ -354,10 +354,10 @@ class Steps:
         """By parameter: views of a chain's offsets, of the given weights and of the network's own, made once."""
         if self._views is None or self._views[0] is not offset:
             assert self._copy is not None
-            found: list[list[_Piece]] = []
+            pieces: list[list[_Piece]] = []
             for place in self._places:
                 cuts = [slice(k, min(k + _PIECE, place.stop)) for k in range(place.start, place.stop, _PIECE)]
-                found.append(
+                pieces.append(
                     [
                         (
                             offset[0, cut],
@@ -369,7 +369,7 @@ class Steps:
                         for cut in cuts
                     ]
                 )
-            self._views = (offset, found)
+            self._views = (offset, pieces)
         return self._views[1]
 
     def _shake(self, offset: Tensor, noise: Noise) -> None:

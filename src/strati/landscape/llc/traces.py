@@ -125,8 +125,8 @@ class Traces:
         """
         thin = 1
         if self.positions:
-            kept = next(iter(self.positions.values())).shape[1]
-            thin = -(-self.draws // kept)
+            count = next(iter(self.positions.values())).shape[1]
+            thin = -(-self.draws // count)
         scalars = {
             "llc": self.lambda_trace()[:, ::thin],
             "loss": self.baseline + self.excess[self.main][:, ::thin],
@@ -220,8 +220,8 @@ class PositionSums:
 
     def mean_after(self, step: int) -> Tensor:
         """The mean over the blocks that begin at a step or later, or over the last one."""
-        chosen = [b for b in self._sums if b * self._length >= step] or [max(self._sums)]
-        total = self._sums[chosen[0]].clone()
-        for block in chosen[1:]:
+        blocks = [b for b in self._sums if b * self._length >= step] or [max(self._sums)]
+        total = self._sums[blocks[0]].clone()
+        for block in blocks[1:]:
             total += self._sums[block]
-        return total / sum(self._counts[block] for block in chosen)
+        return total / sum(self._counts[block] for block in blocks)

@@ -28,8 +28,8 @@ def output_directions(slopes: Tensor, generator: torch.Generator, most: int) -> 
         units: Tensor = torch.diag_embed(slopes)
         return units
     probes = torch.randn(batch, most, outputs, generator=generator, dtype=torch.float64) / most**0.5
-    found: Tensor = probes.to(slopes) * slopes.unsqueeze(1)
-    return found
+    directions: Tensor = probes.to(slopes) * slopes.unsqueeze(1)
+    return directions
 
 
 def backward(chain: Chain, slopes: list[Tensor], last: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -75,23 +75,23 @@ def produced(
         return {}
     f, after, slopes, heard = _functions(chain, x, index)
     shared: dict[bytes, RankRange] = {}
-    found = {}
+    ranks = {}
     for place in _promising(blocks, slopes, inside, both - inside):
         block = blocks[place]
         mask = heard[:, block].any(dim=1)
         rows = int(mask.sum())
         if not budget.take(2.0 * rows * both**2 + 20.0 * min(rows, both) * both**2):
             break
-        own = slopes[:, block[0], None] * f
-        joint = upper(torch.cat([own[mask], after[mask]], dim=1))
+        block_rows = slopes[:, block[0], None] * f
+        joint = upper(torch.cat([block_rows[mask], after[mask]], dim=1))
         key = mask.cpu().numpy().tobytes()
         if key not in shared:
             shared[key] = rank_range(joint[:, inside:], noise[1])
-        whole = rank_range(joint, torch.cat(noise))
-        found[place] = Produced(
-            rank_range(joint[:, :inside], noise[0]).high, max(0, whole.high - shared[key].low)
+        joint_range = rank_range(joint, torch.cat(noise))
+        ranks[place] = Produced(
+            rank_range(joint[:, :inside], noise[0]).high, max(0, joint_range.high - shared[key].low)
         )
-    return found
+    return ranks
 
 
 def _promising(blocks: list[list[int]], slopes: Tensor, own: int, after: int) -> list[int]:

@@ -191,7 +191,7 @@ def as_chain(model: nn.Module) -> Chain:
     graph, modules = _trace(model)
     stages: list[ChainStage] = []
     previous: fx.Node | None = None
-    seen: set[int] = set()
+    visited: set[int] = set()
     for node in graph.nodes:
         if node.op == "placeholder":
             previous = _first(node, previous)
@@ -209,11 +209,11 @@ def as_chain(model: nn.Module) -> Chain:
         previous = node
         if node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear):
             linear = modules[str(node.target)]
-            if id(linear.weight) in seen:
+            if id(linear.weight) in visited:
                 raise UnsupportedError(
                     str(node.target), "its weights are used twice; a plain chain is needed"
                 )
-            seen.add(id(linear.weight))
+            visited.add(id(linear.weight))
             bias = None if linear.bias is None else linear.bias.detach()
             name = getattr(linear, "checkpoint_name", str(node.target))
             stages.append(ChainStage(name, linear.weight.detach(), bias))

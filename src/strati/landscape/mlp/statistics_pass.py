@@ -120,16 +120,16 @@ def twin_of(chain: Chain, seed: int) -> Chain:
 
 def gated_forward(chain: Chain, x: Tensor, slopes: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Activations and slopes of a twin, with the firing patterns of the network itself: a pattern is no rounding."""
-    activations, found = [x], []
+    activations, inclines = [x], []
     for stage, slope in zip(chain.stages, slopes, strict=True):
         p = stage.preactivations(activations[-1])
         if stage.activation.slopes is None:
             activations.append(stage.activation(p))
-            found.append(stage.activation.derivative(p))
+            inclines.append(stage.activation.derivative(p))
         else:
             activations.append(slope * p)
-            found.append(slope)
-    return activations, found
+            inclines.append(slope)
+    return activations, inclines
 
 
 def _empty(chain: Chain, epsilon: bool, seed: int) -> list[LayerSurvey]:
@@ -163,9 +163,9 @@ def _measure_noise(chain: Chain, rows: Tensor, layers: list[LayerSurvey], seed: 
     first = output_directions(slopes[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
     second = output_directions(inclines[-1], torch.Generator().manual_seed(seed), MOST_OUTPUTS)
     pairs = zip(backward(chain, slopes, first), backward(twin, inclines, second), strict=True)
-    for (index, one), (_, two) in pairs:
-        width = one.shape[-1]
-        layers[index].jacobians.compare(one.reshape(-1, width), two.reshape(-1, width))
+    for (index, original), (_, nudged_rows) in pairs:
+        width = original.shape[-1]
+        layers[index].jacobians.compare(original.reshape(-1, width), nudged_rows.reshape(-1, width))
 
 
 def _least(slopes: Tensor, preactivations: Tensor) -> float:

@@ -139,27 +139,27 @@ def _count(
     layer = found.layers[index]
     last = index + 1 == len(found.layers)
     inputs, outputs = layer.activations.columns, layer.jacobians.columns
-    seen = min(layer.activations.range().high, found.data)
+    activation_rank = min(layer.activations.range().high, found.data)
     heard = layer.jacobians.range().high
     hidden = any(f.hidden for f in (layer.activations, layer.jacobians))
     blocks = _blocks(layer)
     dead = [b for b in blocks if float(layer.slopes[b[0], b[0]]) == 0.0 and layer.stage.activation.vanishes]
     alive = [b for b in blocks if b not in dead]
-    used, firing, synchrony = seen * heard, 0, 0
+    used, firing, synchrony = activation_rank * heard, 0, 0
     if budget is not None and not hidden:
-        used, firing, synchrony = _between(chain, x, found, index, alive, seen, heard, budget)
+        used, firing, synchrony = _between(chain, x, found, index, alive, activation_rank, heard, budget)
     together = tuple(tuple(b) for b in alive if len(b) > 1)
     return LayerCount(
         name=layer.stage.name,
         inputs=layer.stage.inputs,
         outputs=outputs,
         bias=layer.stage.bias is not None,
-        activation_rank=seen,
+        activation_rank=activation_rank,
         jacobian_rank=heard,
         hidden_jacobian_rank=None if last else _hidden_rank(layer, found.layers[index + 1]),
         dead=sum(len(b) for b in dead),
         synchronised_blocks=0 if last else len(together),
-        free_from_activations=outputs * (inputs - seen),
+        free_from_activations=outputs * (inputs - activation_rank),
         free_from_jacobians=inputs * (outputs - heard),
         free_from_firing=firing,
         free_from_synchrony=synchrony,
@@ -182,17 +182,17 @@ def _between(
     """What a layer uses beside the next one: an upper bound, and what firing and synchrony leave free."""
     layer, following = found.layers[index], found.layers[index + 1]
     thickness = [layer.jacobians.range(b) for b in alive]
-    own = [_own_rank(found, layer, following, b) for b in alive]
+    own_ranks = [_own_rank(found, layer, following, b) for b in alive]
     noise = (layer.activations.noise, following.activations.noise)
     fine = produced(chain, x, index, alive, budget, noise=noise)
     by_block = firing = 0
-    for place, (block, t, s) in enumerate(zip(alive, thickness, own, strict=True)):
+    for place, (block, t, s) in enumerate(zip(alive, thickness, own_ranks, strict=True)):
         mine = fine.get(place, Produced(_fired(found, layer, block), inputs_of(layer)))
         sees = min(seen, mine.seen)
         firing += (seen - sees) * t.low
         by_block += t.high * min(mine.added, max(0, sees - s))
     by_layer = seen * heard - _visible(layer, alive)
-    synchrony = sum(s * t.low for s, t in zip(own, thickness, strict=True))
+    synchrony = sum(s * t.low for s, t in zip(own_ranks, thickness, strict=True))
     return max(0, min(by_block, by_layer)), firing, synchrony
 
 
@@ -259,12 +259,12 @@ def visible_rank(activations: Factor, jacobians: Factor, weight: Tensor, pairs: 
         return 0
     out = torch.tensor([p[0] for p in pairs], device=weight.device)
     into = torch.tensor([p[1] for p in pairs], device=weight.device)
-    seen = activations.matrix @ weight.T
+    projected = activations.matrix @ weight.T
     size = torch.linalg.vector_norm(activations.matrix) * torch.linalg.vector_norm(weight, dim=1)
     k = _unit(
         jacobians.matrix, torch.linalg.vector_norm(jacobians.matrix, dim=0) * jacobians.noise / (4 * EPS)
     )
-    m = _unit(seen, size)
+    m = _unit(projected, size)
     products = (k.T @ k)[out][:, out] * (m.T @ m)[into][:, into]
     values = torch.linalg.eigvalsh(products)
     return int((values > VISIBLE * values[-1].clamp(min=0)).sum()) if float(values[-1]) > 0 else 0
