@@ -1,4 +1,4 @@
-"""Write the help of every verb into docs/cli.md.
+"""Write the help of every command into docs/cli.md.
 
 .venv/bin/python tools/cli_page.py
 """
@@ -12,12 +12,19 @@ import click
 from strati.cli.main import COMMANDS, strati
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
-HEAD = """# The command line
+HEAD = """# All commands and options
 
-What `strati VERB --help` prints, verb by verb. Exit codes: 0 done; 2 bad usage or bad input, a line on standard error;
-3 `check` found what it was told to look for; 130 stopped by Ctrl-C; 1 a fault of strati itself.
+This page shows what `strati COMMAND --help` prints.
 
-Completion of verbs, options and paths in the shell, once, then open a new one:
+| exit code | meaning |
+| --- | --- |
+| 0 | done |
+| 2 | bad usage or bad input; one line on standard error says what to do |
+| 3 | `check` found a failure |
+| 130 | interrupted by Ctrl-C |
+| 1 | a fault of strati itself; please report it with the output of `strati --version --verbose` |
+
+To complete commands, options and paths in your shell, run one of these once and open a new shell:
 
 ```sh
 # bash 4.4 or newer
@@ -27,9 +34,6 @@ _STRATI_COMPLETE=zsh_source strati > ~/.strati-complete.zsh && echo '. ~/.strati
 # fish
 _STRATI_COMPLETE=fish_source strati > ~/.config/fish/completions/strati.fish
 ```
-
-For a bug report: `strati --version --verbose` prints the versions of strati, Python, the system and every package
-that it may use.
 """
 
 

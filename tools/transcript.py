@@ -96,7 +96,7 @@ def prepare(folder: Path) -> None:
 
 def transcript() -> str:
     """The page: every command with its output at 80 columns."""
-    parts = ["# Transcript", "", "What every command prints on the embedded networks, at 80 columns"]
+    parts = ["# Example output of every command", "", "The embedded networks, in a terminal of 80 columns"]
     parts[-1] += " (`python tools/transcript.py`)."
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
