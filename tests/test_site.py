@@ -29,7 +29,8 @@ QUESTIONS = {
 def test_the_site_builds_strictly_and_is_searched_offline(browser: Any, tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (tmp_path / "src").symlink_to(ROOT / "src")
+    for name in ("src", "tools"):
+        (tmp_path / name).symlink_to(ROOT / name)
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     command = [Path(sys.executable).with_name("zensical"), "build", "--strict"]
     subprocess.run(command, cwd=tmp_path, check=True)
