@@ -14,8 +14,9 @@ from strati.schemas import names, schema
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "schemas.md"
 HEAD = """# JSON results and their schemas
 
-This page lists the fields that `--json FILE` writes and `.to_json()` returns. Each result has a JSON Schema in the package:
-`strati.schemas.schema("strati.scan/1")` returns one, and `strati.schemas.names()` lists all. Any validator accepts them:
+This page lists the fields that `--json FILE` writes and `.to_json()` returns. Each result has a JSON Schema in the
+package: `strati.schemas.schema("strati.scan/1")` returns one, and `strati.schemas.names()` lists all. Any validator
+accepts them:
 
 ```python
 import jsonschema
@@ -25,8 +26,9 @@ result = strati.scan("model.safetensors")
 jsonschema.validate(result.to_dict(), strati.schemas.schema("strati.scan/1"))
 ```
 
-Fields in bold are always present; the others are present where they apply. An undefined number is `null`, never NaN. New fields
-may be added within a version, but a field that is always present keeps its name and type. `[]` is an entry of a list.
+Fields in bold are always present; the others are present where they apply. An undefined number is `null`, never NaN.
+New fields may be added within a version, but a field that is always present keeps its name and type. `[]` is an entry
+of a list.
 """
 
 
