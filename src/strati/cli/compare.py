@@ -21,6 +21,7 @@ from strati.cli.common import (
     named_data,
     output_options,
     seed_option,
+    show,
     table_options,
     work_options,
 )
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
     help="Write the last network with its units numbered as in the first (new path).",
 )
 @click.option(
+    "--extract",
+    metavar="OUT",
+    help="Write the change from A to B as a PEFT adapter of A, with the ranks that lie beyond noise (new path).",
+)
+@click.option(
     "--path",
     "along",
     is_flag=True,
@@ -64,6 +70,7 @@ def command(
     series: bool,
     merge: bool,
     align: str | None,
+    extract: str | None,
     along: bool,
     data: str | None,
     inputs: str | None,
@@ -89,6 +96,7 @@ def command(
       strati compare --merge parent-a/ parent-b/ merged/
       strati compare base-7b/ tuned-7b/ --out compare-7b
       strati compare a.safetensors b.safetensors --align b-as-a.safetensors
+      strati compare base/ tuned/ --extract adapter
       strati compare a.safetensors b.safetensors --path --data data.npz
       strati compare --series step-*.safetensors --html run.html
     """
@@ -107,6 +115,10 @@ def command(
         raise click.UsageError("--align compares two networks; leave out --series and --merge")
     if align is not None and Path(align).exists():
         raise BadInputError(align, "exists already; give a new path")
+    if extract is not None and (len(models) > 2 or series or merge):
+        raise click.UsageError("--extract takes two networks, the base and its fine-tune")
+    if extract is not None and Path(extract).exists():
+        raise BadInputError(extract, "exists already; give a new path")
     if along != (data is not None):
         raise click.UsageError(
             "--path and --data go together: the loss along the path is measured on the data"
@@ -150,3 +162,10 @@ def command(
     if export is not None:
         export_table(result.frame(), export)
     emit(replace(result, view=table), output)
+    if extract is not None:
+        from strati.comparison.extract_adapter import extract_adapter
+        from strati.core.display import Paragraph
+
+        adapter = extract_adapter(networks[0], networks[1], extract, seed=seed)
+        if not output.quiet and output.json != "-":
+            show(Paragraph(adapter.text()))
