@@ -2,6 +2,7 @@ from . import configs, embedded, interventions, schemas
 from ._version import __version__ as __version__
 from .comparison.check import Check, check
 from .comparison.compare import compare
+from .comparison.extract_adapter import extract_adapter
 from .comparison.lineage import lineage
 from .comparison.lineage_results import Lineage
 from .comparison.results import Comparison
@@ -74,6 +75,7 @@ __all__ = [
     "degeneracy",
     "effective_parameters",
     "embedded",
+    "extract_adapter",
     "influence",
     "inspect",
     "interaction_basis",

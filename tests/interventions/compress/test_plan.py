@@ -34,6 +34,7 @@ from strati.interventions.compress.predict import (
     selection_bias,
 )
 from strati.interventions.study import Study
+from strati.io.adapters.merge import merged
 
 
 @settings(max_examples=150, deadline=None)
@@ -521,6 +522,13 @@ def test_adapter_ranks_measured_and_guessed(tmp_path: Path) -> None:
     assert plan.quantity == "measured-update"
     ranks = {layer.name: layer.choice for layer in plan.layers}
     assert ranks["0"] == "rank=1" and ranks["2"] == "keep"
+    applied = strati.apply(plan, tuned, out=tmp_path / "adapted")
+    weights = strati.open(tmp_path / "adapted" / "model.safetensors")
+    both = merged(strati.open(base.state_dict()), strati.open(tmp_path / "adapted" / "adapter"))
+    for name in ("0.weight", "2.weight"):
+        np.testing.assert_allclose(both.read(name), weights.read(name), atol=1e-6)
+    assert applied.measured["performance"] is not None
+    assert [u.rank for u in both.parts[1].contents.adapters.values()] == [1, 4]
     plan.export(tmp_path / "peft.json", format="peft")
     written = json.loads((tmp_path / "peft.json").read_text())
     assert written["rank_pattern"]["^0$"] == 1 and written["alpha_pattern"]["^0$"] == 2

@@ -130,7 +130,8 @@ def apply(
         plan: A plan, its JSON, or the file of that.
         model: The network the plan was made for, whatever names it. A safetensors file, a Hugging Face directory, a
             torch or ``.npz`` file is written in its own format, what is in memory as ``model.safetensors``.
-        out: A new folder, never the original's. Without it nothing is written, and the changed module is returned.
+        out: A new folder, never the original's; for the action ``adapt`` it also gets the folder ``adapter``, which
+            PEFT loads onto the base. Without it nothing is written, and the changed module is returned.
         data: What to measure on; by default the study's own data. Only with ``out``.
         config: Options; keywords of the same names win.
         tick: Called when the network is written, and when it is measured.
@@ -177,6 +178,8 @@ def apply(
     with _new_folder(Path(out), before) as folder:
         edits.write(source, folder)
         after = _weight_bytes(folder)
+        if edits.action == "adapt":
+            edits.write_adapter(folder / "adapter")
         tick("written")
         made = edits.reopen(folder, source, study)
         measured, seconds = _measure(wanted, study, module, made, data, edits)
@@ -262,7 +265,7 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:40]}.", dir=parent))
     try:
         yield folder
-        for file in folder.iterdir():
+        for file in (path for path in folder.rglob("*") if path.is_file()):
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         umask = os.umask(0)

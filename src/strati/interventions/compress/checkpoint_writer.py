@@ -128,6 +128,26 @@ class Edits:
         if self.factors:
             write_map(folder, self._map({}))
 
+    def write_adapter(self, folder: Path) -> None:
+        """The updates of an ``adapt`` plan as a PEFT adapter of the base; layers that are kept get full rank."""
+        from strati.comparison.extract_adapter import extract_adapter
+
+        base = {
+            name: tensor
+            for name, tensor in next(iter(self.evaluator.others.values())).items()
+            if name.endswith(".weight")
+        }
+        state = self.model.state_dict()
+        tuned = {
+            name: self.weights.get(name.removesuffix(".weight"), _plain(state[name].detach().cpu()))
+            for name in base
+        }
+        ranks = {name: min(tensor.shape) for name, tensor in base.items()}
+        ranks |= {
+            f"{layer}.weight": int(choice.partition("rank=")[2]) for layer, choice in self.chosen.items()
+        }
+        extract_adapter(base, tuned, folder, rank=ranks)
+
     def write_file(self, source: Path, folder: Path) -> None:
         """A file or directory in the format it came in."""
         from strati.interventions.compress import rewrite_checkpoint as files
