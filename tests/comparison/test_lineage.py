@@ -14,6 +14,7 @@ from command import run_strati
 from scipy.stats import binomtest
 
 import strati
+from strati import embedded
 from strati.comparison.hidden_units import chains
 from strati.comparison.independence import SMALLEST, compare_chains, log_tail, pooled_pvalue
 from strati.core.errors import BadInputError
@@ -320,3 +321,34 @@ def test_units_rescaled_by_relu_are_found(factor: float) -> None:
     assert pair.related and pair.distance is not None and pair.distance < 1e-3
     sized = {name: (w * factor).astype(np.float32) for name, w in parent.items()}
     assert strati.lineage(parent, sized).pairs[0].related is True
+
+
+def test_an_adapter_file_has_a_direction() -> None:
+    result = strati.lineage(embedded.path("shakespeare-lora"), embedded.path("shakespeare"))
+    (pair,) = result.pairs
+    assert (pair.kind, pair.rank, pair.direction, pair.direction_by) == ("lora", 4, "b-to-a", "adapter-file")
+    assert result.networks[0] == str(embedded.path("shakespeare-lora"))
+    assert [(edge.parent, edge.directed) for edge in result.tree] == [
+        (str(embedded.path("shakespeare")), True)
+    ]
+
+
+def test_the_direction_names_its_evidence() -> None:
+    rng = np.random.default_rng(0)
+    a = {
+        "0.weight": rng.normal(size=(64, 20)).astype(np.float32),
+        "2.weight": rng.normal(size=(20, 64)).astype(np.float32),
+    }
+    coarse = {name: w.astype(np.float16) for name, w in a.items()}
+    grid = {name: (np.round(w * 4) / 4).astype(np.float32) for name, w in a.items()}
+    sparse = {name: np.where(np.abs(w) < 0.5, 0, w) for name, w in a.items()}
+    for other, kind, evidence in (
+        (coarse, "converted", "finer-dtype"),
+        (grid, "quantised", "grid"),
+        (sparse, "pruned", "zeros-or-units"),
+    ):
+        (pair,) = strati.lineage(a, other).pairs
+        assert (pair.kind, pair.direction, pair.direction_by) == (kind, "a-to-b", evidence)
+        assert pair.scheme == ("grid" if kind == "quantised" else None)
+    (pair,) = strati.lineage(a, {n: w + rng.normal(size=w.shape) * 0.1 for n, w in a.items()}).pairs
+    assert (pair.direction, pair.direction_by) == (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -119,13 +120,15 @@ def lineage(
         (True, 'identical', True, True)
     """
     chosen = resolve(LineageConfig, config, options, of=lineage)
-    networks = with_adapters_merged([open_network(model) for model in expanded(models)])
+    opened = [open_network(model) for model in expanded(models)]
+    networks = with_adapters_merged(opened)
+    base = next((n for n, network in enumerate(opened) if not is_adapter(network)), None)
     if networks and all(is_adapter(network) for network in networks):
         raise BadInputError("lineage", "holds adapters only; give their base as well")
     if len(networks) < 2:
         what = str(networks[0].path) if networks else "lineage"
         raise BadInputError(what, "is one network; give two or more, or a folder of checkpoints")
-    names = _unique([str(network.path) for network in networks])
+    names = _unique([str(network.path) for network in opened])
     expect = getattr(tick, "expect", None)
     if expect is not None:
         expect(len(networks) * (len(networks) - 1) // 2)
@@ -138,9 +141,13 @@ def lineage(
         pair, separation = _pair(networks[i], networks[j], units[i], units[j], chosen)
         if separation is not None:
             separations[frozenset((names[i], names[j]))] = separation
+        if base in (i, j) and is_adapter(opened[i + j - base]):
+            direction = LineageDirection.A_TO_B if base == i else LineageDirection.B_TO_A
+            pair = replace(pair, direction=direction, direction_by="adapter-file")
         pairs.append(replace(pair, a=names[i], b=names[j]))
         tick(f"{names[i]}, {names[j]}")
-    pairs = _with_merges(pairs, dict(zip(names, networks, strict=True)))
+    by_name = dict(zip(names, networks, strict=True))
+    pairs = [_with_evidence(pair, by_name) for pair in _with_merges(pairs, by_name)]
     return Lineage(tuple(names), tuple(pairs), tuple(_tree(names, pairs, separations)))
 
 
@@ -330,6 +337,28 @@ def _with_merges(pairs: Sequence[LineagePair], networks: dict[str, Network]) -> 
                 )
         changed.append(pair)
     return changed
+
+
+_DIRECTION_BY = {
+    RelationKind.CONVERTED: "finer-dtype",
+    RelationKind.QUANTISED: "grid",
+    RelationKind.PRUNED: "zeros-or-units",
+    RelationKind.LORA: "absent-update",
+    RelationKind.MERGED: "mixture",
+}
+
+
+def _with_evidence(pair: LineagePair, networks: Mapping[str, Network]) -> LineagePair:
+    """What shows the direction, and the scheme of a quantisation."""
+    scheme = None
+    if pair.kind is RelationKind.QUANTISED:
+        child = networks[pair.a if pair.direction is LineageDirection.B_TO_A else pair.b]
+        schemes = Counter(
+            layer.quantisation.scheme for layer in child.layers() if layer.quantisation is not None
+        )
+        scheme = schemes.most_common(1)[0][0] if schemes else "grid"
+    shown_by = None if pair.direction is None else pair.direction_by or _DIRECTION_BY.get(pair.kind)
+    return replace(pair, direction_by=shown_by, scheme=scheme)
 
 
 def _mixture_of(

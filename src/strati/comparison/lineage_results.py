@@ -56,6 +56,9 @@ class LineagePair:
         kind: What lies between them.
         direction: ``a-to-b``, ``b-to-a`` or ``None`` where the weights show none.
         blocks: Evidence, block by block.
+        direction_by: What shows the direction: ``finer-dtype``, ``grid``, ``zeros-or-units``, ``absent-update``,
+            ``mixture`` or ``adapter-file``; ``None`` where there is none.
+        scheme: Of a quantised network, the scheme that its file names; ``grid`` where only the weights show it.
         distance: Of all layers, relative to their norms; ``None`` where they are not related.
         new_layers: Layers of B that resemble A's no more than chance allows, where others do.
         rank: Of a LoRA.
@@ -79,6 +82,8 @@ class LineagePair:
     parents: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     weights_stderr: tuple[float | None, ...] = ()
+    direction_by: str | None = None
+    scheme: str | None = None
 
     @property
     def shared_blocks(self) -> int:
@@ -266,6 +271,17 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     return {name: printable(text, _NAME) for name, text in short.items()}
 
 
+_EVIDENCE = {
+    "finer-dtype": "its dtype is finer",
+    "grid": "the other's weights lie on a grid",
+    "zeros-or-units": "the other lacks weights that it has",
+    "absent-update": "the directions of the update are absent in it",
+    "mixture": "the other is a mixture of it and a third network",
+    "adapter-file": "the other is an adapter of it",
+    "": "the weights of the other derive from it",
+}
+
+
 def _pair_lines(pair: LineagePair) -> list[str]:
     short = _short_names((pair.a, pair.b))
     earlier, later = short[pair.a], short[pair.b]
@@ -279,7 +295,7 @@ def _pair_lines(pair: LineagePair) -> list[str]:
     sentence = {
         RelationKind.IDENTICAL: f"{later} is identical to {earlier}",
         RelationKind.CONVERTED: f"{later} is a conversion of {earlier}",
-        RelationKind.QUANTISED: f"{later} is a quantisation of {earlier}",
+        RelationKind.QUANTISED: f"{later} is a quantisation{_scheme(pair)} of {earlier}",
         RelationKind.LORA: f"{later} is {earlier} with a LoRA of rank {pair.rank}",
         RelationKind.FINE_TUNED: f"{later} is a fine-tune of {earlier}",
         RelationKind.MERGED: f"{later} is a merge of {earlier} and others",
@@ -293,7 +309,7 @@ def _pair_lines(pair: LineagePair) -> list[str]:
         else f"The weights differ by {percent:.2g} %"
     )
     if pair.direction is not None:
-        moved += f" and show that {earlier} came first."
+        moved += f" and show that {earlier} came first ({_EVIDENCE[pair.direction_by or '']})."
     elif pair.kind is not RelationKind.IDENTICAL:
         moved += " and do not show which came first."
     else:
@@ -306,6 +322,10 @@ def _pair_lines(pair: LineagePair) -> list[str]:
     if pair.renumbered:
         lines.append("The hidden units are numbered in another order.")
     return lines
+
+
+def _scheme(pair: LineagePair) -> str:
+    return "" if pair.scheme in (None, "grid") else f" ({pair.scheme})"
 
 
 def _tested(pair: LineagePair) -> str:
