@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*  ## ' Makefile | sed -E 's/^([a-z-]+):.*  ## /\1\t/' | expand -t 16
 
-demo: $(VENV)/demo.stamp  ## Run the tour on an embedded network; the report is out/demo/report.html
+demo: $(VENV)/demo.stamp  ## Run strati on an embedded transformer; the report is out/demo/report.html
 	rm -rf out/demo
 	$(BIN)/strati demo --out out/demo
 

@@ -1,11 +1,15 @@
-"""``strati demo``: every verb once, on the embedded network and data, ending in a report.
+"""``strati demo``: nine commands on an embedded transformer, one line each, ending in a report.
 
-The demo types nothing that a user could not type: each step is a command line, shown before it runs.
+The demo copies the network, its initial weights, an adapter and a text into its folder, so that you can type every
+command that it runs. Each command writes its JSON there; the line shown is the first sentence of that result.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,27 +17,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from strati.cli.common import Command, Output, emit, output_options, seed_option, show
+from strati.cli.common import Command, Output, emit, output_options, screen_width, seed_option, show
+from strati.core.display import NextCommand, command_path
 from strati.core.errors import BadInputError
+from strati.core.files import write_atomic
 from strati.core.results import Result
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+CHARACTERS = 8_000
+"""Length of the text that the commands measure on: enough for an interval, short enough for a demo."""
+
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the tour."""
+    """One command of the demo, the first sentence of its result, and its time."""
 
     title: str
     command: str
+    answer: str
     seconds: float
 
 
 @dataclass(frozen=True)
 class Tour(Result):
-    """What the demo ran, and where its page is."""
+    """What the demo ran, and where its report is."""
 
     verb: ClassVar[str] = "demo"
 
@@ -42,7 +52,7 @@ class Tour(Result):
     steps: tuple[Step, ...]
 
     def payload(self) -> dict[str, Any]:
-        """The steps with their times, and the report's place."""
+        """The steps with their times, and the path of the report."""
         return dict(vars(self))
 
     def frame(self) -> pd.DataFrame:
@@ -52,98 +62,118 @@ class Tour(Result):
         return pd.DataFrame([vars(step) for step in self.steps])
 
     def summary(self) -> RenderableType:
-        """Where the page is."""
+        """The path of the report and the first command on your own model."""
+        from rich.console import Group
+
         total = sum(step.seconds for step in self.steps)
-        return f"\n{len(self.steps)} steps in {total:.0f} s. Open the page: {self.report}"
+        return Group(
+            f"{len(self.steps)} steps in {total:.0f} s. Open {self.report} in a browser.",
+            NextCommand(("strati scan YOUR-MODEL.safetensors",)),
+        )
 
 
 @click.command("demo", cls=Command)
 @click.option(
-    "--out", "folder", default="strati-demo", show_default=True, metavar="DIR", help="Results and page."
+    "--out",
+    "folder",
+    default="strati-demo",
+    show_default=True,
+    metavar="DIR",
+    help="Folder for the copied network, the results and the report.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show every command with its whole output.")
 @seed_option
 @output_options
-def command(folder: str, seed: int, output: Output) -> None:
-    """The whole tour on an embedded network (an MLP on handwritten digits), in minutes, ending in a report.
+def command(folder: str, verbose: bool, seed: int, output: Output) -> None:
+    """Show what strati does on an embedded transformer, in about 40 seconds, ending in a report.
+
+    The network is a character-level language model of 526,560 parameters, trained on Shakespeare.
+    Interrupted? Run the same command again: finished measurements are kept.
 
     \b
     Example:
       strati demo
-      strati demo --out tour --quiet
+      strati demo --out tour -v
     """
     home = Path(folder)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(home, f"cannot be created ({error.strerror}); give another --out") from None
+    _prepare(home)
     steps = []
+    silent = output.quiet or output.json == "-"
     for title, words in plan(home, seed):
-        start = time.perf_counter()
-        _run(title, words, output.quiet or output.json == "-")
-        steps.append(Step(title, shlex.join(["strati", *words]), time.perf_counter() - start))
-    result = Tour(str(home), str(home / "report.html"), tuple(steps))
+        steps.append(_run(title, words, verbose and not silent))
+        if not silent and not verbose:
+            show(_line(steps[-1]))
+    report = home / "report.html"
     if output.html is not None:
-        from strati.core.files import write_atomic
-
-        write_atomic(output.html, (home / "report.html").read_text())
-    emit(result, Output(output.json, None, output.quiet))
+        write_atomic(output.html, report.read_text())
+    emit(Tour(str(home), command_path(report), tuple(steps)), Output(output.json, None, output.quiet))
 
 
 def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
-    """The commands of the tour, in order."""
+    """The commands of the demo, in order; each but the last writes its result as JSON."""
+    model, initial, adapter, text, study, small = (
+        str(home / name)
+        for name in ("shakespeare", "shakespeare-init", "shakespeare-lora", "tempest.txt", "study", "small")
+    )
+    measured = ("--data", text)
+    # Only the matrices of the MLPs, three ranks each: a study of everything takes minutes.
+    cut = ("--layers", "role:mlp.*", "--truncate", "rank=8,16,32", "--seed", str(seed))
+    commands = [
+        ("Is the file intact?", ["check", model]),
+        ("What is in it?", ["scan", model, "--eigenvalues"]),
+        ("What did fine-tuning change?", ["compare", model, adapter, "--eigenvalues"]),
+        ("Where does it come from?", ["lineage", initial, model, adapter]),
+        ("Which layers matter?", ["study", model, *measured, "--out", study, *cut]),
+        ("How small can it get?", ["plan", study, "--budget", "loss=+2%"]),
+        ("Write the smaller model", ["apply", str(home / "plan.json"), model, "--out", small]),
+        (
+            "How did training go?",
+            ["track", initial, model, *measured, "--what", "spectra,loss", "--out", str(home / "track")],
+        ),
+    ]
+    steps = [(title, [*words, "--json", str(home / f"{words[0]}.json")]) for title, words in commands]
+    results = [str(home / f"{words[0]}.json") for _, words in commands]
+    return [*steps, ("Everything on one page", ["report", *results, study, "-o", str(home / "report.html")])]
+
+
+def _prepare(home: Path) -> None:
+    """Copy the network and its text into the folder, which is new, empty or that of an earlier demo."""
     from strati import embedded
 
-    model, initial, data = (
-        str(embedded.path(name))
-        for name in ("digits-mlp.safetensors", "digits-mlp-init.safetensors", "digits.npz")
-    )
-    chance = ["--seed", str(seed)]
-    results = {
-        name: str(home / f"{name}.json")
-        for name in ("scan", "compare", "degeneracy", "basis", "audit", "pieces")
-    }
-    dropped, study = str(home / "dropped"), str(home / "study")
-    return [
-        ("What is in the file", ["inspect", model]),
-        ("What each layer is", ["scan", model, "--eigenvalues", "--json", results["scan"]]),
-        ("What training changed", ["compare", initial, model, "--eigenvalues", "--json", results["compare"]]),
-        (
-            "Which layers the network needs",
-            [
-                *("study", model, "--data", data, "--out", study),
-                *("--reinitialise", "--initial", initial, "--rerandomise", "--draws", "10", *chance),
-            ],
-        ),
-        ("Which metrics to trust", ["audit", study, "--json", results["audit"]]),
-        (
-            "How many parameters are used",
-            [
-                "degeneracy",
-                model,
-                "--data",
-                data,
-                "--llc",
-                "--scales",
-                "--sample-rows",
-                "100",
-                *chance,
-                "--json",
-                results["degeneracy"],
-            ],
-        ),
-        ("Which directions interact", ["basis", model, "--data", data, *chance, "--json", results["basis"]]),
-        ("A residual network, dropped", ["reassemble", "--make", dropped, "--blocks", "8", *chance]),
-        (
-            "... and put back together",
-            ["reassemble", dropped, f"{dropped}/data.csv", "--json", results["pieces"]],
-        ),
-        ("All of it on one page", ["report", *results.values(), "-o", str(home / "report.html")]),
-    ]
+    marker = home / "shakespeare" / "config.json"
+    try:
+        if home.is_dir() and any(home.iterdir()) and not marker.is_file():
+            raise BadInputError(home, "is not empty and holds no earlier demo; give another --out")
+        for name in ("shakespeare", "shakespeare-init", "shakespeare-lora"):
+            source = embedded.path(name)
+            # The marker comes first, so that an interrupted copy is taken up again.
+            for file in sorted(source.iterdir(), key=lambda path: path.name != marker.name):
+                target = home / name / file.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if not target.is_file() or target.stat().st_size != file.stat().st_size:
+                    shutil.copyfile(file, target)
+        write_atomic(home / "tempest.txt", embedded.path("tempest.txt").read_text("utf-8")[:CHARACTERS])
+        shutil.rmtree(home / "small", ignore_errors=True)  # `apply` writes into a new folder only
+    except OSError as error:
+        raise BadInputError(home, f"cannot be written ({error.strerror}); give another --out") from None
 
 
-def _run(title: str, words: list[str], quiet: bool) -> None:
+def _run(title: str, words: list[str], verbose: bool) -> Step:
     from strati.cli.main import strati
 
-    if not quiet:
-        show(f"\n── {title}\n$ {shlex.join(['strati', *words])}")
-    strati.main(words + (["--quiet"] if quiet else []), prog_name="strati", standalone_mode=False)
+    shown = shlex.join(["strati", *words])
+    if verbose:
+        show(f"\n{title}\n$ {shown}")
+    start = time.perf_counter()
+    strati.main(words + ([] if verbose else ["--quiet"]), prog_name="strati", standalone_mode=False)
+    seconds = time.perf_counter() - start
+    if words[0] == "report":
+        return Step(title, shown, f"Wrote {command_path(words[-1])}.", seconds)
+    summary = json.loads(Path(words[-1]).read_text("utf-8"))["summary"]
+    return Step(title, shown, summary[0] if summary else "", seconds)
+
+
+def _line(step: Step) -> str:
+    """The command's name, its time and its answer; wrapped below the answer where the screen is narrow."""
+    name = f"{step.command.split()[1]:<8}{step.seconds:5.1f} s  "
+    return textwrap.fill(name + step.answer, screen_width(), subsequent_indent=" " * len(name))
