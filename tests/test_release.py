@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,15 @@ def test_one_version_everywhere() -> None:
     versions = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == strati.__version__
     assert versions == sorted(versions, reverse=True)
+
+
+def test_the_repository_stays_small() -> None:
+    """Below 15 MB of tracked files: `python tools/pictures.py` re-encodes pictures that grew."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in names.stdout.split("\0") if name]
+    assert sum(path.stat().st_size for path in files if path.is_file()) < 15e6
 
 
 def test_the_citation_names_the_four_papers() -> None:

@@ -2,13 +2,12 @@
 
     .venv/bin/python tools/screenshots.py [REPORT.html]
 
-Without an argument the page of ``strati demo`` is made first (a few minutes). Each picture is written to
-``docs/images/`` and kept below 300 KB, if need be by a palette.
+Without an argument the report of ``strati demo`` is made first. Each picture is written to ``docs/images/`` with a
+palette (tools/pictures.py).
 """
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
@@ -18,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image
 from playwright.sync_api import sync_playwright
+
+from pictures import small
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-LARGEST = 300_000
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -42,8 +41,8 @@ class Shot:
     """One picture: its file, the size of the window, the theme, what to do first."""
 
     name: str
-    width: int = 1280
-    height: int = 900
+    width: int = 1400
+    height: int = 1060
     theme: str = "light"
     before: Callable[[Page], None] | None = None
 
@@ -56,12 +55,7 @@ def at(section: str) -> Callable[[Page], None]:
 SHOTS = [
     Shot("page"),
     Shot("page-dark", theme="dark"),
-    Shot("page-phone", width=390, height=1500),
-    Shot("compare", height=1000, before=at("compare")),
-    Shot("audit", height=1000, before=at("audit")),
-    Shot("degeneracy", height=1000, before=at("degeneracy")),
-    Shot("basis", height=1000, before=at("basis")),
-    Shot("reassembly", height=900, before=at("reassemble")),
+    Shot("layers", height=1100, before=at("scan")),
 ]
 
 
@@ -77,7 +71,7 @@ def main() -> None:
             browser = driver.chromium.launch(executable_path=chromium, headless=True, args=FLAGS)
             for shot in SHOTS:
                 size = {"width": shot.width, "height": shot.height}
-                page = browser.new_page(viewport=size, color_scheme=shot.theme, device_scale_factor=1.5)
+                page = browser.new_page(viewport=size, color_scheme=shot.theme, device_scale_factor=1.25)
                 page.goto(report.resolve().as_uri())
                 page.wait_for_selector("html[data-ready='1']")
                 if shot.before is not None:
@@ -95,19 +89,6 @@ def demo(folder: Path) -> Path:
     command = [sys.executable, "-m", "strati.cli.main", "demo", "--out", str(folder), "--quiet"]
     subprocess.run(command, check=True)
     return folder / "report.html"
-
-
-def small(png: bytes) -> bytes:
-    """The same picture, in 256 colours or fewer if it is too large."""
-    if len(png) < LARGEST:
-        return png
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    for colours in (256, 128, 64, 32):
-        out = io.BytesIO()
-        picture.quantize(colours, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
-        if out.tell() < LARGEST:
-            break
-    return out.getvalue()
 
 
 if __name__ == "__main__":

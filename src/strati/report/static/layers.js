@@ -34,12 +34,12 @@ export function layersSection(scan, id, verdicts) {
   return body;
 }
 
-// The largest layer that nothing is wrong with: learned (or without a warning), inside the network, fewest warnings.
+// The largest layer that nothing is wrong with: learned (or without a warning), inside the network; of equal ones that with the fewest warnings.
 export function firstLayer(layers) {
   const ranks = { learned: 0, "random-like": 2, "too-small": 2, broken: 3 };
   const rank = (l) => ranks[l.state] ?? ((l.warnings || []).length ? 1 : 0);
   const outside = (l) => (l.role === "embedding" || l.role === "head" ? 1 : 0);
-  return [...layers].sort((a, b) => rank(a) - rank(b) || outside(a) - outside(b) || (a.warnings || []).length - (b.warnings || []).length || (b.parameters || 0) - (a.parameters || 0) || a.index - b.index)[0];
+  return [...layers].sort((a, b) => rank(a) - rank(b) || outside(a) - outside(b) || (b.parameters || 0) - (a.parameters || 0) || (a.warnings || []).length - (b.warnings || []).length || a.index - b.index)[0];
 }
 
 function stateBar(layers) {

@@ -68,6 +68,14 @@ function settingsNote(results) {
   return kinds.length > 1 ? warning({ code: "different-settings", text: `The learning coefficients on this page cannot be compared: ${kinds.join("; ")}.` }) : null;
 }
 
+// A finished study and its audit are one section: what changing a layer costs, and which metrics knew it.
+function merged(results) {
+  const study = results.find((r) => verbOf(r) === "study" && r.done >= r.units && !r.failed);
+  const audit = results.find((r) => verbOf(r) === "audit");
+  if (!study || !audit || !Array.isArray(study.summary) || !Array.isArray(audit.summary)) return results;
+  return results.filter((r) => r !== study).map((r) => (r === audit ? { ...audit, summary: [study.summary[0], `${study.summary[1] || ""} ${audit.summary[0] || ""}`.trim()] } : r));
+}
+
 function layout(results) {
   const audits = results.filter((r) => verbOf(r) === "audit");
   const verbs = [...new Set([...Object.keys(DRAW), ...results.map(verbOf)])];
@@ -134,7 +142,7 @@ async function start() {
     learnTexts(data.explanations || []);
     learnMetrics(data.explanations || []);
     data.results.map(namesIn).sort((a, b) => b.length - a.length).forEach(learnNames);
-    const drawn = layout(data.results);
+    const drawn = layout(merged(data.results));
     const subjects = [...new Set(data.results.filter((r) => ["scan", "check", "inspect"].includes(verbOf(r))).map(subjectOf).filter(Boolean))];
     const title = subjects.length === 1 ? subjects[0] : "Report";
     const top = { body: overview(title, drawn, settingsNote(data.results)), verb: "overview" };

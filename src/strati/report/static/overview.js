@@ -25,7 +25,8 @@ export function overview(title, parts, remark) {
 }
 
 function card({ result, verb, body }) {
-  const [answer, detail] = Array.isArray(result.summary) && verb !== "heads" ? result.summary : [];
+  const lines = Array.isArray(result.summary) && verb !== "heads" ? result.summary : [];
+  const [answer, detail] = verb === "apply" && lines.length > 1 ? [lines[1], lines[0]] : lines; // what was measured, then where it is
   const text = answer || body.querySelector(".lead").textContent;
   let picture = null;
   try {

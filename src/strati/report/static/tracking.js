@@ -11,7 +11,8 @@ import { dataTable, layerColumn, textColumn } from "./table.js";
 
 const MANY = 12; // lines in one picture, beyond which points are thinned
 const POINTS = 160;
-const FIRST = ["loss", "accuracy", "llc", "stable_rank", "spikes", "spectral_norm"];
+const FIRST = ["loss", "accuracy", "llc", "stable_rank", "spikes", "spectral_norm", "entropy", "frobenius_norm"];
+const STEPS = 4; // checkpoints that a time line needs
 
 const place = (what) => (FIRST.indexOf(what) + FIRST.length + 1) % (FIRST.length + 1);
 const isConstant = (rows) => new Set(rows.flatMap((r) => (r.values || []).filter(isNumber))).size <= 1;
@@ -108,7 +109,7 @@ function timeline(result, steps, rows, changes, kinds) {
   const strip = figure({ title: "Time line", wide: true, draw: (w) => drawStrip(w, rows.filter((r) => r.what === state.what), steps, changes.filter((c) => c.what === state.what), state),
     controls: h("div", { class: "controls small" }, picker("Quantity", kinds.map((k) => [k, niceName(k)]), state.what, (v) => { state.what = v; go(state.at); })),
     caption: `One row per layer, dark to bright from its smallest to its largest value.${changes.length ? " Red: change points with their 95 % interval." : ""}` });
-  const parts = [strip];
+  const parts = steps.length < STEPS ? [] : [strip];
   let ghost = null;
   if (spectra.length) {
     ghost = figure({ title: "Spectrum at this step", wide: true, draw: (w) => drawSpectrum(w, result.spectra, steps, state),
@@ -130,7 +131,7 @@ function timeline(result, steps, rows, changes, kinds) {
 
   function go(i) {
     state.at = i;
-    strip.redraw();
+    if (parts.includes(strip)) strip.redraw();
     if (map) map.refresh();
     if (ghost) ghost.redraw();
     const near = changes.filter((c) => c.low <= steps[i] && steps[i] <= c.high);
