@@ -122,7 +122,7 @@ def plan(home: Path, seed: int) -> list[tuple[str, list[str]]]:
         ("Is the file intact?", ["check", model]),
         ("What is in it?", ["scan", model, "--eigenvalues"]),
         ("What did fine-tuning change?", ["compare", model, adapter, "--eigenvalues"]),
-        ("Where does it come from?", ["lineage", initial, model, adapter]),
+        ("Where does it come from?", ["lineage", model, initial, adapter]),
         ("Which layers matter?", ["study", model, *measured, "--out", study, *cut]),
         ("How small can it get?", ["plan", study, "--budget", "loss=+2%"]),
         ("Write the smaller model", ["apply", str(home / "plan.json"), model, "--out", small]),
@@ -169,8 +169,9 @@ def _run(title: str, words: list[str], verbose: bool) -> Step:
     seconds = time.perf_counter() - start
     if words[0] == "report":
         return Step(title, shown, f"Wrote {command_path(words[-1])}.", seconds)
-    summary = json.loads(Path(words[-1]).read_text("utf-8"))["summary"]
-    return Step(title, shown, summary[0] if summary else "", seconds)
+    answer, *numbers = json.loads(Path(words[-1]).read_text("utf-8"))["summary"]
+    # The first line of `apply` names the folder; what was measured is on the second.
+    return Step(title, shown, numbers[0] if words[0] == "apply" and numbers else answer, seconds)
 
 
 def _line(step: Step) -> str:
