@@ -27,7 +27,10 @@ from strati.core.errors import BadInputError
 from strati.jobs.progress import progress
 
 _ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")
-_FORMATS = ("peft", "llama.cpp", "csv", "json")
+_FORMATS = (
+    *("peft", "llama.cpp", "llm-compressor", "gptqmodel", "auto-round", "modelopt", "compressed-tensors"),
+    *("torchao", "csv", "json"),
+)
 
 
 @click.command("plan", cls=Command)

@@ -1,4 +1,4 @@
-"""A plan in the form other tools read: PEFT's rank patterns, llama.cpp's tensor types, CSV."""
+"""A plan as other tools read it: recipes of compression tools, PEFT's rank patterns, llama.cpp's types, CSV."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from strati.core.errors import BadInputError
 from strati.core.files import check_writable, write_atomic
 from strati.core.options import nearest
 from strati.interventions.compress.curves import KEEP
+from strati.interventions.compress.recipes import RECIPES
 from strati.interventions.kinds import read_setting
 
 if TYPE_CHECKING:
     from strati.interventions.compress.plan import Plan, PlannedLayer
 
-FORMATS = ("peft", "llama.cpp", "csv", "json")
+FORMATS = ("peft", "llama.cpp", *RECIPES, "csv", "json")
 
 
 def export(plan: Plan, path: str | Path, form: str) -> None:
@@ -32,8 +33,10 @@ def export(plan: Plan, path: str | Path, form: str) -> None:
         plan.to_json(path)
     elif form == "csv":
         write_atomic(path, plan.frame().to_csv(index=False, lineterminator="\n"))
-    elif form == "peft":
-        write_atomic(path, json.dumps(peft(plan), indent=2) + "\n")
+    elif form == "peft" or form in RECIPES:
+        recipe = peft(plan) if form == "peft" else RECIPES[form](plan)
+        # The axis of modelopt's blocks is a number, which JSON cannot have as a key; unquoted, the file is YAML.
+        write_atomic(path, json.dumps(recipe, indent=2).replace('"-1":', "-1:") + "\n")
     else:
         write_atomic(path, llama_cpp(plan))
 

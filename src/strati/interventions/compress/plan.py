@@ -41,7 +41,18 @@ if TYPE_CHECKING:
     )
     from strati.schemas.json_types import PlanFields
 
-Format = Literal["peft", "llama.cpp", "csv", "json"]
+Format = Literal[
+    "peft",
+    "llama.cpp",
+    "llm-compressor",
+    "gptqmodel",
+    "auto-round",
+    "modelopt",
+    "compressed-tensors",
+    "torchao",
+    "csv",
+    "json",
+]
 
 
 @dataclass(frozen=True)
@@ -183,7 +194,11 @@ class Plan(Result):
         return plan_summary(self)
 
     def export(self, path: str | Path, *, format: Format = "json") -> None:
-        """Write the plan for another tool: PEFT's patterns, llama.cpp's tensor types, CSV, or its own JSON.
+        """Write the plan for another tool.
+
+        ``llm-compressor`` recipe, ``gptqmodel`` dynamic config, ``auto-round`` layer config, ``modelopt`` config,
+        ``compressed-tensors`` quantization config, ``torchao`` config, ``peft`` rank patterns, ``llama.cpp`` tensor
+        types, ``csv``, or the plan's own ``json``.
 
         Raises:
             BadInputError: The plan's action has no such form, or the file cannot be written.

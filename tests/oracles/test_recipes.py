@@ -1,0 +1,151 @@
+"""Exported plans are loaded by the tools they are for; a tool that is not installed is skipped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strati
+from strati import interventions as iv
+
+pytestmark = pytest.mark.oracle
+
+torch = pytest.importorskip("torch")
+
+
+class Net(torch.nn.Module):
+    """Three linear layers with names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q_proj, self.up_proj = torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.head = torch.nn.Linear(32, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(torch.relu(self.up_proj(torch.relu(self.q_proj(x)))))
+
+
+def _plan(action: str, **settings: Any) -> Any:
+    net = Net()
+    x = torch.randn(160, 32)
+    budget = {"quantise": "bits=4.6", "prune": "parameters=0.6", "truncate": "rank=12"}[action]
+    measured = strati.study(
+        net,
+        data=(x.numpy(), net(x).argmax(1).numpy()),
+        performance="loss",
+        spectral=False,
+        activations=False,
+        interventions=getattr(iv, action)(**settings),
+    )
+    return strati.plan(measured, budget=budget, action=action, combinations=1)
+
+
+@pytest.fixture(scope="module")
+def quantised() -> Any:
+    plan = _plan("quantise", bits=[2, 3, 4], group=16, symmetric=True, method="gptq")
+    assert len(set(plan.choices.values())) > 1
+    return plan
+
+
+def _bits(plan: Any, name: str) -> int:
+    return int(plan.choices[name][5])
+
+
+def test_compressed_tensors(quantised: Any, tmp_path: Path) -> None:
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    quantised.export(tmp_path / "q.json", format="compressed-tensors")
+    config = quantization.QuantizationConfig.model_validate(json.loads((tmp_path / "q.json").read_text()))
+    net = Net()
+    config.quantization_status = quantization.QuantizationStatus.INITIALIZED
+    quantization.apply_quantization_config(net, config)
+    for name, module in net.named_children():
+        scheme = getattr(module, "quantization_scheme", None)
+        if name in quantised.choices:
+            assert (scheme.weights.num_bits, scheme.weights.group_size) == (_bits(quantised, name), 16)
+        else:
+            assert scheme is None
+
+
+def test_llm_compressor(quantised: Any, tmp_path: Path) -> None:
+    recipes = pytest.importorskip("llmcompressor.recipe")
+    from llmcompressor.modifiers.factory import ModifierFactory
+
+    ModifierFactory.refresh()
+    quantised.export(tmp_path / "recipe.yaml", format="llm-compressor")
+    (modifier,) = recipes.Recipe.create_instance(str(tmp_path / "recipe.yaml")).modifiers
+    assert type(modifier).__name__ == "GPTQModifier"
+    found = {name: g.weights.num_bits for g in modifier.config_groups.values() for name in g.targets}
+    assert found == {name: _bits(quantised, name) for name in quantised.choices}
+    pruned = _plan("prune", share=[0.3, 0.5, 0.7], method="sparsegpt")
+    pruned.export(tmp_path / "prune.yaml", format="llm-compressor")
+    modifiers = recipes.Recipe.create_instance(str(tmp_path / "prune.yaml")).modifiers
+    shares = {name: m.sparsity for m in modifiers for name in m.targets}
+    assert shares == {n: float(c.partition(",")[0].partition("=")[2]) for n, c in pruned.choices.items()}
+
+
+def test_gptqmodel(quantised: Any, tmp_path: Path) -> None:
+    gptqmodel = pytest.importorskip("gptqmodel")
+    quantised.export(tmp_path / "g.json", format="gptqmodel")
+    config = gptqmodel.QuantizeConfig(**json.loads((tmp_path / "g.json").read_text()))
+    for name in ("q_proj", "up_proj", "head"):
+        if name in quantised.choices:
+            assert config.dynamic_get(name, "bits", config.bits) == _bits(quantised, name)
+        else:
+            assert config.dynamic_get(name) is False
+
+
+def test_auto_round(quantised: Any, tmp_path: Path) -> None:
+    schemes = pytest.importorskip("auto_round.schemes")
+    quantised.export(tmp_path / "a.json", format="auto-round")
+    arguments = json.loads((tmp_path / "a.json").read_text())
+    for about in (arguments["scheme"], *arguments["layer_config"].values()):
+        assert schemes.QuantizationScheme.from_dict(about).bits == about["bits"]
+    assert {n: c["bits"] for n, c in arguments["layer_config"].items() if c["bits"] < 16} == {
+        name: _bits(quantised, name) for name in quantised.choices
+    }
+
+
+def test_modelopt(quantised: Any, tmp_path: Path) -> None:
+    mtq = pytest.importorskip("modelopt.torch.quantization")
+    yaml = pytest.importorskip("yaml")
+    quantised.export(tmp_path / "m.yaml", format="modelopt")
+    net = Net()
+    mtq.quantize(
+        net, yaml.safe_load((tmp_path / "m.yaml").read_text()), lambda model: model(torch.randn(4, 32))
+    )
+    for name, module in net.named_children():
+        assert module.weight_quantizer.is_enabled == (name in quantised.choices)
+        if name in quantised.choices:
+            assert module.weight_quantizer.num_bits == _bits(quantised, name)
+            assert module.weight_quantizer.block_sizes[-1] == 16
+
+
+def test_torchao(quantised: Any, tmp_path: Path) -> None:
+    core = pytest.importorskip("torchao.core.config")
+    from torchao.quantization import quantize_
+
+    quantised.export(tmp_path / "t.json", format="torchao")
+    config = core.config_from_dict(json.loads((tmp_path / "t.json").read_text()))
+    net = Net()
+    quantize_(net, config, filter_fn=None)
+    for name, module in net.named_children():
+        changed = type(module.weight.data) is not torch.Tensor
+        assert changed == (name in quantised.choices)
+        if changed:
+            assert module.weight.target_dtype == getattr(torch, f"int{_bits(quantised, name)}")
+
+
+def test_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    plan = _plan("truncate", rank=[2, 4, 8, 16], metric="inputs")
+    plan.export(tmp_path / "p.json", format="peft")
+    arguments = json.loads((tmp_path / "p.json").read_text())
+    arguments.pop("strati")
+    model = peft.get_peft_model(Net(), peft.LoraConfig(**arguments))
+    for name, choice in plan.choices.items():
+        rank = int(choice.partition(",")[0].partition("=")[2])
+        assert model.base_model.model.get_submodule(name).r["default"] == min(rank, 64)
