@@ -42,11 +42,9 @@ def schemes_of(plan: Plan, form: str) -> dict[str, Scheme]:
     for layer in plan.layers:
         if layer.choice != KEEP:
             values = read_setting(layer.choice)
-            group = values.get("group")
-            whole = group is None or int(group) >= layer.cols
-            found[layer.name] = Scheme(
-                int(values["bits"]), None if whole else int(group), bool(values.get("symmetric", False))
-            )
+            group = int(values.get("group", layer.cols))
+            symmetric = bool(values.get("symmetric", False))
+            found[layer.name] = Scheme(int(values["bits"]), group if group < layer.cols else None, symmetric)
     if not found:
         raise BadInputError(form, "the plan keeps every layer as it is; there is nothing to export")
     return found

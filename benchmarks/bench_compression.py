@@ -1,0 +1,68 @@
+"""Cost of data-aware edits, as ratios measured in one run, best of three in processor time.
+
+    python benchmarks/bench_compression.py [--quick]
+
+The covariance pass of a small transformer beside its bare forward pass; whitened truncation of one layer beside
+``numpy.linalg.svd`` of the same matrix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from strati.interventions.data_aware_edits import InputDirections, gptq, sparsegpt
+from strati.interventions.input_covariance import InputCovariance, input_covariances
+from strati.interventions.tasks import forward
+
+
+def seconds(work: Callable[[], object], repeats: int = 3) -> float:
+    """The least processor time of some calls."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smaller layer")
+    side = 512 if parser.parse_args().quick else 2048
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=288, intermediate_size=768, num_hidden_layers=6, num_attention_heads=6, vocab_size=8000
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 8000, (16, 128))
+    with torch.no_grad():
+        bare = seconds(lambda: forward(model, ids))
+        recorded = seconds(lambda: input_covariances(model, [ids]))
+    print(f"covariance pass / bare forward pass: {recorded / bare:.2f}  ({bare:.2f} s, limit 1.6)")
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((side, side)), rng.standard_normal((side, 2 * side))
+    covariance = InputCovariance("layer", x @ x.T / x.shape[1], x.shape[1])
+    svd = seconds(lambda: np.linalg.svd(w), 1)
+    truncation = seconds(lambda: InputDirections(w, covariance).keep(slice(0, side // 4)), 1)
+    print(
+        f"whitened truncation / numpy.linalg.svd, {side} x {side}: {truncation / svd:.2f}  ({svd:.1f} s, limit 2.5)"
+    )
+    few = w[:256]
+    for name, edit in (
+        ("gptq 4 bits", lambda: gptq(few, covariance.matrix, 4, 128)),
+        ("sparsegpt 50 %", lambda: sparsegpt(few, covariance.matrix, 0.5)),
+    ):
+        print(f"{name} of 256 x {side} / numpy.linalg.svd of {side} x {side}: {seconds(edit, 1) / svd:.2f}")
+
+
+if __name__ == "__main__":
+    main()
