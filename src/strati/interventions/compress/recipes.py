@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Scheme:
+class WeightScheme:
     """How the weights of a layer are quantised; without a group, all inputs of an output share a scale."""
 
     bits: int
@@ -28,7 +28,7 @@ class Scheme:
     symmetric: bool = False
 
 
-def schemes_of(plan: Plan, form: str) -> dict[str, Scheme]:
+def schemes_of(plan: Plan, form: str) -> dict[str, WeightScheme]:
     """Layer -> scheme, of the layers that a plan quantises.
 
     Raises:
@@ -44,7 +44,9 @@ def schemes_of(plan: Plan, form: str) -> dict[str, Scheme]:
             values = read_setting(layer.choice)
             group = int(values.get("group", layer.cols))
             symmetric = bool(values.get("symmetric", False))
-            found[layer.name] = Scheme(int(values["bits"]), group if group < layer.cols else None, symmetric)
+            found[layer.name] = WeightScheme(
+                int(values["bits"]), group if group < layer.cols else None, symmetric
+            )
     if not found:
         raise BadInputError(form, "the plan keeps every layer as it is; there is nothing to export")
     return found
@@ -100,8 +102,8 @@ def compressed_tensors(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _config_groups(schemes: dict[str, Scheme]) -> dict[str, Any]:
-    layers: dict[Scheme, list[str]] = {}
+def _config_groups(schemes: dict[str, WeightScheme]) -> dict[str, Any]:
+    layers: dict[WeightScheme, list[str]] = {}
     for name, scheme in schemes.items():
         layers.setdefault(scheme, []).append(name)
     return {
@@ -183,11 +185,11 @@ def _versioned(name: str, fields: dict[str, Any], *, version: int = 1) -> dict[s
     return {"_type": name, "_version": version, "_data": fields}
 
 
-def _arguments(scheme: Scheme) -> dict[str, Any]:
+def _arguments(scheme: WeightScheme) -> dict[str, Any]:
     return {"bits": scheme.bits, "group_size": scheme.group or -1, "sym": scheme.symmetric}
 
 
-def _commonest(schemes: dict[str, Scheme]) -> Scheme:
+def _commonest(schemes: dict[str, WeightScheme]) -> WeightScheme:
     listed = list(schemes.values())
     return max(dict.fromkeys(listed), key=listed.count)
 
