@@ -26,7 +26,7 @@ from strati.core.display import NextCommand, command_path
 from strati.core.errors import BadInputError
 from strati.jobs.progress import progress
 
-_ACTIONS = ("truncate", "quantise", "prune", "drop", "adapt")
+_ACTIONS = ("truncate", "quantise", "prune", "drop", "drop-experts", "merge-experts", "adapt")
 _FORMATS = (
     *("peft", "llama.cpp", "llm-compressor", "gptqmodel", "auto-round", "modelopt", "compressed-tensors"),
     *("torchao", "csv", "json"),
@@ -59,6 +59,11 @@ _FORMATS = (
     "--combinations",
     type=click.IntRange(0),
     help="Random layer combinations to measure, to check that single-layer losses add up. [default: 8]",
+)
+@click.option(
+    "--screen",
+    type=click.Choice(["fisher"]),
+    help="Measure only the settings that this score cannot decide (a plan from MODEL).",
 )
 @click.option("--confidence", type=float, help="Coverage of the intervals. [default: 0.95]")
 @click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0]")

@@ -30,14 +30,22 @@ from strati.jobs.progress import progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_WITH_SETTINGS = {"truncate": "rank=2,4,8", "quantise": "bits=4,3,2", "prune": "share=0.5,0.9"}
+_WITH_SETTINGS = {
+    "truncate": "rank=2,4,8",
+    "quantise": "bits=4,3,2",
+    "prune": "share=0.5,0.9",
+    "reorder": "run=2,3",
+    "repeat": "times=2",
+    "parallel": "run=2,3",
+    "drop-experts": "count=1,2",
+    "merge-experts": "count=1,2",
+}
 _DATA_AWARE = {
     "truncate": "With data: metric=inputs.",
     "quantise": "With data: method=gptq or awq; without: hqq.",
     "prune": "With data: method=sparsegpt or wanda.",
 }
 _WITHOUT = {
-    "drop": "Replace each residual block by the identity.",
     "reinitialise": "Put each layer's initial values back (needs --initial).",
     "rerandomise": "Draw each layer anew from its initial distribution.",
 }
@@ -89,8 +97,16 @@ performance_option = click.option(
 def _intervention_options(function: F) -> F:
     for name, text in reversed(_WITHOUT.items()):
         function = click.option(f"--{name}", is_flag=True, help=text)(function)
+    function = click.option(
+        "--drop",
+        metavar="[run=N]",
+        is_flag=False,
+        flag_value="run=1",
+        help="Replace each residual block, or each run of N neighbouring ones, by the identity.",
+    )(function)
     for name, example in reversed(_WITH_SETTINGS.items()):
-        what = f"Settings of {name}, such as {example}; 'standard' for the usual ones. {_DATA_AWARE[name]}"
+        what = f"Settings of {name}, such as {example}"
+        what += f"; 'standard' for the usual ones. {_DATA_AWARE[name]}" if name in _DATA_AWARE else "."
         function = click.option(f"--{name}", metavar="SETTINGS", help=what)(function)
     return function
 
@@ -236,11 +252,13 @@ def _interventions(given: dict[str, Any]) -> list[Any]:
     from strati.interventions.kinds import make
 
     chosen = []
-    for name in (*_WITH_SETTINGS, *_WITHOUT):
-        text = given.pop(name, None)
+    for name in (*_WITH_SETTINGS, "drop", *_WITHOUT):
+        text = given.pop(name.replace("-", "_"), None)
         if text is None:
             continue
-        if text == "standard":
+        if text == "run=1":  # a block alone needs no setting
+            text = ""
+        if text == "standard" and name in STANDARD_SETTINGS:
             chosen.append(make(name, STANDARD_SETTINGS[name]))
         else:
             chosen.append(parse_intervention(name, "" if text is True else text))
@@ -254,11 +272,14 @@ def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
     from pathlib import Path
 
     from strati.interventions.default_kinds import STANDARD
+    from strati.interventions.kinds import unit_of
     from strati.interventions.study_spec import DataSpec, InterventionSpec, NetworkSpec, Spec
 
     language = Path(model).is_dir()
     performance = call.get("performance") or ("perplexity" if language else "accuracy")
-    chosen = tuple(one for one in call.get("interventions", STANDARD) if language or one.name != "drop")
+    chosen = tuple(
+        one for one in call.get("interventions", STANDARD) if language or unit_of(one.name) == "layer"
+    )
     spec = Spec(
         network=NetworkSpec(source="transformers" if language else "mlp", path=model),
         data=DataSpec(path=data),

@@ -157,6 +157,7 @@ class PlanOptions(TypedDict, total=False):
     uniform: int
     confidence: float
     seed: int
+    screen: str | None
     performance: str | None
     inputs: str | None
     targets: str | None

@@ -9,9 +9,12 @@ from .context import zeroed as zeroed
 from .kinds import Intervention as Intervention
 from .kinds import adapt as adapt
 from .kinds import drop as drop
+from .kinds import drop_experts as drop_experts
 from .kinds import intervention as intervention
+from .kinds import merge_experts as merge_experts
 from .kinds import noise as noise
 from .kinds import noise_only as noise_only
+from .kinds import parallel as parallel
 from .kinds import permute_entries as permute_entries
 from .kinds import prune as prune
 from .kinds import quantise as quantise
@@ -19,6 +22,8 @@ from .kinds import reinitialise as reinitialise
 from .kinds import remove_large as remove_large
 from .kinds import remove_quasi_null as remove_quasi_null
 from .kinds import remove_small as remove_small
+from .kinds import reorder as reorder
+from .kinds import repeat as repeat
 from .kinds import rerandomise as rerandomise
 from .kinds import scale as scale
 from .kinds import signal_only as signal_only

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from strati.core.errors import BadInputError
 from strati.interventions import data_aware_edits, edits
-from strati.interventions.kinds import HIDDEN, KINDS, Intervention, Pairs, Point
+from strati.interventions.kinds import BLOCK_KINDS, HIDDEN, KINDS, Intervention, Pairs, Point, run_length
 from strati.interventions.targets import Change, Target, as_matrix, from_matrix
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LayerEdits:
     ) -> None:
         self.target = target
         self._inputs = inputs
-        self.matrix = values[0] if target.kind == "block" else as_matrix(values[0], target.kind)
+        self.matrix = values[0] if target.composite else as_matrix(values[0], target.kind)
         self._directions: edits.Directions | None = None
         self._update: edits.Directions | None = None
 
@@ -154,9 +154,10 @@ def make_change(
         BadInputError: The user's function returned something else than a weight of the same shape.
     """
     target, setting = layer.target, dict(point.setting)
-    if one.name == "drop":
-        names = target.members[: int(setting.get("run", 1))]
-        return Change("drop", 0, None, None, f"identity: {', '.join(names)}", point.text, names)
+    if one.name in BLOCK_KINDS:
+        names = target.members[: run_length(one.name, setting)]
+        word = "identity" if one.name == "drop" else one.name
+        return Change(one.name, 0, None, None, f"{word}: {', '.join(names)}", point.text, names)
     if one.name not in KINDS:
         weight = _own(one, layer, rng)
         return Change(one.name, point.draw, weight, None, "the user's function", point.text)

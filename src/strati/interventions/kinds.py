@@ -77,6 +77,13 @@ KINDS: dict[str, Kind] = {
     "zero": Kind(),
     "permute-entries": Kind(random=True),
     "drop": Kind({"run": Rule(int, 1)}),
+    "reorder": Kind({"run": Rule(int, 2)}),
+    "repeat": Kind({"times": Rule(int, 2)}),
+    "parallel": Kind({"run": Rule(int, 2)}),
+    "drop-experts": Kind(
+        {"count": Rule(int, 1), "share": _SHARE, "expert": Rule(int, 0)}, ("count", "share", "expert")
+    ),
+    "merge-experts": Kind({"count": Rule(int, 1), "share": _SHARE}, ("count", "share")),
     "swap": Kind({"checkpoint": Rule(str)}, source=True),
     "adapt": Kind({"checkpoint": Rule(str), "rank": Rule(int, 0)}, ("rank",), source=True),
     "scale": Kind({"factor": Rule(float)}, ("factor",)),
@@ -85,6 +92,24 @@ KINDS: dict[str, Kind] = {
 """Every intervention strati knows by name."""
 
 _DATA_AWARE = {"metric": ("inputs",), "method": ("gptq", "awq", "wanda", "sparsegpt")}
+
+BLOCK_KINDS = ("drop", "reorder", "repeat", "parallel")
+EXPERT_KINDS = ("drop-experts", "merge-experts")
+
+
+def unit_of(name: str) -> str:
+    """What an intervention changes: a ``layer``, a ``block``, or the ``experts`` of a layer.
+
+    Examples:
+        >>> unit_of("truncate"), unit_of("reorder"), unit_of("drop-experts")
+        ('layer', 'block', 'experts')
+    """
+    return "block" if name in BLOCK_KINDS else "experts" if name in EXPERT_KINDS else "layer"
+
+
+def run_length(name: str, setting: Mapping[str, Any]) -> int:
+    """How many neighbouring blocks a setting changes together; reordering one block alone is nothing."""
+    return int(setting.get("run", 2 if name in ("reorder", "parallel") else 1))
 
 
 @dataclass(frozen=True)
@@ -279,6 +304,38 @@ def drop(*, run: int | Sequence[int] = ()) -> Intervention:
     return make("drop", {"run": run})
 
 
+def reorder(*, run: int | Sequence[int] = ()) -> Intervention:
+    """Reverse the order of a run of neighbouring residual blocks: two by default (Sun et al., arXiv:2407.09298)."""
+    return make("reorder", {"run": run})
+
+
+def repeat(*, times: int | Sequence[int] = ()) -> Intervention:
+    """Run a residual block several times in a row: twice by default."""
+    return make("repeat", {"times": times})
+
+
+def parallel(*, run: int | Sequence[int] = ()) -> Intervention:
+    """Give a run of neighbouring residual blocks the same input and average their outputs: two by default."""
+    return make("parallel", {"run": run})
+
+
+def drop_experts(
+    *, count: int | Sequence[int] = (), share: float | Sequence[float] = (), expert: int | Sequence[int] = ()
+) -> Intervention:
+    """Remove experts from a mixture: the ``count`` or ``share`` of least saliency (REAP), or one ``expert`` by number.
+
+    Examples:
+        >>> drop_experts(count=[1, 2]).settings
+        ((('count', 1),), (('count', 2),))
+    """
+    return make("drop-experts", {"count": count, "share": share, "expert": expert})
+
+
+def merge_experts(*, count: int | Sequence[int] = (), share: float | Sequence[float] = ()) -> Intervention:
+    """Average the experts of least saliency into those that the router treats most alike, weighted by their tokens."""
+    return make("merge-experts", {"count": count, "share": share})
+
+
 def swap(source: Any) -> Intervention:
     """Give the layer the values it has in another network of the same shape (a path, a module, tensors by name)."""
     return make("swap", {}, source=source)
@@ -331,6 +388,8 @@ def make(
     Raises:
         BadInputError: An unknown name or option, a value out of range, or nothing where something is needed.
     """
+    if name not in KINDS:
+        name = name.replace("_", "-")
     if name not in KINDS:
         raise BadInputError(name, f"no such intervention{_near(name, KINDS)}")
     kind = KINDS[name]
@@ -426,7 +485,7 @@ def as_interventions(given: Any) -> tuple[Intervention, ...]:
     found: list[Intervention] = []
     for one in listed:
         if isinstance(one, str):
-            found.append(make(one, {}) if one in KINDS else _of_other_package(one))
+            found.append(make(one, {}) if one.replace("_", "-") in KINDS else _of_other_package(one))
         elif isinstance(one, Intervention):
             found.append(one)
         elif callable(one):

@@ -21,6 +21,7 @@ from strati.core.rng import stream
 from strati.interventions.baselines import BlockInfluence, LayerBaselines
 from strati.interventions.cached_forward import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.interventions.changes import LayerEdits, Others, Values, make_change
+from strati.interventions.experts import ExpertScores, expert_change, score_change, score_experts
 from strati.interventions.initialisers import scheme_of
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, reads_inputs
@@ -74,6 +75,7 @@ class Subject:
     tapes: Tapes = field(default_factory=Tapes, repr=False)
     counts: Mapping[str, Mapping[str, float | None]] | None = field(default=None, repr=False)
     inside: dict[str, Mapping[str, float | None]] = field(default_factory=dict, repr=False)
+    experts: Mapping[str, ExpertScores] | None = field(default=None, repr=False)
     sensitivity: NetworkScores | None = field(default=None, repr=False)
 
     def probe(self) -> ChainProbe | None:
@@ -122,6 +124,19 @@ class Subject:
         """Let go of recorded activations: the study is over, the network may live on for plans."""
         self.tapes, self._probe, self.sensitivity = Tapes(), None, None
 
+    def expert_change(self, target: Target, point: Point) -> Change:
+        """The change of a layer of experts; the scores that it goes by are those of the intact network.
+
+        Raises:
+            BadInputError: There are no data, or too few experts would be left.
+        """
+        if self.task is None:
+            raise BadInputError(point.intervention, "needs data: which experts are used is seen on them")
+        if self.experts is None:
+            self.experts = score_experts(self.model, self.task)
+        change = expert_change(self.model, target, point, self.experts)
+        return replace(change, scores=self.experts[target.name])
+
     def run_once(self) -> None:
         """Run the network once: on one input of the task, or as the user's function does."""
         if self.task is not None:
@@ -143,9 +158,9 @@ def measure_layer(
 ) -> list[dict[str, Any]]:
     """All rows of one layer or block: intact and under every change; a failed one has its reason."""
     block = target.kind == "block"
-    values = (np.empty((0, 0)), None) if block else values_of(subject.model, target)
+    values = (np.empty((0, 0)), None) if target.composite else values_of(subject.model, target)
     points = plan.points(target, subject.initial is not None)[1:]
-    changes = _changes(subject, target, plan, values, points, others or {})
+    changes = layer_changes(subject, target, plan, values, points, others or {})
     good = [change for change in changes if not isinstance(change, PointFailure)]
     baselines = _baselines(subject, target, plan, good)
     measured = iter(_outcomes(subject, target, plan, good, baselines))
@@ -153,7 +168,9 @@ def measure_layer(
     intact = Measured(subject.intact(), {}, subject.scores())
     scores = iter(_sensitivity(subject, target, plan, values[0], good, others or {}))
     inside = block_metrics(subject, target, plan) if block else {}
-    before = dict(inside[target.name]) if block else _metrics_of(values, values, target, plan)
+    before = dict(inside.get(target.name, {}))
+    if not target.composite:
+        before = _metrics_of(values, values, target, plan)
     trained = trained_metrics(subject, target, plan)
     whole = {"activation_disagreement": 0.0, "js_divergence": 0.0}
     extra = whole if plan.activations and subject.task else {}
@@ -169,6 +186,8 @@ def measure_layer(
             continue
         if block:
             after = mean_metrics([inside[name] for name in change.blocks])
+        elif change.scores is not None:
+            after = score_change(change, change.scores)
         else:
             after = _metrics_after(values, change, target, plan, before)
         groups = [after, outcome.activations, {} if baselines is None else baselines.of(change)]
@@ -221,7 +240,7 @@ def _row(
     return row
 
 
-def _changes(
+def layer_changes(
     subject: Subject,
     target: Target,
     plan: StudyConfig,
@@ -244,6 +263,8 @@ def _changes(
                 rng = stream(plan.seed, "rerandomise", subject.name, target.name, draw)
                 weight, bias, text = scheme.draw(target, values, rng)
                 found.append(Change(kind, draw, weight, bias, text))
+            elif target.kind == "experts":
+                found.append(subject.expert_change(target, point))
             else:
                 rng = stream(plan.seed, kind, point.text or "", subject.name, target.name, draw)
                 found.append(make_change(layer, known[kind], point, rng, others))
@@ -274,6 +295,8 @@ def _baselines(
     meant = any(change.intervention not in RANDOM_VALUES for change in changes)
     if subject.task is None or not plan.activations or not meant:
         return None
+    if target.kind == "experts":
+        return None
     if target.kind == "block":
         return BlockInfluence(subject.model, subject.task, target)
     return LayerBaselines(subject.model, target)
@@ -289,7 +312,7 @@ def _sensitivity(
 ) -> list[dict[str, float | None]]:
     """The scores of each change that need the loss; empty for new random values, which no score is meant for."""
     edited = [change for change in changes if change.intervention not in RANDOM_VALUES]
-    if subject.task is None or not plan.metrics or target.kind == "block" or not edited:
+    if subject.task is None or not plan.metrics or target.composite or not edited:
         return [{} for _ in changes]
     if subject.sensitivity is None:
         subject.sensitivity = NetworkScores(subject.model, subject.task, name=subject.name, seed=plan.seed)
@@ -301,7 +324,7 @@ def _sensitivity(
         for layer in find_targets(subject.model, plan.patterns):
             values = values_of(subject.model, layer)
             points = [p for p in plan.points(layer, False) if (p.intervention, p.text, p.draw) == setting]
-            for moved in _changes(subject, layer, plan, values, points, others):
+            for moved in layer_changes(subject, layer, plan, values, points, others):
                 if not isinstance(moved, PointFailure):
                     steps[layer.name] = moved.values - values[0]
         return steps

@@ -11,7 +11,7 @@ from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.core.results import Tick, silent
 from strati.interventions.default_kinds import STANDARD
-from strati.interventions.kinds import Point, as_interventions, identity, reads_inputs
+from strati.interventions.kinds import Point, as_interventions, identity, reads_inputs, run_length, unit_of
 from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
 from strati.io.layers import as_patterns
 from strati.jobs.driver import Run
@@ -124,12 +124,11 @@ class StudyConfig:
         """What a layer or block goes through; re-initialising needs initial values, a run of blocks as many blocks."""
         found = [Point("intact")]
         for one in self.interventions:
-            if (one.name == "drop") != (target.kind == "block") or (
-                one.name == "reinitialise" and not initial
-            ):
+            unit = target.kind if target.composite else "layer"
+            if unit_of(one.name) != unit or (one.name == "reinitialise" and not initial):
                 continue
             for setting in one.settings:
-                if dict(setting).get("run", 1) <= max(len(target.members), 1):
+                if run_length(one.name, dict(setting)) <= max(len(target.members), 1):
                     found += [Point(one.name, setting, draw) for draw in range(one.times(self.draws))]
         return found
 

@@ -22,8 +22,9 @@ from strati.interventions import study_spec as specs
 from strati.interventions.blocks import find_blocks
 from strati.interventions.changes import Others, source_key, tensors_of
 from strati.interventions.checkpoints import open_checkpoint, trained_networks
+from strati.interventions.experts import find_experts
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.kinds import KINDS
+from strati.interventions.kinds import KINDS, unit_of
 from strati.interventions.measure_layer import Subject, measure_layer
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import Spec
@@ -216,9 +217,16 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
 
 def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -> tuple[Target, ...]:
     """The layers of a network that the plan is about, and its blocks where they are dropped; ``run`` runs it once."""
-    if "drop" not in plan.names:
+    units = {unit_of(name) for name in plan.names}
+    if "experts" in units:
+        experts = find_experts(model, plan.patterns, required=units == {"experts"})
+        others = tuple(one for one in plan.interventions if unit_of(one.name) != "experts")
+        if not others:
+            return experts
+        return (*targets_of(model, replace(plan, interventions=others), run), *experts)
+    if "block" not in units:
         return find_targets(model, plan.patterns)
-    alone = set(plan.names) == {"drop"}
+    alone = units == {"block"}
     kept = find_blocks(model, run, plan.patterns, required=alone)
     if not kept:
         return find_targets(model, plan.patterns)
@@ -256,7 +264,7 @@ def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
                 found[key] = {n: v for n, v in found[key].items() if n in names}
                 for target in targets:
                     there = found[key].get(f"{target.name}.weight")
-                    if target.kind != "block" and (there is None or tuple(there.shape) != target.shape):
+                    if not target.composite and (there is None or tuple(there.shape) != target.shape):
                         shape = "is not there" if there is None else f"is {tuple(there.shape)} there"
                         why = f"the other network does not match: {target.name}.weight {target.shape} {shape}"
                         raise BadInputError(one.name, why)

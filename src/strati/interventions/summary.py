@@ -22,7 +22,7 @@ _NAMED = 4
 """Metrics that a line names before it counts the rest."""
 _LONGEST = 80
 """Characters of metrics in the first sentence."""
-_PLANNED = ("truncate", "quantise", "prune", "drop")
+_PLANNED = ("truncate", "quantise", "prune", "drop", "drop-experts", "merge-experts")
 
 
 def performance_text(name: str, value: float | None, *, digits: int = 3) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from strati.interventions.experts import ExpertScores
+
 
 @dataclass(frozen=True)
 class Target:
     """A layer that can be changed.
 
-    ``kind`` is ``linear``, ``conv``, ``conv1d`` (GPT-2's transposed linear), ``embedding``, or ``block``; ``type`` is
-    the layer's role in the network, by which the audit stratifies. Of a block ``members`` are the names of it and
-    those that follow it in its stack, and ``outputs`` the length of the tuple it returns (0: a tensor).
+    ``kind`` is ``linear``, ``conv``, ``conv1d`` (GPT-2's transposed linear), ``embedding``, ``block``, or ``experts``;
+    ``type`` is the layer's role in the network, by which the audit stratifies. Of a block ``members`` are the names of
+    it and those that follow it in its stack, and ``outputs`` the length of the tuple it returns (0: a tensor).
     """
 
     name: str
@@ -40,6 +42,11 @@ class Target:
     bias: bool
     members: tuple[str, ...] = ()
     outputs: int = 0
+
+    @property
+    def composite(self) -> bool:
+        """Whether it is a block or a layer of experts, which has no weight of its own."""
+        return self.kind in ("block", "experts")
 
     @property
     def fan_in(self) -> int:
@@ -60,7 +67,8 @@ class Target:
 class Change:
     """New values for a layer: which intervention, setting and draw, and where the values come from.
 
-    ``bias`` is ``None`` where it stays as it is. A change of blocks has no weight but the names of those dropped.
+    ``bias`` is ``None`` where it stays as it is. A change of blocks or experts has no weight but the names of the
+    blocks, or the numbers of the experts that are removed, with the scores that merging goes by.
     """
 
     intervention: str
@@ -70,6 +78,8 @@ class Change:
     initialiser: str
     setting: str | None = None
     blocks: tuple[str, ...] = ()
+    experts: tuple[int, ...] = ()
+    scores: ExpertScores | None = field(default=None, repr=False, compare=False)
 
     @property
     def values(self) -> NDArray[np.float32]:
@@ -79,7 +89,7 @@ class Change:
             ValueError: The change is one of blocks.
         """
         if self.weight is None:
-            raise ValueError("a dropped block has no weight")
+            raise ValueError("a change of blocks or experts has no weight")
         return self.weight
 
 
@@ -217,8 +227,14 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
         >>> bool((net[0].weight == before).all())
         True
     """
+    if target.kind == "experts":
+        from strati.interventions.experts import without_experts
+
+        with without_experts(model, target, change):
+            yield
+        return
     if change.blocks:
-        with dropped(model, change.blocks, target.outputs):
+        with rearranged(model, change, target.outputs):
             yield
         return
     module: Any = model.get_submodule(target.name)
@@ -247,8 +263,6 @@ def _put(
     Raises:
         BadInputError: The layer's memory cannot be written to.
     """
-    import torch
-
     # A mode of its own: callers may switch gradients back on before they leave, and what was loaded in inference mode
     # can only be written in it.
     with torch.inference_mode() if module.weight.is_inference() else torch.no_grad():
@@ -283,6 +297,59 @@ def dropped(model: torch.nn.Module, names: Sequence[str], outputs: int = 0) -> I
         for name in names:
             stack.enter_context(replaced_forward(model.get_submodule(name), identity))
         yield
+
+
+@contextmanager
+def rearranged(model: torch.nn.Module, change: Change, outputs: int = 0) -> Iterator[None]:
+    """Blocks dropped, run in reverse order, repeated, or run side by side with their outputs averaged.
+
+    Examples:
+        >>> import torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.ReLU())
+        >>> _ = torch.nn.init.constant_(net[0].weight, -1.0), torch.nn.init.zeros_(net[0].bias)
+        >>> with rearranged(net, Change("reorder", 0, None, None, "", None, ("0", "1"))):
+        ...     net(torch.ones(1, 1)).item()
+        -1.0
+    """
+    if change.intervention == "drop":
+        with dropped(model, change.blocks, outputs):
+            yield
+        return
+    modules: list[Any] = [model.get_submodule(name) for name in change.blocks]
+    forwards = [module.forward for module in modules]
+    with ExitStack() as stack:
+        if change.intervention == "reorder":
+            for module, forward in zip(modules, forwards[::-1], strict=True):
+                stack.enter_context(replaced_forward(module, forward))
+        elif change.intervention == "repeat":
+            times = int((change.setting or "times=2").partition("=")[2])
+            stack.enter_context(replaced_forward(modules[0], _repeated(forwards[0], times)))
+        else:
+            stack.enter_context(dropped(model, change.blocks[1:], outputs))
+            stack.enter_context(replaced_forward(modules[0], _averaged(forwards)))
+        yield
+
+
+def _repeated(forward: Callable[..., Any], times: int) -> Callable[..., Any]:
+    def several(*args: Any, **options: Any) -> Any:
+        key = "" if args else next(iter(options))
+        output = forward(*args, **options)
+        for _ in range(times - 1):
+            first = output[0] if isinstance(output, tuple) else output
+            output = forward(first, *args[1:], **options) if args else forward(**(options | {key: first}))
+        return output
+
+    return several
+
+
+def _averaged(forwards: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    def mean(*args: Any, **options: Any) -> Any:
+        outputs = [forward(*args, **options) for forward in forwards]
+        if isinstance(outputs[0], tuple):
+            return (sum(output[0] for output in outputs) / len(outputs), *outputs[0][1:])
+        return sum(outputs) / len(outputs)
+
+    return mean
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import StratiError
+from strati.interventions.kinds import run_length, unit_of
 from strati.interventions.metrics import degeneracy_metrics, spectral_metrics
 from strati.interventions.targets import Target, as_matrices, find_targets, values_of
 
@@ -30,13 +31,16 @@ _CHAINS, _DRAWS = 8, 50  # errors of a few percent: layers differ by far more
 def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, float | None]:
     """Counts and learning coefficient of a trained layer, where the study asks for them and there are data."""
     found = dict(_counts(subject, plan).get(target.name, {}))
-    return found | (_coefficient(subject, target.name, plan) if target.kind != "block" else {})
+    return found | (_coefficient(subject, target.name, plan) if not target.composite else {})
 
 
 def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
     """The metrics of every block of a stack that a run of blocks from ``target`` on may hold, by name."""
     longest = max(
-        dict(s).get("run", 1) for one in plan.interventions if one.name == "drop" for s in one.settings
+        run_length(one.name, dict(s))
+        for one in plan.interventions
+        if unit_of(one.name) == "block"
+        for s in one.settings
     )
     for name in target.members[:longest]:
         if name not in subject.inside:

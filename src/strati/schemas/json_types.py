@@ -215,6 +215,7 @@ class PlanFields(TypedDict):
     outcome: PlanOutcome
     verdict: str
     quantity: Quantity
+    screen: Mapping[str, Any] | None
     exact: bool
     frontier: Sequence[Mapping[str, Any]]
     curves: Sequence[Mapping[str, Any]]

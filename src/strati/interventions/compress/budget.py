@@ -13,13 +13,15 @@ from typing import Any
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.interventions.edits import rank_of_share, truncated_parameters
-from strati.interventions.kinds import read_setting
+from strati.interventions.kinds import EXPERT_KINDS, read_setting
 
 ACTIONS: dict[str, tuple[str, ...]] = {
     "truncate": ("parameters", "rank", "loss"),
     "quantise": ("bits", "loss"),
     "prune": ("parameters", "loss"),
     "drop": ("parameters", "loss"),
+    "drop-experts": ("parameters", "loss"),
+    "merge-experts": ("parameters", "loss"),
     "adapt": ("rank", "loss"),
 }
 """Which budgets each action knows; the first is what it saves."""
@@ -104,6 +106,9 @@ def option_size(action: str, kind: str, setting: str | None, shape: Shape, energ
         return shape.parameters * _kept(values)
     if action == "drop":
         return 0.0
+    if action in EXPERT_KINDS:
+        removed = values["count"] if "count" in values else round(values.get("share", 0.0) * shape.rows)
+        return float((shape.rows - (1 if "expert" in values else removed)) * shape.cols)
     if "rank" in values:
         rank = min(int(values["rank"]), shape.rows, shape.cols)
     elif "parameters" in values:

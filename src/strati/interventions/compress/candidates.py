@@ -104,7 +104,10 @@ class Candidates:
         return random_choices(self.curves, self.budget, count, self.rng)
 
     def uniform(self, draws: int) -> list[tuple[int, ...]]:
-        """The even spread: every layer the same share of its size; mixed at random where no setting has that share."""
+        """The even spread: every layer the same share of its size; mixed at random where no setting has that share.
+
+        With no draws it is the largest setting that fits, the same for all layers.
+        """
         share = self.budget / sum(float(s[-1]) for s in self.sizes)
         lower = [_largest(s, self._allowance(i, share)) for i, s in enumerate(self.sizes)]
         used = sum(float(s[o]) for s, o in zip(self.sizes, lower, strict=True))
@@ -114,6 +117,7 @@ class Candidates:
         )
         if (
             named
+            or draws == 0
             or used >= _CLOSE * self.budget
             or all(o + 1 >= len(s) for s, o in zip(self.sizes, lower, strict=True))
         ):

@@ -13,7 +13,8 @@ from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.interventions.compress.curves import KEEP
-from strati.interventions.kinds import read_setting, reads_inputs
+from strati.interventions.kinds import EXPERT_KINDS, read_setting, reads_inputs
+from strati.interventions.targets import Change
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,6 +60,14 @@ class Edits:
         self.evaluator = InterventionEvaluator(
             Subject("model", model if inputs is None else inputs.model, calibration=inputs), layers, others
         )
+        if self.action in EXPERT_KINDS:
+            evaluators = open_evaluators(study, model=model) if study is not None else []
+            if not evaluators:
+                raise BadInputError(
+                    self.action, "the study's data are not at hand; apply with the study or its folder"
+                )
+            self.evaluator = evaluators[0]
+        self.experts: dict[str, Change] = {}
         self.weights: dict[str, NDArray[Any]] = {}
         self.factors: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
@@ -76,6 +85,9 @@ class Edits:
         if self.action == "drop":
             return sum(p.numel() for p in self.model.get_submodule(name).parameters())
         change = self.evaluator.change(self.action, name, choice)
+        if self.action in EXPERT_KINDS:
+            self.experts[name] = change
+            return len(change.experts) * target.shape[1]
         edits = self.evaluator.edits(target)
         if self.evaluator.subject.calibration is not None:
             put_values(self.evaluator.subject.model, target, change)
@@ -97,10 +109,58 @@ class Edits:
 
     def write(self, source: Path | None, folder: Path) -> None:
         """The changed network in the format of its source; without one, as ``model.safetensors``."""
-        if source is None:
+        if self.experts:
+            self._write_experts(source, folder)
+        elif source is None:
             self.write_module(folder)
         else:
             self.write_file(source, folder)
+
+    def _without_experts(self) -> Any:
+        """A copy of the network without the experts, its config with their new number.
+
+        Raises:
+            UnsupportedError: Layers would have different numbers of experts, which no config can say.
+        """
+        from strati.interventions.experts import find_experts, remove_experts
+
+        made: Any = copy.deepcopy(self.model)
+        counts = {
+            t.shape[0] - len(getattr(self.experts.get(t.name), "experts", ())) for t in find_experts(made)
+        }
+        config = getattr(made, "config", None)
+        if config is not None and len(counts) > 1:
+            raise UnsupportedError(
+                self.action, f"layers would have {sorted(counts)} experts; a config has one number"
+            )
+        for name, change in self.experts.items():
+            before = self.evaluator.target(name).shape[0]
+            remove_experts(made.get_submodule(name), change, change.scores)
+            for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+                if getattr(config, key, None) == before:
+                    setattr(config, key, before - len(change.experts))
+        return made
+
+    def _write_experts(self, source: Path | None, folder: Path) -> None:
+        import shutil
+
+        from strati.interventions.compress.rewrite_checkpoint import write_safetensors
+
+        made = self._without_experts()
+        if source is None or not hasattr(made, "save_pretrained"):
+            write_safetensors(
+                folder / "model.safetensors", {n: _plain(v) for n, v in made.state_dict().items()}
+            )
+            return
+        stored = json.loads((source / "config.json").read_text("utf-8"))
+        dtype = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
+        import torch
+
+        made.to(getattr(torch, dtype)).save_pretrained(folder)
+        for file in source.iterdir():
+            weights = file.suffix in (".safetensors", ".bin", ".pt") or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not (folder / file.name).exists():
+                shutil.copy2(file, folder / file.name)
 
     def write_module(self, folder: Path) -> None:
         """A module in memory as ``model.safetensors``."""
@@ -249,6 +309,8 @@ class Edits:
 
         from strati.interventions.compress.factored import load_factored
 
+        if self.experts and (source is None or not source.is_dir()):
+            return self._without_experts().eval()  # type: ignore[no-any-return]
         if self.factors:
             return load_factored(folder, None if source is not None and source.is_dir() else self.model)
         if source is not None:

@@ -59,12 +59,10 @@ class InterventionEvaluator:
         self.others = others
         self._targets = {t.name: t for t in find_targets(subject.model)}
         for name, about in layers.items():
-            if about["kind"] == "block":
-                shape = tuple(int(n) for n in about["shape"])
+            if about["kind"] in ("block", "experts"):
+                kind, shape = str(about["kind"]), tuple(int(n) for n in about["shape"])
                 members = tuple(str(m) for m in about["members"])
-                self._targets[name] = Target(
-                    name, "block", "block", shape, False, members, int(about["outputs"])
-                )
+                self._targets[name] = Target(name, kind, kind, shape, False, members, int(about["outputs"]))
         self._kept: dict[str, LayerEdits] = {}
         self._bytes = 0
 
@@ -104,7 +102,9 @@ class InterventionEvaluator:
         target = self.target(layer)
         setting = {} if action == "drop" else read_setting(choice)
         one = make(action, setting, source="the study's" if action in ("swap", "adapt") else None)
-        point = Point(action, one.settings[0])
+        point = Point(one.name, one.settings[0])
+        if target.kind == "experts":
+            return self.subject.expert_change(target, point)
         others = {source_key(one, point.setting): next(iter(self.others.values()))} if self.others else {}
         return make_change(self.edits(target), one, point, np.random.default_rng(0), others)
 
@@ -120,7 +120,7 @@ class InterventionEvaluator:
         """A layer's edits, its singular directions kept while there is room."""
         if target.name in self._kept:
             return self._kept[target.name]
-        block = target.kind == "block"
+        block = target.composite
         values = (np.empty((0, 0)), None) if block else values_of(self.subject.model, target)
         calibration = self.subject.calibration
         edits = LayerEdits(target, values, None if calibration is None else calibration.of)

@@ -21,8 +21,13 @@ from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size
 from strati.interventions.compress.cost_scale import CostScale, scale_of
 from strati.interventions.compress.curves import KEEP, Curve, read_curves
-from strati.interventions.compress.model_study import is_study_folder, study_of_model
+from strati.interventions.compress.model_study import (
+    is_study_folder,
+    screened_study_of_model,
+    study_of_model,
+)
 from strati.interventions.compress.outcome import PlanOutcome, Quantity
+from strati.interventions.kinds import EXPERT_KINDS
 from strati.interventions.study import Study, load_study
 from strati.io.layers import as_patterns
 
@@ -60,13 +65,15 @@ class PlanConfig:
     """How a plan is made.
 
     Args:
-        action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop`` or ``adapt``. ``None``:
-            ``quantise`` for a budget of bits, else ``truncate``, or else the first of these that the study has.
+        action: What is done to layers: ``truncate``, ``quantise``, ``prune``, ``drop``, ``drop-experts``,
+            ``merge-experts`` or ``adapt``. ``None``: ``quantise`` for a budget of bits, else ``truncate``, or else the
+            first of these that the study has.
         layers: Patterns of the layers that may be changed (:mod:`strati.io.layers`). Default: all.
         combinations: Random combinations that are measured to see how costs add up.
         uniform: Draws of the even spread, where it takes chance to meet the budget.
         confidence: Coverage of the intervals.
         seed: Random seed.
+        screen: Of a plan from a model: ``"fisher"`` measures only the settings that the Fisher score cannot decide.
         performance: Of a plan from a model: the measure of performance (``accuracy``, ``loss``, ``perplexity``).
         inputs: Of a plan from a model: the array or columns of a data file that hold the inputs.
         targets: Of a plan from a model: the array or column of a data file that holds the labels.
@@ -81,6 +88,7 @@ class PlanConfig:
     uniform: int = 5
     confidence: float = 0.95
     seed: int = 0
+    screen: str | None = None
     performance: str | None = None
     inputs: str | None = None
     targets: str | None = None
@@ -102,6 +110,8 @@ class PlanConfig:
             raise BadInputError(self.action, f"no such action; there are {', '.join(ACTIONS)}")
         if self.combinations < 0 or self.uniform < 1:
             raise BadInputError("combinations", "has to be at least 0, uniform at least 1")
+        if self.screen not in (None, "fisher"):
+            raise BadInputError("screen", f"no score {self.screen!r} to screen by; there is fisher")
         if not 0.5 <= self.confidence < 1.0:
             why = f"is the coverage of an interval, from 0.5 to below 1, not {self.confidence!r}"
             raise BadInputError("confidence", why)
@@ -141,6 +151,7 @@ class Plan(Result):
     exact: bool
     frontier: tuple[Mapping[str, Any], ...] = ()
     curves: tuple[Mapping[str, Any], ...] = ()
+    screen: Mapping[str, Any] | None = None
     study: Study | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -159,7 +170,7 @@ class Plan(Result):
         """Everything but the study itself, of which the place and the data's hash are kept."""
         names = (
             *("action", "budget", "layers", "predicted", "uniform", "additivity", "performance", "size"),
-            *("networks", "outcome", "verdict", "quantity", "exact", "frontier", "curves"),
+            *("networks", "outcome", "verdict", "quantity", "exact", "frontier", "curves", "screen"),
         )
         origin = self.study.origin if self.study is not None else {}
         store = (
@@ -257,12 +268,20 @@ def plan(
     from strati.interventions.compress.evaluator import open_evaluators
 
     config = resolve(PlanConfig, config, options, of=plan)
+    action_name = None if config.action is None else config.action.replace("_", "-")
+    config = dataclasses.replace(config, action=action_name)
     config.check()
     measured = study if isinstance(study, Study) else load_study(study) if is_study_folder(study) else None
     action = config.action or default_action(budget, measured)
     config = dataclasses.replace(config, action=action)
     wanted = read_budget(budget, action)
-    if measured is None:
+    screen = None
+    if measured is not None and config.screen is not None:
+        raise BadInputError("screen", "is for a plan from a model; this study has measured every setting")
+    if measured is None and config.screen is not None:
+        measured, screen = screened_study_of_model(study, data, wanted, config, tick)
+        model = data = None
+    elif measured is None:
         measured = study_of_model(study, data, wanted.kind, config, out, tick)
         model = data = None
     evaluators = open_evaluators(measured, model=model, data=data)
@@ -288,7 +307,8 @@ def plan(
     ranks = evaluators[0].energy_rank if evaluators else None
     curves = read_curves(measured, action, kind, layers=config.patterns, energy_rank=ranks)
     about = quantity, _hashes(measured, evaluators)
-    return _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
+    made = _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
+    return dataclasses.replace(made, screen=screen)
 
 
 def default_action(budget: Any, study: Study | None = None) -> str:
@@ -344,6 +364,7 @@ def _plan(
     scale = scale_of(study)
     shapes = [c.shape for c in curves]
     action = str(config.action)
+    together = action in EXPERT_KINDS  # config.json has one number of experts for all layers
     measuring = CombinationEvaluator(curves, action, scale, evaluators)
     rng = np.random.default_rng(config.seed)
     candidates = Candidates(curves, scale, budget, kind, rng)
@@ -351,13 +372,14 @@ def _plan(
         candidates.meet_loss(measuring.combination)
         spreads = [candidates.uniform_within_loss(measuring.combination)]
     else:
-        spreads = candidates.uniform(config.uniform)
+        spreads = candidates.uniform(0 if together else config.uniform)
     even = [measuring.combination(o) for o in _ticked(spreads, tick, "uniform")]
-    tried = [measuring.combination(o) for o in _ticked(candidates.plans(), tick, "plan")]
-    tried += [
-        measuring.combination(o) for o in _ticked(candidates.random(config.combinations), tick, "combination")
-    ]
-    tried += candidates.corrected(measuring.combination, [*tried, *even])
+    plans = [] if together else [*candidates.plans(), *_contiguous(candidates, evaluators, action)]
+    tried = [measuring.combination(o) for o in _ticked(plans, tick, "plan")] or list(even)
+    if not together:
+        randoms = _ticked(candidates.random(config.combinations), tick, "combination")
+        tried += [measuring.combination(o) for o in randoms]
+        tried += candidates.corrected(measuring.combination, [*tried, *even])
     best, fell_back = candidates.best(tried, even)
     scale = measuring.scale
     relation = additivity([c for c in (*tried, *even) if c is not best], best.predicted, best.error)
@@ -401,6 +423,30 @@ def _plan(
         curves=tuple(_points(c, o) for c, o in zip(curves, best.options, strict=True)),
         study=study,
     )
+
+
+def _contiguous(
+    candidates: Candidates, evaluators: Sequence[InterventionEvaluator], action: str
+) -> list[tuple[int, ...]]:
+    """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
+    if action != "drop" or candidates.loss or len(evaluators) != 1:
+        return []
+    from strati.interventions.baselines import BlockInfluence
+
+    subject, names = evaluators[0].subject, [curve.layer for curve in candidates.curves]
+    if subject.task is None:
+        return []
+    keep = [len(curve.options) - 1 for curve in candidates.curves]
+    runs: list[tuple[float, tuple[int, ...]]] = []
+    for first, name in enumerate(names):
+        target = evaluators[0].target(name)
+        for last in range(first, min(first + len(target.members), len(names))):
+            dropped = (*keep[:first], *[0] * (last + 1 - first), *keep[last + 1 :])
+            if names[last] in target.members and candidates.size(dropped) <= candidates.budget * (1 + 1e-9):
+                influence = BlockInfluence(subject.model, subject.task, target)
+                runs.append((influence.angular_distance(names[last]), dropped))
+                break
+    return [min(runs)[1]] if runs else []
 
 
 def _points(curve: Curve, chosen: int) -> dict[str, Any]:

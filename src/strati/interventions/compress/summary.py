@@ -9,7 +9,7 @@ from strati.core.display import Column, byte_size, table
 from strati.interventions.compress.cost_scale import UNIT, CostScale
 from strati.interventions.compress.curves import KEEP
 from strati.interventions.compress.outcome import PlanOutcome, Quantity
-from strati.interventions.kinds import read_setting
+from strati.interventions.kinds import EXPERT_KINDS, read_setting
 from strati.interventions.summary import performance_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 _NAMED = 3
 """Layers that the first line names before it counts them."""
 _SAME_SIZE = 0.99
-_VERBS = {"truncate": "Truncate", "quantise": "Quantise", "prune": "Prune", "drop": "Drop", "adapt": "Adapt"}
+_VERBS = {
+    "truncate": "Truncate",
+    "quantise": "Quantise",
+    "prune": "Prune",
+    "drop": "Drop",
+    "adapt": "Adapt",
+    "drop-experts": "Drop experts of",
+    "merge-experts": "Merge experts of",
+}
 _QUANTITIES = {
     Quantity.UPDATE: "Costs are what truncating the update since the base network loses, measured.",
     Quantity.GRADIENT: "Costs are a guess from the gradient's spectrum; no fine-tuned network was measured.",
@@ -34,6 +42,10 @@ def plan_summary(plan: Plan) -> RenderableType:
     from rich.text import Text
 
     lines: list[Any] = [Text(headline(plan)), *map(Text, _performance_lines(plan))]
+    if plan.screen is not None:
+        measured, settings = plan.screen["measured"], plan.screen["settings"]
+        share = f"{measured} of {settings} settings ({100 * plan.screen['fraction']:.0f} %)"
+        lines.append(Text(f"The Fisher score decided the rest: only {share} were measured."))
     if plan.quantity is not Quantity.MEASURED:
         lines.append(Text(_QUANTITIES[plan.quantity]))
     changed = [layer for layer in plan.layers if layer.choice != KEEP]
@@ -72,16 +84,16 @@ def verdict_of(plan: Plan) -> str:
     own, uniform = plan.size["planned"] / intact, plan.uniform["size"] / intact
     if plan.outcome is PlanOutcome.BETTER:
         low, middle, high = _gain(plan)
-        return f"The plan is better by {middle} ({low} to {high})."
+        return f"Mixed beats uniform by {middle} ({low} to {high}): use it."
     if plan.outcome is PlanOutcome.SMALLER:
         shares = f"{100 * uniform:.0f} % of the size, the plan {100 * own:.0f} %"
         return f"Uniform allocation within the same loss needs {shares}."
     if plan.outcome is PlanOutcome.NOT_SMALLER:
         return f"The plan is NOT smaller than uniform allocation ({100 * own:.0f} % against {100 * uniform:.0f} %)."
     if plan.outcome is PlanOutcome.UNIFORM:
-        return (
-            "No choice was better than uniform allocation beyond its error: the plan is uniform allocation."
-        )
+        if plan.action in EXPERT_KINDS:
+            return "All layers keep the same number of experts: a config has one number."
+        return "Mixed does not beat uniform beyond its error: use uniform, which is the plan."
     if plan.outcome is PlanOutcome.NO_ERROR:
         word = "better" if plan.uniform["gain"]["gain"] > 0 else "not better"
         return f"The plan is {word} than uniform allocation, but the error of the difference is not defined."
@@ -89,7 +101,7 @@ def verdict_of(plan: Plan) -> str:
 
 
 _FIXED = {
-    PlanOutcome.NOT_BETTER: "The plan is NOT better than uniform allocation beyond its error: use uniform allocation.",
+    PlanOutcome.NOT_BETTER: "Mixed does not beat uniform beyond its error: use uniform.",
     PlanOutcome.NOT_MEASURED: "Uniform allocation was not measured: the network or its data are not available.",
     PlanOutcome.GUESS: "Nothing was measured: the ranks are a guess from the gradient's spectrum.",
 }

@@ -1,0 +1,213 @@
+r"""Experts of a mixture as units of compression: their scores on data, and networks with fewer of them.
+
+A layer of experts is a module with a router, whose weight has one row per expert, and a module that stores all experts
+in tensors of a common first dimension (transformers 5: Mixtral, Qwen-MoE, OLMoE and their kin). The score of expert
+:math:`j` is REAP's saliency (Lasby et al., arXiv:2510.13999), the mean over the tokens routed to it of the router's
+weight times the norm of its output, :math:`S_j = \mathrm{E}_{x \to j}\, g_j(x) \|f_j(x)\|_2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from strati.core.errors import BadInputError
+from strati.interventions.targets import Change, Target, chosen_names, find_targets
+
+if TYPE_CHECKING:
+    from strati.core.results import FloatArray
+    from strati.interventions.kinds import Point
+    from strati.interventions.tasks import Task
+
+
+@dataclass(frozen=True)
+class ExpertScores:
+    """What the data say of the experts of one layer.
+
+    Attributes:
+        reap: Saliency of each expert; 0 for one that no token was routed to.
+        frequency: Share of the tokens that are routed to each expert.
+        affinity: Correlation of the router's logits over the tokens, expert by expert.
+    """
+
+    reap: FloatArray
+    frequency: FloatArray
+    affinity: FloatArray
+
+
+def find_experts(
+    model: nn.Module, patterns: Sequence[str] = ("*",), *, required: bool = True
+) -> tuple[Target, ...]:
+    """The layers of experts of a network, in its own order; ``shape`` is (experts, parameters of one).
+
+    Raises:
+        BadInputError: There is none, or none matches the patterns.
+    """
+    targets = []
+    for name, module in model.named_modules():
+        parts = _parts(module)
+        if parts is not None:
+            count = len(parts[0].weight)
+            size = sum(p.numel() // count for p in parts[1].parameters(recurse=False))
+            targets.append(Target(name, "experts", "experts", (count, size), False))
+    if not targets and required:
+        raise BadInputError("experts", "the network has no layer of experts that strati knows how to change")
+    if not targets:
+        return ()
+    inner = [t.name for t in find_targets(model)]
+    names = chosen_names(inner, patterns, whole=[t.name for t in targets])
+    return tuple(t for t in targets if t.name in names)
+
+
+@torch.inference_mode()
+def score_experts(model: nn.Module, task: Task) -> dict[str, ExpertScores]:
+    """The scores of every layer of experts, from one pass over the data."""
+    sums: dict[str, list[Any]] = {}
+    hooks = []
+    for target in find_experts(model):
+        parts = _parts(model.get_submodule(target.name))
+        assert parts is not None
+        router, experts = parts
+
+        def add(
+            module: Any, args: tuple[Any, ...], options: dict[str, Any], _out: Any,
+            name: str = target.name, router: Any = router,
+        ) -> None:  # fmt: skip
+            hidden, chosen, weights = (*args, *options.values())[:3]
+            count = len(router.weight)
+            total = sums.setdefault(name, [np.zeros(count), np.zeros(count), 0, []])
+            forward = type(module).forward
+            for j in range(count):
+                tokens, place = torch.where(chosen == j)
+                if len(tokens):
+                    index = torch.full((len(tokens), 1), j)
+                    output = forward(module, hidden[tokens], index, torch.ones(len(tokens), 1).to(weights))
+                    saliency = weights[tokens, place].float() * output.float().norm(dim=-1)
+                    total[0][j] += float(saliency.sum(dtype=torch.float64))
+                    total[1][j] += len(tokens)
+            total[2] += len(hidden)
+            total[3].append((hidden.float() @ router.weight.float().T).cpu())
+
+        hooks.append(experts.register_forward_hook(add, with_kwargs=True))
+    try:
+        for inputs, _ in task.batches:
+            task.output(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {
+        name: ExpertScores(
+            saliency / np.maximum(routed, 1),
+            routed / tokens,
+            np.corrcoef(torch.cat(logits).T.double().numpy()),
+        )
+        for name, (saliency, routed, tokens, logits) in sums.items()
+    }
+
+
+def expert_change(
+    model: nn.Module, target: Target, point: Point, scores: Mapping[str, ExpertScores]
+) -> Change:
+    """The change that drops or merges experts: those of least saliency, or the one named.
+
+    Raises:
+        BadInputError: Fewer experts would be left than the router chooses for a token, or there is no such expert.
+    """
+    parts = _parts(model.get_submodule(target.name))
+    assert parts is not None
+    setting, count = dict(point.setting), target.shape[0]
+    needed = int(getattr(parts[0], "top_k", 1))
+    saliency = scores[target.name].reap
+    if "expert" in setting:
+        dropped: tuple[int, ...] = (int(setting["expert"]),)
+    else:
+        dropping = setting["count"] if "count" in setting else round(setting["share"] * count)
+        dropped = tuple(sorted(int(j) for j in np.argsort(saliency, kind="stable")[:dropping]))
+    if dropped and max(dropped) >= count:
+        raise BadInputError(target.name, f"has {count} experts; there is no expert {max(dropped)}")
+    if count - len(dropped) < needed:
+        why = f"has {count} experts, of which a token uses {needed}; {len(dropped)} cannot be removed"
+        raise BadInputError(target.name, why)
+    what = f"{point.intervention}: {', '.join(map(str, dropped))}"
+    return Change(point.intervention, point.draw, None, None, what, point.text, experts=dropped)
+
+
+def score_change(change: Change, scores: ExpertScores) -> dict[str, float | None]:
+    """Summed saliency of the experts that a change removes, and the share of tokens routed to them."""
+    dropped = list(change.experts)
+    return {
+        "reap": float(scores.reap[dropped].sum()),
+        "routing_frequency": float(scores.frequency[dropped].sum()),
+    }
+
+
+def remove_experts(module: nn.Module, change: Change, scores: ExpertScores | None) -> Callable[[], None]:
+    """Take experts out of a layer, merged into others first where the change says so; returns what undoes it.
+
+    A merged expert is added to the kept one whose router logits correlate most with its own (Li et al.,
+    arXiv:2310.01334), weights averaged by the number of tokens; the router's row of the kept one stays.
+    """
+    parts = _parts(module)
+    assert parts is not None
+    router, experts = parts
+    count = len(router.weight)
+    kept = [j for j in range(count) if j not in change.experts]
+    mixing = torch.eye(count)
+    if change.intervention == "merge-experts":
+        if scores is None:
+            raise BadInputError(
+                "merge-experts", "needs data: the routing of tokens says what to merge with what"
+            )
+        into = {j: kept[int(np.argmax(scores.affinity[j][kept]))] for j in change.experts}
+        weight = np.maximum(scores.frequency, 1e-12)
+        for j, partner in into.items():
+            mixing[partner, j] = float(weight[j] / weight[partner])
+        mixing /= mixing.sum(1, keepdim=True)
+    undo: list[tuple[Any, str, Any]] = []
+    for part, mix in ((router, torch.eye(count)), (experts, mixing)):
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if parameter.shape[0] == count:
+                values = torch.tensordot(mix[kept].to(parameter), parameter.detach(), 1)
+                undo.append((part, name, parameter))
+                setattr(part, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
+    for part in (module, router, experts):
+        for name, number in list(vars(part).items()):
+            if name in ("num_experts", "num_local_experts", "n_routed_experts") and number == count:
+                undo.append((part, name, number))
+                setattr(part, name, len(kept))
+
+    def restore() -> None:
+        for part, name, value in undo:
+            setattr(part, name, value)
+
+    return restore
+
+
+@contextmanager
+def without_experts(model: nn.Module, target: Target, change: Change) -> Iterator[None]:
+    """A network without some experts of one layer; afterwards they are back."""
+    restore = remove_experts(model.get_submodule(target.name), change, change.scores)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _parts(module: nn.Module) -> tuple[Any, Any] | None:
+    """The router and the stacked experts of a layer of experts."""
+    children = list(module.children())
+    for experts in children:
+        stacked = [p for p in experts.parameters(recurse=False) if p.ndim == 3]
+        if not stacked or len({p.shape[0] for p in stacked}) != 1:
+            continue
+        for router in children:
+            weight = getattr(router, "weight", None)
+            if isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] == stacked[0].shape[0]:
+                return router, experts
+    return None
