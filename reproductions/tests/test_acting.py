@@ -77,10 +77,3 @@ def test_claims_are_put_beside_what_was_measured(tmp_path: Path) -> None:
     for name in ("LASER, digits", "AlphaPruning, digits", "rank choice, digits", "ShortGPT, words"):
         assert name in text
     assert {"acting", "acting-claims"} <= set(ENTRIES)
-
-
-def test_shares_meet_their_mean() -> None:
-    sizes = {"a": 100, "b": 300, "c": 50}
-    share = claims._between({"a": 2.0, "b": 3.0, "c": 6.0}, sizes, 0.5)
-    assert sum(share[n] * sizes[n] for n in sizes) == pytest.approx(225, rel=1e-6)
-    assert share["c"] / share["a"] == pytest.approx(1.3 / 0.7, rel=1e-6)

@@ -198,7 +198,13 @@ ENTRIES: dict[str, Entry] = {
     "acting-claims": Entry(
         "acting.claims:claims",
         "plans",
-        "claims of LASER, AlphaPruning, ShortGPT and rank selection, measured on the same networks",
+        "claims of LASER, ShortGPT and rank selection, measured on the same networks",
+        revision=2,
+    ),
+    "alpha-pruning": Entry(
+        "acting.alpha_pruning:alpha_pruning",
+        "plans",
+        "sparsity of blocks by AlphaPruning and FARMS against the same share everywhere, on unseen data",
     ),
     "grokking": Entry(
         "grokking.grokking:grokking",

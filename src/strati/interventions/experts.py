@@ -8,37 +8,20 @@ weight times the norm of its output, :math:`S_j = \mathrm{E}_{x \to j}\, g_j(x) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from strati.core.errors import BadInputError
+from strati.interventions.expert_removal import ExpertScores, expert_parts
 from strati.interventions.targets import Change, Target, chosen_names, find_targets
 
 if TYPE_CHECKING:
-    from strati.core.results import FloatArray
     from strati.interventions.kinds import Point
     from strati.interventions.tasks import Task
-
-
-@dataclass(frozen=True)
-class ExpertScores:
-    """What the data say of the experts of one layer.
-
-    Attributes:
-        reap: Saliency of each expert; 0 for one that no token was routed to.
-        frequency: Share of the tokens that are routed to each expert.
-        affinity: Correlation of the router's logits over the tokens, expert by expert.
-    """
-
-    reap: FloatArray
-    frequency: FloatArray
-    affinity: FloatArray
 
 
 def find_experts(
@@ -51,7 +34,7 @@ def find_experts(
     """
     targets = []
     for name, module in model.named_modules():
-        parts = _parts(module)
+        parts = expert_parts(module)
         if parts is not None:
             count = len(parts[0].weight)
             size = sum(p.numel() // count for p in parts[1].parameters(recurse=False))
@@ -71,7 +54,7 @@ def score_experts(model: nn.Module, task: Task) -> dict[str, ExpertScores]:
     sums: dict[str, list[Any]] = {}
     hooks = []
     for target in find_experts(model):
-        parts = _parts(model.get_submodule(target.name))
+        parts = expert_parts(model.get_submodule(target.name))
         assert parts is not None
         router, experts = parts
 
@@ -119,7 +102,7 @@ def expert_change(
     Raises:
         BadInputError: Fewer experts would be left than the router chooses for a token, or there is no such expert.
     """
-    parts = _parts(model.get_submodule(target.name))
+    parts = expert_parts(model.get_submodule(target.name))
     assert parts is not None
     setting, count = dict(point.setting), target.shape[0]
     needed = int(getattr(parts[0], "top_k", 1))
@@ -145,69 +128,3 @@ def score_change(change: Change, scores: ExpertScores) -> dict[str, float | None
         "reap": float(scores.reap[dropped].sum()),
         "routing_frequency": float(scores.frequency[dropped].sum()),
     }
-
-
-def remove_experts(module: nn.Module, change: Change, scores: ExpertScores | None) -> Callable[[], None]:
-    """Take experts out of a layer, merged into others first where the change says so; returns what undoes it.
-
-    A merged expert is added to the kept one whose router logits correlate most with its own (Li et al.,
-    arXiv:2310.01334), weights averaged by the number of tokens; the router's row of the kept one stays.
-    """
-    parts = _parts(module)
-    assert parts is not None
-    router, experts = parts
-    count = len(router.weight)
-    kept = [j for j in range(count) if j not in change.experts]
-    mixing = torch.eye(count)
-    if change.intervention == "merge-experts":
-        if scores is None:
-            raise BadInputError(
-                "merge-experts", "needs data: the routing of tokens says what to merge with what"
-            )
-        into = {j: kept[int(np.argmax(scores.affinity[j][kept]))] for j in change.experts}
-        weight = np.maximum(scores.frequency, 1e-12)
-        for j, partner in into.items():
-            mixing[partner, j] = float(weight[j] / weight[partner])
-        mixing /= mixing.sum(1, keepdim=True)
-    undo: list[tuple[Any, str, Any]] = []
-    for part, mix in ((router, torch.eye(count)), (experts, mixing)):
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if parameter.shape[0] == count:
-                values = torch.tensordot(mix[kept].to(parameter), parameter.detach(), 1)
-                undo.append((part, name, parameter))
-                setattr(part, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
-    for part in (module, router, experts):
-        for name, number in list(vars(part).items()):
-            if name in ("num_experts", "num_local_experts", "n_routed_experts") and number == count:
-                undo.append((part, name, number))
-                setattr(part, name, len(kept))
-
-    def restore() -> None:
-        for part, name, value in undo:
-            setattr(part, name, value)
-
-    return restore
-
-
-@contextmanager
-def without_experts(model: nn.Module, target: Target, change: Change) -> Iterator[None]:
-    """A network without some experts of one layer; afterwards they are back."""
-    restore = remove_experts(model.get_submodule(target.name), change, change.scores)
-    try:
-        yield
-    finally:
-        restore()
-
-
-def _parts(module: nn.Module) -> tuple[Any, Any] | None:
-    """The router and the stacked experts of a layer of experts."""
-    children = list(module.children())
-    for experts in children:
-        stacked = [p for p in experts.parameters(recurse=False) if p.ndim == 3]
-        if not stacked or len({p.shape[0] for p in stacked}) != 1:
-            continue
-        for router in children:
-            weight = getattr(router, "weight", None)
-            if isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[0] == stacked[0].shape[0]:
-                return router, experts
-    return None

@@ -21,7 +21,8 @@ from strati.core.rng import stream
 from strati.interventions.baselines import BlockInfluence, LayerBaselines
 from strati.interventions.cached_forward import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.interventions.changes import LayerEdits, Others, Values, make_change
-from strati.interventions.experts import ExpertScores, expert_change, score_change, score_experts
+from strati.interventions.expert_removal import ExpertScores
+from strati.interventions.experts import expert_change, score_change, score_experts
 from strati.interventions.initialisers import scheme_of
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, reads_inputs

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from strati.interventions.experts import ExpertScores
+    from strati.interventions.expert_removal import ExpertScores
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,14 @@ def changed(model: torch.nn.Module, target: Target, change: Change) -> Iterator[
         True
     """
     if target.kind == "experts":
-        from strati.interventions.experts import without_experts
+        from strati.interventions.expert_removal import remove_experts
 
-        with without_experts(model, target, change):
+        merge = change.intervention == "merge-experts"
+        restore = remove_experts(model.get_submodule(target.name), change.experts, change.scores, merge=merge)
+        try:
             yield
+        finally:
+            restore()
         return
     if change.blocks:
         with rearranged(model, change, target.outputs):

@@ -1,4 +1,4 @@
-"""What others claim about acting on layers, measured here: LASER, AlphaPruning, ShortGPT, and ranks by stable rank.
+"""What others claim about acting on layers, measured here: LASER, ShortGPT, and ranks by stable rank.
 
 The claims were made on large networks; ours are small ones that can be had. A claim that fails here is not refuted
 there, but a metric that does not help here has not earned trust either.
@@ -21,7 +21,7 @@ from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.evaluator import Measurement
 from strati.interventions.compress.plan import plan
-from strati.interventions.kinds import drop, prune
+from strati.interventions.kinds import drop
 from strati.interventions.scores import standard_error
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of
@@ -32,14 +32,9 @@ from strati_reproductions.acting.subjects import ActingCase
 from strati_reproductions.acting.table import evaluator_of, folder_of, studied
 from strati_reproductions.registry import Reproduction, Row
 
-PRUNED = (0.3, 0.5, 0.7, 0.9)
-SPARSITIES = (0.5, 0.7)
-SPREAD = 0.3
-"""AlphaPruning's tau: shares between 1 - tau and 1 + tau of the mean one."""
-
 
 def claims(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
-    """Run all four; quick: the fully connected network and stories15M only, on fewer sequences."""
+    """Run all three; quick: the fully connected network and stories15M only, on fewer sequences."""
     require("torch", "torch", "acting on networks")
     home = folder.parent / "acting"  # the studies of the table serve here too
     kept = folder_of(folder, quick, seed)
@@ -70,7 +65,6 @@ def _of_network(name: str, home: Path, kept: Path, quick: bool, seed: int, tick:
     parts: dict[str, Callable[[], list[Row]]] = {
         "laser": lambda: laser(case, found),
         "ranks": lambda: rank_by_stable_rank(case, found, seed),
-        "alpha": lambda: alpha_pruning(case, found, kept / name, seed, tick),
     }
     if case.blocks:
         parts["short-gpt"] = lambda: short_gpt(case.name, _dropped(case, kept / f"{name}-drop", seed, tick))
@@ -83,7 +77,7 @@ def _of_network(name: str, home: Path, kept: Path, quick: bool, seed: int, tick:
 
 def kept_rows(path: Path, make: Callable[[], list[Row]], **about: Any) -> list[Row]:
     """Rows from a file, or made and kept there; a file of another version or size is not used."""
-    about |= {"strati": __version__, "pruned": list(PRUNED)}
+    about |= {"strati": __version__}
     if path.is_file():
         known = json.loads(path.read_text("utf-8"))
         if known["about"] == about:
@@ -137,38 +131,11 @@ def rank_by_stable_rank(case: ActingCase, found: Study, seed: int) -> list[Row]:
         Row(
             f"{what}, ranks by stable rank",
             "below even",
-            *_against(evaluator.measure("truncate", chosen), even),
+            *against(evaluator.measure("truncate", chosen), even),
         ),
-        Row(f"{what}, measured plan", None, *_against(ours, even)),
+        Row(f"{what}, measured plan", None, *against(ours, even)),
         Row(f"{what}, even spread", None, round(even.performance, 4)),
     ]
-
-
-def alpha_pruning(case: ActingCase, found: Study, folder: Path, seed: int, tick: Tick) -> list[Row]:
-    """Sparsity by alpha (more where alpha is large), by measurement, and the same everywhere."""
-    measured = study(
-        case.model, data=case.plan, performance="loss", batch=case.batch, interventions=prune(share=PRUNED),
-        layers=case.layers, seed=seed, spectral=False, activations=False, out=folder, tick=tick,
-    )  # fmt: skip
-    alphas = _metric(case, "alpha")
-    evaluator = evaluator_of(case, measured)
-    rows = []
-    for sparsity in SPARSITIES:
-        made = plan(
-            measured, budget=f"parameters={1 - sparsity:g}", action="prune", layers=case.layers, seed=seed
-        )
-        sizes = {layer.name: layer.rows * layer.cols for layer in made.layers}
-        share = _between(alphas, sizes, sparsity)
-        even = evaluator.measure("prune", dict.fromkeys(sizes, f"share={sparsity}"))
-        by_alpha = evaluator.measure("prune", {n: f"share={s:.6f}" for n, s in share.items()})
-        ours = evaluator.measure("prune", {layer.name: layer.choice for layer in made.layers})
-        what = f"AlphaPruning, {case.name}, {sparsity:.0%} pruned: loss"
-        rows += [
-            Row(f"{what}, shares by alpha", "below even", *_against(by_alpha, even)),
-            Row(f"{what}, measured plan", None, *_against(ours, even)),
-            Row(f"{what}, even spread", None, round(even.performance, 4)),
-        ]
-    return rows
 
 
 def short_gpt(name: str, found: Study) -> list[Row]:
@@ -251,15 +218,8 @@ def _proportional(weights: Mapping[str, float], sizes: Mapping[str, int], mean: 
     return {n: min(1.0, low * w) for n, w in weights.items()}
 
 
-def _between(metric: Mapping[str, float], sizes: Mapping[str, int], mean: float) -> dict[str, float]:
-    """AlphaPruning's map: shares linear in the metric between (1 - tau) and (1 + tau) times one factor."""
-    values = np.array([metric[n] for n in sizes])
-    span = float(values.max() - values.min()) or 1.0
-    raw = {n: 1 - SPREAD + 2 * SPREAD * (metric[n] - float(values.min())) / span for n in sizes}
-    return _proportional(raw, sizes, mean)
-
-
-def _against(one: Measurement, even: Measurement) -> tuple[float, str]:
+def against(one: Measurement, even: Measurement) -> tuple[float, str]:
+    """The loss of a choice, and its gain over an even spread, compared example by example."""
     assert one.groups is not None and even.groups is not None
     gain = even.performance - one.performance
     half = 1.96 * (standard_error(even.groups - one.groups) or 0.0)

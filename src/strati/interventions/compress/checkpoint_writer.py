@@ -122,7 +122,8 @@ class Edits:
         Raises:
             UnsupportedError: Layers would have different numbers of experts, which no config can say.
         """
-        from strati.interventions.experts import find_experts, remove_experts
+        from strati.interventions.expert_removal import remove_experts
+        from strati.interventions.experts import find_experts
 
         made: Any = copy.deepcopy(self.model)
         counts = {
@@ -135,7 +136,8 @@ class Edits:
             )
         for name, change in self.experts.items():
             before = self.evaluator.target(name).shape[0]
-            remove_experts(made.get_submodule(name), change, change.scores)
+            merge = change.intervention == "merge-experts"
+            remove_experts(made.get_submodule(name), change.experts, change.scores, merge=merge)
             for key in ("num_local_experts", "num_experts", "n_routed_experts"):
                 if getattr(config, key, None) == before:
                     setattr(config, key, before - len(change.experts))

@@ -117,8 +117,8 @@ class Screening:
                 factors = np.where(known, 1.0, np.exp(self.scatter * rng.standard_normal() * (draw > 0)))
                 costs.append(factors * np.array([o.careful for o in curve.options]))
                 sizes.append(np.array([o.size for o in curve.options]))
-            turned = (sizes, costs) if budget.kind == "loss" else (costs, sizes)
-            chosen.append(choose(*turned, size).options)
+            first, second = (sizes, costs) if budget.kind == "loss" else (costs, sizes)
+            chosen.append(choose(first, second, size).options)
         return {
             (curve.layer, curve.options[option].choice)
             for place, curve in enumerate(curves)
@@ -179,7 +179,8 @@ def screened_study(
     if unit_of(config.names[0]) != "layer":
         raise BadInputError("screen", f"is for changes of weights; {config.names[0]} is measured in full")
     job = model_job(modules, None, data, config, paths)
-    subjects = list(job.body.subjects.values())
+    body: Any = job.body
+    subjects = list(body.subjects.values())
     if len(subjects) != 1:
         raise BadInputError("screen", "takes one network")
     screening = Screening(
