@@ -31,7 +31,7 @@ LAYER_SCORES = (
     *("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace", "activation_error"),
     *("relative_distance", "gptq_error", "wanda_score", "kurtosis", "outlier_ratio", "alpha", "stable_rank"),
 )
-BLOCK_SCORES = ("angular_distance", "block_influence", "alpha", "stable_rank", "kurtosis")
+BLOCK_SCORES = ("angular_distance", "block_influence", "alpha", "stable_rank")
 EXPERT_SCORES = ("reap", "routing_frequency")
 ACTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "quantise": (iv.quantise(bits=[3, 2]), "layers", LAYER_SCORES),

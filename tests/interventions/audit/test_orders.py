@@ -57,6 +57,17 @@ def test_blocks_are_named_blocks_and_few_layers_are_not_judged() -> None:
     assert audit(made(1, layers=4), resamples=20).orders == ()
 
 
+def test_a_perfect_order_of_few_blocks_has_a_wide_interval() -> None:
+    rows = {
+        row.metric: row for row in audit(made(3, layers=6), resamples=20).orders if row.across == "layers"
+    }
+    low, high = rows["negative"].spearman_ci
+    assert rows["negative"].spearman == pytest.approx(-1.0)
+    # z = atanh(1 - 6/210) = 2.12 and its error 1.06 / sqrt(3): the interval of a correlation of six points
+    assert low == pytest.approx(-np.tanh(2.1203 + 1.96 * 0.612), abs=1e-3)
+    assert high == pytest.approx(-np.tanh(2.1203 - 1.96 * 0.612), abs=3e-3)
+
+
 def test_false_claims_are_rare_under_the_null() -> None:
     # 60 studies with 4 noise scores each at 5 % for all scores of one order: 11 or more has a chance below 0.1 %
     claimed = 0

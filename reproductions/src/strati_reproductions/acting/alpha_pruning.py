@@ -90,7 +90,7 @@ def _embedded(_folder: Path, _quick: bool, _seed: int) -> ActingCase:
     data = study_data(embedded.path("tempest.txt"), model, 64)
     test = replace(data, x_test=data.x_test[:64])
     return ActingCase(
-        "embedded transformer", model, test, test, ("block:*",), 16, "64 windows of 64 tokens", True
+        "embedded transformer", model, test, test, ("model.layers.*",), 16, "64 windows of 64 tokens", True
     )
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _RESAMPLES = 200
 _LEAST_LAYERS, _LEAST_SETTINGS = 5, 3
-_CLIP = 0.9999  # atanh(1) is infinite
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,9 @@ def _rows(
     defined = [i for i in range(len(names)) if np.isfinite(strengths[0, i])]
     if not defined:
         return []
-    z = np.arctanh(np.clip(strengths, -_CLIP, _CLIP))
+    # atanh(1) is infinite: a perfect order counts as halfway to the next best one, in which two neighbours are swapped.
+    most = 1.0 - 6.0 / (n * (n * n - 1)) if across != "settings" else 0.9999
+    z = np.arctanh(np.clip(strengths, -most, most))
     # Few layers that happen to be ordered alike resample to the same order: the error of one correlation is the least.
     floor = 0.0 if across == "settings" else 1.06 / np.sqrt(max(n - 3, 1))
     errors = np.maximum(np.nanstd(z[1:, :][:, defined], axis=0), floor)

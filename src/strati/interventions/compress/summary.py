@@ -83,8 +83,7 @@ def verdict_of(plan: Plan) -> str:
     intact = plan.size["intact"]
     own, uniform = plan.size["planned"] / intact, plan.uniform["size"] / intact
     if plan.outcome is PlanOutcome.BETTER:
-        low, middle, high = _gain(plan)
-        return f"Mixed beats uniform by {middle} ({low} to {high}): use it."
+        return f"Mixed beats uniform by {_gain(plan)}: use it."
     if plan.outcome is PlanOutcome.SMALLER:
         shares = f"{100 * uniform:.0f} % of the size, the plan {100 * own:.0f} %"
         return f"Uniform allocation within the same loss needs {shares}."
@@ -168,12 +167,14 @@ def _difference(scale: CostScale, start: float, cost: float) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def _gain(plan: Plan) -> tuple[str, str, str]:
+def _gain(plan: Plan) -> str:
+    """The gain over uniform allocation and half the width of its interval, in units of the performance."""
     scale, gain = _scale(plan), plan.uniform["gain"]
     start = scale.cost(plan.predicted["measured"])
-    unit = " points" if scale.name in UNIT else ""
     low, middle, high = (_difference(scale, start, gain[key]) for key in ("low", "gain", "high"))
-    return low, f"{middle}{unit}", high
+    half = abs(float(high) - float(low)) / 2
+    unit = " points" if scale.name in UNIT else ""
+    return f"{middle} +- {half:.{len(middle.partition('.')[2])}f}{unit}"
 
 
 def _names(layers: list[PlannedLayer], of: int | None = None) -> str:
