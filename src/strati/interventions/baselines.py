@@ -89,13 +89,13 @@ class LayerBaselines:
             norms = np.sqrt(np.diag(h))[None]
             curvature = 1.0 / self._inverse_diagonal(h)[None]
         importance = np.abs(w) * norms
-        lost, whole = float((np.abs(d) * norms).sum()), float(importance.sum())
+        lost, total = float((np.abs(d) * norms).sum()), float(importance.sum())
         outliers = importance > _OUTLIER * importance.mean()
         return self._of_weights(d) | {
             "snr": 10 * math.log10(size / error) if error > 0 and size > 0 else None,
             "outlier_ratio": 100.0 * float(outliers.mean()),
             "activation_error": math.sqrt(max(error, 0.0) / size) if size > 0 else None,
-            "wanda_score": lost / whole if whole > 0 else None,
+            "wanda_score": lost / total if total > 0 else None,
             "gptq_error": float((d**2 * curvature).sum()),
         }
 
@@ -166,8 +166,8 @@ class BlockInfluence:
         for name in self.target.members:
 
             def end(_module: Any, _args: Any, output: Any, name: str = name) -> None:
-                out = output[0] if isinstance(output, tuple) else output
-                turned[name] = _cosines(first[0], out)
+                first_output = output[0] if isinstance(output, tuple) else output
+                turned[name] = _cosines(first[0], first_output)
 
             hooks.append(model.get_submodule(name).register_forward_hook(end))
         try:
@@ -176,11 +176,11 @@ class BlockInfluence:
                 task.output(model, inputs)
                 real = inputs != IGNORED if not inputs.is_floating_point() else None
                 for name, cosines in turned.items():
-                    kept = cosines[real] if real is not None and real.shape == cosines.shape else cosines
-                    self._sums[name] += float(kept.sum(dtype=torch.float64))
-                    angles = torch.arccos(kept.double().clamp(-1.0, 1.0)) / math.pi
+                    counted = cosines[real] if real is not None and real.shape == cosines.shape else cosines
+                    self._sums[name] += float(counted.sum(dtype=torch.float64))
+                    angles = torch.arccos(counted.double().clamp(-1.0, 1.0)) / math.pi
                     self._angles[name] += float(angles.sum())
-                self._count += kept.numel() if turned else 0
+                self._count += counted.numel() if turned else 0
         finally:
             for hook in hooks:
                 hook.remove()

@@ -43,48 +43,48 @@ def find_blocks(
         ['0', '1', '2']
     """
     stacks = _stacks(model)
-    seen = _residual(model, [name for stack in stacks for name in stack], run)
+    residual = _residual(model, [name for stack in stacks for name in stack], run)
     inner = [t.name for t in find_targets(model)]
-    found: list[Target] = []
+    blocks: list[Target] = []
     taken: list[str] = []
     for stack in stacks:
         inside = any(name.startswith(f"{outer}.") for outer in taken for name in stack)
         # Stages that change the shape are no blocks, though the first of them may keep it: their members are.
-        if inside or 2 * sum(name in seen for name in stack) <= len(stack):
+        if inside or 2 * sum(name in residual for name in stack) <= len(stack):
             continue
         taken += stack
         for place, name in enumerate(stack):
-            following = _unbroken(stack[place:], seen)
+            following = _unbroken(stack[place:], residual)
             if following:
                 size = sum(p.numel() for p in model.get_submodule(name).parameters())
-                found.append(Target(name, "block", "block", (size,), False, following, seen[name]))
-    if not found and not required:
+                blocks.append(Target(name, "block", "block", (size,), False, following, residual[name]))
+    if not blocks and not required:
         return ()
-    if not found:
+    if not blocks:
         why = "no residual block found: no repeated part that passes its input on in the same shape"
         raise BadInputError("drop", why)
-    chosen = chosen_names(inner, patterns, whole=[block.name for block in found])
-    kept = tuple(block for block in found if block.name in chosen)
-    if not kept:
-        there = ", ".join(block.name for block in found[:20])
+    meant = chosen_names(inner, patterns, whole=[block.name for block in blocks])
+    matching = tuple(block for block in blocks if block.name in meant)
+    if not matching:
+        there = ", ".join(block.name for block in blocks[:20])
         raise BadInputError("drop", f"no block matches {', '.join(patterns)}; the blocks are {there}")
-    return kept
+    return matching
 
 
-def _unbroken(names: Sequence[str], seen: dict[str, int]) -> tuple[str, ...]:
+def _unbroken(names: Sequence[str], residual: dict[str, int]) -> tuple[str, ...]:
     """The blocks from the first on that can be dropped together."""
-    found: list[str] = []
+    run: list[str] = []
     for name in names:
-        if name not in seen:
+        if name not in residual:
             break
-        found.append(name)
-    return tuple(found)
+        run.append(name)
+    return tuple(run)
 
 
 def _stacks(model: nn.Module) -> list[list[str]]:
     """Lists and sequences of like, composite modules that hold layers, outermost first."""
     layers = [t.name for t in find_targets(model)]
-    found = []
+    stacks = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
@@ -93,8 +93,8 @@ def _stacks(model: nn.Module) -> list[list[str]]:
             path = f"{name}.{key}" if name else key
             if any(True for _ in child.children()) and any(w.startswith(f"{path}.") for w in layers):
                 groups.setdefault(type(child), []).append(path)
-        found += list(groups.values())
-    return found
+        stacks += list(groups.values())
+    return stacks
 
 
 def _residual(model: nn.Module, names: list[str], run: Callable[[], object]) -> dict[str, int]:
@@ -105,8 +105,12 @@ def _residual(model: nn.Module, names: list[str], run: Callable[[], object]) -> 
 
         def look(_module: Any, args: Any, options: Any, output: Any, name: str = name) -> None:
             first = args[0] if args else next(iter(options.values()), None)
-            out = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(first, Tensor) and isinstance(out, Tensor) and first.shape == out.shape:
+            first_output = output[0] if isinstance(output, tuple) and output else output
+            if (
+                isinstance(first, Tensor)
+                and isinstance(first_output, Tensor)
+                and first.shape == first_output.shape
+            ):
                 calls.setdefault(name, (args, options, len(output) if isinstance(output, tuple) else 0))
 
         hooks.append(model.get_submodule(name).register_forward_hook(look, with_kwargs=True))
@@ -128,7 +132,7 @@ def _passes_on(block: nn.Module, args: Any, options: Any) -> bool:
     """Whether a block's output still depends on its input when its layers' weights and biases are zero."""
     layers = [block.get_submodule(t.name) for t in find_targets(block)]
     tensors = [p for layer in layers for p in layer.parameters(recurse=False)]
-    kept = [t.clone() for t in tensors]
+    originals = [t.clone() for t in tensors]
     key = None if args else next(iter(options))
     x = args[0] if args else options[key]
     other = x.flip(-1)
@@ -136,10 +140,10 @@ def _passes_on(block: nn.Module, args: Any, options: Any) -> bool:
     try:
         for tensor in tensors:
             tensor.zero_()
-        for given in (x, other):
-            output = block(given, *args[1:], **options) if args else block(**(options | {key: given}))
+        for entry in (x, other):
+            output = block(entry, *args[1:], **options) if args else block(**(options | {key: entry}))
             outputs.append(output[0] if isinstance(output, tuple) else output)
     finally:
-        for tensor, old in zip(tensors, kept, strict=True):
+        for tensor, old in zip(tensors, originals, strict=True):
             tensor.copy_(old)
     return torch.equal(x, other) or not torch.equal(outputs[0], outputs[1])

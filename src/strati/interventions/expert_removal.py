@@ -69,8 +69,8 @@ def remove_experts(
                 setattr(part, name, len(kept))
 
     def restore() -> None:
-        for part, name, value in undo:
-            setattr(part, name, value)
+        for part, name, original in undo:
+            setattr(part, name, original)
 
     return restore
 

@@ -62,12 +62,12 @@ def score_experts(model: nn.Module, task: Task) -> dict[str, ExpertScores]:
             module: Any, args: tuple[Any, ...], options: dict[str, Any], _out: Any,
             name: str = target.name, router: Any = router,
         ) -> None:  # fmt: skip
-            hidden, chosen, weights = (*args, *options.values())[:3]
+            hidden, routed, weights = (*args, *options.values())[:3]
             count = len(router.weight)
             total = sums.setdefault(name, [np.zeros(count), np.zeros(count), 0, []])
             forward = type(module).forward
             for j in range(count):
-                tokens, place = torch.where(chosen == j)
+                tokens, place = torch.where(routed == j)
                 if len(tokens):
                     index = torch.full((len(tokens), 1), j)
                     output = forward(module, hidden[tokens], index, torch.ones(len(tokens), 1).to(weights))

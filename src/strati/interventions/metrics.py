@@ -126,16 +126,16 @@ def degeneracy_metrics(model: torch.nn.Module, x: Tensor) -> dict[str, dict[str,
         layers = degeneracy(model, x, exact=False).layers
     except UnsupportedError:  # networks that cannot be counted have no such columns
         return {}
-    found: dict[str, dict[str, float | None]] = {}
+    by_layer: dict[str, dict[str, float | None]] = {}
     for layer, after in zip(layers, (*layers[1:], None), strict=True):
         follows = after is not None and after.inputs == layer.outputs
-        found[layer.name] = {
+        by_layer[layer.name] = {
             "activation_rank": float(layer.activation_rank),
             "output_rank": float(after.activation_rank) if after is not None and follows else None,
             "jacobian_rank": float(layer.jacobian_rank),
             "free_directions": float(layer.free),
         }
-    return found
+    return by_layer
 
 
 def check_plugins(plugins: Mapping[str, Plugin]) -> dict[str, int]:
@@ -144,7 +144,7 @@ def check_plugins(plugins: Mapping[str, Plugin]) -> dict[str, int]:
     Raises:
         BadInputError: A metric takes another number of arguments, or is not a function.
     """
-    found = {}
+    arguments = {}
     for name, function in plugins.items():
         try:
             parameters = inspect.signature(function).parameters.values()
@@ -157,8 +157,8 @@ def check_plugins(plugins: Mapping[str, Plugin]) -> dict[str, int]:
         ]
         if len(needed) not in (1, 2):
             raise BadInputError(f"metric {name}", "takes one matrix, or the intact and the changed one")
-        found[name] = len(needed)
-    return found
+        arguments[name] = len(needed)
+    return arguments
 
 
 def plugin_metrics(
@@ -166,16 +166,16 @@ def plugin_metrics(
 ) -> tuple[dict[str, float | None], list[str]]:
     """The user's metrics of one changed matrix; one that raises is not defined there, with a note saying why."""
     takes = check_plugins(plugins)
-    found: dict[str, float | None] = {}
+    numbers: dict[str, float | None] = {}
     notes = []
     for name, function in plugins.items():
         try:
-            found[name] = float(function(changed) if takes[name] == 1 else function(intact, changed))
+            numbers[name] = float(function(changed) if takes[name] == 1 else function(intact, changed))
         except Exception as error:  # the user's function: the row keeps its other numbers
-            found[name] = None
+            numbers[name] = None
             notes.append(f"metric {name} raised {type(error).__name__}: {error}")
-    return found, notes
+    return numbers, notes
 
 
-def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float | np.number) and not isinstance(value, bool))
+def _is_number(entry: Any) -> bool:
+    return entry is None or (isinstance(entry, int | float | np.number) and not isinstance(entry, bool))

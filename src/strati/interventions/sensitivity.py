@@ -71,8 +71,8 @@ class NetworkScores:
     @cached_property
     def weights(self) -> Matrices:
         """The weight of every layer that gradients can be taken of."""
-        found = {t.name: self.model.get_submodule(t.name).weight for t in find_targets(self.model)}
-        return {name: w for name, w in found.items() if isinstance(w, Tensor) and not w.is_inference()}
+        modules = {t.name: self.model.get_submodule(t.name).weight for t in find_targets(self.model)}
+        return {name: w for name, w in modules.items() if isinstance(w, Tensor) and not w.is_inference()}
 
     @cached_property
     def fisher(self) -> Matrices:
@@ -179,7 +179,7 @@ def score_changes(
     target: Target,
     weight: NDArray[Any],
     changes: Sequence[Change],
-    wanted: Sequence[str],
+    names: Sequence[str],
     steps_of: Callable[[Change], Mapping[str, NDArray[Any]]],
 ) -> list[dict[str, float | None]]:
     """The wanted scores of every change of one layer.
@@ -189,27 +189,27 @@ def score_changes(
         target: The layer.
         weight: Its intact weight.
         changes: Its changes.
-        wanted: Names of scores.
+        names: Names of the scores to compute.
         steps_of: Gives the steps of all layers under the setting of a change, for ``aumann_shapley``.
     """
     rows: list[dict[str, float | None]] = [{} for _ in changes]
     if not changes:
         return rows
-    if "kl_direct" in wanted:
+    if "kl_direct" in names:
         for row, divergence in zip(rows, scores.divergences(target, changes), strict=True):
             row["kl_direct"] = divergence
-    coefficient = scores.noise_coefficient(target, weight) if "higgs" in wanted else None
+    coefficient = scores.noise_coefficient(target, weight) if "higgs" in names else None
     size = float((weight.astype(float) ** 2).sum())
     for row, change in zip(rows, changes, strict=True):
         step = change.values - weight
-        if "fisher_gradient" in wanted:
+        if "fisher_gradient" in names:
             row["fisher_gradient"] = scores.fisher_gradient(target.name, step)
         if coefficient is not None:
             row["higgs"] = coefficient * float((step.astype(float) ** 2).sum()) / size if size else None
-        if "hessian_trace" in wanted:
+        if "hessian_trace" in names:
             trace, stderr = scores.traces.get(target.name, (None, None))
             row |= {"hessian_trace": trace, "hessian_trace_stderr": stderr}
-        if "aumann_shapley" in wanted:
+        if "aumann_shapley" in names:
             setting = (change.intervention, change.setting, change.draw)
             if setting not in scores.attributions:
                 scores.attributions[setting] = scores.attribute(steps_of(change))

@@ -30,8 +30,8 @@ _CHAINS, _DRAWS = 8, 50  # errors of a few percent: layers differ by far more
 
 def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, float | None]:
     """Counts and learning coefficient of a trained layer, where the study asks for them and there are data."""
-    found = dict(_counts(subject, plan).get(target.name, {}))
-    return found | (_coefficient(subject, target.name, plan) if not target.composite else {})
+    counts = dict(_counts(subject, plan).get(target.name, {}))
+    return counts | (_coefficient(subject, target.name, plan) if not target.composite else {})
 
 
 def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
@@ -55,11 +55,11 @@ def mean_metrics(parts: Sequence[Metrics]) -> dict[str, float | None]:
         >>> mean_metrics([{"alpha": 2.0, "mu": None}, {"alpha": 4.0, "mu": None}])
         {'alpha': 3.0, 'mu': None}
     """
-    found: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
-        known = [value for part in parts if (value := part.get(name)) is not None and np.isfinite(value)]
-        found[name] = float(np.mean(known)) if known else None
-    return found
+        defined = [value for part in parts if (value := part.get(name)) is not None and np.isfinite(value)]
+        means[name] = float(np.mean(defined)) if defined else None
+    return means
 
 
 def learning_coefficient(
@@ -88,11 +88,11 @@ def learning_coefficient(
     config = LLCConfig(ladder=False, seed=seed, **options)
     try:
         config = one_localisation(config, objective(model, _LOSS, x))
-        found = llc(model, _LOSS, x, layers=[weights], config=config)
+        estimate = llc(model, _LOSS, x, layers=[weights], config=config)
     except StratiError as error:  # the study goes on without this number
         warnings.warn(f"no learning coefficient of {weights}: {error}", RuntimeWarning, stacklevel=2)
         return None, None
-    return found.estimate, found.stderr
+    return estimate.estimate, estimate.stderr
 
 
 def _of_block(subject: Subject, name: str, plan: StudyConfig) -> Metrics:
@@ -118,7 +118,7 @@ def _coefficient(subject: Subject, weights: str, plan: StudyConfig) -> dict[str,
     if not plan.learning_coefficient or subject.task is None:
         return {}
     inputs = subject.task.batches[0][0][: plan.samples]
-    value, error = learning_coefficient(
+    estimate, error = learning_coefficient(
         subject.model, inputs, weights, seed=plan.seed, chains=_CHAINS, draws=_DRAWS
     )
-    return {"learning_coefficient": value, "learning_coefficient_stderr": error}
+    return {"learning_coefficient": estimate, "learning_coefficient_stderr": error}

@@ -135,9 +135,9 @@ class LayerRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: ``class`` is no name for a field."""
-        found = dict(vars(self))
-        found["class"] = found.pop("layer_class")
-        return found
+        fields = dict(vars(self))
+        fields["class"] = fields.pop("layer_class")
+        return fields
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,12 @@ def audit(
     counting = [m for m, e in evidence[None].by_metric.items() if e.counts or e.robust_counts]
     significant = significant_interventions(by_kind, counting, config.false_praise)
     for kind, part in parts:
-        found = evidence[kind].by_metric
-        own = [row for group in _groups(part) for row in _metric_rows(*group, kind, names, config, found)]
-        rows += own
-        verdicts += _verdicts(table, part, kind, own, found, study.performance, config, significant)
+        by_metric = evidence[kind].by_metric
+        part_rows = [
+            row for group in _groups(part) for row in _metric_rows(*group, kind, names, config, by_metric)
+        ]
+        rows += part_rows
+        verdicts += _verdicts(table, part, kind, part_rows, by_metric, study.performance, config, significant)
         tick(kind or "pooled")
     means = [_mean_row(name, rows) for name in names]
     order = {name: i for i, name in enumerate(names)}
@@ -285,10 +287,10 @@ def intact_performance(study: Study) -> float | None:
 
 
 def _groups(points: pd.DataFrame) -> list[tuple[str | None, pd.DataFrame]]:
-    found: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
-    found += [(f"type:{kind}", part) for kind, part in points.groupby("type", sort=True)]
+    groups: list[tuple[str | None, pd.DataFrame]] = [(None, points)]
+    groups += [(f"type:{kind}", part) for kind, part in points.groupby("type", sort=True)]
     layers = {str(layer): part for layer, part in points.groupby("layer", sort=False)}
-    return found + [(layer, layers[layer]) for layer in sorted(layers, key=natural)]
+    return groups + [(layer, layers[layer]) for layer in sorted(layers, key=natural)]
 
 
 def _metric_rows(
@@ -297,7 +299,7 @@ def _metric_rows(
     intervention: str | None,
     names: tuple[str, ...],
     config: AuditConfig,
-    found: Mapping[str, Evidence],
+    evidence: Mapping[str, Evidence],
 ) -> list[MetricRow]:
     values, y = points[list(names)].to_numpy(float), points["performance"].to_numpy(float)
     nulls = correlation_nulls(points, values, config, intervention, where)
@@ -314,7 +316,7 @@ def _metric_rows(
             continue
         rho = float(rhos[i]) if np.isfinite(rhos[i]) else None
         tau = None if rho is None else float(taus[i])
-        inside = found[name] if where is None else None
+        inside = evidence[name] if where is None else None
         rows.append(
             MetricRow(
                 *(name, where, rho, fisher(rho, wide[i]), tau, fisher(tau, narrow[i])),
@@ -404,16 +406,16 @@ def _strengths(name: str, points: pd.DataFrame) -> list[float]:
 
 def _within_types(types: list[MetricRow]) -> float | None:
     """Mean correlation within layer types, weighted by their points; ``None`` when there is one type only."""
-    kept = [(r.spearman, r.n) for r in types if r.spearman is not None]
-    if len(types) < 2 or not kept:
+    pairs = [(r.spearman, r.n) for r in types if r.spearman is not None]
+    if len(types) < 2 or not pairs:
         return None
-    return float(np.average([rho for rho, _ in kept], weights=[n for _, n in kept]))
+    return float(np.average([rho for rho, _ in pairs], weights=[n for _, n in pairs]))
 
 
 def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
-    own = [r for r in rows if r.metric == name and r.intervention is None]
-    own = [r for r in own if r.layer is not None and not r.layer.startswith("type:")]
-    kept = [r for r in own if r.spearman is not None]
+    layer_rows = [r for r in rows if r.metric == name and r.intervention is None]
+    layer_rows = [r for r in layer_rows if r.layer is not None and not r.layer.startswith("type:")]
+    defined = [r for r in layer_rows if r.spearman is not None]
 
     def mean(values: list[float | None]) -> float | None:
         there = [v for v in values if v is not None]
@@ -421,15 +423,15 @@ def _mean_row(name: str, rows: list[MetricRow]) -> MeanRow:
 
     return MeanRow(
         name,
-        mean([r.spearman for r in kept]),
-        mean([r.kendall for r in kept]),
-        mean([r.rmse for r in kept]),
-        len(kept),
+        mean([r.spearman for r in defined]),
+        mean([r.kendall for r in defined]),
+        mean([r.rmse for r in defined]),
+        len(defined),
     )
 
 
 def _layer_rows(table: pd.DataFrame, config: AuditConfig) -> list[LayerRow]:
-    found = []
+    layer_rows = []
     changed = table[table["intervention"] != "intact"]
     settings = [text if isinstance(text, str) else "" for text in changed["setting"]]
     places = changed.assign(setting=settings).groupby(["layer", "intervention", "setting"])
@@ -443,7 +445,7 @@ def _layer_rows(table: pd.DataFrame, config: AuditConfig) -> list[LayerRow]:
             else None
         )
         mean = float(part["performance"].mean())
-        found.append(
+        layer_rows.append(
             LayerRow(
                 layer,
                 kind,
@@ -455,7 +457,7 @@ def _layer_rows(table: pd.DataFrame, config: AuditConfig) -> list[LayerRow]:
                 classify(share, config.robust, config.critical),
             )
         )
-    return found
+    return layer_rows
 
 
 def _point(row: Mapping[str, Any], metrics: tuple[str, ...]) -> dict[str, Any]:

@@ -93,10 +93,10 @@ def rmse_intervals(
         weights[1:] *= resamples(list(points[name]), config.resamples, rng)
     if not names:
         weights[1:] = resamples(range(len(points)), config.resamples, rng)
-    found = _rmse(values, y, weights)
+    rmse = _rmse(values, y, weights)
     few = np.isfinite(values).sum(0) < 3  # two points always lie on a line
     return [
-        Estimate(None, None) if few[i] else estimate(found[:, i], config.confidence) for i in range(len(few))
+        Estimate(None, None) if few[i] else estimate(rmse[:, i], config.confidence) for i in range(len(few))
     ]
 
 
@@ -176,14 +176,14 @@ def roc_area(x: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatA
 
 def estimate(values: FloatArray, level: float = 0.95) -> Estimate:
     """First entry the estimate, the others its resamples."""
-    value, drawn = float(values[0]), values[1:][np.isfinite(values[1:])]
-    if not np.isfinite(value):
+    measured, drawn = float(values[0]), values[1:][np.isfinite(values[1:])]
+    if not np.isfinite(measured):
         return Estimate(None, None)
     # when most resamples have no value (all points alike), an interval from the rest would mislead
     if len(drawn) < max(1, (len(values) - 1) // 2):
-        return Estimate(value, None)
+        return Estimate(measured, None)
     low, high = np.quantile(drawn, [(1.0 - level) / 2.0, (1.0 + level) / 2.0])
-    return Estimate(value, (float(low), float(high)))
+    return Estimate(measured, (float(low), float(high)))
 
 
 def _ranks(x: FloatArray, weights: FloatArray) -> FloatArray:
@@ -222,7 +222,7 @@ def _broad(x: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 def _form(weights: Any, pairs: FloatArray, part: slice) -> FloatArray:
-    found: FloatArray = np.einsum(
+    form: FloatArray = np.einsum(
         "bi,bi->b", weights[:, part], weights @ pairs.astype(np.float32).T, dtype=float
     )
-    return found
+    return form

@@ -129,22 +129,22 @@ def evidence_of(
         what: Names of this part of the audit, for its random stream.
     """
     values = points[list(names)].to_numpy(float)
-    kept = [i for i, name in enumerate(names) if _varies(values[:, i])]
-    found = {name: Evidence(name, int(np.isfinite(values[:, i]).sum())) for i, name in enumerate(names)}
-    if len(points) < LEAST or not kept:
-        return PartEvidence(found)
-    judge = _Judge(points, values[:, kept], config, what)
+    varying = [i for i, name in enumerate(names) if _varies(values[:, i])]
+    by_metric = {name: Evidence(name, int(np.isfinite(values[:, i]).sum())) for i, name in enumerate(names)}
+    if len(points) < LEAST or not varying:
+        return PartEvidence(by_metric)
+    judge = _Judge(points, values[:, varying], config, what)
     performance, robust, kinds = judge.performance(), judge.robust(), judge.kinds()
     tests = [t for t in (performance, robust, kinds) if t is not None]
     most = np.max(
         [t.null.max(0) for t in tests], axis=0
     )  # the best of all metrics and questions, shuffle by shuffle
     level = float(np.quantile(most, 1.0 - rate, method="higher"))
-    for row, i in enumerate(kept):
-        enough = found[names[i]].n >= LEAST
-        found[names[i]] = Evidence(
+    for row, i in enumerate(varying):
+        enough = by_metric[names[i]].n >= LEAST
+        by_metric[names[i]] = Evidence(
             names[i],
-            found[names[i]].n,
+            by_metric[names[i]].n,
             **performance.numbers(row, config.confidence),
             apart=performance.of_one_intervention(row),
             between_ci=performance.between_interval(row, config.confidence),
@@ -155,20 +155,20 @@ def evidence_of(
             **(kinds.areas(row, config.confidence, "kinds_auc") if kinds is not None else {}),
             kinds_count=bool(kinds is not None and enough and kinds.statistic[row] > level),
         )
-    tested = tuple(names[i] for i in kept)
-    return PartEvidence(found, tested, performance.statistic, performance.null)
+    tested = tuple(names[i] for i in varying)
+    return PartEvidence(by_metric, tested, performance.statistic, performance.null)
 
 
 def half_widths(null: FloatArray, level: float) -> FloatArray:
     """How far each statistic strays in shuffled studies, on Fisher's scale: ``level`` quantiles of ``|atanh|``."""
     with np.errstate(divide="ignore"):
-        found: FloatArray = np.quantile(
+        widths: FloatArray = np.quantile(
             np.abs(np.arctanh(np.clip(null, -1.0, 1.0))), level, axis=-1, method="higher"
         )
-    return found
+    return widths
 
 
-def fisher(value: float | None, half: float) -> Interval:
+def fisher(correlation: float | None, half: float) -> Interval:
     """A confidence interval on Fisher's scale whose width is that of the statistic in shuffled studies.
 
     ``tanh(atanh(r) +- h)`` with ``h`` of :func:`half_widths`: it excludes zero exactly when the permutation test does.
@@ -178,12 +178,14 @@ def fisher(value: float | None, half: float) -> Interval:
         >>> round(low, 2), round(high, 2)
         (0.34, 0.63)
     """
-    if value is None or not np.isfinite(value) or half == 0.0:
+    if correlation is None or not np.isfinite(correlation) or half == 0.0:
         return None
     if not np.isfinite(half):
         return (-1.0, 1.0)
-    centre = float(np.arctanh(np.clip(value, -0.99, 0.99)))  # a perfect sample is no perfect correlation
-    return min(float(np.tanh(centre - half)), value), max(float(np.tanh(centre + half)), value)
+    centre = float(
+        np.arctanh(np.clip(correlation, -0.99, 0.99))
+    )  # a perfect sample is no perfect correlation
+    return min(float(np.tanh(centre - half)), correlation), max(float(np.tanh(centre + half)), correlation)
 
 
 @dataclass(frozen=True)
@@ -229,16 +231,16 @@ class _Areas:
     null: FloatArray
 
     def areas(self, row: int, level: float, name: str) -> dict[str, Any]:
-        value = float(self.value[row])
-        if not np.isfinite(value):
+        area = float(self.value[row])
+        if not np.isfinite(area):
             return {name: None, f"{name}_ci": None}
-        ends = fisher(value, float(half_widths(self.value_null[row], level)))
+        ends = fisher(area, float(half_widths(self.value_null[row], level)))
         interval = None if ends is None else ((1.0 + ends[0]) / 2.0, (1.0 + ends[1]) / 2.0)
-        return {name: (1.0 + value) / 2.0, f"{name}_ci": interval}
+        return {name: (1.0 + area) / 2.0, f"{name}_ci": interval}
 
     def within(self, row: int) -> float | None:
-        value = float(self.inner[row])
-        return (1.0 + value) / 2.0 if np.isfinite(value) else None
+        area = float(self.inner[row])
+        return (1.0 + area) / 2.0 if np.isfinite(area) else None
 
 
 class _Judge:
@@ -336,9 +338,9 @@ class _Judge:
         mean = np.array([y[p].mean() for p in parts])
         scores, target = np.full(x.shape, np.nan), np.zeros(len(mean))
         for kind in np.unique(kinds):
-            own = np.flatnonzero(kinds == kind)
-            scores[own] = _ranks(x[own])
-            target[own] = _ranks(mean[own, None])[:, 0]
+            alike = np.flatnonzero(kinds == kind)
+            scores[alike] = _ranks(x[alike])
+            target[alike] = _ranks(mean[alike, None])[:, 0]
         orders = shuffled_layers(kinds, self.config.resamples, self._stream("between"))
         _, null = null_products(scores, target, [orders])
         return _correlations(scores, target), null
@@ -348,21 +350,21 @@ class _Judge:
 
         Of the metrics alone: the products with performance are the same, and shuffled performance stays comparable.
         """
-        found = np.full(values.shape, np.nan)
+        ranks = np.full(values.shape, np.nan)
         for part in self._layers():
-            found[part] = _ranks(values[part])
+            ranks[part] = _ranks(values[part])
         if sweep and 1 < self.design.place.shape[0] < MANY_NETWORKS:
             for network in range(self.design.place.shape[0]):
-                own = self.design.network == network
-                found[own] -= _mean(found[own])
-            found = self._centre(found)
-        return found
+                rows = self.design.network == network
+                ranks[rows] -= _mean(ranks[rows])
+            ranks = self._centre(ranks)
+        return ranks
 
     def _centre(self, values: FloatArray) -> FloatArray:
-        found = np.array(values, float)
+        centred = np.array(values, float)
         for part in self._layers():
-            found[part] -= _mean(found[part])
-        return found
+            centred[part] -= _mean(centred[part])
+        return centred
 
     def _layers(self) -> list[IntArray]:
         return [np.flatnonzero(self.design.layer == b) for b in range(len(self.design.kinds))]
@@ -384,10 +386,10 @@ class _Judge:
 def _combined(*parts: tuple[FloatArray, FloatArray]) -> tuple[FloatArray, FloatArray]:
     """The larger of within, between and both together, each in units of its spread over shuffles."""
     scaled = []
-    for value, null in parts:
+    for statistic, null in parts:
         size = null.std(1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
-            scaled.append(np.where(size > 1e-9, np.column_stack([value, null]) / size, 0.0))
+            scaled.append(np.where(size > 1e-9, np.column_stack([statistic, null]) / size, 0.0))
     within, between = scaled
     both = np.max([np.abs(within), np.abs(between), np.abs(within + between) / np.sqrt(2.0)], axis=0)
     return both[:, 0], both[:, 1:]
@@ -412,8 +414,8 @@ def _ranks(values: FloatArray) -> FloatArray:
     """Mid-ranks of each column between -1/2 and 1/2, mean zero; NaN stays NaN."""
     ranks = rankdata(values, axis=0, nan_policy="omit")
     count = np.isfinite(values).sum(0)
-    found: FloatArray = (ranks - (count + 1.0) / 2.0) / np.maximum(count, 1)
-    return found
+    centred: FloatArray = (ranks - (count + 1.0) / 2.0) / np.maximum(count, 1)
+    return centred
 
 
 def _correlations(metrics: FloatArray, values: FloatArray) -> FloatArray:
@@ -426,20 +428,20 @@ def _correlations(metrics: FloatArray, values: FloatArray) -> FloatArray:
 
 def _area(values: FloatArray, labels: FloatArray) -> FloatArray:
     """``2 A - 1`` of each column: how often a positive point lies above a negative one, less how often below."""
-    kept = values[labels != 0]
-    up = np.where(np.isfinite(kept), (labels[labels != 0] == 1)[:, None], False)
-    down = np.where(np.isfinite(kept), (labels[labels != 0] == -1)[:, None], False)
-    ranks = rankdata(kept, axis=0, nan_policy="omit") if len(kept) else kept
+    labelled = values[labels != 0]
+    up = np.where(np.isfinite(labelled), (labels[labels != 0] == 1)[:, None], False)
+    down = np.where(np.isfinite(labelled), (labels[labels != 0] == -1)[:, None], False)
+    ranks = rankdata(labelled, axis=0, nan_policy="omit") if len(labelled) else labelled
     ups, downs = up.sum(0), down.sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         area = (np.where(up, ranks, 0.0).sum(0) - ups * (ups + 1) / 2) / (ups * downs)
-    found: FloatArray = np.where((ups > 0) & (downs > 0), 2.0 * area - 1.0, np.nan)
-    return found
+    signed: FloatArray = np.where((ups > 0) & (downs > 0), 2.0 * area - 1.0, np.nan)
+    return signed
 
 
 def _mean(values: FloatArray) -> FloatArray:
     """Mean of each column over what is defined; NaN where nothing is."""
     here = np.isfinite(values)
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: FloatArray = np.where(here, values, 0.0).sum(0) / here.sum(0)
-    return found
+        means: FloatArray = np.where(here, values, 0.0).sum(0) / here.sum(0)
+    return means

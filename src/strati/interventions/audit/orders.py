@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from strati.interventions.audit.audit import AuditConfig
 
 _RESAMPLES = 200
-_LEAST_LAYERS, _LEAST_SETTINGS = 5, 3
+_LEAST_LAYERS, _LEAST_SETTINGS, _FEW = 5, 3, 10
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def _across_settings(
     drawn = resamples(range(len(values)), _RESAMPLES, stream(config.seed, "audit", "settings", kind))
     weights, defined = np.vstack([np.ones(len(values)), drawn]), np.isfinite(values)
     with np.errstate(invalid="ignore"):
-        found: FloatArray = (weights @ np.nan_to_num(values)) / (weights @ defined.astype(float))
-    return found
+        means: FloatArray = (weights @ np.nan_to_num(values)) / (weights @ defined.astype(float))
+    return means
 
 
 def _rows(
@@ -139,6 +139,8 @@ def _rows(
     # Few layers that happen to be ordered alike resample to the same order: the error of one correlation is the least.
     floor = 0.0 if across == "settings" else 1.06 / np.sqrt(max(n - 3, 1))
     errors = np.maximum(np.nanstd(z[1:, :][:, defined], axis=0), floor)
+    if across != "settings" and n < _FEW:  # resamples of few layers are mostly ties
+        errors = np.full(len(defined), floor)
     defined.sort(key=lambda i: -abs(float(strengths[0, i])))
     error = dict(zip(sorted(defined), errors, strict=True))
     usual = float(stats.norm.ppf(0.5 + confidence / 2))

@@ -114,7 +114,7 @@ def shuffled_layers(kinds: IntArray, count: int, rng: np.random.Generator) -> In
 
 def _codes(values: Any) -> IntArray:
     """Whole numbers for names, in the order of the names."""
-    return np.unique([str(value) for value in values], return_inverse=True)[1].astype(int)
+    return np.unique([str(name) for name in values], return_inverse=True)[1].astype(int)
 
 
 def _orders(rng: np.random.Generator, shape: tuple[int, ...]) -> IntArray:
@@ -125,11 +125,11 @@ def _orders(rng: np.random.Generator, shape: tuple[int, ...]) -> IntArray:
 
 
 def _within_kinds(kinds: IntArray, count: int, rng: np.random.Generator) -> IntArray:
-    found = np.tile(np.arange(len(kinds)), (count, 1))
+    orders = np.tile(np.arange(len(kinds)), (count, 1))
     for kind in np.unique(kinds):
-        own = np.flatnonzero(kinds == kind)
-        found[:, own] = own[_orders(rng, (count, len(own)))]
-    return found
+        alike = np.flatnonzero(kinds == kind)
+        orders[:, alike] = alike[_orders(rng, (count, len(alike)))]
+    return orders
 
 
 def null_products(
@@ -144,16 +144,16 @@ def null_products(
     """
     here = np.isfinite(metrics)
     m = np.where(here, metrics, 0.0)
-    whole = bool(here.all())
+    complete = bool(here.all())
     sums, sizes = [], []
     for places in drawn:
-        known = (places >= 0).T
-        y = np.where(known, values[places].T, 0.0)
+        defined = (places >= 0).T
+        y = np.where(defined, values[places].T, 0.0)
         sums.append(m.T @ y)
-        if whole and known.all():
+        if complete and defined.all():
             sizes.append(np.outer((m**2).sum(0), np.full(y.shape[1], (values**2).sum())))
         else:
-            sizes.append(((m**2).T @ known.astype(float)) * (here.T.astype(float) @ y**2))
+            sizes.append(((m**2).T @ defined.astype(float)) * (here.T.astype(float) @ y**2))
     total, size = np.concatenate(sums, axis=1), np.sqrt(np.concatenate(sizes, axis=1))
     with np.errstate(invalid="ignore", divide="ignore"):
         return total, np.where(size > 0, total / size, 0.0)

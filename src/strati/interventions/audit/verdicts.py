@@ -86,22 +86,26 @@ class MetricCase:
 
 def verdict_of(case: MetricCase, intervention: str | None) -> Verdict:
     """The verdict on one metric."""
-    found, config = case.evidence, case.config
+    evidence, config = case.evidence, case.config
     predicts = _predicts(case)
     separates = _tells(
-        found.robust_auc, found.robust_auc_ci, found.robust_auc_within, found.robust_counts, config
+        evidence.robust_auc,
+        evidence.robust_auc_ci,
+        evidence.robust_auc_within,
+        evidence.robust_counts,
+        config,
     )
-    tells = _tells(found.kinds_auc, found.kinds_auc_ci, None, found.kinds_count, config)
-    invariant = None if case.change is None or found.n < LEAST else case.change <= config.invariant
+    tells = _tells(evidence.kinds_auc, evidence.kinds_auc_ci, None, evidence.kinds_count, config)
+    invariant = None if case.change is None or evidence.n < LEAST else case.change <= config.invariant
     odd = _unexpected(case)
     inside = _correlates_within(case)
     advice = _advice(case, predicts, separates, tells, odd, inside)
     return Verdict(
-        *(found.metric, invariant, separates, predicts, tells),
+        *(evidence.metric, invariant, separates, predicts, tells),
         _sentence(case, (predicts, separates, tells, invariant), advice, odd),
-        *(advice, intervention, found.n, case.change),
-        *(found.robust_auc, found.robust_auc_ci, found.kinds_auc, found.kinds_auc_ci),
-        *(found.within, found.within_ci, case.within_types, odd),
+        *(advice, intervention, evidence.n, case.change),
+        *(evidence.robust_auc, evidence.robust_auc_ci, evidence.kinds_auc, evidence.kinds_auc_ci),
+        *(evidence.within, evidence.within_ci, case.within_types, odd),
         inside,
         tuple(name for name, _ in _failures(case)) if advice in ("use", "use-with-care") else (),
     )
@@ -138,24 +142,24 @@ def _change(moved: FloatArray, before: FloatArray, critical: FloatArray) -> floa
 
 def _predicts(case: MetricCase) -> bool | None:
     """A correlation that counts, is strong, and is there within layers too."""
-    found, pooled, strong = case.evidence, case.pooled, case.config.strong
-    if found.n < LEAST or pooled.spearman is None:
+    evidence, pooled, strong = case.evidence, case.pooled, case.config.strong
+    if evidence.n < LEAST or pooled.spearman is None:
         return None
-    inside = found.within is not None and found.within_ci is not None and found.slope_ci is not None
-    if found.counts and _strength(case) >= strong:
+    inside = evidence.within is not None and evidence.within_ci is not None and evidence.slope_ci is not None
+    if evidence.counts and _strength(case) >= strong:
         if not inside:
             return True
-        assert found.slope is not None and found.slope_ci is not None
+        assert evidence.slope is not None and evidence.slope_ci is not None
         sign = np.sign(_effect(case))
-        most = max(found.slope_ci[0] * sign, found.slope_ci[1] * sign)
-        return bool(found.slope * sign > 0 and most >= strong / 2)
+        most = max(evidence.slope_ci[0] * sign, evidence.slope_ci[1] * sign)
+        return bool(evidence.slope * sign > 0 and most >= strong / 2)
     weak = pooled.spearman_ci is not None and max(map(abs, pooled.spearman_ci)) < strong
     if inside:
-        assert found.within_ci is not None and found.slope_ci is not None
-        nothing = max(map(abs, found.within_ci)) < strong and max(map(abs, found.slope_ci)) < strong / 2
+        assert evidence.within_ci is not None and evidence.slope_ci is not None
+        nothing = max(map(abs, evidence.within_ci)) < strong and max(map(abs, evidence.slope_ci)) < strong / 2
         return False if nothing and (weak or case.networks > 1) else None
     # One value for each layer: what counts is the number of layers, not of points.
-    ruled_out = found.between_ci is not None and max(map(abs, found.between_ci)) < strong
+    ruled_out = evidence.between_ci is not None and max(map(abs, evidence.between_ci)) < strong
     return False if weak and ruled_out else None
 
 
@@ -183,8 +187,10 @@ def _tells(
     clear = max(max(a, 1.0 - a) for a in sides) >= config.separates
     if counts and clear:
         return True
-    out = interval is not None and 1.0 - config.separates < interval[0] <= interval[1] < config.separates
-    return False if out and not clear else None
+    ruled_out = (
+        interval is not None and 1.0 - config.separates < interval[0] <= interval[1] < config.separates
+    )
+    return False if ruled_out and not clear else None
 
 
 def _unexpected(case: MetricCase) -> bool:
@@ -238,7 +244,7 @@ def _advice(
 
 def _sentence(case: MetricCase, answers: tuple[bool | None, ...], advice: Recommendation, odd: bool) -> str:
     predicts, separates, _, invariant = answers
-    name, what, found = case.evidence.metric, case.performance["name"], case.evidence
+    name, what, evidence = case.evidence.metric, case.performance["name"], case.evidence
     if advice == "use":
         more = "and separates robust from critical layers" if separates else "within layers too"
         head = f"Use {name}: correlates with {what} {more}"
@@ -246,34 +252,34 @@ def _sentence(case: MetricCase, answers: tuple[bool | None, ...], advice: Recomm
         head = f"Use {name} with care: {_care(case, predicts, separates, odd)}"
     elif advice == "distinguish-only":
         why = _none(predicts, what)
-        if found.counts or found.robust_counts:
+        if evidence.counts or evidence.robust_counts:
             why = f"among layers changed in the same way it does not correlate with {what}"
         head = f"Use {name} only to distinguish interventions: {why}"
     elif advice == "do-not-use":
         same = "it has the same value everywhere"
         head = f"Do not use {name}: {same if case.pooled.spearman is None else _none(predicts, what)}"
     else:
-        head = f"Cannot tell from n = {found.n} whether {name} says anything about {what}"
+        head = f"Cannot tell from n = {evidence.n} whether {name} says anything about {what}"
         if (
             case.pooled.spearman is not None
             and abs(case.pooled.spearman) >= case.config.strong
-            and found.n >= LEAST
+            and evidence.n >= LEAST
         ):
             head += f" ({case.layers} layer(s) and {case.networks} network(s) are too few)"
     facts = _facts(case, invariant)
     lost = _failures(case) if advice in ("use", "use-with-care") else []
     if lost:
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-        told = ", ".join(f"{name} ({rho:.2f})" for name, rho in lost[:_NAMED])
-        facts.append(f"fails in {told}{more}")
+        failures = ", ".join(f"{name} ({rho:.2f})" for name, rho in lost[:_NAMED])
+        facts.append(f"fails in {failures}{more}")
     return f"{head} ({'; '.join(facts)})." if facts else f"{head}."
 
 
 def _failures(case: MetricCase) -> list[tuple[str, float]]:
     """Where the correlation is not: parts in which it is less than half as strong as asked for, or turned round."""
     sign = float(np.sign(_effect(case)))
-    found = [(name, rho) for name, rho in case.parts if sign * rho < case.config.strong / 2]
-    return sorted(found, key=lambda pair: sign * pair[1])
+    weak = [(name, rho) for name, rho in case.parts if sign * rho < case.config.strong / 2]
+    return sorted(weak, key=lambda pair: sign * pair[1])
 
 
 def _care(case: MetricCase, predicts: bool | None, separates: bool | None, odd: bool) -> str:
@@ -298,17 +304,23 @@ def _none(predicts: bool | None, what: str) -> str:
 
 
 def _facts(case: MetricCase, invariant: bool | None) -> list[str]:
-    found, pooled = case.evidence, case.pooled
+    evidence, pooled = case.evidence, case.pooled
     facts = []
     if pooled.spearman is not None:
         facts.append(f"rho {pooled.spearman:.2f}{_ends(pooled.spearman_ci)}, n = {pooled.n}")
-    if found.within is not None:
-        facts.append(f"within layers {found.within:.2f}{_ends(found.within_ci)}")
-    if found.apart is not None and found.within is not None and abs(found.within) >= case.config.strong:
+    if evidence.within is not None:
+        facts.append(f"within layers {evidence.within:.2f}{_ends(evidence.within_ci)}")
+    if (
+        evidence.apart is not None
+        and evidence.within is not None
+        and abs(evidence.within) >= case.config.strong
+    ):
         mostly = (
-            ", so mostly the interventions' difference" if abs(found.apart) < abs(found.within) / 2 else ""
+            ", so mostly the interventions' difference"
+            if abs(evidence.apart) < abs(evidence.within) / 2
+            else ""
         )
-        facts.append(f"within one intervention {found.apart:.2f}{mostly}")
+        facts.append(f"within one intervention {evidence.apart:.2f}{mostly}")
     if case.within_types is not None:
         rho = pooled.spearman or 0.0
         made = abs(rho) >= 0.3 and abs(case.within_types) < abs(rho) / 2
@@ -316,10 +328,10 @@ def _facts(case: MetricCase, invariant: bool | None) -> list[str]:
             f"within layer types {case.within_types:.2f}"
             + (", so the types make the correlation" if made else "")
         )
-    if found.robust_auc is not None:
-        facts.append(f"robust/critical AUC {max(found.robust_auc, 1.0 - found.robust_auc):.2f}")
-    if found.kinds_auc is not None:
-        facts.append(f"re-init/re-rand AUC {max(found.kinds_auc, 1.0 - found.kinds_auc):.2f}")
+    if evidence.robust_auc is not None:
+        facts.append(f"robust/critical AUC {max(evidence.robust_auc, 1.0 - evidence.robust_auc):.2f}")
+    if evidence.kinds_auc is not None:
+        facts.append(f"re-init/re-rand AUC {max(evidence.kinds_auc, 1.0 - evidence.kinds_auc):.2f}")
     if case.change is not None:
         facts.append(
             f"changes by {100 * case.change:.0f} % where performance does not"

@@ -20,6 +20,7 @@ from strati.interventions.compress.cost_scale import scale_of
 from strati.interventions.compress.curves import Curve, read_curves
 from strati.interventions.kinds import Intervention, setting_text, unit_of
 from strati.interventions.measure_layer import PointFailure, Subject, layer_changes, measure_layer
+from strati.interventions.scores import standard_error
 from strati.interventions.sensitivity import NetworkScores
 from strati.interventions.study import Study
 from strati.interventions.study_sources import model_job
@@ -32,10 +33,14 @@ if TYPE_CHECKING:
     from strati.interventions.study_config import StudyConfig
     from strati.interventions.targets import Target
 
-_PILOT = 6
-_DRAWS = 24
-_ROUNDS = 3
-_LEAST_SCATTER = 0.3
+_PILOT = 12
+_LOWEST = 0.3
+"""The pilot leaves out this share of the settings, those of lowest score, whose costs are lost in noise."""
+_DRAWS = 40
+_OFTEN = 0.15
+"""Share of the draws from which on a setting may be the right one; a layer with one such setting is decided."""
+_ROUNDS = 2
+_SCATTERS = (0.3, 1.0)
 
 Scores = dict[str, dict[str, float]]
 
@@ -67,7 +72,8 @@ class Screening:
         ordered = sorted(
             (score, name, text) for name, by in self.scores.items() for text, score in by.items()
         )
-        places = np.linspace(0, len(ordered) - 1, max(3, min(_PILOT, len(ordered) // 8))).round().astype(int)
+        count = max(3, min(_PILOT, len(ordered) // 8))
+        places = np.linspace(_LOWEST * (len(ordered) - 1), len(ordered) - 1, count).round().astype(int)
         self.measure({(ordered[i][1], ordered[i][2]) for i in places})
 
     def measure(self, points: set[tuple[str, str]]) -> None:
@@ -119,12 +125,15 @@ class Screening:
                 sizes.append(np.array([o.size for o in curve.options]))
             first, second = (sizes, costs) if budget.kind == "loss" else (costs, sizes)
             chosen.append(choose(first, second, size).options)
-        return {
-            (curve.layer, curve.options[option].choice)
-            for place, curve in enumerate(curves)
-            for option in {options[place] for options in chosen}
-            if len({options[place] for options in chosen}) > 1 and option < len(curve.options) - 1
-        }
+        points: set[tuple[str, str]] = set()
+        for place, curve in enumerate(curves):
+            counts = np.bincount([options[place] for options in chosen], minlength=len(curve.options))
+            likely = np.flatnonzero(counts >= _OFTEN * _DRAWS)
+            if len(likely) > 1:
+                points |= {
+                    (curve.layer, curve.options[i].choice) for i in likely if i < len(curve.options) - 1
+                }
+        return points
 
     def _fisher(self) -> Scores:
         assert self.subject.task is not None
@@ -140,24 +149,23 @@ class Screening:
         return scores
 
     def _scale(self) -> None:
-        """The mean and the scatter of the logarithm of measured cost over score; costs within noise are left out."""
-        study = Study("screened", {}, (), 0)
-        task = self.subject.task
-        assert task is not None
+        """The mean and the scatter of the logarithm of cost over score, where the cost is twice its error."""
+        task, intact = self.subject.task, self.subject.scores()
+        assert task is not None and intact is not None
         about = {"name": task.performance, "chance": task.chance, "higher_is_better": task.higher_is_better}
         rows = [row for row in self.rows.values() if row["status"] == "done"]
-        scale = scale_of(replace(study, performance=about, rows=tuple(rows)))
-        ratios = [
-            np.log(cost / score)
-            for (name, text), row in self.rows.items()
-            if row["status"] == "done"
-            and text is not None
-            and (score := self.scores[name].get(text, 0.0)) > 0
-            and (cost := scale.cost(float(row["performance"]))) > 0
-        ]
+        scale = scale_of(Study("screened", about, tuple(rows), len(rows)))
+        ratios = []
+        for (name, text), row in self.rows.items():
+            score = 0.0 if text is None else self.scores[name].get(text, 0.0)
+            if row["status"] == "done" and score > 0:
+                cost = scale.cost(float(row["performance"]))
+                error = standard_error(np.asarray(row["groups"]) - intact.groups) or 0.0
+                if cost > 2 * error:
+                    ratios.append(np.log(cost / score))
         if ratios:
             self.factor = float(np.exp(np.mean(ratios)))
-            self.scatter = max(float(np.std(ratios)), _LEAST_SCATTER)
+            self.scatter = float(np.clip(np.std(ratios), *_SCATTERS))
 
 
 def screened_study(
