@@ -4,7 +4,7 @@
 
 ``labels``: a network is trained on 200 digits of which every tenth has a wrong label. Rows are ranked by self-influence
 ``Var(l_i)``, by their loss and by the norm of their gradient, at the end of training and early in it; the table holds
-the area under the curve. ``retraining``: networks are trained on random halves of 100 digits, and the loss on other
+the area under the curve. ``retraining``: networks are trained on random halves of 200 digits, and the loss on other
 rows is compared with the sum of influences of the rows that were left out (linear datamodelling score: the rank
 correlation over halves, averaged over queries), beside the sum of inner products of gradients.
 """
@@ -118,7 +118,7 @@ def retraining(
     print(f"{halves} networks x {repeats} seeds, each on half of {rows} digits: linear datamodelling score")
     for name, matrices in scores.items():
         predicted = (
-            -members @ np.mean(matrices, axis=0).T
+            -members.astype(float) @ np.mean(matrices, axis=0).T
         )  # a row that helps lowers the loss where it was kept
         ranks = np.array([spearmanr(predicted[:, q], losses[:, q]).statistic for q in range(queries)])
         error = ranks.std(ddof=1) / np.sqrt(queries)
