@@ -355,7 +355,7 @@ def test_kept_draws_give_the_same_losses_and_estimates_after_a_round_trip(tmp_pa
         loss = float(((outputs - model(x).detach()) ** 2).sum(1).mean())
         assert loss == pytest.approx(result.traces.excess[0, 2, 7], rel=1e-9)
     path = tmp_path / "draws.nc"
-    result.traces.save(path)
+    result.save_draws(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import arviz

@@ -25,6 +25,8 @@ from strati.landscape.llc.reweighting import agreeing
 from strati.landscape.llc.traces import Traces
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas as pd
     from rich.console import RenderableType
 
@@ -233,6 +235,16 @@ class LearningCoefficient(Result):
         if self.asymptotic_low is None or self.asymptotic_high is None:
             return text
         return f"{text}; certainly between {self.asymptotic_low:.4g} and {self.asymptotic_high:.4g}"
+
+    def save_draws(self, path: str | Path) -> None:
+        """Write the draws as netCDF, for ArviZ and for :func:`strati.landscape.llc.trace_files.load_traces`.
+
+        Raises:
+            MissingExtraError: arviz is not installed.
+        """
+        from strati.landscape.llc.trace_files import save_traces
+
+        save_traces(self.traces, path)
 
     def plot(self, **options: Any) -> Any:
         """Traces, and the values over temperature with their limit."""

@@ -127,7 +127,7 @@ def llc(
         per_layer: Vary each layer in turn (those of ``layers``, or all): one coefficient per layer.
         heads: Vary each of these attention heads in turn, given as (block, head), both from 0.
         groups: One label per row: one coefficient per group of the data.
-        keep: Keep the weights of every draw in ``traces.positions``; ``traces.save(PATH)`` writes a netCDF file that
+        keep: Keep the weights of every draw in ``traces.positions``; ``save_draws(PATH)`` writes a netCDF file that
             ArviZ reads and from which estimates can be made again.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.

@@ -58,7 +58,7 @@ def load_traces(path: str | Path) -> Traces:
         arrays: dict[str, Any] = {name: np.asarray(stored.constant_data[name]) for name in _ARRAYS}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise BadInputError(
-            path, "holds no draws; write them with llc(..., keep=True).traces.save(PATH)"
+            path, "holds no draws; write them with llc(..., keep=True).save_draws(PATH)"
         ) from error
     around = scalars.pop("around")
     if around is not None:

@@ -11,8 +11,6 @@ import numpy as np
 from strati.core.errors import BadInputError, require
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from strati.core.results import FloatArray
@@ -133,12 +131,6 @@ class Traces:
             "distance": np.sqrt(self.spread[self.main][:, ::thin]),
         }
         return {**scalars, **(self.positions or {})}
-
-    def save(self, path: str | Path) -> None:
-        """Write a netCDF file for ArviZ and for :func:`strati.landscape.llc.trace_files.load_traces`."""
-        from strati.landscape.llc.trace_files import save_traces
-
-        save_traces(self, path)
 
 
 class KeptPositions:
