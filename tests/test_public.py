@@ -45,7 +45,7 @@ POSITIONAL = {
 }
 """Every function that computes, and its positional parameters."""
 
-PLAIN = {"interaction_graph", "load_factored", "load_study", "open", "write_report"}
+PLAIN = {"extract_adapter", "interaction_graph", "load_factored", "load_study", "open", "write_report"}
 """Functions that only read or write what they are given, and one whose options are all in its signature."""
 
 

@@ -146,6 +146,33 @@ def update_between(
     )
 
 
+def damp_intruders(before: Matrix, after: Matrix, factor: float) -> FloatArray:
+    """Scale the intruder dimensions of a matrix: its leading directions that the earlier matrix does not have.
+
+    Args:
+        before: The base's matrix.
+        after: The fine-tune's matrix, of the same shape.
+        factor: What their singular values are multiplied by; 0 removes them, 1 changes nothing.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> base = rng.normal(size=(80, 60))
+        >>> u, v = (x / np.linalg.norm(x) for x in (rng.normal(size=80), rng.normal(size=60)))
+        >>> tuned = base + 40 * np.outer(u, v)
+        >>> damped = damp_intruders(base, tuned, 0.5)
+        >>> [round(float(np.linalg.norm(w, 2))) for w in (base, tuned, damped)]
+        [16, 41, 21]
+    """
+    a, b = _tall(before), _tall(after)
+    directions = _LeadingDirections.of(a, b)
+    damped = b.copy()
+    if directions is not None:
+        for intruder in directions.intruders(float(np.linalg.norm(b - a))):
+            vector = directions.right[1][:, intruder.number - 1]
+            damped += (factor - 1) * np.outer(b @ vector, vector)
+    return damped if np.shape(after)[0] >= np.shape(after)[1] else damped.T
+
+
 def change_pattern(before: Matrix, after: Matrix) -> tuple[UpdatePattern | None, float | None]:
     """Name a change: entries set to zero, entries rounded to a grid, few entries changed.
 

@@ -8,6 +8,7 @@ from .context import truncated as truncated
 from .context import zeroed as zeroed
 from .kinds import Intervention as Intervention
 from .kinds import adapt as adapt
+from .kinds import damp_intruders as damp_intruders
 from .kinds import drop as drop
 from .kinds import drop_experts as drop_experts
 from .kinds import intervention as intervention

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strati.comparison.update import damp_intruders
 from strati.core.errors import BadInputError
 from strati.interventions import data_aware_edits, edits
 from strati.interventions.kinds import BLOCK_KINDS, HIDDEN, KINDS, Intervention, Pairs, Point, run_length
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Values = tuple[NDArray[Any], NDArray[Any] | None]
 Others = Mapping[str, Mapping[str, NDArray[Any]]]
-"""Tensors of other networks, for ``swap`` and ``adapt``, by :func:`source_key`."""
+"""Tensors of other networks, for ``swap``, ``adapt`` and ``damp-intruders``, by :func:`source_key`."""
 
 
 class LayerEdits:
@@ -101,11 +102,13 @@ class LayerEdits:
         other: NDArray[Any] | None,
     ) -> NDArray[Any]:
         values = {key: value for key, value in setting.items() if key not in ("checkpoint", HIDDEN)}
-        if name in ("swap", "adapt"):
+        if name in ("swap", "adapt", "damp-intruders"):
             assert other is not None
             base = np.asarray(as_matrix(other, self.target.kind), dtype=np.float64)
             if name == "swap":
                 return base
+            if name == "damp-intruders":
+                return damp_intruders(base, self.matrix, values["factor"])
             if self._update is None:
                 self._update = edits.Directions(self.matrix.astype(np.float64) - base)
             return base + edits.truncate(self._update, **values)

@@ -164,6 +164,7 @@ def tuple_length(model: nn.Module, name: str) -> int:
 _MAIN: dict[str, dict[type, str]] = {
     "truncate": {int: "rank"},
     "adapt": {int: "rank"},
+    "damp-intruders": {float: "factor", int: "factor"},
     "quantise": {int: "bits"},
     "prune": {float: "share", int: "share"},
     "scale": {float: "factor", int: "factor"},

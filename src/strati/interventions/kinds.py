@@ -86,6 +86,7 @@ KINDS: dict[str, Kind] = {
     "merge-experts": Kind({"count": Rule(int, 1), "share": _SHARE}, ("count", "share")),
     "swap": Kind({"checkpoint": Rule(str)}, source=True),
     "adapt": Kind({"checkpoint": Rule(str), "rank": Rule(int, 0)}, ("rank",), source=True),
+    "damp-intruders": Kind({"checkpoint": Rule(str), "factor": Rule(float, 0.0)}, ("factor",), source=True),
     "scale": Kind({"factor": Rule(float)}, ("factor",)),
     "noise": Kind({"size": Rule(float, 0.0)}, ("size",), random=True),
 }
@@ -339,6 +340,11 @@ def merge_experts(*, count: int | Sequence[int] = (), share: float | Sequence[fl
 def swap(source: Any) -> Intervention:
     """Give the layer the values it has in another network of the same shape (a path, a module, tensors by name)."""
     return make("swap", {}, source=source)
+
+
+def damp_intruders(base: Any, *, factor: float | Sequence[float] = 0.0) -> Intervention:
+    """Scale the leading directions that the base network does not have (intruder dimensions, 2410.21228)."""
+    return make("damp-intruders", {"factor": factor}, source=base)
 
 
 def adapt(source: Any, *, rank: int | Sequence[int]) -> Intervention:

@@ -101,7 +101,9 @@ class InterventionEvaluator:
         """The change that a choice makes to a layer."""
         target = self.target(layer)
         setting = {} if action == "drop" else read_setting(choice)
-        one = make(action, setting, source="the study's" if action in ("swap", "adapt") else None)
+        one = make(
+            action, setting, source="the study's" if action in ("swap", "adapt", "damp-intruders") else None
+        )
         point = Point(one.name, one.settings[0])
         if target.kind == "experts":
             return self.subject.expert_change(target, point)
