@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     help="Test the power-law fit with N bootstrap samples and compare it with other distributions.",
 )
 @click.option("--eigenvalues", is_flag=True, help="Put all eigenvalues into the JSON.")
+@click.option(
+    "--htsr", is_flag=True, help="Also traps, erg_gap, Hill and FARMS exponents, localisation and more."
+)
 @click.option("--heads", is_flag=True, help="Add two rows for every attention head: QK and OV.")
 @click.option("--composition", is_flag=True, help="With p-values: which heads read what earlier heads write.")
 @click.option("--tokens", is_flag=True, help="List the under-trained tokens of embedding and head.")
@@ -74,6 +77,7 @@ def command(
     level: float,
     bootstrap: int,
     eigenvalues: bool,
+    htsr: bool,
     heads: bool,
     composition: bool,
     tokens: bool,
@@ -110,6 +114,7 @@ def command(
     """
     from strati.core.files import check_table, export_table
     from strati.io.network import open as open_network
+    from strati.spectra.htsr import FIELDS
     from strati.spectra.scan import scan, select_matrices
 
     if export is not None:
@@ -120,6 +125,7 @@ def command(
         level=level,
         bootstrap=bootstrap,
         eigenvalues=eigenvalues or output.html is not None,
+        htsr=htsr or table.columns == ("all",) or not set(FIELDS).isdisjoint(table.columns),
         heads=heads,
         composition=composition,
         tokens=tokens,

@@ -186,6 +186,7 @@ class ScanOptions(TypedDict, total=False):
     level: float
     bootstrap: int
     eigenvalues: bool
+    htsr: bool
     heads: bool
     composition: bool
     tokens: bool
@@ -208,6 +209,7 @@ class SpectrumOptions(TypedDict, total=False):
 
     level: float
     bootstrap: int
+    htsr: bool
     seed: int
     device: str | None
 

@@ -48,7 +48,7 @@ _SETTINGS = ("quantization_config", "compression_config", "adapter_config")
 STORE = "spectra.sqlite"
 """The store's file in the folder of a resumable run."""
 
-LAYOUT = 6
+LAYOUT = 7
 """Version of a stored spectrum: what a store of another version holds is not mixed with this one's."""
 
 
@@ -220,7 +220,7 @@ def _describe(layer: Layer) -> dict[str, Any]:
 
 
 def _spectrum(source: Any, layer: Mapping[str, Any], options: SpectrumConfig) -> Spectrum:
-    seed = derive(options.seed, "scan", layer["name"]) if options.bootstrap else 0
+    seed = derive(options.seed, "scan", layer["name"]) if options.bootstrap or options.htsr else 0
     layer_spectrum = spectrum(source, dtype=layer["dtype"], config=options, seed=seed)
     return note_unused_rows(layer_spectrum, source) if layer["tokens"] else layer_spectrum
 
@@ -287,6 +287,7 @@ def to_record(spectrum: Spectrum) -> dict[str, Any]:
 
 def from_record(record: dict[str, Any]) -> Spectrum:
     """The spectrum that a record was made of."""
+    from strati.spectra.htsr import HeavyTailMetrics
     from strati.spectra.tail_tests import Goodness
 
     fields = record["pooled"]
@@ -304,6 +305,7 @@ def from_record(record: dict[str, Any]) -> Spectrum:
         quasi_null=record["quasi_null"],
         warnings=tuple(Flag(**flag) for flag in record["warnings"]),
         goodness=_optional(Goodness, record["goodness"]),
+        heavy_tail=_optional(HeavyTailMetrics, record["heavy_tail"]),
     )
 
 

@@ -47,6 +47,7 @@ class ScanConfig:
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
         eigenvalues: Put the eigenvalues into the JSON form.
+        htsr: Compute the further numbers of heavy-tailed self-regularisation (traps, ``erg_gap``, ...).
         heads: Add two rows for every attention head: QK and OV.
         composition: Score how strongly heads read what heads of earlier blocks write.
         tokens: List the under-trained tokens of embedding and head.
@@ -60,6 +61,7 @@ class ScanConfig:
     level: float = 0.01
     bootstrap: int = 0
     eigenvalues: bool = False
+    htsr: bool = False
     heads: bool = False
     composition: bool = False
     tokens: bool = False
@@ -80,7 +82,7 @@ class ScanConfig:
 
     def spectrum(self) -> SpectrumConfig:
         """What a layer's spectrum depends on."""
-        return SpectrumConfig(self.level, self.bootstrap, self.seed, self.device)
+        return SpectrumConfig(self.level, self.bootstrap, self.htsr, self.seed, self.device)
 
 
 @dataclass(frozen=True)

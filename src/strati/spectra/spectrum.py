@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
     from strati.core.option_types import SpectrumOptions
     from strati.core.results import FloatArray
-    from strati.spectra.eigenvalues import Matrices
+    from strati.spectra.eigenvalues import Matrices, Source
+    from strati.spectra.htsr import HeavyTailMetrics
     from strati.spectra.tail_tests import Goodness
 
 EQUAL = 1e-3
@@ -68,6 +69,7 @@ class Spectrum:
         quasi_null: Number of quasi-null eigenvalues.
         warnings: What a reader must know.
         goodness: Result of the bootstrap test of the tail, if one was run.
+        heavy_tail: Further numbers of heavy-tailed self-regularisation, if they were asked for.
     """
 
     pooled: Eigenvalues = field(repr=False)
@@ -79,6 +81,7 @@ class Spectrum:
     quasi_null: int | None
     warnings: tuple[Flag, ...]
     goodness: Goodness | None = None
+    heavy_tail: HeavyTailMetrics | None = None
 
     @property
     def eigenvalues(self) -> FloatArray:
@@ -143,6 +146,12 @@ class Spectrum:
 
         return plot_spectrum(self, **options)
 
+    def plot_alpha(self, **options: Any) -> Any:
+        """Draw alpha with its error over every possible start of the tail."""
+        from strati.report.plots.spectra import plot_alpha
+
+        return plot_alpha(self, **options)
+
 
 @dataclass(frozen=True)
 class SpectrumConfig:
@@ -151,12 +160,14 @@ class SpectrumConfig:
     Attributes:
         level: Chance that the largest eigenvalue of pure noise passes for a spike.
         bootstrap: Samples of the tail's goodness-of-fit test; 0 leaves it out.
-        seed: Seed of the bootstrap.
+        htsr: Compute the further numbers of heavy-tailed self-regularisation, see :mod:`strati.spectra.htsr`.
+        seed: Seed of the bootstrap and of permutations.
         device: Solve on this torch device (``"cuda"``), in float64; by default with LAPACK.
     """
 
     level: float = 0.01
     bootstrap: int = 0
+    htsr: bool = False
     seed: int = 0
     device: str | None = None
 
@@ -238,8 +249,11 @@ def spectrum(
     nulls = None if model is None else model.quasi_null
     quasi_null = max(nulls or 0, gap.below) if gap.collapsed else nulls
     goodness = _test_tail(fit, settings)
+    heavy_tail = _heavy_tail(source, eigenvalues, fit, settings)
     tick("fits")
-    return Spectrum(eigenvalues, fit.tail, model, verdict, gap, entries, quasi_null, warnings, goodness)
+    return Spectrum(
+        eigenvalues, fit.tail, model, verdict, gap, entries, quasi_null, warnings, goodness, heavy_tail
+    )
 
 
 @dataclass(frozen=True)
@@ -277,6 +291,19 @@ def _test_tail(fit: _TailFit, settings: SpectrumConfig) -> Goodness | None:
     from strati.spectra.tail_tests import judge_tail
 
     return judge_tail(fit.live, fit.tail, samples=settings.bootstrap, seed=settings.seed)
+
+
+def _heavy_tail(
+    source: Source, eigenvalues: Eigenvalues, fit: _TailFit, settings: SpectrumConfig
+) -> HeavyTailMetrics | None:
+    if not settings.htsr:
+        return None
+    from strati.spectra.htsr import heavy_tail_metrics
+
+    matrices = list(source())
+    return heavy_tail_metrics(
+        matrices, eigenvalues.values, fit.tail, level=settings.level, seed=settings.seed
+    )
 
 
 def _floor(eigenvalues: Eigenvalues) -> float:
@@ -324,6 +351,8 @@ def _measure(sp: Spectrum) -> dict[str, Any]:
     }
     if sp.goodness is not None:
         numbers |= {"tail_pvalue": sp.goodness.pvalue, "tail_alternatives": sp.goodness.alternatives}
+    if sp.heavy_tail is not None:
+        numbers |= vars(sp.heavy_tail)
     numbers |= {name: getattr(bulk, attribute, None) for name, attribute in _BULK_FIELDS.items()}
     return numbers | {
         "mp_soft_rank": bulk.lambda_plus / largest if bulk is not None else None,

@@ -25,6 +25,7 @@ from strati.core.display import (
 )
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
+from strati.spectra.htsr import FIELDS
 from strati.spectra.verdicts import LayerState, faults
 
 if TYPE_CHECKING:
@@ -97,6 +98,13 @@ COLUMNS = {
     "alpha": _ColumnSpec("alpha ±\nat most", _alpha, 2),
     "ks_distance": _ColumnSpec("KS", _number("ks_distance", ".3f"), 10),
     "tail_pvalue": _ColumnSpec("p", _number("tail_pvalue", ".2f"), 8),
+    "alpha_hill": _ColumnSpec("alpha\nHill", _number("alpha_hill", ".2f"), 17),
+    "alpha_farms": _ColumnSpec("alpha\nFARMS", _number("alpha_farms", ".2f"), 16),
+    "tpl_alpha": _ColumnSpec("alpha\ntruncated", _number("tpl_alpha", ".2f"), 18),
+    "erg_gap": _ColumnSpec("ERG\ngap", _number("erg_gap", "d"), 14),
+    "traps": _ColumnSpec("traps", _number("traps", ".2g"), 13),
+    "localisation": _ColumnSpec("locali-\nsation", _number("localisation", ".2f"), 15),
+    "level_spacing": _ColumnSpec("level\nspacing", _number("level_spacing", ".2f"), 19),
     "quasi_null": _ColumnSpec("quasi-\nnull", _number("quasi_null", "d"), 4),
     "phase": _ColumnSpec("phase", lambda row: row["phase"] or "-", 3, right=False),
     "warnings": _ColumnSpec(
@@ -263,7 +271,7 @@ def _sentence(states: Counter[LayerState], named: Iterable[LayerState]) -> str:
 
 def _table(scan: Scan, rows: list[Row], options: TableOptions) -> Table:
     """One row per layer; of too many those that are marked first, still in the network's order."""
-    names = _column_names(options.columns, rows, bootstrap=scan.config.bootstrap > 0)
+    names = _column_names(options.columns, rows, bootstrap=scan.config.bootstrap > 0, htsr=scan.config.htsr)
     ordered = _sorted(rows, options.sort)
     marked_first = sorted(range(len(rows)), key=lambda place: ordered[place]["state"] not in _MARKED)
     displayed = [ordered[place] for place in sorted(marked_first[:MOST_ROWS])]
@@ -275,11 +283,12 @@ def _table(scan: Scan, rows: list[Row], options: TableOptions) -> Table:
     )
 
 
-def _column_names(columns: tuple[str, ...], rows: list[Row], *, bootstrap: bool) -> list[str]:
+def _column_names(columns: tuple[str, ...], rows: list[Row], *, bootstrap: bool, htsr: bool) -> list[str]:
     if not columns:
         return [*_FIRST, *(["tail_pvalue"] if bootstrap else [])]
     if columns == ("all",):
-        return [name for name in COLUMNS if name != "tail_pvalue" or bootstrap]
+        optional = {"tail_pvalue"} if not bootstrap else set()
+        return [name for name in COLUMNS if name not in (optional if htsr else optional | set(FIELDS))]
     for name in columns:
         _check_field(name, rows, "column", ", or all")
     return [name for name in columns if name != "name"]

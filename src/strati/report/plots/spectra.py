@@ -11,6 +11,7 @@ from strati.core.display import printable
 from strati.core.errors import BadInputError, require
 from strati.report.plots.compare import PHASES, ROLE_COLOURS
 from strati.spectra import marchenko_pastur as law
+from strati.spectra.tails import exponents
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
@@ -46,6 +47,62 @@ def plot_spectrum(sp: Spectrum, *, title: str | None = None) -> Any:
         printable(title or f"{sp.pooled.rows} x {sp.pooled.columns}, {sp.phase or 'phase undecided'}")
     )
     return figure
+
+
+def plot_alpha(sp: Spectrum, *, title: str | None = None) -> Any:
+    """Draw the exponent alpha, with its error at a fixed start, over every start of the tail that the data allow.
+
+    The chosen start is marked with ``alpha_stderr``, which includes the choice of the start. An exponent that keeps
+    rising to the right is that of a spectrum without a power-law tail.
+
+    Args:
+        sp: The spectrum.
+        title: What to write above it.
+
+    Raises:
+        BadInputError: No tail was fitted.
+    """
+    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
+    if sp.tail is None:
+        raise BadInputError("spectrum", "has no fitted tail; there is no alpha to draw")
+    starts, alphas, errors = alpha_over_xmin(sp.eigenvalues)
+    figure = figure_class(figsize=(5.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(
+        starts, alphas - errors, alphas + errors, color=_TAIL, alpha=0.2, lw=0, label="error, start fixed"
+    )
+    axes.plot(starts, alphas, color=_TAIL, lw=1.2)
+    axes.errorbar(
+        [sp.tail.xmin],
+        [sp.tail.alpha],
+        yerr=[sp.tail.stderr],
+        fmt="o",
+        color=_BULK,
+        ms=4,
+        label="chosen start",
+    )
+    axes.set_xscale("log")
+    axes.set_ylim(1, max(min(float(alphas.max()), 3 * sp.tail.alpha), sp.tail.alpha + sp.tail.stderr) * 1.05)
+    axes.set_xlabel("xmin")
+    axes.set_ylabel("alpha")
+    axes.legend(fontsize="small")
+    axes.set_title(printable(title or f"{sp.pooled.rows} x {sp.pooled.columns}"))
+    return figure
+
+
+def alpha_over_xmin(eigenvalues: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Every start of a tail of eight eigenvalues or more, the exponent there, and ``(alpha - 1)/sqrt(n)``.
+
+    Examples:
+        >>> starts, alphas, errors = alpha_over_xmin(np.arange(1.0, 21.0))
+        >>> starts.size, float(starts[0])
+        (13, 1.0)
+    """
+    values = eigenvalues[eigenvalues > 0]
+    count = max(values.size - 7, 0)
+    alphas = exponents(np.log(values))[:count]
+    sizes = values.size - np.arange(count)
+    return values[:count], alphas, (alphas - 1) / np.sqrt(sizes)
 
 
 def plot_scan(scan: Scan) -> Any:
