@@ -247,3 +247,35 @@ def test_a_head_of_zeros_is_broken_and_said_to_do_nothing(tmp_path: Any) -> None
     save_file(tensors, tmp_path / "model.safetensors")
     row = rows(tmp_path)["h.0.attn[0].OV"]
     assert row["state"] == "broken" and "constant" in {flag["code"] for flag in row["warnings"]}
+
+
+@pytest.mark.slow
+def test_other_architectures_against_the_dense_products() -> None:
+    """Fused head by head (GPT-NeoX), split (BERT), and two towers with cross-attention (T5), which get other names."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100}
+    neox = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(intermediate_size=128, **sizes))
+    attention = neox.gpt_neox.layers[1].attention
+    query, key, value = attention.query_key_value.weight.detach().numpy().reshape(4, 3, 16, 64)[2]
+    out = attention.dense.weight.detach().numpy()[:, 32:48]
+    by_name = rows(neox)
+    assert by_name["h.1.attn[2].QK"]["spectral_norm"] == pytest.approx(
+        np.linalg.norm(query.T @ key, 2), rel=1e-5
+    )
+    assert by_name["h.1.attn[2].OV"]["spectral_norm"] == pytest.approx(
+        np.linalg.norm(out @ value, 2), rel=1e-5
+    )
+    bert = transformers.BertModel(transformers.BertConfig(intermediate_size=128, **sizes))
+    inside = bert.encoder.layer[0].attention
+    query, key = (layer.weight.detach().numpy()[16:32] for layer in (inside.self.query, inside.self.key))
+    expected = np.linalg.norm(query.T @ key, 2)
+    assert rows(bert)["h.0.attn[1].QK"]["spectral_norm"] == pytest.approx(expected, rel=1e-5)
+    settings_t5 = transformers.T5Config(
+        d_model=64, num_heads=4, d_kv=16, num_layers=2, vocab_size=100, d_ff=128
+    )
+    t5 = strati.scan(transformers.T5ForConditionalGeneration(settings_t5), heads=True, composition=True)
+    names = t5.frame()["name"]
+    assert "decoder.block.1.cross_attn[3].OV" in set(names) and names.is_unique
+    pairs = t5.composition or ()
+    assert {pair.kind for pair in pairs if "cross" in pair.target} == {"Q"}
+    assert all(pair.source.split(".")[0] == pair.target.split(".")[0] for pair in pairs)

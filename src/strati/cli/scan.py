@@ -145,7 +145,7 @@ def command(
         with progress(
             "scan", len(selected), quiet=output.quiet, sizes=_sizes(selected), resume=resume
         ) as tick:
-            result = scan(
+            network_scan = scan(
                 network, config=config, layers=layers, out=out, engine=engine, address=address, tick=tick
             )
     except KeyboardInterrupt:
@@ -153,8 +153,8 @@ def command(
             raise
         raise StoppedError("stopped before the first layer was done", f"resume with {resume}") from None
     if export is not None:
-        export_table(result.frame(), export)
-    emit(replace(result, view=table), output)
+        export_table(network_scan.frame(), export)
+    emit(replace(network_scan, view=table), output)
 
 
 def _sizes(layers: Sequence[Layer]) -> Sizes:

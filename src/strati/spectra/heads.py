@@ -55,23 +55,27 @@ class AttentionBlock:
     Attributes:
         prefix: What the names of its heads begin with.
         block: The block's number.
-        query: The query projection; ``key``, ``value`` and ``out`` likewise.
+        query: The query projection; ``key``, ``values`` and ``output`` likewise.
         heads: Number of query heads.
         groups: Number of key-value heads, which query heads share evenly.
+        tower: The stack of blocks that it belongs to.
+        cross: Its keys and values read another tower.
     """
 
     prefix: str
     block: int
     query: Layer = field(repr=False)
     key: Layer = field(repr=False)
-    value: Layer = field(repr=False)
-    out: Layer = field(repr=False)
+    values: Layer = field(repr=False)
+    output: Layer = field(repr=False)
     heads: int
     groups: int
+    tower: str = ""
+    cross: bool = False
 
     def factors(self, product: Product) -> tuple[FloatArray, FloatArray]:
         """The left and the right factor of every head: ``left[h].T @ right[h]`` is the product."""
-        first, second = (self.query, self.key) if product == "QK" else (self.out, self.value)
+        first, second = (self.query, self.key) if product == "QK" else (self.output, self.values)
         left, right = (np.asarray(next(layer.matrices()), dtype=np.float64) for layer in (first, second))
         left = left if product == "QK" else left.T
         shared = right.reshape(self.groups, -1, right.shape[1])
@@ -98,8 +102,10 @@ class HeadMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the product."""
-        inputs = self.attention.query.shape[1]
-        return (inputs, self.attention.key.shape[1]) if self.product == "QK" else (inputs, inputs)
+        block = self.attention
+        if self.product == "QK":
+            return block.query.shape[1], block.key.shape[1]
+        return block.output.shape[0], block.values.shape[1]
 
     @property
     def width(self) -> int:
@@ -221,10 +227,10 @@ def _attentions(network: Network) -> Iterator[AttentionBlock]:
         if all(len(roles.get(role, ())) == 1 for role in _PROJECTIONS)
     }
     plain = len({(tower, cross) for tower, _, cross in complete}) == 1
-    for (tower, block, cross), (query, key, value, out) in complete.items():
+    for (tower, block, cross), (query, key, values, output) in complete.items():
         heads, groups = _head_counts(network, query, key)
         name = f"h.{block}.attn" if plain else f"{tower or 'h'}.{block}.{'cross_attn' if cross else 'attn'}"
-        yield AttentionBlock(name, block, query, key, value, out, heads, groups)
+        yield AttentionBlock(name, block, query, key, values, output, heads, groups, tower, cross)
 
 
 def _head_counts(network: Network, query: Layer, key: Layer) -> tuple[int, int]:
@@ -289,7 +295,7 @@ def _upper_triangle(factor: FloatArray) -> FloatArray:
 def _measure_head(
     matrix: HeadMatrix, left: FloatArray, right: FloatArray, paths: _Paths, level: float, seed: int
 ) -> ScannedHead:
-    layer = matrix.attention.query if matrix.product == "QK" else matrix.attention.out
+    layer = matrix.attention.query if matrix.product == "QK" else matrix.attention.output
     epsilon = spacing("float32" if layer.quantised else layer.dtype)
     finite = bool(np.isfinite(left).all() and np.isfinite(right).all())
     values = product_singular_values(left, right) if finite else np.empty(0)
@@ -438,30 +444,30 @@ class _Paths:
         named = any(_ROTARY.search(key) for key in config) or any("rotary" in t.name for t in network.tensors)
         self.rotary = self._positions is None and (named or config.get("model_type") in _ROTARY_MODELS)
 
-    def copying(self, out: FloatArray, value: FloatArray) -> tuple[float | None, float | None]:
-        """The copying score of ``out.T @ value`` and its p-value under random orientations of the outputs."""
+    def copying(self, output: FloatArray, values: FloatArray) -> tuple[float | None, float | None]:
+        """The copying score of ``output.T @ values`` and its p-values under random orientations of the outputs."""
         embedding, head = self._embedding, self._head
         if (
             embedding is None
             or head is None
-            or embedding.shape[1] != value.shape[1]
-            or head.shape[1] != out.shape[1]
+            or embedding.shape[1] != values.shape[1]
+            or head.shape[1] != output.shape[1]
         ):
             return None, None
         if self._through is None:
             table, rows = (np.asarray(next(x.matrices()), dtype=np.float32) for x in (embedding, head))
             self._through = np.asarray(table.T @ rows, dtype=np.float64)
-        path = value @ self._through
-        eigenvalues = np.linalg.eigvals(path @ out.T)
+        path = values @ self._through
+        eigenvalues = np.linalg.eigvals(path @ output.T)
         size = float(np.abs(eigenvalues).sum())
         if size == 0:
             return None, None
-        spread = float(np.linalg.norm(_upper_triangle(out) @ path)) / np.sqrt(out.shape[1])
-        return float(eigenvalues.real.sum()) / size, _two_sided(float(np.sum(path * out)) / spread)
+        spread = float(np.linalg.norm(_upper_triangle(output) @ path)) / np.sqrt(output.shape[1])
+        return float(eigenvalues.real.sum()) / size, _two_sided(float(np.sum(path * output)) / spread)
 
     def positional(self, query: FloatArray, key: FloatArray) -> tuple[float | None, int | None]:
         """The distance to which positions alone send most attention, and its mean share."""
-        if self._positions is None or self._positions.shape[1] != query.shape[1] != key.shape[1]:
+        if self._positions is None or {self._positions.shape[1], query.shape[1]} != {key.shape[1]}:
             return None, None
         table = np.asarray(next(self._positions.matrices())[:_POSITIONS], dtype=np.float64)
         table = table - table.mean(axis=1, keepdims=True)
@@ -520,18 +526,19 @@ def composition(matrices: Iterable[HeadMatrix]) -> tuple[Composition, ...]:
                 left, right = matrix.attention.factors(product)
                 for head in range(matrix.attention.heads):
                     name = HeadMatrix(matrix.attention, head, product).name
-                    entry = _decompose(name, matrix.attention.block, left[head], right[head])
+                    entry = _decompose(name, matrix.attention, left[head], right[head])
                     decomposed[matrix.attention.prefix, head][product] = entry
     pairs = []
     for earlier in decomposed.values():
         for later in decomposed.values():
             source, scores, moves = earlier["OV"], later["QK"], later["OV"]
-            if source.block >= scores.block or len(source.outer) != len(scores.outer):
+            if source.block.tower != scores.block.tower or source.block.block >= scores.block.block:
                 continue
             # QK is queries times keys: its left side reads through the queries, its right side through the keys.
             pairs.append(_compose("Q", source, scores, scores.outer))
-            pairs.append(_compose("K", source, scores, scores.inner))
-            pairs.append(_compose("V", source, moves, moves.inner))
+            if not scores.block.cross:
+                pairs.append(_compose("K", source, scores, scores.inner))
+                pairs.append(_compose("V", source, moves, moves.inner))
     return tuple(pairs)
 
 
@@ -540,13 +547,13 @@ class _Decomposed:
     """A product ``outer @ diag(values) @ inner.T``."""
 
     name: str
-    block: int
+    block: AttentionBlock
     outer: FloatArray
     values: FloatArray
     inner: FloatArray
 
 
-def _decompose(name: str, block: int, left: FloatArray, right: FloatArray) -> _Decomposed:
+def _decompose(name: str, block: AttentionBlock, left: FloatArray, right: FloatArray) -> _Decomposed:
     (first, upper), (second, lower) = np.linalg.qr(left.T), np.linalg.qr(right.T)
     outer, values, inner = np.linalg.svd(upper @ lower.T)
     return _Decomposed(name, block, first @ outer, values, second @ inner.T)

@@ -128,6 +128,8 @@ def summarise(scan: Scan, options: TableOptions) -> RenderableType:
 def _composition_list(scan: Scan) -> list[RenderableType]:
     """The pairs of heads whose composition is significant after correction for the number of pairs."""
     pairs = sorted(scan.composition or (), key=lambda pair: pair.pvalue)
+    if not pairs:
+        return [Paragraph("no compositions: they need heads of two blocks, and --layers leaves only one")]
     significant = [pair for pair in pairs if pair.pvalue * len(pairs) <= scan.config.level]
     level = f"family-wise level {scan.config.level:.2g}"
     title = (
