@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Gallery
 #
-# Every picture that strati draws with matplotlib, once, with the code that draws it. All of them are on the digits that
-# come with the package, so each can be tried at once; `figure.savefig("name.pdf")` writes vectors. Interactive pictures
-# of the same results are on [the page](../report.md), pictures of the papers with [the papers](../reproduced.md).
+# This page shows every figure that strati draws with matplotlib, with the code that draws it. The examples use the digits
+# that come with the package, so you can run them as they are. `figure.savefig("name.pdf")` writes vector graphics. The
+# [HTML report](../report.md) shows the same results interactively.
 
 # %%
 import tempfile
