@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Gallery
 #
-# This page shows every figure that strati draws with matplotlib, with the code that draws it. The examples use the digits
-# that come with the package, so you can run them as they are. `figure.savefig("name.pdf")` writes vector graphics. The
-# [HTML report](../report.md) shows the same results interactively.
+# This page shows every figure that strati draws with matplotlib, with the code that draws it. The examples use the
+# digits that come with the package, so you can run them as they are. `figure.savefig("name.pdf")` writes vector
+# graphics. The [HTML report](../report.md) shows the same results interactively.
 
 # %%
 import tempfile
