@@ -215,3 +215,25 @@ def test_trust_says_what_an_audit_can_say(opened: Callable[..., Any], own: bool)
     where = "Audited on this network" if own else "Audited on another network"
     assert where in shown["alpha"][0] and "made" in shown["alpha"][0]
     assert where in page.locator("#scan .numbers > .card > .caption").inner_text()
+
+
+def test_heads_are_a_map_of_blocks_and_heads(
+    opened: Callable[..., Any], results: list[dict[str, Any]]
+) -> None:
+    scan = json.loads(json.dumps(results[0]))
+    for block in range(BLOCKS):
+        for head in range(3):
+            for part in ("QK", "OV"):
+                row = dict(scan["layers"][0], name=f"h.{block}.attn[{head}].{part}", block=block)
+                scan["layers"].append(
+                    row | {"kind": f"head.{part.lower()}", "stable_rank": 1.0 + head + block}
+                )
+    page = opened([scan]).page
+    assert page.locator("#scan .map .cell").count() == len(PARTS) * BLOCKS  # heads are not layers
+    for picture in ("qk-where-the-head-looks", "ov-what-the-head-moves"):
+        assert page.locator(f"#heads [data-picture={picture}] rect.cell").count() == 3 * BLOCKS
+    tip = page.locator("#heads [data-picture=qk-where-the-head-looks] rect.cell").last.get_attribute(
+        "data-tip"
+    )
+    assert tip.startswith(f"block {BLOCKS - 1}, head 2") and "6" in tip
+    assert page.locator("#overview .brief[data-verb=heads] svg").count() == 1
