@@ -149,3 +149,30 @@ def test_peft(tmp_path: Path) -> None:
     for name, choice in plan.choices.items():
         rank = int(choice.partition(",")[0].partition("=")[2])
         assert model.base_model.model.get_submodule(name).r["default"] == min(rank, 64)
+
+
+def test_gptq_gives_the_codes_of_llm_compressor() -> None:
+    """One layer of 24 x 160, symmetric, one scale per output; single against double precision may flip single codes."""
+    reference = pytest.importorskip("llmcompressor.modifiers.gptq.gptq_quantize")
+    import numpy as np
+    from compressed_tensors.quantization import QuantizationArgs
+
+    from strati.interventions.data_aware_edits import gptq
+    from strati.interventions.edits import Grid
+
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((24, 160))
+    x = rng.standard_normal((160, 160)) @ rng.standard_normal((160, 600))
+    c = x @ x.T / 600
+    step = Grid.of(w, 4, symmetric=True).step
+    theirs, _, _ = reference.quantize_weight(
+        torch.tensor(w, dtype=torch.float32)[None],
+        torch.tensor(c, dtype=torch.float32)[None],
+        torch.tensor(step, dtype=torch.float32)[None],
+        torch.zeros(1, 24, 1),
+        None,
+        QuantizationArgs(num_bits=4, symmetric=True, strategy="channel"),
+    )
+    codes = np.round(theirs[0].numpy() / step)
+    ours = np.round(gptq(w, c, 4, symmetric=True) / step)
+    assert np.mean(codes == ours) > 0.995
