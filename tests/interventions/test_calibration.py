@@ -212,3 +212,18 @@ def test_covariance_without_power_truncates_by_weight() -> None:
     np.testing.assert_allclose(
         truncate(InputDirections(w, zero), rank=1), np.diag([3.0, 0.0, 0.0]), atol=1e-9
     )
+
+
+def test_context_managers_take_calibration_data(case: Any) -> None:
+    net, x, _ = case
+    intact = net[2].weight.detach().clone()
+    c = input_covariances(net, [torch.from_numpy(x[:60])])["2"]
+    with iv.truncated(net, {"2": "rank=3,metric=inputs"}, calibration=x[:60]) as smaller:
+        edited = truncate(InputDirections(intact.double().numpy(), c), rank=3)
+        np.testing.assert_allclose(smaller[2].weight.detach(), edited, atol=1e-5)
+    assert torch.equal(net[2].weight, intact)
+    with (
+        pytest.raises(BadInputError, match="give calibration="),
+        iv.quantised(net, {"2": "bits=4,method=gptq"}),
+    ):
+        pass

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Any]
 
 
-def truncated(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
+def truncated(
+    model: Openable, settings: Settings, *, calibration: Any = None
+) -> AbstractContextManager[nn.Module]:
     """Layers with only their leading singular directions: ``{"fc1": 4, "fc2": "energy=0.9"}``.
 
     Examples:
@@ -47,17 +49,21 @@ def truncated(model: Openable, settings: Settings) -> AbstractContextManager[nn.
         >>> int(torch.linalg.matrix_rank(net[0].weight))
         5
     """
-    return intervened(model, "truncate", settings)
+    return intervened(model, "truncate", settings, calibration=calibration)
 
 
-def quantised(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
+def quantised(
+    model: Openable, settings: Settings, *, calibration: Any = None
+) -> AbstractContextManager[nn.Module]:
     """Layers rounded to nearest: ``{"fc1": 4, "blocks.*": "bits=3,group=64"}``."""
-    return intervened(model, "quantise", settings)
+    return intervened(model, "quantise", settings, calibration=calibration)
 
 
-def pruned(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
+def pruned(
+    model: Openable, settings: Settings, *, calibration: Any = None
+) -> AbstractContextManager[nn.Module]:
     """Layers without their smallest entries: ``{"fc1": 0.5, "fc2": "2:4"}``."""
-    return intervened(model, "prune", settings)
+    return intervened(model, "prune", settings, calibration=calibration)
 
 
 def scaled(model: Openable, settings: Settings) -> AbstractContextManager[nn.Module]:
@@ -104,7 +110,13 @@ def dropped(model: Openable, blocks: Sequence[str]) -> Iterator[nn.Module]:
 
 @contextmanager
 def intervened(
-    model: Openable, name: str, settings: Settings, *, source: Any = None, seed: int = 0
+    model: Openable,
+    name: str,
+    settings: Settings,
+    *,
+    source: Any = None,
+    seed: int = 0,
+    calibration: Any = None,
 ) -> Iterator[nn.Module]:
     """Layers changed by any of strati's interventions on weights; the changes undo themselves.
 
@@ -114,6 +126,8 @@ def intervened(
         settings: Layer name or pattern -> setting; a later key wins over an earlier one.
         source: The other network, for ``swap`` and ``adapt``.
         seed: Random seed, where chance is involved.
+        calibration: Data for data-aware settings (``"rank=4,metric=inputs"``, ``"bits=4,method=gptq"``); every layer
+            reads what the layers changed before it give.
 
     Raises:
         BadInputError: An unknown intervention or layer, or a setting out of range.
@@ -123,13 +137,21 @@ def intervened(
     named = {tied.get(key.removesuffix(".weight"), key): value for key, value in settings.items()}
     chosen = choices(find_targets(model), name, named)
     others = {} if source is None else {f"{name}:source": tensors_of(source)}
+    inputs = None
+    if calibration is not None:
+        from strati.interventions.input_covariance import SequentialInputs
+        from strati.interventions.inputs import calibration_data
+        from strati.interventions.study_config import StudyConfig
+
+        rows = calibration_data(calibration, model, StudyConfig().context)
+        inputs = SequentialInputs(model, rows.calibration_batches()).of
     with ExitStack() as stack:
         for target, setting in chosen:
             one = make(name, setting, source=source)
             point = Point(name, one.settings[0], 0)
             if KINDS[name].source and source_key(one, point.setting) not in others:
                 raise BadInputError(name, "needs source: the other network")
-            layer = LayerEdits(target, values_of(model, target))
+            layer = LayerEdits(target, values_of(model, target), inputs)
             change = make_change(layer, one, point, stream(seed, name, target.name), others)
             stack.enter_context(changed(model, target, change))
         yield model
