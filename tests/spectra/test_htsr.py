@@ -139,7 +139,7 @@ def test_alpha_over_xmin_holds_the_chosen_start() -> None:
         sp.tail.formal_stderr
     )
     pytest.importorskip("matplotlib")
-    axes = sp.plot_alpha().axes[0]
+    axes = sp.plot("alpha").axes[0]
     assert axes.get_xlabel() == "xmin" and axes.get_ylabel() == "alpha"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 
@@ -140,17 +140,11 @@ class Spectrum:
         cells = "".join(f"<tr><th>{as_html(name)}</th><td>{as_html(cell)}</td></tr>" for name, cell in rows)
         return f"<table>{cells}</table>"
 
-    def plot(self, **options: Any) -> Any:
-        """Draw the eigenvalue density with bulk, tail, edges and spikes, and the scree plot."""
-        from strati.report.plots.spectra import plot_spectrum
+    def plot(self, kind: Literal["density", "alpha"] = "density", **options: Any) -> Any:
+        """Draw the eigenvalue density with bulk, tail, edges and spikes, or alpha over every start of the tail."""
+        from strati.report.plots.spectra import plot_alpha, plot_spectrum
 
-        return plot_spectrum(self, **options)
-
-    def plot_alpha(self, **options: Any) -> Any:
-        """Draw alpha with its error over every possible start of the tail."""
-        from strati.report.plots.spectra import plot_alpha
-
-        return plot_alpha(self, **options)
+        return plot_alpha(self, **options) if kind == "alpha" else plot_spectrum(self, **options)
 
 
 @dataclass(frozen=True)
