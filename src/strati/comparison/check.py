@@ -60,7 +60,7 @@ CODES = {
     "empty": "a matrix without entries",
     "wild-entry": "single weights far larger than all others",
     "zero-rows": "whole rows or columns are zero",
-    "noise-like": "the spectrum cannot be told from that of random weights",
+    "noise-like": "the spectrum is indistinguishable from that of random weights",
     "structured-noise": "the noise is not independent: an assumption of the tests fails",
     "heavy-entries": "entries with a heavy tail: an assumption of the tests fails",
     "null-in-noise": "a null direction inside noise",

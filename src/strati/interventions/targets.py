@@ -267,6 +267,8 @@ def _put(
     Raises:
         BadInputError: The layer's memory cannot be written to.
     """
+    import torch
+
     # A mode of its own: callers may switch gradients back on before they leave, and what was loaded in inference mode
     # can only be written in it.
     with torch.inference_mode() if module.weight.is_inference() else torch.no_grad():

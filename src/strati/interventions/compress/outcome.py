@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -28,3 +29,14 @@ class PlanOutcome(StrEnum):
     SMALLER = "smaller"
     NOT_SMALLER = "not-smaller"
     GUESS = "guess"
+
+
+def outcome_of(gain: Mapping[str, float | None], fell_back: bool) -> PlanOutcome:
+    """The outcome of a plan from its gain over uniform allocation and the gain's interval."""
+    if fell_back:
+        return PlanOutcome.UNIFORM
+    if gain["gain"] is None:
+        return PlanOutcome.NOT_MEASURED
+    if gain["low"] is None:
+        return PlanOutcome.NO_ERROR
+    return PlanOutcome.BETTER if gain["low"] > 0 else PlanOutcome.NOT_BETTER

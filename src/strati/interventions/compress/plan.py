@@ -26,7 +26,7 @@ from strati.interventions.compress.model_study import (
     screened_study_of_model,
     study_of_model,
 )
-from strati.interventions.compress.outcome import PlanOutcome, Quantity
+from strati.interventions.compress.outcome import PlanOutcome, Quantity, outcome_of
 from strati.interventions.kinds import EXPERT_KINDS
 from strati.interventions.study import Study, load_study
 from strati.io.layers import as_patterns
@@ -416,7 +416,7 @@ def _plan(
         if guessed
         else _size_outcome(candidates, best, even)
         if candidates.loss
-        else _outcome(gain, fell_back),
+        else outcome_of(gain, fell_back),
         quantity=about[0],
         exact=candidates.exact,
         frontier=() if guessed else tuple(candidates.frontier(_metrics(study, curves))),
@@ -561,13 +561,3 @@ def _size_outcome(candidates: Candidates, best: Combination, even: Sequence[Comb
     """Of a budget on the loss: whether the plan is smaller than uniform allocation."""
     smaller = size_of(candidates.curves, best.options) < size_of(candidates.curves, even[0].options)
     return PlanOutcome.SMALLER if smaller else PlanOutcome.NOT_SMALLER
-
-
-def _outcome(gain: Mapping[str, float | None], fell_back: bool) -> PlanOutcome:
-    if fell_back:
-        return PlanOutcome.UNIFORM
-    if gain["gain"] is None:
-        return PlanOutcome.NOT_MEASURED
-    if gain["low"] is None:
-        return PlanOutcome.NO_ERROR
-    return PlanOutcome.BETTER if gain["low"] > 0 else PlanOutcome.NOT_BETTER
