@@ -45,7 +45,7 @@ LINES = (
     Line("plan measured --budget parameters=0.6 --json plan.json", "choice"),
     Line("apply plan.json model.safetensors --out small", "parameters"),
     Line("llc model.safetensors --data digits.npz --seconds 2", "learning coefficient"),
-    Line("influence model.safetensors --data digits.npz --rows 60", "influence"),
+    Line("influence model.safetensors --data digits.npz --rows 30 --chains 8 --draws 60", "influence"),
     Line("degeneracy model.safetensors --data digits.npz", "parameters"),
     Line("curvature model.safetensors --data digits.npz", "eigenvalue"),
     Line("basis model.safetensors --data digits.npz", "directions"),
