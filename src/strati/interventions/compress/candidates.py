@@ -17,6 +17,7 @@ from strati.interventions.compress.predict import Combination, added, difference
 if TYPE_CHECKING:
     from strati.interventions.compress.cost_scale import CostScale
     from strati.interventions.compress.curves import Curve
+    from strati.interventions.compress.evaluator import InterventionEvaluator
 
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
@@ -239,6 +240,30 @@ class Candidates:
 
     def _fits(self, options: Sequence[int]) -> bool:
         return self.size(options) <= self.budget * (1 + 1e-9)
+
+
+def contiguous_runs(
+    candidates: Candidates, evaluators: Sequence[InterventionEvaluator], action: str
+) -> list[tuple[int, ...]]:
+    """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
+    if action != "drop" or candidates.loss or len(evaluators) != 1:
+        return []
+    from strati.interventions.baselines import BlockInfluence
+
+    subject, names = evaluators[0].subject, [curve.layer for curve in candidates.curves]
+    if subject.task is None:
+        return []
+    keep = [len(curve.options) - 1 for curve in candidates.curves]
+    runs: list[tuple[float, tuple[int, ...]]] = []
+    for first, name in enumerate(names):
+        target = evaluators[0].target(name)
+        for last in range(first, min(first + len(target.members), len(names))):
+            dropped = (*keep[:first], *[0] * (last + 1 - first), *keep[last + 1 :])
+            if names[last] in target.members and candidates.size(dropped) <= candidates.budget * (1 + 1e-9):
+                influence = BlockInfluence(subject.model, subject.task, target)
+                runs.append((influence.angular_distance(names[last]), dropped))
+                break
+    return [min(runs)[1]] if runs else []
 
 
 def _measured(combination: Combination) -> float:

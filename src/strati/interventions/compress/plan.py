@@ -351,7 +351,7 @@ def _plan(
     about: tuple[Quantity, tuple[Mapping[str, Any], ...]],
     tick: Tick,
 ) -> Plan:
-    from strati.interventions.compress.candidates import Candidates
+    from strati.interventions.compress.candidates import Candidates, contiguous_runs
     from strati.interventions.compress.predict import (
         CombinationEvaluator,
         additivity,
@@ -374,7 +374,7 @@ def _plan(
     else:
         spreads = candidates.uniform(0 if together else config.uniform)
     even = [measuring.combination(o) for o in _ticked(spreads, tick, "uniform")]
-    plans = [] if together else [*candidates.plans(), *_contiguous(candidates, evaluators, action)]
+    plans = [] if together else [*candidates.plans(), *contiguous_runs(candidates, evaluators, action)]
     tried = [measuring.combination(o) for o in _ticked(plans, tick, "plan")] or list(even)
     if not together:
         randoms = _ticked(candidates.random(config.combinations), tick, "combination")
@@ -423,30 +423,6 @@ def _plan(
         curves=tuple(_points(c, o) for c, o in zip(curves, best.options, strict=True)),
         study=study,
     )
-
-
-def _contiguous(
-    candidates: Candidates, evaluators: Sequence[InterventionEvaluator], action: str
-) -> list[tuple[int, ...]]:
-    """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
-    if action != "drop" or candidates.loss or len(evaluators) != 1:
-        return []
-    from strati.interventions.baselines import BlockInfluence
-
-    subject, names = evaluators[0].subject, [curve.layer for curve in candidates.curves]
-    if subject.task is None:
-        return []
-    keep = [len(curve.options) - 1 for curve in candidates.curves]
-    runs: list[tuple[float, tuple[int, ...]]] = []
-    for first, name in enumerate(names):
-        target = evaluators[0].target(name)
-        for last in range(first, min(first + len(target.members), len(names))):
-            dropped = (*keep[:first], *[0] * (last + 1 - first), *keep[last + 1 :])
-            if names[last] in target.members and candidates.size(dropped) <= candidates.budget * (1 + 1e-9):
-                influence = BlockInfluence(subject.model, subject.task, target)
-                runs.append((influence.angular_distance(names[last]), dropped))
-                break
-    return [min(runs)[1]] if runs else []
 
 
 def _points(curve: Curve, chosen: int) -> dict[str, Any]:
