@@ -386,6 +386,7 @@ OUTPUTS = frozenset(
         "--plot",
         "--figures",
         "--align",
+        "--extract",
     }
 )
 """Options of any verb that name what is written; arguments and every other option that is a path are inputs."""

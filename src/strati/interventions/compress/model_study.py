@@ -84,7 +84,6 @@ _DATA_AWARE = {
     "truncate": {"metric": "inputs"},
     "quantise": {"method": "gptq"},
     "prune": {"method": "sparsegpt"},
-    "drop": {},
 }
 """The edits that lose least: a plan from a model has data, so it measures these."""
 
@@ -92,4 +91,4 @@ _DATA_AWARE = {
 def _planned_settings(action: str, kind: str) -> Intervention:
     by_share = action == "truncate" and kind == "parameters"
     settings = {"parameters": _SHARES} if by_share else _PLAN_SETTINGS[action]
-    return make(action, settings | _DATA_AWARE[action])
+    return make(action, settings | _DATA_AWARE.get(action, {}))
