@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import strati
+from strati import embedded
 from strati.core.display import as_text
 from strati.core.errors import BadInputError
 from strati.tracking.checkpoints import in_order
@@ -329,3 +330,13 @@ def test_curvature_of_every_checkpoint_is_that_of_the_function(run):
             (series,) = (s for s in found.curves if s.what == f"curvature_{what}")
             value = spectrum.top[0] if what == "top" else getattr(spectrum, what)
             assert series.values[place] == pytest.approx(value, rel=1e-6)
+
+
+def test_token_ids_alone_give_the_loss_of_the_next_token():
+    """A language model needs no targets; the losses are those of ``shakespeare-losses.json``."""
+    losses = json.loads(embedded.path("shakespeare-losses.json").read_text())
+    run = [embedded.path("shakespeare-init"), embedded.path("shakespeare")]
+    (series,) = strati.track(run, steps=[0, 1000], data=embedded.path("tempest.txt"), what="loss").curves
+    assert series.what == "loss"
+    expected = [losses[name]["tempest.txt"] for name in ("initial", "trained")]
+    assert list(series.values) == pytest.approx(expected, abs=0.02)

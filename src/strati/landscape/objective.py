@@ -226,7 +226,7 @@ def objective(
         output = run(flat, flat.theta, x)
     if name is not None and name.behavioural:
         target = output
-    elif y is None and (following := _next_tokens(name, x, output)) is not None:
+    elif y is None and (following := next_tokens(name, x, output)) is not None:
         target = following
     elif y is None:
         raise BadInputError("data", f"has no targets y, which the loss {loss} needs; give (x, y)")
@@ -253,7 +253,7 @@ def objective(
     return result
 
 
-def _next_tokens(name: LossName | None, x: Inputs, output: Tensor) -> Tensor | None:
+def next_tokens(name: LossName | None, x: Inputs, output: Tensor) -> Tensor | None:
     """The next token at every place of sequences that a language model predicts; ``None`` where it predicts none."""
     tokens = x.get("input_ids") if isinstance(x, Mapping) else x
     if name is not LossName.CROSS_ENTROPY or tokens is None or tokens.is_floating_point() or tokens.ndim != 2:

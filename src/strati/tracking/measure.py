@@ -146,14 +146,15 @@ def as_network(checkpoint: Checkpoint, model: nn.Module | None, config: TrackCon
 
 
 def loss_name(data: Any, model: nn.Module, config: TrackConfig) -> str:
-    """The loss that was asked for, or the one that fits the targets."""
+    """The loss that was asked for, or the one that fits the targets; of token ids alone, that of the next token."""
     if config.loss:
         return config.loss
     from strati.evaluate.batches import as_batches
+    from strati.evaluate.models import predicts_next
 
     first = as_batches(data, model).first()
     if first.y is None:
-        return "behavioural-mse"
+        return "cross_entropy" if predicts_next(model) else "behavioural-mse"
     return "mse" if first.y.is_floating_point() else "cross_entropy"
 
 
@@ -161,7 +162,8 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     """The mean loss over the data with its standard error over rows; nothing for a behavioural loss, which is zero."""
     import torch
 
-    from strati.evaluate.batches import as_batches
+    from strati.evaluate.batches import as_batches, call
+    from strati.landscape.objective import LossName, next_tokens
 
     name = loss_name(data, model, config)
     if name.startswith("behavioural"):
@@ -169,8 +171,11 @@ def loss_of(model: nn.Module, data: Any, config: TrackConfig) -> list[Point]:
     values = []
     with torch.no_grad():
         for batch in as_batches(data, model):
-            out = _tensor(model(**batch.x) if isinstance(batch.x, Mapping) else model(batch.x))
-            values.append(per_row(out, batch.y, name))
+            output = call(model, batch.x)
+            targets = next_tokens(LossName(name), batch.x, output) if batch.y is None else batch.y
+            if targets is None:
+                raise BadInputError("data", f"has no targets y, which the loss {name} needs; give (x, y)")
+            values.append(per_row(output, targets, name))
     each = torch.cat(values).double()
     each = each[: config.rows] if config.rows else each
     error = float(each.std() / math.sqrt(each.numel())) if each.numel() > 1 else None
@@ -189,12 +194,6 @@ def per_row(out: Any, y: Any, name: str) -> Any:
         each = functional.cross_entropy(out.transpose(1, 2), y, reduction="none")
         return each.sum(1) / (y != NO_LABEL).sum(1).clamp(min=1)
     return functional.cross_entropy(out, y.long(), reduction="none")
-
-
-def _tensor(out: Any) -> Any:
-    from strati.evaluate.models import output_tensor
-
-    return output_tensor(out)
 
 
 def coefficients(
