@@ -319,53 +319,53 @@ def check(
         >>> checked.passed, [(finding.layer, finding.code) for finding in checked.found]
         (False, [('fc.weight', 'constant')])
     """
-    chosen = resolve(CheckConfig, config, options, of=check)
-    wanted = chosen.codes(with_base=base is not None)
-    needs_base = [code for code in wanted if code in _OF_BASE - _OF_MODEL]
+    settings = resolve(CheckConfig, config, options, of=check)
+    failing_codes = settings.codes(with_base=base is not None)
+    needs_base = [code for code in failing_codes if code in _OF_BASE - _OF_MODEL]
     if base is None and needs_base:
         raise BadInputError("check", f"{needs_base[0]} is decided against a base; give `base` as well")
     try:
         network = open_network(model)
     except IncompleteError as error:
-        findings = [
+        missing = [
             Finding(name, "missing-tensors", "the index lists it, its shard lacks it") for name in error.names
         ]
-        if "missing-tensors" not in wanted:
+        if "missing-tensors" not in failing_codes:
             raise
-        return Check(str(model), None, wanted, 0, 0, 0, 0, len(findings), tuple(findings))
-    explicit = chosen.fail_on is not None
+        return Check(str(model), None, failing_codes, 0, 0, 0, 0, len(missing), tuple(missing))
+    explicit = settings.fail_on is not None
     comparison: Comparison | None = None
-    found: list[Finding] = []
-    looked = _look(network, chosen, tick)
-    found += [finding for finding in looked.findings if not explicit or finding.code in wanted]
-    found += [
+    findings: list[Finding] = []
+    looked = _look(network, settings, tick)
+    findings += [finding for finding in looked.findings if not explicit or finding.code in failing_codes]
+    findings += [
         Finding(None, flag.code, flag.text)
-        for flag in (network.warnings if "no-matrices" in wanted else network.contents.warnings)
-        if flag.code in _OF_FILE and flag.code in wanted
+        for flag in (network.warnings if "no-matrices" in failing_codes else network.contents.warnings)
+        if flag.code in _OF_FILE and flag.code in failing_codes
     ]
     if base is not None:
-        asked = CompareConfig(
-            layers=chosen.layers, seed=chosen.seed, workers=chosen.workers, eigenvalues=True
+        compare_settings = CompareConfig(
+            layers=settings.layers, seed=settings.seed, workers=settings.workers, eigenvalues=True
         )
         other = open_network(base)
-        comparison = compare(other, network, config=asked, tick=tick)
-        found += _against_base(comparison, wanted)
+        comparison = compare(other, network, config=compare_settings, tick=tick)
+        findings += _against_base(comparison, failing_codes)
         if not explicit:
-            found += _rounded_in_one_dtype(comparison, other, network)
-        found += [finding for finding in _vectors_of_one(other, network) if finding.code in wanted]
-    if chosen.spectra or _OF_SPECTRA & set(wanted):
-        codes = frozenset(wanted) if explicit else _OF_SPECTRA
-        found += _spectral(network, chosen, codes, tick)
+            findings += _rounded_in_one_dtype(comparison, other, network)
+        findings += [finding for finding in _vectors_of_one(other, network) if finding.code in failing_codes]
+    if settings.spectra or _OF_SPECTRA & set(failing_codes):
+        codes = frozenset(failing_codes) if explicit else _OF_SPECTRA
+        findings += _spectral(network, settings, codes, tick)
     return Check(
         model=str(network.path),
         base=str(open_network(base).path) if base is not None else None,
-        fail_on=wanted,
+        fail_on=failing_codes,
         tensors=len(network.tensors),
         checked=looked.checked,
         finite=looked.finite,
         layers=looked.matrices,
         expected_layers=looked.matrices + looked.expected.missing_matrices,
-        found=tuple(dict.fromkeys(found)),
+        found=tuple(dict.fromkeys(findings)),
         evidence=(comparison,) if comparison is not None else (),
     )
 
@@ -381,10 +381,10 @@ class _Look:
     expected: Expectation
 
 
-def _look(network: Network, chosen: CheckConfig, tick: Tick) -> _Look:
+def _look(network: Network, settings: CheckConfig, tick: Tick) -> _Look:
     names = None
-    if as_patterns(chosen.layers):
-        names = {layer.tensor for layer in select(network.layers(), chosen.layers)}
+    if as_patterns(settings.layers):
+        names = {layer.tensor for layer in select(network.layers(), settings.layers)}
     summaries: list[TensorSummary] = []
     buffers: list[TensorSummary] = []
     matrices = 0
@@ -406,15 +406,15 @@ def _look(network: Network, chosen: CheckConfig, tick: Tick) -> _Look:
     # A causal mask holds minus infinity; NaN in running statistics is damage.
     findings += [f for f in damage(buffers) if f.code == "not-finite" and not _is_mask(network, f)]
     if not is_adapter(network):
-        plain = [one for one in summaries if one.exact]
+        plain = [summary for summary in summaries if summary.exact]
         damaged = {finding.layer for finding in findings}  # a hole or a wild entry changes the scale
-        findings += odd_ones([one for one in plain if one.name not in damaged])
+        findings += odd_ones([summary for summary in plain if summary.name not in damaged])
         findings += duplicates(plain, network.read, network.contents.ties)
     findings += expected.findings
     order = {tensor.name: place for place, tensor in enumerate(network.tensors)}
     findings.sort(key=lambda finding: order.get(finding.layer or "", len(order)))
     everything = [*summaries, *buffers]
-    finite = sum(not one.not_finite for one in everything)
+    finite = sum(not summary.not_finite for summary in everything)
     return _Look(tuple(findings), len(everything), finite, matrices, expected)
 
 
@@ -423,8 +423,8 @@ def _of_update(network: Network, name: str) -> TensorSummary:
     import numpy as np
 
     factors = [np.asarray(factor).reshape(-1) for factor in network.contents.adapters[name].factors()]
-    one = summarise(name, np.concatenate(factors), exact=False)
-    return TensorSummary(**{**vars(one), "shape": (len(factors), one.size // len(factors))})
+    summary = summarise(name, np.concatenate(factors), exact=False)
+    return TensorSummary(**{**vars(summary), "shape": (len(factors), summary.size // len(factors))})
 
 
 def _is_table(network: Network) -> Callable[[str], bool]:
@@ -438,11 +438,13 @@ def _is_mask(network: Network, finding: Finding) -> bool:
     return finding.layer is not None and "mask" in finding.layer.lower()
 
 
-def _spectral(network: Network, chosen: CheckConfig, codes: frozenset[str], tick: Tick) -> Iterator[Finding]:
-    names = {layer.name for layer in select(network.layers(), chosen.layers)}
+def _spectral(
+    network: Network, settings: CheckConfig, codes: frozenset[str], tick: Tick
+) -> Iterator[Finding]:
+    names = {layer.name for layer in select(network.layers(), settings.layers)}
     if not names and is_adapter(network):
         return
-    for scanned in scan(network, layers=chosen.layers, workers=chosen.workers, tick=tick):
+    for scanned in scan(network, layers=settings.layers, workers=settings.workers, tick=tick):
         if scanned.layer.name not in names:
             continue
         for flag in scanned.row()["warnings"]:
@@ -453,8 +455,8 @@ def _spectral(network: Network, chosen: CheckConfig, codes: frozenset[str], tick
             yield Finding(scanned.layer.name, "rank-collapse", text)
 
 
-def _against_base(comparison: Comparison, wanted: Sequence[str]) -> Iterator[Finding]:
-    kinds = _KINDS & set(wanted)
+def _against_base(comparison: Comparison, failing_codes: Sequence[str]) -> Iterator[Finding]:
+    kinds = _KINDS & set(failing_codes)
     if kinds & {UpdateKind.LOW_RANK, UpdateKind.DENSE}:
         kinds |= {UpdateKind.UNDECIDED}  # it changed, and may have changed in this way
     for layer in comparison.layers:
@@ -462,12 +464,12 @@ def _against_base(comparison: Comparison, wanted: Sequence[str]) -> Iterator[Fin
         if layer.update_kind in kinds:
             yield Finding(name, str(layer.update_kind), _kind_text(layer.update_kind, layer.update_rank))
         for flag in layer.warnings:
-            if flag.code in wanted and flag.code in _OF_BASE:
+            if flag.code in failing_codes and flag.code in _OF_BASE:
                 yield Finding(name, flag.code, flag.text)
-    if "moved-vectors" in wanted and comparison.movement is not None:
+    if "moved-vectors" in failing_codes and comparison.movement is not None:
         for name in comparison.movement.moved_vectors:
             yield Finding(name, "moved-vectors", "differs from the base by more than rounding")
-    if "unmatched-layers" in wanted:
+    if "unmatched-layers" in failing_codes:
         for lost in comparison.unmatched:
             where = "the base" if lost.network == 0 else "the model"
             yield Finding(lost.name, "unmatched-layers", f"only {where} has it")

@@ -245,7 +245,7 @@ def _removed_direction(steps: Sequence[PairUpdate]) -> int:
     if len(sizes) != 1:
         return 0
     unit = np.array([sketch / np.linalg.norm(sketch) for sketch in sketches])
-    return int(max(np.count_nonzero(np.abs(unit @ one) > _SAME_DIRECTION) for one in unit))
+    return int(max(np.count_nonzero(np.abs(unit @ direction) > _SAME_DIRECTION) for direction in unit))
 
 
 def _related(layers: Sequence[ComparedLayer]) -> bool | None:
@@ -325,15 +325,20 @@ def comparable_layers(networks: Sequence[Network]) -> list[NetworkLayers]:
     Where one network fuses query, key and value (or gate and up) and another keeps them apart, the fused ones are cut.
     """
     roles = [{layer.role for layer in network.layers()} for network in networks]
-    separate = next((net for net, known in zip(networks, roles, strict=True) if Role.QUERY in known), None)
-    gated = next((net for net, known in zip(networks, roles, strict=True) if Role.MLP_GATE in known), None)
-    split = separate is not None and any(Role.QKV in known for known in roles)
+    separate = next(
+        (net for net, network_roles in zip(networks, roles, strict=True) if Role.QUERY in network_roles), None
+    )
+    gated = next(
+        (net for net, network_roles in zip(networks, roles, strict=True) if Role.MLP_GATE in network_roles),
+        None,
+    )
+    split = separate is not None and any(Role.QKV in network_roles for network_roles in roles)
     sides = []
-    for network, known in zip(networks, roles, strict=True):
+    for network, network_roles in zip(networks, roles, strict=True):
         layers = network.layers(split_qkv=split)
-        if split and separate is not None and Role.QUERY not in known:
+        if split and separate is not None and Role.QUERY not in network_roles:
             layers = split_like(layers, separate.layers(), separate.names.heads()[0])
-        if gated is not None and Role.MLP_GATE not in known:
+        if gated is not None and Role.MLP_GATE not in network_roles:
             layers = unfused(layers, gated.layers())
         sides.append(NetworkLayers(network, layers))
     return sides

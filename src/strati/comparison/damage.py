@@ -269,7 +269,7 @@ def _shared(
     shares: dict[float, float] = {}
     for value in {value for *_, value in spans}:
         if summary.vector:
-            inside = sum(stop - start for start, stop, own in spans if own == value)
+            inside = sum(stop - start for start, stop, run_value in spans if run_value == value)
             many = sum(
                 np.count_nonzero(_as_float(flat[i : i + CHUNK]) == value) for i in range(0, flat.size, CHUNK)
             )
@@ -307,50 +307,53 @@ def damage(
     """
     pruned = _has_pruned_rows(summaries)
     findings: list[Finding] = []
-    for one in summaries:
-        if one.not_finite:
-            text = f"{one.not_finite:,} of {one.size:,} entries are NaN or infinite"
-            findings.append(Finding(one.name, "not-finite", text))
-        zero_norm = one.norm_weight and one.low == 0 and not zero_centred
-        zero_bias = one.low == 0 and bool(_BIAS_NAME.search(one.name))
-        if one.constant and (zero_norm if one.vector else not zero_bias):
-            findings.append(Finding(one.name, "constant", f"all {one.size:,} entries are {one.low:.3g}"))
-        holes = [run for run in one.runs if _is_hole(one, run, table, pruned)]
+    for summary in summaries:
+        if summary.not_finite:
+            text = f"{summary.not_finite:,} of {summary.size:,} entries are NaN or infinite"
+            findings.append(Finding(summary.name, "not-finite", text))
+        zero_norm = summary.norm_weight and summary.low == 0 and not zero_centred
+        zero_bias = summary.low == 0 and bool(_BIAS_NAME.search(summary.name))
+        if summary.constant and (zero_norm if summary.vector else not zero_bias):
+            findings.append(
+                Finding(summary.name, "constant", f"all {summary.size:,} entries are {summary.low:.3g}")
+            )
+        holes = [run for run in summary.runs if _is_hole(summary, run, table, pruned)]
         if holes:
             longest = max(holes, key=lambda run: run.stop - run.start)
             count = f"{len(holes)} runs of equal values, the longest" if len(holes) > 1 else "a run"
             size, entry = longest.stop - longest.start, longest.value
             text = f"{count} of {size:,} entries equal to {entry:.3g} from entry {longest.start:,}"
-            findings.append(Finding(one.name, "hole", text))
-        if one.wild:
-            gap = _WILD_GAP_OF_VECTORS if one.vector else WILD_GAP
-            many = "1 entry is" if one.wild == 1 else f"{one.wild} entries are"
-            text = f"{many} more than {gap:,.0f} times larger than all others, up to {max(one.high, -one.low):.3g}"
-            findings.append(Finding(one.name, "wild-entry", text))
+            findings.append(Finding(summary.name, "hole", text))
+        if summary.wild:
+            gap = _WILD_GAP_OF_VECTORS if summary.vector else WILD_GAP
+            many = "1 entry is" if summary.wild == 1 else f"{summary.wild} entries are"
+            largest = max(summary.high, -summary.low)
+            text = f"{many} more than {gap:,.0f} times larger than all others, up to {largest:.3g}"
+            findings.append(Finding(summary.name, "wild-entry", text))
     return findings
 
 
 def _has_pruned_rows(summaries: Iterable[TensorSummary]) -> bool:
     """Whether three or more matrices have whole rows of zeros: neurons or heads that were removed."""
-    rows = [one for one in summaries if any(run.rows and run.value == 0 for run in one.runs)]
+    rows = [summary for summary in summaries if any(run.rows and run.value == 0 for run in summary.runs)]
     return len(rows) >= 3
 
 
-def _is_hole(one: TensorSummary, run: EqualRun, table: Callable[[str], bool], pruned: bool) -> bool:
+def _is_hole(summary: TensorSummary, run: EqualRun, table: Callable[[str], bool], pruned: bool) -> bool:
     if (
-        one.vector
+        summary.vector
     ):  # biases and the norms of bfloat16 networks repeat values; only a norm without other zeros is clear
-        return one.norm_weight and run.value == 0 and run.share == 0
+        return summary.norm_weight and run.value == 0 and run.share == 0
     length = run.stop - run.start
-    if log(one.size) + length * log(max(run.share, 1 / one.size)) > log(_LEVEL):
+    if log(summary.size) + length * log(max(run.share, 1 / summary.size)) > log(_LEVEL):
         return False
     if run.rows is None or run.value != 0:
         return True
-    several = sum(other.rows is not None for other in one.runs) >= 3
+    several = sum(other.rows is not None for other in summary.runs) >= 3
     if pruned or several:
         return False
-    at_end = run.rows[0] == 0 or run.rows[1] == one.shape[0]
-    return not ((at_end or run.rows[1] - run.rows[0] == 1) and table(one.name))
+    at_end = run.rows[0] == 0 or run.rows[1] == summary.shape[0]
+    return not ((at_end or run.rows[1] - run.rows[0] == 1) and table(summary.name))
 
 
 def odd_ones(summaries: Sequence[TensorSummary]) -> list[Finding]:
@@ -368,12 +371,16 @@ def odd_ones(summaries: Sequence[TensorSummary]) -> list[Finding]:
         ['h.2.ln.weight']
     """
     groups: dict[tuple[str, tuple[int, ...]], list[TensorSummary]] = {}
-    for one in summaries:
-        sound = not one.not_finite and not one.wild and 0 < one.squares < np.inf
-        if sound and (one.norm_weight or not (one.vector or one.constant)):
-            groups.setdefault((_FIRST_NUMBER.sub("*", one.name, count=1), one.shape), []).append(one)
+    for summary in summaries:
+        sound = not summary.not_finite and not summary.wild and 0 < summary.squares < np.inf
+        if sound and (summary.norm_weight or not (summary.vector or summary.constant)):
+            groups.setdefault((_FIRST_NUMBER.sub("*", summary.name, count=1), summary.shape), []).append(
+                summary
+            )
     series = [
-        sorted(group, key=lambda one: natural(one.name)) for group in groups.values() if len(group) >= 4
+        sorted(group, key=lambda summary: natural(summary.name))
+        for group in groups.values()
+        if len(group) >= 4
     ]
     few: dict[tuple[int, ...], list[TensorSummary]] = {}
     for group in groups.values():
@@ -382,18 +389,20 @@ def odd_ones(summaries: Sequence[TensorSummary]) -> list[Finding]:
     tests = max(sum(map(len, series)), 1)
     findings = []
     for group in series:
-        findings += [_odd(group[b], ratio) for b, ratio in _stand_out([one.scale for one in group], tests)]
+        findings += [
+            _odd(group[b], ratio) for b, ratio in _stand_out([summary.scale for summary in group], tests)
+        ]
     for group in few.values():
         if len(group) >= 4:
-            scales = [one.scale for one in group]
+            scales = [summary.scale for summary in group]
             findings += [_odd(group[b], ratio) for b, ratio in _stand_out(scales, tests, ordered=False)]
     return findings
 
 
-def _odd(one: TensorSummary, ratio: float) -> Finding:
+def _odd(summary: TensorSummary, ratio: float) -> Finding:
     way = f"{ratio:.3g} times larger" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
-    text = f"its root mean square of {one.scale:.3g} is {way} than the other blocks predict"
-    return Finding(one.name, "odd-one-out", text)
+    text = f"its root mean square of {summary.scale:.3g} is {way} than the other blocks predict"
+    return Finding(summary.name, "odd-one-out", text)
 
 
 def _stand_out(scales: Sequence[float], tests: int, *, ordered: bool = True) -> list[tuple[int, float]]:
@@ -414,9 +423,11 @@ def _stand_out(scales: Sequence[float], tests: int, *, ordered: bool = True) -> 
         residual = float(y[b] - (y[b - 1] + y[b + 1]) / 2)
         if abs(residual) < _FACTOR:
             continue
-        rest = others[1:-1] - (others[:-2] + others[2:]) / 2
-        freedom = _PRIOR_FREEDOM + rest.size
-        spread = np.sqrt((_PRIOR_FREEDOM * _PRIOR_SPREAD**2 + float(rest @ rest)) / freedom)
+        other_residuals = others[1:-1] - (others[:-2] + others[2:]) / 2
+        freedom = _PRIOR_FREEDOM + other_residuals.size
+        spread = np.sqrt(
+            (_PRIOR_FREEDOM * _PRIOR_SPREAD**2 + float(other_residuals @ other_residuals)) / freedom
+        )
         if 2 * float(stdtr(freedom, -abs(residual) / spread)) * tests < _ODD_LEVEL:
             places.append((b, float(np.exp(residual))))
     return places
@@ -437,25 +448,25 @@ def duplicates(
     skip = set(tied)
     groups: dict[tuple[object, ...], list[TensorSummary]] = {}
     blocks_of: dict[str, int] = {}
-    for one in summaries:
-        template = _FIRST_NUMBER.sub("*", one.name, count=1)
+    for summary in summaries:
+        template = _FIRST_NUMBER.sub("*", summary.name, count=1)
         blocks_of[template] = blocks_of.get(template, 0) + 1
-        skipped = one.name in skip or bool(_SAME_AT_START.search(one.name))
-        if not skipped and not one.constant and one.size >= 16 and not one.not_finite:
-            key = (one.dtype, one.shape, one.low, one.high, one.squares)
-            groups.setdefault(key, []).append(one)
+        skipped = summary.name in skip or bool(_SAME_AT_START.search(summary.name))
+        if not skipped and not summary.constant and summary.size >= 16 and not summary.not_finite:
+            key = (summary.dtype, summary.shape, summary.low, summary.high, summary.squares)
+            groups.setdefault(key, []).append(summary)
     findings = []
     for group in (group for group in groups.values() if len(group) > 1):
         template = _FIRST_NUMBER.sub("*", group[0].name, count=1)
-        alike = {_FIRST_NUMBER.sub("*", one.name, count=1) for one in group}
+        alike = {_FIRST_NUMBER.sub("*", summary.name, count=1) for summary in group}
         if len(group) >= 3 and alike == {template} and len(group) == blocks_of[template]:
             continue
-        for position, one in enumerate(group[1:], 1):
+        for position, summary in enumerate(group[1:], 1):
             for earlier in group[:position]:
-                numbered = any(_FIRST_NUMBER.search(name) for name in (one.name, earlier.name))
-                if numbered and _same_bytes(read(earlier.name), read(one.name)):
+                numbered = any(_FIRST_NUMBER.search(name) for name in (summary.name, earlier.name))
+                if numbered and _same_bytes(read(earlier.name), read(summary.name)):
                     text = f"holds the same bytes as {earlier.name}"
-                    findings.append(Finding(one.name, "duplicate-tensors", text))
+                    findings.append(Finding(summary.name, "duplicate-tensors", text))
                     break
     return findings
 

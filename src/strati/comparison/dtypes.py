@@ -129,15 +129,15 @@ def effective_dtype(matrix: Matrix) -> str:
         ('float32', 'bfloat16', 'float32')
     """
     stored_as = np.asarray(matrix).dtype.name
-    known = stored_as in _FROM_COARSEST
+    is_listed = stored_as in _FROM_COARSEST
     values = np.asarray(matrix, np.float64).reshape(-1)
     sample = values[:: max(values.size // _SAMPLE, 1)]
     if np.unique(sample).size < _FEWEST_VALUES:
-        return stored_as if known else "float64"
-    for name in _FROM_COARSEST[: _FROM_COARSEST.index(stored_as)] if known else _FROM_COARSEST:
+        return stored_as if is_listed else "float64"
+    for name in _FROM_COARSEST[: _FROM_COARSEST.index(stored_as)] if is_listed else _FROM_COARSEST:
         if np.array_equal(rounded(sample, name), sample) and np.array_equal(rounded(values, name), values):
             return name
-    return stored_as if known else "float64"
+    return stored_as if is_listed else "float64"
 
 
 def spacing(values: FloatArray, dtype: str) -> FloatArray:

@@ -116,28 +116,31 @@ class _Container:
         many = len(self.blocks)
         if many < 2 or (many == 2 and self.count is None):
             return
-        holders = {name: [b for b, own in self.blocks.items() if name in own] for name in self.shapes}
-        common = {name for name, found in holders.items() if len(found) >= max(many - 1, 1)}
+        holders = {
+            name: [b for b, block_shapes in self.blocks.items() if name in block_shapes]
+            for name in self.shapes
+        }
+        common = {name for name, numbers in holders.items() if len(numbers) >= max(many - 1, 1)}
         if many == 2:
             common = {name for name in common if not name.endswith(_ONLY_IN_ONE_BLOCK)}
-        for number, own in self.blocks.items():
-            extra = {name.split(".")[0] for name in own if name not in common}
-            absent = sorted(common - set(own))
+        for number, block_shapes in self.blocks.items():
+            extra = {name.split(".")[0] for name in block_shapes if name not in common}
+            absent = sorted(common - set(block_shapes))
             first_differs = number == min(self.blocks) and config.get("model_type") in _FIRST_BLOCK_DIFFERS
             for name in absent if not first_differs else []:
                 child = name.split(".")[0]
-                replaced = extra and not any(other.split(".")[0] == child for other in own)
+                replaced = extra and not any(other.split(".")[0] == child for other in block_shapes)
                 if child not in extra and not replaced:
                     text = f"is in {len(holders[name])} other block{'s' if many > 2 else ''}, but not in block {number}"
                     notes.missing(f"{self.prefix}{number}.{name}", self.shapes[name], text)
             if many >= 3:
-                self._shapes(notes, number, own)
+                self._shapes(notes, number, block_shapes)
         if many >= 4:
             inner = sorted(self.blocks)[1:-1]
-            for name, found in holders.items():
-                if len(found) == 1 and found[0] in inner:
-                    text = f"only block {found[0]} of {many} has it"
-                    notes.add(f"{self.prefix}{found[0]}.{name}", "unexpected-tensors", text)
+            for name, numbers in holders.items():
+                if len(numbers) == 1 and numbers[0] in inner:
+                    text = f"only block {numbers[0]} of {many} has it"
+                    notes.add(f"{self.prefix}{numbers[0]}.{name}", "unexpected-tensors", text)
 
     def _missing_blocks(self, notes: _Notes) -> None:
         start = min(self.blocks)
@@ -162,8 +165,8 @@ class _Container:
             text = f"config.json says {self.count} blocks, this is block {number}"
             notes.add(f"{self.prefix}{number}", "unexpected-tensors", text)
 
-    def _shapes(self, notes: _Notes, number: int, own: Mapping[str, Shape | None]) -> None:
-        for name, shape in own.items():
+    def _shapes(self, notes: _Notes, number: int, block_shapes: Mapping[str, Shape | None]) -> None:
+        for name, shape in block_shapes.items():
             usual = self.shapes.get(name)
             if number == min(self.blocks) and len(usual or ()) > 2:
                 continue  # the first block of a convolutional stage takes the channels of the stage before it
@@ -174,8 +177,8 @@ class _Container:
     def uniform(self) -> bool:
         """Whether the blocks are built alike, but for at most one tensor; sets the usual shapes."""
         counted: dict[str, Counter[Shape | None]] = {}
-        for own in self.blocks.values():
-            for name, shape in own.items():
+        for block_shapes in self.blocks.values():
+            for name, shape in block_shapes.items():
                 counted.setdefault(name, Counter())[shape] += 1
         self.shapes = {name: shapes.most_common(1)[0][0] for name, shapes in counted.items()}
         unlike = sum(sum(shapes.values()) - max(shapes.values()) for shapes in counted.values())
@@ -188,8 +191,8 @@ def _containers(shapes: Mapping[str, Shape | None], config: Mapping[str, Any]) -
     groups: dict[str, dict[int, dict[str, Shape | None]]] = {}
     for name, shape in shapes.items():
         for match in _NUMBER.finditer(name):
-            own = groups.setdefault(name[: match.start()], {}).setdefault(int(match[1]), {})
-            own[name[match.end() :]] = shape
+            block_shapes = groups.setdefault(name[: match.start()], {}).setdefault(int(match[1]), {})
+            block_shapes[name[match.end() :]] = shape
     containers = [_Container(prefix, blocks) for prefix, blocks in groups.items()]
     containers = [container for container in containers if container.uniform()]
     outermost = [c for c in containers if not _NUMBER.search(c.prefix)]

@@ -119,7 +119,7 @@ def extract_adapter(
     if place.exists():
         raise BadInputError(place, "exists already; give a new path")
     ranks = list(rank.values()) if isinstance(rank, Mapping) else [] if rank is None else [rank]
-    if any(one < 0 for one in ranks):
+    if any(requested_rank < 0 for requested_rank in ranks):
         raise BadInputError("rank", "must be 0 or more")
     first, last = open_network(base), open_network(tuned)
     partners = _partners(first, last)
@@ -141,8 +141,8 @@ def extract_adapter(
         ):
             saved[name] = after
             continue
-        wanted = by_noise.get(name, 0) if rank is None else _given_rank(rank, layer)
-        factors, extracted = _low_rank(layer.name, before, after, wanted, turned=_turned(layer))
+        layer_rank = by_noise.get(name, 0) if rank is None else _given_rank(rank, layer)
+        factors, extracted = _low_rank(layer.name, before, after, layer_rank, turned=_turned(layer))
         layers.append(extracted)
         if factors is not None:
             module = name.removesuffix(".weight")
@@ -231,7 +231,7 @@ def _config(base: Network, targets: Mapping[str, int], saved: list[str], *, turn
     common = Counter(targets.values()).most_common(1)[0][0] if targets else 1
     # A name is a pattern to PEFT: anchored, so that block 1 is not block 11.
     others = {f"^{re.escape(name)}$": rank for name, rank in targets.items() if rank != common}
-    whole = {name.rpartition(".")[0] for name in saved} - set(targets)
+    saved_modules = {name.rpartition(".")[0] for name in saved} - set(targets)
     biases = any(name.endswith(".bias") and name.rpartition(".")[0] in targets for name in saved)
     return {
         "peft_type": "LORA",
@@ -245,7 +245,7 @@ def _config(base: Network, targets: Mapping[str, int], saved: list[str], *, turn
         "target_modules": sorted(targets),
         "rank_pattern": others,
         "alpha_pattern": others,
-        "modules_to_save": sorted(whole) or None,
+        "modules_to_save": sorted(saved_modules) or None,
         "inference_mode": True,
     }
 

@@ -90,11 +90,11 @@ def pooled_pvalue(blocks: Sequence[Agreement]) -> float:
     sizes = [(block.units, block.among) for block in blocks]
     matched = sum(block.agreeing for block in blocks)
     log_match = log_tail(sizes, matched)
-    own = [block for block in blocks if block.own is not None]
-    if own:
-        units = sum(block.units for block in own)
-        inside = sum(sum(block.own) for block in own if block.own is not None)
-        counts = sum(block.agreeing for block in own), units, inside, 2 * units
+    blocks_with_own = [block for block in blocks if block.own is not None]
+    if blocks_with_own:
+        units = sum(block.units for block in blocks_with_own)
+        inside = sum(sum(block.own) for block in blocks_with_own if block.own is not None)
+        counts = sum(block.agreeing for block in blocks_with_own), units, inside, 2 * units
         log_match = max(log_match, _log_proportions(*(count / _PER_AGREEMENT for count in counts)))
     log_order = log_tail(sizes, sum(block.in_place for block in blocks))
     return float(max(min(2 * np.exp(min(log_match, log_order)), 1.0), SMALLEST))
@@ -175,10 +175,12 @@ def compare_chains(first: UnitChain, second: UnitChain) -> list[Agreement]:
                 else _match(_rows(a[n]), _rows(b[n]), picked, "front")
             )
             in_place = int(np.count_nonzero(straight.partner == picked))
-        own = None
+        agreements_within = None
         if agreeing > _FEW:
-            own = own_agreements(first, n, sample), own_agreements(second, n, sample)
-        blocks.append(Agreement(first.names[n], second.names[n], units, among, agreeing, in_place, own))
+            agreements_within = own_agreements(first, n, sample), own_agreements(second, n, sample)
+        blocks.append(
+            Agreement(first.names[n], second.names[n], units, among, agreeing, in_place, agreements_within)
+        )
     return blocks
 
 
@@ -247,7 +249,7 @@ def _match(
     Units whose weights are all zero have no partner. Ties are broken at random, by another draw on
     each side: broken by number, they would look like agreement.
     """
-    cosines = [one[picked] @ other.T for one, other in zip(ours, theirs, strict=True)]
+    cosines = [our_part[picked] @ their_part.T for our_part, their_part in zip(ours, theirs, strict=True)]
     score = np.sum(np.abs(cosines), axis=0)
     if others:
         score[np.arange(picked.size), picked] = -len(cosines) * score.shape[1]
@@ -261,8 +263,8 @@ def _match(
         if np.unique(best).size == best.size:
             partner[rows] = columns[best]
         else:
-            chosen, places = linear_sum_assignment(shuffled, maximize=True)
-            partner[rows[chosen]] = columns[places]
+            assigned_rows, places = linear_sum_assignment(shuffled, maximize=True)
+            partner[rows[assigned_rows]] = columns[places]
     largest = np.take_along_axis(cosines[0], np.maximum(partner, 0)[:, None], axis=1)[:, 0]
     return _Matching(partner, np.where(largest < 0, -1, 1).astype(np.float32))
 

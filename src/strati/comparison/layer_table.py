@@ -72,10 +72,10 @@ def layer_table(result: Comparison, options: TableOptions) -> RenderableType:
         columns = [Column(c, right=True) for c in fields if c != "name"]
         rows = [(names[layer.name], *row) for layer, row in zip(layers, cells, strict=True)]
         return table([Column("layer", keep=True), *columns], rows)
-    shown = _columns(result)
+    cell_by_column = _columns(result)
     return table(
-        [Column("layer", keep=True), *shown],
-        [[names[layer.name], *(cell(layer) for cell in shown.values())] for layer in layers],
+        [Column("layer", keep=True), *cell_by_column],
+        [[names[layer.name], *(cell(layer) for cell in cell_by_column.values())] for layer in layers],
     )
 
 

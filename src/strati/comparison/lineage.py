@@ -119,7 +119,7 @@ def lineage(
         >>> pair.related, str(pair.kind), pair.renumbered, pair.pvalue < 1e-9
         (True, 'identical', True, True)
     """
-    chosen = resolve(LineageConfig, config, options, of=lineage)
+    settings = resolve(LineageConfig, config, options, of=lineage)
     opened = [open_network(model) for model in expanded(models)]
     networks = with_adapters_merged(opened)
     base = next((n for n, network in enumerate(opened) if not is_adapter(network)), None)
@@ -138,7 +138,7 @@ def lineage(
     for i, j in combinations(range(len(networks)), 2):
         if len(networks) == 2:
             _refuse_nothing_in_common(networks, units)
-        pair, separation = _pair(networks[i], networks[j], units[i], units[j], chosen)
+        pair, separation = _pair(networks[i], networks[j], units[i], units[j], settings)
         if separation is not None:
             separations[frozenset((names[i], names[j]))] = separation
         if base in (i, j) and is_adapter(opened[i + j - base]):
@@ -181,8 +181,8 @@ def _unique(paths: Sequence[str]) -> list[str]:
 
 
 def _refuse_nothing_in_common(networks: Sequence[Network], units: Sequence[Sequence[UnitChain]]) -> None:
-    for network, own in zip(networks, units, strict=True):
-        if not own:
+    for network, network_chains in zip(networks, units, strict=True):
+        if not network_chains:
             raise BadInputError(network.path, "has no hidden units that strati knows; see: strati inspect")
     if not _comparable(units[0], units[1]):
         raise BadInputError(
@@ -408,9 +408,9 @@ def _tree(
 
     def length(pair: LineagePair) -> float:
         """A kind that accounts for every weight is evidence of a direct step; copies seldom have children."""
-        own = separations[frozenset((pair.a, pair.b))]
-        own *= 1.0 if pair.kind in _DIRECT else _INDIRECT
-        return own * _OF_COPY ** len(copies & {pair.a, pair.b})
+        separation = separations[frozenset((pair.a, pair.b))]
+        separation *= 1.0 if pair.kind in _DIRECT else _INDIRECT
+        return separation * _OF_COPY ** len(copies & {pair.a, pair.b})
 
     related = [pair for pair in pairs if pair.related]
     nearest: dict[str, float] = {}
@@ -426,16 +426,16 @@ def _tree(
                 return False
         return not pair.parents
 
-    chosen: list[LineagePair] = []
+    joined_pairs: list[LineagePair] = []
     for child, parents in merges.items():
-        chosen += [by_names[frozenset((child, parent))] for parent in parents]
+        joined_pairs += [by_names[frozenset((child, parent))] for parent in parents]
         root[find(child)] = find(parents[0])
     for pair in sorted(filter(possible, related), key=length):
         ends = find(pair.a), find(pair.b)
         if ends[0] != ends[1]:
             root[ends[0]] = ends[1]
-            chosen.append(pair)
-    return [TreeEdge(*_ends(pair), pair.kind, pair.direction is not None) for pair in chosen]
+            joined_pairs.append(pair)
+    return [TreeEdge(*_ends(pair), pair.kind, pair.direction is not None) for pair in joined_pairs]
 
 
 def _ends(pair: LineagePair) -> tuple[str, str]:

@@ -170,16 +170,16 @@ class Lineage(Result):
             neighbours[edge.parent].append(edge)
             neighbours[edge.child].append(edge)
         children = {edge.child for edge in self.tree if edge.directed}
-        seen: set[str] = set()
+        drawn_names: set[str] = set()
         for family in self.families():
             roots = [name for name in family if name not in children] or family
             root = max(roots, key=lambda name: len(neighbours[name]))
             stack = [(root, 0, "")]
             while stack:
                 name, depth, how = stack.pop()
-                if name in seen:
+                if name in drawn_names:
                     continue
-                seen.add(name)
+                drawn_names.add(name)
                 yield "  " * depth + short[name] + how
                 for edge in reversed(neighbours[name]):
                     other = edge.child if edge.parent == name else edge.parent
@@ -209,7 +209,7 @@ class Lineage(Result):
             ]
             if rows:
                 parts.append(table(["block of A", "block of B", *number], rows))
-            chosen: tuple[str, str] | None = (pair.a, pair.b)
+            pair_names: tuple[str, str] | None = (pair.a, pair.b)
             kind = pair.kind
         else:
             by_names = {frozenset((pair.a, pair.b)): pair for pair in self.pairs}
@@ -228,11 +228,11 @@ class Lineage(Result):
                     Column("p", right=True),
                 ]
                 parts.append(table([*columns, "directed"], cells))
-            chosen = (self.tree[0].parent, self.tree[0].child) if self.tree else None
+            pair_names = (self.tree[0].parent, self.tree[0].child) if self.tree else None
             kind = self.tree[0].kind if self.tree else RelationKind.UNRELATED
         commands = [f"strati explain {kind}"]
-        if chosen is not None and all(Path(name).exists() for name in chosen):
-            first, second = (command_path(name) for name in chosen)
+        if pair_names is not None and all(Path(name).exists() for name in pair_names):
+            first, second = (command_path(name) for name in pair_names)
             commands = [f"strati compare {first} {second}", f"strati scan {second}", *commands]
         parts.append(NextCommand(tuple(commands)))
         return Group(*parts)
@@ -262,8 +262,8 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         place = Path(name)
         generic = place.stem in ("model", "pytorch_model", "weights")
-        whole = place.name if place.is_dir() else place.stem
-        short[name] = (place.parent.name or whole) if generic else whole
+        file_name = place.name if place.is_dir() else place.stem
+        short[name] = (place.parent.name or file_name) if generic else file_name
     if len(set(short.values())) < len(names):
         short = {name: "/".join(Path(name).parts[-2:]) for name in names}
     if len(set(short.values())) < len(names):

@@ -87,16 +87,16 @@ def match(networks: Sequence[Sequence[Named]], labels: Sequence[Sequence[str]] |
         networks: The layers of each network, in network order.
         labels: Better names than the layers' own, where the format knows some.
     """
-    told = labels if labels is not None else [[layer.name for layer in layers] for layers in networks]
-    by_place = _by_place(networks, told)
-    if len({_depth(t) for t in told}) > 1:
+    names = labels if labels is not None else [[layer.name for layer in layers] for layers in networks]
+    by_place = _by_place(networks, names)
+    if len({_depth(t) for t in names}) > 1:
         return by_place
     forms: tuple[Callable[[Sequence[str]], list[str]], ...] = (list, without_shared_prefix, bare_names)
     by_name = [
-        _by_name(networks, [{key: i for i, key in enumerate(form(t))} for t in told]) for form in forms
+        _by_name(networks, [{key: i for i, key in enumerate(form(t))} for t in names]) for form in forms
     ]
-    found = max(by_name, key=lambda m: len(m.rows))
-    return found if found.rows and len(found.rows) >= len(by_place.rows) else by_place
+    best_by_name = max(by_name, key=lambda m: len(m.rows))
+    return best_by_name if best_by_name.rows and len(best_by_name.rows) >= len(by_place.rows) else by_place
 
 
 def _depth(names: Sequence[str]) -> tuple[int, ...]:
@@ -147,16 +147,18 @@ Group = list[int]
 
 
 def _by_place(networks: Sequence[Sequence[Named]], names: Sequence[Sequence[str]]) -> Matching:
-    places = [[place_of(name) for name in known] for known in names]
+    places = [[place_of(name) for name in network_names] for network_names in names]
     sorts = [
-        [_sort(layer, name) for layer, name in zip(layers, known, strict=True)]
-        for layers, known in zip(networks, names, strict=True)
+        [_sort(layer, name) for layer, name in zip(layers, network_names, strict=True)]
+        for layers, network_names in zip(networks, names, strict=True)
     ]
     rows: list[tuple[int, ...]] = []
     for stages in _paired_stages(places):
         for blocks in _paired_blocks(places, stages):
             rows += _pair_within(blocks, places, sorts)
-    outside = [[i for i, place in enumerate(known) if place.number is None] for known in places]
+    outside = [
+        [i for i, place in enumerate(network_places) if place.number is None] for network_places in places
+    ]
     rows += _pair_outside(outside, places, sorts)
     rows.sort()
     why = "no layer of its role, block and place in every network"
@@ -188,25 +190,30 @@ def _paired_stages(places: Sequence[Sequence[Place]]) -> list[list[list[tuple[st
     ones left.
     """
     towers = [
-        list(dict.fromkeys(place.tower for place in known if place.number is not None)) for known in places
+        list(dict.fromkeys(place.tower for place in network_places if place.number is not None))
+        for network_places in places
     ]
     paired = _pair_keys(towers, (_bare, _part, lambda _: ""))
-    found = []
+    paired_stages = []
     for tower in paired:
         stages = [
             sorted(
-                {p.stage for p in known if p.number is not None and p.tower == t},
+                {p.stage for p in network_places if p.number is not None and p.tower == t},
                 key=lambda s: -1 if s is None else s,
             )
-            for known, t in zip(places, tower, strict=True)
+            for network_places, t in zip(places, tower, strict=True)
         ]
         if any(None in s for s in stages) and any(len(s) > 1 for s in stages):
             # One counts its blocks through and another in stages: all blocks of the tower are one run.
-            found.append([[(t, s) for s in own] for t, own in zip(tower, stages, strict=True)])
+            paired_stages.append(
+                [[(t, s) for s in network_stages] for t, network_stages in zip(tower, stages, strict=True)]
+            )
             continue
         for level in range(min(len(s) for s in stages)):
-            found.append([[(t, own[level])] for t, own in zip(tower, stages, strict=True)])
-    return found
+            paired_stages.append(
+                [[(t, network_stages[level])] for t, network_stages in zip(tower, stages, strict=True)]
+            )
+    return paired_stages
 
 
 def _bare(tower: str) -> str:
@@ -227,22 +234,22 @@ def _pair_keys(
     keys: Sequence[Sequence[str]], shorten: Sequence[Callable[[str], str]]
 ) -> list[tuple[str, ...]]:
     """Pair keys of all networks by ever shorter forms; a form counts where it is one key's alone in every network."""
-    left = [list(own) for own in keys]
-    found: list[tuple[str, ...]] = []
+    left = [list(network_keys) for network_keys in keys]
+    paired_keys: list[tuple[str, ...]] = []
     for form in shorten:
         forms: list[dict[str, list[str]]] = []
-        for own in left:
+        for network_keys in left:
             table: dict[str, list[str]] = defaultdict(list)
-            for key in own:
+            for key in network_keys:
                 table[form(key)].append(key)
             forms.append(table)
         for short in list(forms[0]):
             if all(len(table.get(short, ())) == 1 for table in forms):
-                found.append(tuple(table[short][0] for table in forms))
-        for n, own in enumerate(left):
-            done = {row[n] for row in found}
-            left[n] = [key for key in own if key not in done]
-    return found
+                paired_keys.append(tuple(table[short][0] for table in forms))
+        for n, network_keys in enumerate(left):
+            done = {row[n] for row in paired_keys}
+            left[n] = [key for key in network_keys if key not in done]
+    return paired_keys
 
 
 def _paired_blocks(
@@ -250,14 +257,17 @@ def _paired_blocks(
 ) -> list[list[Group]]:
     """Blocks of one stage paired by relative depth, as many as the network with the fewest has."""
     blocks: list[list[Group]] = []
-    for known, keys in zip(places, stages, strict=True):
+    for network_places, keys in zip(places, stages, strict=True):
         order = {key: rank for rank, key in enumerate(keys)}
         runs: dict[tuple[int, int], Group] = defaultdict(list)
-        for i, place in enumerate(known):
+        for i, place in enumerate(network_places):
             if place.number is not None and (place.tower, place.stage) in order:
                 runs[order[place.tower, place.stage], place.number].append(i)
         blocks.append([runs[key] for key in sorted(runs)])
-    return [[own[k] for own, k in zip(blocks, row, strict=True)] for row in _spread([len(b) for b in blocks])]
+    return [
+        [network_blocks[k] for network_blocks, k in zip(blocks, row, strict=True)]
+        for row in _spread([len(b) for b in blocks])
+    ]
 
 
 def _spread(lengths: Sequence[int]) -> list[tuple[int, ...]]:

@@ -180,10 +180,10 @@ class _LeastSquares:
     def mixed(self, coordinates: FloatArray) -> FloatArray:
         return np.asarray(sum(c * b for c, b in zip(coordinates, self.basis, strict=True)), np.float64)
 
-    def white_errors(self, rest: FloatArray) -> FloatArray:
+    def white_errors(self, residuals: FloatArray) -> FloatArray:
         """Standard errors of the weights: larger entries have larger rounding errors and weigh most."""
         many = len(self.basis)
-        squared = np.square(rest) * (rest.size / max(rest.size - many, 1))
+        squared = np.square(residuals) * (residuals.size / max(residuals.size - many, 1))
         spread = np.array([[float((a * squared) @ b) for b in self.basis] for a in self.basis])
         scale = np.outer(self.scales, self.scales)
         covariance = self.inverse @ (spread / scale) @ self.inverse / scale
@@ -220,7 +220,7 @@ def mixture(
         fits.append(_indirect(fit, target, plain, way, columns, dtype))
         if fits[-1].wrong <= _REPRODUCED * target.size:
             break
-    best = min(fits, key=lambda one: one.wrong)
+    best = min(fits, key=lambda candidate: candidate.wrong)
     weights = fit.back @ best.coordinates
     reproduced = best.wrong <= _REPRODUCED * target.size
     products = [w * column for w, column in zip(weights, columns, strict=True)]
@@ -324,12 +324,12 @@ def _reproducing_range(
     return ranges
 
 
-def _beyond(rest: FloatArray, noise: FloatArray) -> float:
+def _beyond(residuals: FloatArray, noise: FloatArray) -> float:
     """Energy beyond rounding by more than four standard deviations.
 
     The square of a uniform error has a variance of 0.8 times its mean squared.
     """
-    beyond = float(np.square(rest).sum() - noise.sum())
+    beyond = float(np.square(residuals).sum() - noise.sum())
     return beyond if beyond > 4 * float(np.sqrt(0.8 * np.square(noise).sum())) else 0.0
 
 

@@ -157,7 +157,9 @@ def changes_from_first(versions: Sequence[Layer]) -> tuple[float | None, ...]:
         factors = [reader().matrices for reader in readers]
         same = len({(left.shape[0], right.shape[1]) for left, right, _ in factors}) == 1
         small = reduced(factors) if same else []
-        return tuple(relative_change(small[0], one) for one in small) if same else (None,) * len(versions)
+        return (
+            tuple(relative_change(small[0], matrix) for matrix in small) if same else (None,) * len(versions)
+        )
     first = whole(readers[0]().matrices)
     return tuple(relative_change(first, whole(reader().matrices)) for reader in readers)
 
@@ -472,10 +474,10 @@ def _aligned(first: Sequence[Matrix], second: Sequence[Matrix], facts: Any) -> A
     """The two versions in one order and scale; kernels only where they are stored alike."""
     if len(first) != len(second):
         return None
-    found = align(whole(first), whole(second), facts["role"], facts["widths"])
-    if found is None or found.how is not None or "awq" not in facts["schemes"]:
-        return found
-    return rescaled(found)  # AWQ moves scales of channels from one layer into the next before it rounds
+    alignment = align(whole(first), whole(second), facts["role"], facts["widths"])
+    if alignment is None or alignment.how is not None or "awq" not in facts["schemes"]:
+        return alignment
+    return rescaled(alignment)  # AWQ moves scales of channels from one layer into the next before it rounds
 
 
 def _quantisation_noise(aligned: Aligned, read: Sequence[LayerVersion], facts: Any) -> Any:
@@ -541,11 +543,11 @@ def _mixture(versions: Sequence[Sequence[Matrix]], errors: Sequence[float], fact
         return nothing
     rows = min(p.first.shape[0] for p in usable)
     target = usable[0].first[:rows]
-    chosen = [p.second[:rows] for p in usable]
-    if not all(np.isfinite(m.astype(np.float64)).all() for m in (target, *chosen)):
+    parent_matrices = [p.second[:rows] for p in usable]
+    if not all(np.isfinite(m.astype(np.float64)).all() for m in (target, *parent_matrices)):
         return nothing
     noise: Any = 0.0
-    for matrix, error, group in zip((*chosen, target), errors, facts["groups"], strict=True):
+    for matrix, error, group in zip((*parent_matrices, target), errors, facts["groups"], strict=True):
         if error > 0:
             noise = noise + quantised_variance(matrix, error, group)
-    return mixture(chosen, target, variance=noise)
+    return mixture(parent_matrices, target, variance=noise)

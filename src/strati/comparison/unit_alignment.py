@@ -195,8 +195,8 @@ class _Interface:
 
     def take(self, order: Ints, scales: Array) -> None:
         for member in self.members:
-            own = scales if member.scaled else np.ones(self.units)
-            member.take(order, own if member.axis == 0 else 1 / own)
+            member_scales = scales if member.scaled else np.ones(self.units)
+            member.take(order, member_scales if member.axis == 0 else 1 / member_scales)
 
     def signs_only(self) -> None:
         """Drop the rounding that scales and their inverses leave."""
@@ -249,9 +249,9 @@ def unit_order(
             for tensor, renumbering in _vectors(first, last, interface):
                 vectors.setdefault(tensor, renumbering)
         for member in (m for interface in interfaces for m in interface.members):
-            own = member.pair.renumbering()
-            if own is not None:
-                layers[member.pair.second.name] = own
+            layer_renumbering = member.pair.renumbering()
+            if layer_renumbering is not None:
+                layers[member.pair.second.name] = layer_renumbering
     return UnitOrder(layers, vectors)
 
 
@@ -294,7 +294,7 @@ def _settled(interfaces: Sequence[_Interface]) -> list[_Interface]:
                 interface.signs_only()
             else:
                 total[n] = (total[n][0], total[n][1] * factors)
-    kept = []
+    renumbered = []
     for (order, scales), interface in zip(total, interfaces, strict=True):
         if (order == np.arange(order.size)).all() and (scales == 1).all():
             continue
@@ -303,10 +303,10 @@ def _settled(interfaces: Sequence[_Interface]) -> list[_Interface]:
         interface.take(back, 1 / scales[back])
         if after <= BETTER * interface.distance():
             interface.take(order, scales)
-            kept.append(interface)
+            renumbered.append(interface)
         else:
             interface.signs_only()
-    return kept
+    return renumbered
 
 
 def _interface_groups(

@@ -270,8 +270,8 @@ def _exact(
         return counted
     if smallest.rank == 0:
         return RankTest(0, counted.pvalue, UpdateKind.UNDECIDED)
-    rest = np.abs(smallest.missed)
-    null = _largest(lambda: rest * rng.choice((-1.0, 1.0), rest.shape), rest**2, rng)
+    magnitudes = np.abs(smallest.missed)
+    null = _largest(lambda: magnitudes * rng.choice((-1.0, 1.0), magnitudes.shape), magnitudes**2, rng)
     pvalue = null.pvalue(largest_singular_value(smallest.missed, rng, tolerance=_CLOSE))
     if smallest.rank <= counted.rank:
         pvalue = min(pvalue, counted.pvalue or 0.0)

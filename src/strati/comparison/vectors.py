@@ -117,14 +117,14 @@ def pair_vectors(
     for pair in pairs:
         used[0].add(pair.first.name)
         used[1].add(pair.last.name)
-    rest = [
+    unpaired = [
         [name for name in side if name not in taken] for side, taken in zip((here, there), used, strict=True)
     ]
-    closest = list(_closest(first, last, layers, rest))
+    closest = list(_closest(first, last, layers, unpaired))
     pairs += closest
     lost = [
         [name for name in names if name not in {getattr(pair, side).name for pair in closest}]
-        for names, side in zip(rest, ("first", "last"), strict=True)
+        for names, side in zip(unpaired, ("first", "last"), strict=True)
     ]
     return VectorPairs(tuple(pairs), tuple(lost[0]), tuple(lost[1]))
 
@@ -165,8 +165,8 @@ def _bias_names(weight: str) -> Iterator[str]:
     for old, new in (("weight", "bias"), ("kernel", "bias"), ("kernel:0", "bias:0")):
         if weight.endswith(old):
             yield weight.removesuffix(old) + new
-    head, found, tail = weight.rpartition("W_")
-    if found:  # TransformerLens
+    head, separator, tail = weight.rpartition("W_")
+    if separator:  # TransformerLens
         yield f"{head}b_{tail}"
 
 
@@ -323,11 +323,11 @@ def _layer_changes(
         norm = compared.metrics.get("frobenius_norm", (None,))[0]
         size = layer.cut.rows * layer.cut.cols * layer.count
         parts.setdefault((layer.tensor, other.tensor), []).append((size, compared.relative_change, norm))
-    for (name, partner), own in parts.items():
+    for (name, partner), layer_changes in parts.items():
         if name in first.contents.adapters or partner in last.contents.adapters:
             continue
-        numbers = np.array([(change, norm) for _, change, norm in own], np.float64)
-        if sum(size for size, *_ in own) == first[name].size and np.isfinite(numbers).all():
+        numbers = np.array([(change, norm) for _, change, norm in layer_changes], np.float64)
+        if sum(size for size, *_ in layer_changes) == first[name].size and np.isfinite(numbers).all():
             weights = numbers[:, 1] / max(float(numbers[:, 1].max()), np.finfo(np.float64).tiny)
             total = float(np.square(weights).sum())
             if total > 0:

@@ -80,13 +80,13 @@ def parameters_of(module: str, options: Mapping[str, Any]) -> list[str]:
         >>> parameters_of("model.layers.0.mlp.experts", told)
         ['gate_up_proj', 'down_proj']
     """
-    told = options.get("target_parameters")
-    found = []
-    for target in told if isinstance(told, list | tuple | set) else ():
+    targets = options.get("target_parameters")
+    parameters = []
+    for target in targets if isinstance(targets, list | tuple | set) else ():
         place, _, word = str(target).rpartition(".")
         if place and word and (module == place or module.endswith(f".{place}")):
-            found.append(word)
-    return sorted(dict.fromkeys(found), key=lambda word: (any(last in word for last in _LAST), word))
+            parameters.append(word)
+    return sorted(dict.fromkeys(parameters), key=lambda word: (any(last in word for last in _LAST), word))
 
 
 def split_by_expert(update: AdapterUpdate, names: Mapping[str, str]) -> list[tuple[str, AdapterUpdate]]:
@@ -105,8 +105,8 @@ def split_by_expert(update: AdapterUpdate, names: Mapping[str, str]) -> list[tup
     """
     module, _, word = update.name.rpartition(".")
     for words in _APART.get(word, ()):
-        found = [names.get(f"{module}.{update.expert}.{one}.weight") for one in words]
-        targets = [target for target in found if target is not None]
+        candidates = [names.get(f"{module}.{update.expert}.{part_word}.weight") for part_word in words]
+        targets = [target for target in candidates if target is not None]
         if len(targets) == len(words) and update.rows % len(words) == 0:
             size = update.rows // len(words)
             return [(target, _rows(update, i * size, size)) for i, target in enumerate(targets)]

@@ -60,10 +60,10 @@ class AdapterUpdate:
         """``s B A``, rows x cols."""
         left, right = self.factors()
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said of the layer
-            whole: NDArray[np.float32] = np.float32(1.0 if self.scale is None else self.scale) * (
+            product: NDArray[np.float32] = np.float32(1.0 if self.scale is None else self.scale) * (
                 left.astype(np.float32) @ right.astype(np.float32)
             )
-        return whole
+        return product
 
     def core(self) -> FloatArray:
         """The ``r x r`` matrix with the singular values of ``s B A``."""
@@ -76,8 +76,8 @@ class AdapterUpdate:
         small = core(left, right, 1.0)
         if not np.isfinite(small).all():
             return None
-        found: FloatArray = np.linalg.svd(small, compute_uv=False).astype(np.float64)
-        return used_rank(found, self.rows, self.cols, resolution(left, right))
+        singular: FloatArray = np.linalg.svd(small, compute_uv=False).astype(np.float64)
+        return used_rank(singular, self.rows, self.cols, resolution(left, right))
 
 
 def core(left: NDArray[Any], right: NDArray[Any], scale: float) -> FloatArray:
@@ -122,11 +122,14 @@ def used_rank(singular: FloatArray, rows: int, cols: int, eps: float) -> int:
     """
     if singular.size == 0 or not singular[0] > 0:
         return 0
-    kept = singular[singular > singular[0] * eps * math.sqrt(max(rows, cols))]
-    count = kept.size
+    above_rounding = singular[singular > singular[0] * eps * math.sqrt(max(rows, cols))]
+    count = above_rounding.size
     ratio = math.sqrt(count / max(rows, count + 1))
     spread = _SLACK * (1 + ratio) / (1 - ratio) if ratio < 1 else math.inf
     for k in range(1, count):
-        if kept[k - 1] > _GAP * kept[k] and kept[k] <= spread * kept[-1]:
+        if (
+            above_rounding[k - 1] > _GAP * above_rounding[k]
+            and above_rounding[k] <= spread * above_rounding[-1]
+        ):
             return k
     return int(count)

@@ -195,12 +195,12 @@ def _lokr(parts: Parts) -> _Made | None:
     kernel: tuple[int, ...] = ()
     stored_rank = None
     for side in "12":
-        whole, left, right, core = (
+        dense, left, right, core = (
             parts.get(f"lokr_{word}") for word in (f"w{side}", f"w{side}_a", f"w{side}_b", f"t{side}")
         )
-        if whole is not None and len(whole.shape) >= 2:
-            sizes.append((whole.shape[0], whole.shape[1]))
-            kernel = whole.shape[2:]
+        if dense is not None and len(dense.shape) >= 2:
+            sizes.append((dense.shape[0], dense.shape[1]))
+            kernel = dense.shape[2:]
             continue
         if left is None or right is None or len(left.shape) != 2 or len(right.shape) != 2:
             return None
@@ -247,8 +247,8 @@ def _lokr_factors(tensors: Mapping[str, Any], side: str) -> Factors:
 def _with_kernel(core: Matrix, right: Matrix) -> Matrix:
     """The right factor of a Tucker decomposition: the core's kernel contracted with the inputs."""
     kernel = np.asarray(core, np.float32)
-    whole: Matrix = np.einsum(
+    contracted: Matrix = np.einsum(
         "ijk,jn->ink", kernel.reshape(*kernel.shape[:2], -1), np.asarray(right, np.float32)
     )
-    flat: Matrix = whole.reshape(kernel.shape[0], -1)
+    flat: Matrix = contracted.reshape(kernel.shape[0], -1)
     return flat

@@ -58,8 +58,8 @@ def merged(base: Network, adapter: Network) -> Network:
     def finish(name: str, weight: NDArray[Any], index: int | None) -> NDArray[Any]:
         for update in plan.get(name, ()):
             if index is None or update.expert == index:
-                whole = index is None and update.expert is not None
-                weight = apply_expert(weight, update) if whole else apply(weight, update)
+                is_stack = index is None and update.expert is not None
+                weight = apply_expert(weight, update) if is_stack else apply(weight, update)
         return weight if name not in rows else _with_rows(weight, *rows[name], adapter)
 
     def read(name: str) -> NDArray[Any]:
@@ -69,9 +69,9 @@ def merged(base: Network, adapter: Network) -> Network:
     def part(name: str, index: int) -> NDArray[Any]:
         experts = all(update.expert is not None for update in plan.get(name, ()))
         if name in saved or name in rows or not experts or plain.read_part is None:
-            whole = read(name)
-            chosen: NDArray[Any] = whole.reshape(-1, *whole.shape[-2:])[index]
-            return chosen
+            stack = read(name)
+            expert_weight: NDArray[Any] = stack.reshape(-1, *stack.shape[-2:])[index]
+            return expert_weight
         return finish(name, plain.read_part(name, index), index)
 
     changed = {*plan, *rows}
@@ -116,13 +116,13 @@ def _plan(
     underscored = _underscored(names)
     for update in adapter.contents.adapters.values():
         target = _target(names, update.name) or underscored.get(_joined(update.name))
-        found = [] if target is None else [(target, update)]
+        placed_updates = [] if target is None else [(target, update)]
         if target is None and update.expert is not None:
-            found = split_by_expert(replace(update, name=bare_name(update.name)), names)
-        if not found:
+            placed_updates = split_by_expert(replace(update, name=bare_name(update.name)), names)
+        if not placed_updates:
             why = f"is not in {base.path.name}; the adapter {adapter.path.name} belongs to another network"
             raise BadInputError(update.name, why)
-        for place, part in found:
+        for place, part in placed_updates:
             _check(shapes[place], part)
             # Of a square expert the shape does not tell; of other weights PEFT's own setting does.
             turned = part.turned or (part.expert is not None and base.names.stack_inputs_first(place))
@@ -173,8 +173,8 @@ def unwrapped(network: Network) -> Network:
             n: contents.quantisation[t.name] for n, t in base.items() if t.name in contents.quantisation
         },
     )
-    own = replace(contents, tensors=tuple(saved), adapters=updates)
-    both = merged(Opened(network.path, held), Opened(network.path, own))
+    adapter_contents = replace(contents, tensors=tuple(saved), adapters=updates)
+    both = merged(Opened(network.path, held), Opened(network.path, adapter_contents))
     names = {tensor.name: name for name, tensor in base.items()}
     changed = {bare_name(update.name) for update in updates.values()}
     ties = {
@@ -206,34 +206,34 @@ def _in_use(network: Network) -> dict[str, AdapterUpdate]:
 
 def apply(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     """A weight, in the layout the network stores it in, with its update added."""
-    whole = weight.astype(np.float32)
+    weight_float32 = weight.astype(np.float32)
     change = update.product()
     turned = update.turned or (weight.ndim == 2 and weight.shape != change.shape == weight.shape[::-1])
-    flat = whole.T if turned else whole.reshape(change.shape)
+    flat = weight_float32.T if turned else weight_float32.reshape(change.shape)
     added = flat + change
     if update.magnitude is not None:
-        given = update.magnitude().astype(np.float32)
+        magnitudes = update.magnitude().astype(np.float32)
         axis = 0 if update.table else 1  # a table of embeddings has its outputs in columns
         lengths = np.linalg.norm(added, axis=axis)
-        added *= np.expand_dims(given / np.where(lengths > 0, lengths, 1), axis)
+        added *= np.expand_dims(magnitudes / np.where(lengths > 0, lengths, 1), axis)
     back: NDArray[np.float32] = np.ascontiguousarray(added.T if turned else added).reshape(weight.shape)
     return back
 
 
 def apply_expert(weight: NDArray[Any], update: AdapterUpdate) -> NDArray[np.float32]:
     """A stack of experts with the update of one of them added."""
-    whole = np.array(weight, np.float32)
-    flat = whole.reshape(-1, *whole.shape[-2:])
+    stack = np.array(weight, np.float32)
+    flat = stack.reshape(-1, *stack.shape[-2:])
     flat[update.expert] = apply(flat[update.expert], update)
-    return whole
+    return stack
 
 
 def _lookup(base: Network) -> dict[str, str]:
     """Names without the prefixes that wrappers and heads put before them -> the name in the base."""
-    found: dict[str, str] = {}
+    names_by_bare_name: dict[str, str] = {}
     for tensor in base.tensors:
-        found.setdefault(bare_name(tensor.name), tensor.name)
-    return found
+        names_by_bare_name.setdefault(bare_name(tensor.name), tensor.name)
+    return names_by_bare_name
 
 
 def bare_name(name: str) -> str:
@@ -310,14 +310,14 @@ def _other(shape: tuple[int, ...], update: AdapterUpdate) -> BadInputError:
 
 def _saved(names: Mapping[str, str], adapter: Network) -> dict[str, str]:
     """Weights that the adapter holds whole: name in the base -> name in the adapter."""
-    found = {}
+    saved_names = {}
     for tensor in adapter.tensors:
         if tensor.name not in adapter.contents.adapters:
             bare = tensor.name.replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
             target = _target(names, bare)
             if target is not None:
-                found[target] = tensor.name
-    return found
+                saved_names[target] = tensor.name
+    return saved_names
 
 
 _TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\..+)?$")
@@ -331,21 +331,25 @@ def token_rows(
     Raises:
         BadInputError: The settings do not name as many rows as the adapter holds, or rows that are not there.
     """
-    found = {}
+    rows_by_target = {}
     for tensor in adapter.tensors:
         match = _TOKENS.fullmatch(tensor.name)
         target = None if match is None else _target(names, f"{match['module']}.weight")
         if match is None or target is None:
             continue
-        told = settings(adapter.contents, None).get("trainable_token_indices")
-        if isinstance(told, Mapping):
-            told = next((v for k, v in told.items() if match["module"].endswith(str(k))), None)
-        shape = (len(told), *shapes[target][1:]) if isinstance(told, list) else ()
-        known = isinstance(told, list) and all(type(i) is int and 0 <= i < shapes[target][0] for i in told)
-        if not isinstance(told, list) or not known or tensor.shape != shape:
+        token_indices = settings(adapter.contents, None).get("trainable_token_indices")
+        if isinstance(token_indices, Mapping):
+            token_indices = next(
+                (v for k, v in token_indices.items() if match["module"].endswith(str(k))), None
+            )
+        shape = (len(token_indices), *shapes[target][1:]) if isinstance(token_indices, list) else ()
+        in_range = isinstance(token_indices, list) and all(
+            type(i) is int and 0 <= i < shapes[target][0] for i in token_indices
+        )
+        if not isinstance(token_indices, list) or not in_range or tensor.shape != shape:
             raise BadInputError(tensor.name, "does not fit trainable_token_indices in adapter_config.json")
-        found[target] = (told, tensor.name)
-    return found
+        rows_by_target[target] = (token_indices, tensor.name)
+    return rows_by_target
 
 
 def _with_rows(weight: NDArray[Any], rows: list[int], tensor: str, adapter: Network) -> NDArray[np.float32]:

@@ -33,16 +33,16 @@ def adapted_module(network: Network, rebuilt: Callable[[Network], nn.Module]) ->
     both = network if network.parts else merge_with_base(network)
     base, adapter = both.parts
     model = rebuilt(base)
-    own = {bare_name(name): value for name, value in model.state_dict().items()}
+    parameters = {bare_name(name): value for name, value in model.state_dict().items()}
     for update in adapter.contents.adapters.values():
-        if bare_name(update.name) not in own:
+        if bare_name(update.name) not in parameters:
             why = (
                 f"has no place of its own in {type(model).__name__}; merge the adapter with PEFT, {_INSTEAD}"
             )
             raise UnsupportedError(update.name, why)
     with torch.no_grad():
         for tensor in both.tensors:
-            place = own.get(bare_name(tensor.name))
+            place = parameters.get(bare_name(tensor.name))
             if place is not None and tuple(place.shape) == tensor.shape:
                 place.copy_(torch.tensor(_real(both.read(tensor.name))))
     return model

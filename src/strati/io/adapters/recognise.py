@@ -42,10 +42,10 @@ def updates(contents: RawCheckpoint) -> RawCheckpoint:
     """The same checkpoint with every pair of factors as one tensor, their product; others come back as they are."""
     parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
     for tensor in contents.tensors:
-        found = _PART.fullmatch(tensor.name)
-        if found is not None and tensor.floating:
-            key = (found["module"], found["adapter"])
-            parts.setdefault(key, {})[found["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
+        match = _PART.fullmatch(tensor.name)
+        if match is not None and tensor.floating:
+            key = (match["module"], match["adapter"])
+            parts.setdefault(key, {})[match["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
     made: dict[str, tuple[AdapterUpdate, tuple[str, ...]]] = {}
     adapters = dict.fromkeys(adapter for _, adapter in parts)
     several = len(adapters) > 1
@@ -81,11 +81,11 @@ def _lycoris(contents: RawCheckpoint) -> dict[str, tuple[AdapterUpdate, tuple[st
 def settings(contents: RawCheckpoint, adapter: str | None) -> Mapping[str, Any]:
     """``adapter_config.json``, or what a model in memory knows of one of its adapters."""
     config = contents.config or {}
-    known = config.get("adapter_configs")
-    if isinstance(known, Mapping) and adapter in known:
-        config = {"adapter_config": known[adapter]}
-    found = config.get("adapter_config")
-    return found if isinstance(found, Mapping) else {}
+    configs_by_adapter = config.get("adapter_configs")
+    if isinstance(configs_by_adapter, Mapping) and adapter in configs_by_adapter:
+        config = {"adapter_config": configs_by_adapter[adapter]}
+    adapter_config = config.get("adapter_config")
+    return adapter_config if isinstance(adapter_config, Mapping) else {}
 
 
 class AdapterSettings:
@@ -222,14 +222,14 @@ def _replaced(
     )
 
 
-def _warnings(contents: RawCheckpoint, found: list[AdapterUpdate]) -> Iterator[Flag]:
-    if any(update.scale is None for update in found):
+def _warnings(contents: RawCheckpoint, adapter_updates: list[AdapterUpdate]) -> Iterator[Flag]:
+    if any(update.scale is None for update in adapter_updates):
         text = "no adapter_config.json says how the updates are scaled; they are shown as B A, unscaled"
         yield Flag("adapter-scale-unknown", text)
-    if any(update.magnitude is not None for update in found):
+    if any(update.magnitude is not None for update in adapter_updates):
         text = "DoRA rescales the merged weight, which needs the base: the updates shown are s B A alone"
         yield Flag("dora-without-base", text)
-    for adapter in dict.fromkeys(update.adapter for update in found):
+    for adapter in dict.fromkeys(update.adapter for update in adapter_updates):
         start = settings(contents, adapter).get("init_lora_weights")
         if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
             text = (
