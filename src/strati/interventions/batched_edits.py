@@ -73,7 +73,9 @@ def stacked_outputs(
 
     def forward(x: Tensor) -> Tensor:
         parts = x.chunk(count)
-        out = torch.cat([functional.linear(*given) for given in zip(parts, weights, biases, strict=True)])
+        out = torch.cat(
+            [functional.linear(*operands) for operands in zip(parts, weights, biases, strict=True)]
+        )
         heard.append(out)
         return out
 
@@ -89,10 +91,10 @@ def agrees(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     step = max(1, one.numel() // _COMPARED)
-    one, other = one.reshape(-1)[::step], other.reshape(-1)[::step]
-    scale = float(one.abs().max()) if one.numel() else 0.0
+    sample, other = one.reshape(-1)[::step], other.reshape(-1)[::step]
+    scale = float(sample.abs().max()) if sample.numel() else 0.0
     return torch.allclose(
-        one.float(), other.float(), rtol=1e-3, atol=1e-5 * max(scale, 1e-30), equal_nan=True
+        sample.float(), other.float(), rtol=1e-3, atol=1e-5 * max(scale, 1e-30), equal_nan=True
     )
 
 

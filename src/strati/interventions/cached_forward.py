@@ -116,13 +116,13 @@ def stacked_linear(inputs: Tensor, weights: Tensor, bias: Tensor | None) -> Tens
         torch.Size([4, 2, 5])
     """
     changes, outputs, _ = weights.shape
-    found = inputs.new_empty(changes, inputs.shape[0], outputs)
+    products = inputs.new_empty(changes, inputs.shape[0], outputs)
     for k in range(changes):
         if bias is None:
-            torch.mm(inputs, weights[k].T, out=found[k])
+            torch.mm(inputs, weights[k].T, out=products[k])
         else:
-            torch.addmm(bias[k], inputs, weights[k].T, out=found[k])
-    return found
+            torch.addmm(bias[k], inputs, weights[k].T, out=products[k])
+    return products
 
 
 def whole_scores(model: nn.Module, task: Task) -> Scores:
@@ -205,18 +205,18 @@ def _tried(
 ) -> list[tuple[Tensor, Tensor | None]]:
     """Some changes in one pass, if that gives the last of them the answers it has alone; otherwise each alone."""
     alone = _alone(model, task, target, changes[-1], tape, inputs)
-    found: list[tuple[Tensor, Tensor | None]] = []
+    answers: list[tuple[Tensor, Tensor | None]] = []
     try:
-        found = list(zip(*stacked_outputs(model, task, target, changes, tape, inputs), strict=True))
+        answers = list(zip(*stacked_outputs(model, task, target, changes, tape, inputs), strict=True))
     except (
         Exception
     ):  # any code of the network's own: one that does not take a larger batch is measured without
         holds = False
     else:
-        holds = agrees(alone[0], found[-1][0])
+        holds = agrees(alone[0], answers[-1][0])
     stacking.learn(target, holds, alone[0])
     if holds:
-        return found
+        return answers
     return [*(_alone(model, task, target, c, tape, inputs) for c in changes[:-1]), alone]
 
 
@@ -229,11 +229,11 @@ def _alone(
 
 
 def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
-    found = []
+    measurements = []
     for i, tally in enumerate(tallies):
         scores = tally.result()
-        found.append(Measured(scores.performance, both.result(i) if both else {}, scores))
-    return found
+        measurements.append(Measured(scores.performance, both.result(i) if both else {}, scores))
+    return measurements
 
 
 class _Reached(Exception):  # noqa: N818  (no error: the recorded pass has seen all it needs)
@@ -318,9 +318,9 @@ class Recording:
         if self._reached and not self._waiting:
             raise _Reached
 
-    def _independent(self, given: Any) -> bool:
+    def _independent(self, arguments: Any) -> bool:
         """Whether a part is given the layer's own input and no other tensor, and it is unchanged."""
-        tensors = [t for t in tree_leaves(given) if isinstance(t, Tensor)]
+        tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
         if self.input is None or not tensors or any(t is not self._given for t in tensors):
             return False
         return torch.equal(tensors[0], self.input)

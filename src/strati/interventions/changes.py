@@ -177,8 +177,8 @@ def make_change(
 
 def source_key(one: Intervention, setting: Pairs) -> str:
     """Under which name the other network of a setting is kept."""
-    given = dict(setting)
-    return str(given.get("checkpoint", given.get(HIDDEN, f"{one.name}:source")))
+    options = dict(setting)
+    return str(options.get("checkpoint", options.get(HIDDEN, f"{one.name}:source")))
 
 
 def tensors_of(source: Any) -> dict[str, NDArray[Any]]:
@@ -205,22 +205,26 @@ def _readable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
-    found = tensors.get(name)
-    if found is None or (shape is not None and tuple(found.shape) != shape):
-        there = "does not have it" if found is None else f"has it as {tuple(found.shape)}"
+    tensor = tensors.get(name)
+    if tensor is None or (shape is not None and tuple(tensor.shape) != shape):
+        there = "does not have it" if tensor is None else f"has it as {tuple(tensor.shape)}"
         raise BadInputError(name, f"the other network {there}; swap needs the same shapes")
-    return np.asarray(found)
+    return np.asarray(tensor)
 
 
-def _own(one: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDArray[np.float32]:
+def _own(intervention: Intervention, layer: LayerEdits, rng: np.random.Generator) -> NDArray[np.float32]:
     shape = layer.target.shape
     try:
-        given = one.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
-        found = np.asarray(
-            given.detach().cpu().numpy() if hasattr(given, "detach") else given, dtype=np.float32
+        edited = intervention.source(from_matrix(layer.matrix, layer.target.kind, shape).copy(), rng)
+        weight = np.asarray(
+            edited.detach().cpu().numpy() if hasattr(edited, "detach") else edited, dtype=np.float32
         )
     except Exception as error:  # the user's function: whatever it raises is this point's reason
-        raise BadInputError(f"intervention {one.name}", f"raised {type(error).__name__}: {error}") from None
-    if found.shape != shape:
-        raise BadInputError(f"intervention {one.name}", f"returned shape {found.shape}, not {shape}")
-    return np.ascontiguousarray(found)
+        raise BadInputError(
+            f"intervention {intervention.name}", f"raised {type(error).__name__}: {error}"
+        ) from None
+    if weight.shape != shape:
+        raise BadInputError(
+            f"intervention {intervention.name}", f"returned shape {weight.shape}, not {shape}"
+        )
+    return np.ascontiguousarray(weight)

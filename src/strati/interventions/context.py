@@ -135,7 +135,7 @@ def intervened(
     model = as_module(model)
     tied = tied_names(model)  # a shared weight may be called by any of its names
     named = {tied.get(key.removesuffix(".weight"), key): value for key, value in settings.items()}
-    chosen = choices(find_targets(model), name, named)
+    layer_settings = choices(find_targets(model), name, named)
     others = {} if source is None else {f"{name}:source": tensors_of(source)}
     inputs = None
     if calibration is not None:
@@ -146,13 +146,13 @@ def intervened(
         rows = calibration_data(calibration, model, StudyConfig().context)
         inputs = SequentialInputs(model, rows.calibration_batches()).of
     with ExitStack() as stack:
-        for target, setting in chosen:
-            one = make(name, setting, source=source)
-            point = Point(name, one.settings[0], 0)
-            if KINDS[name].source and source_key(one, point.setting) not in others:
+        for target, setting in layer_settings:
+            intervention = make(name, setting, source=source)
+            point = Point(name, intervention.settings[0], 0)
+            if KINDS[name].source and source_key(intervention, point.setting) not in others:
                 raise BadInputError(name, "needs source: the other network")
             layer = LayerEdits(target, values_of(model, target), inputs)
-            change = make_change(layer, one, point, stream(seed, name, target.name), others)
+            change = make_change(layer, intervention, point, stream(seed, name, target.name), others)
             stack.enter_context(changed(model, target, change))
         yield model
 
@@ -163,11 +163,11 @@ def choices(targets: Sequence[Target], name: str, settings: Settings) -> list[tu
     Raises:
         BadInputError: A key that is no layer, or a value that is no setting.
     """
-    chosen: dict[str, dict[str, Any]] = {}
+    layer_settings: dict[str, dict[str, Any]] = {}
     for key, value in settings.items():
         matched = chosen_names([t.name for t in targets], key)
-        chosen |= dict.fromkeys(matched, _setting(name, value))
-    return [(t, chosen[t.name]) for t in targets if t.name in chosen]
+        layer_settings |= dict.fromkeys(matched, _setting(name, value))
+    return [(t, layer_settings[t.name]) for t in targets if t.name in layer_settings]
 
 
 def tuple_length(model: nn.Module, name: str) -> int:

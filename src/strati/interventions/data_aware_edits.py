@@ -71,8 +71,8 @@ class InputDirections(Directions):
 
     def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
         """The part that some directions carry, as a product of two matrices, (rows, k) and (k, cols)."""
-        chosen = self._decomposed[1][:, which]
-        return chosen / self._scale[:, None], (chosen * self._scale[:, None]).T @ self.matrix
+        directions = self._decomposed[1][:, which]
+        return directions / self._scale[:, None], (directions * self._scale[:, None]).T @ self.matrix
 
 
 def output_error(before: NDArray[Any], after: NDArray[Any], covariance: FloatArray) -> float:

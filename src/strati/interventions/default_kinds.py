@@ -32,12 +32,12 @@ def parse_intervention(name: str, text: str = "") -> Intervention:
     values: dict[str, list[Any]] = {}
     option = ""
     for word in filter(None, (part.strip() for part in text.split(","))):
-        first, equals, rest = word.partition("=")
+        first, equals, value_text = word.partition("=")
         option = first.strip() if equals else option
         if not option:
             example = next(iter(KINDS[name].main), "option")
             raise BadInputError(f"{name} {text}", f"is not a list of settings; write {example}=2,4,8")
-        values.setdefault(option, []).append(parse_value(rest if equals else word))
+        values.setdefault(option, []).append(parse_value(value_text if equals else word))
     return make(name, values)
 
 

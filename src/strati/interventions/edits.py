@@ -58,15 +58,15 @@ class Directions:
     def keep(self, which: slice) -> FloatArray:
         """The part of the matrix that some directions carry."""
         first, second = self.factors(which)
-        found: FloatArray = first @ second
-        return found
+        product: FloatArray = first @ second
+        return product
 
     def factors(self, which: slice) -> tuple[FloatArray, FloatArray]:
         """That part as a product of two matrices, (rows, k) and (k, cols)."""
-        chosen = self._decomposed[1][:, which]
+        directions = self._decomposed[1][:, which]
         if self.matrix.shape[0] >= self.matrix.shape[1]:
-            return self.matrix @ chosen, chosen.T
-        return chosen, chosen.T @ self.matrix
+            return self.matrix @ directions, directions.T
+        return directions, directions.T @ self.matrix
 
 
 def truncate_rank(
@@ -192,9 +192,11 @@ class Grid:
 
     def codes(self, weights: FloatArray) -> FloatArray:
         """The integers that weights are stored as."""
-        # Rounded before the zero point is added where that is whole, as every published implementation does.
-        whole = np.round(self.zero)
-        return np.clip(np.round(weights / self.step + (self.zero - whole)) + whole, self.least, self.most)
+        # Rounded before the zero point is added where that is rounded_zero, as every published implementation does.
+        rounded_zero = np.round(self.zero)
+        return np.clip(
+            np.round(weights / self.step + (self.zero - rounded_zero)) + rounded_zero, self.least, self.most
+        )
 
     def values(self, codes: FloatArray) -> FloatArray:
         """The weights that integers stand for."""
@@ -269,8 +271,8 @@ def add_noise(matrix: NDArray[Any], size: float, rng: np.random.Generator) -> Fl
     """Gaussian noise added, scaled so that its Frobenius norm is ``size`` times the matrix's."""
     w = np.asarray(matrix, dtype=np.float64)
     drawn = rng.standard_normal(w.shape)
-    found: FloatArray = w + drawn * (size * np.linalg.norm(w) / np.linalg.norm(drawn))
-    return found
+    noisy: FloatArray = w + drawn * (size * np.linalg.norm(w) / np.linalg.norm(drawn))
+    return noisy
 
 
 def adapt(matrix: NDArray[Any], base: NDArray[Any], rank: int) -> FloatArray:

@@ -43,14 +43,14 @@ def remove_experts(
     assert parts is not None
     router, experts = parts
     count = len(router.weight)
-    kept = [j for j in range(count) if j not in removed]
+    remaining = [j for j in range(count) if j not in removed]
     mixing = torch.eye(count)
     if merge:
         if scores is None:
             raise BadInputError(
                 "merge-experts", "needs data: the routing of tokens says what to merge with what"
             )
-        into = {j: kept[int(np.argmax(scores.affinity[j][kept]))] for j in removed}
+        into = {j: remaining[int(np.argmax(scores.affinity[j][remaining]))] for j in removed}
         weight = np.maximum(scores.frequency, 1e-12)
         for j, partner in into.items():
             mixing[partner, j] = float(weight[j] / weight[partner])
@@ -59,14 +59,14 @@ def remove_experts(
     for part, mix in ((router, torch.eye(count)), (experts, mixing)):
         for name, parameter in list(part.named_parameters(recurse=False)):
             if parameter.shape[0] == count:
-                values = torch.tensordot(mix[kept].to(parameter), parameter.detach(), 1)
+                values = torch.tensordot(mix[remaining].to(parameter), parameter.detach(), 1)
                 undo.append((part, name, parameter))
                 setattr(part, name, nn.Parameter(values, requires_grad=parameter.requires_grad))
     for part in (module, router, experts):
         for name, number in list(vars(part).items()):
             if name in ("num_experts", "num_local_experts", "n_routed_experts") and number == count:
                 undo.append((part, name, number))
-                setattr(part, name, len(kept))
+                setattr(part, name, len(remaining))
 
     def restore() -> None:
         for part, name, original in undo:

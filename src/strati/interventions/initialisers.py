@@ -75,10 +75,12 @@ class Scheme:
         """
         zero = Distribution("normal", 0.0)
         if self.name == "moments":
-            own = Distribution("normal", float(weight.std(dtype=float)), float(weight.mean(dtype=float)))
+            moments = Distribution("normal", float(weight.std(dtype=float)), float(weight.mean(dtype=float)))
             if bias is None:
-                return own, zero
-            return own, Distribution("normal", float(bias.std(dtype=float)), float(bias.mean(dtype=float)))
+                return moments, zero
+            return moments, Distribution(
+                "normal", float(bias.std(dtype=float)), float(bias.mean(dtype=float))
+            )
         if self.name == "pytorch":
             if target.kind == "embedding":
                 return Distribution("normal", 1.0), zero
@@ -100,8 +102,8 @@ class Scheme:
             return Distribution("truncated", self.deviation), zero
         if self.name == "timm":
             if target.kind == "conv":  # a patch embedding keeps PyTorch's default, other kernels are He's
-                known = "pytorch" if "patch" in target.name else "kaiming_fan_out"
-                return Scheme(known).of(target, weight, bias)
+                scheme = "pytorch" if "patch" in target.name else "kaiming_fan_out"
+                return Scheme(scheme).of(target, weight, bias)
             return Distribution("truncated", self.deviation), zero
         raise UnsupportedError(self.name, "no such initialisation scheme")
 
@@ -132,9 +134,9 @@ def scheme_of(model: torch.nn.Module, name: str = "auto") -> Scheme:
     deviation = float(getattr(config, "initializer_range", None) or 0.02)
     blocks = int(getattr(config, "num_hidden_layers", None) or getattr(config, "n_layer", None) or 1)
     if name == "auto":
-        own = getattr(model, "scheme", None)
-        if isinstance(own, Scheme):
-            return own
+        model_scheme = getattr(model, "scheme", None)
+        if isinstance(model_scheme, Scheme):
+            return model_scheme
         kind = str(getattr(config, "model_type", "")) if config is not None else ""
         name = _BY_CLASS.get(kind, "normal" if hasattr(config, "initializer_range") else "moments")
     return Scheme(name, deviation, blocks)

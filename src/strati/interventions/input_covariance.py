@@ -203,25 +203,25 @@ def input_covariances(
     def hook(name: str) -> Any:
         def record(_module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
             inputs = args[0] if args else next(iter(options.values()))
-            own = moments[name]
+            layer_moments = moments[name]
             identity = (inputs, None if inputs.is_inference() else inputs._version)
             if latest[0] is None or latest[0][0] is not inputs or latest[0][1] != identity[1]:
                 latest[:] = [identity, {}]
-            if own.geometry not in latest[1]:
-                latest[1][own.geometry] = own.product(inputs, real[0])
-            own.add_product(*latest[1][own.geometry])
+            if layer_moments.geometry not in latest[1]:
+                latest[1][layer_moments.geometry] = layer_moments.product(inputs, real[0])
+            layer_moments.add_product(*latest[1][layer_moments.geometry])
 
         return record
 
     with ExitStack() as stack, torch.no_grad():
-        for name, own in moments.items():
-            handle = own.module.register_forward_pre_hook(hook(name), with_kwargs=True)
+        for name, layer_moments in moments.items():
+            handle = layer_moments.module.register_forward_pre_hook(hook(name), with_kwargs=True)
             stack.callback(handle.remove)
         for batch in batches:
             real[0] = _real_tokens(batch)
             forward(model, batch)
             latest[:] = [None, None]
-    return {name: own.covariance() for name, own in moments.items()}
+    return {name: layer_moments.covariance() for name, layer_moments in moments.items()}
 
 
 def _real_tokens(batch: Tensor) -> Tensor | None:
@@ -231,7 +231,7 @@ def _real_tokens(batch: Tensor) -> Tensor | None:
 
 def _moments(model: nn.Module, targets: Sequence[Target]) -> dict[str, InputMoments]:
     sharing = {first: other for other, first in tied_names(model).items()}
-    found = {}
+    moments = {}
     for target in targets:
         if target.kind == "block":
             continue
@@ -240,8 +240,8 @@ def _moments(model: nn.Module, targets: Sequence[Target]) -> dict[str, InputMome
             module = model.get_submodule(sharing[target.name])
             kind = "embedding" if isinstance(module, nn.Embedding) else "linear"
             target = Target(target.name, kind, target.type, target.shape, target.bias)
-        found[target.name] = InputMoments(module, target)
-    return found
+        moments[target.name] = InputMoments(module, target)
+    return moments
 
 
 class CalibrationInputs:

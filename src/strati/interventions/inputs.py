@@ -43,15 +43,17 @@ def as_modules(source: Any, activation: str = "relu") -> nn.Module | dict[str, n
     if isinstance(source, Mapping) and source:
         named = all(isinstance(v, nn.Module | Network | str | os.PathLike) for v in source.values())
         if named:
-            return {str(name): _module(one, activation) for name, one in source.items()}
+            return {str(name): _module(network, activation) for name, network in source.items()}
     return _module(source, activation)
 
 
 def paths_of(source: Any) -> dict[str, str]:
     """Where the networks of a study are, by name, of those that are files or folders."""
     named = source if isinstance(source, Mapping) else {"model": source}
-    paths = {str(name): one for name, one in named.items() if isinstance(one, str | os.PathLike)}
-    return {name: str(Path(one).resolve()) if Path(one).exists() else str(one) for name, one in paths.items()}
+    paths = {str(name): path for name, path in named.items() if isinstance(path, str | os.PathLike)}
+    return {
+        name: str(Path(path).resolve()) if Path(path).exists() else str(path) for name, path in paths.items()
+    }
 
 
 def _module(source: Any, activation: str) -> nn.Module:

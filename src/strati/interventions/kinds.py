@@ -136,8 +136,8 @@ class Intervention:
     @property
     def random(self) -> bool:
         """Whether draws differ; a deterministic intervention has one draw."""
-        known = KINDS.get(self.name)
-        return known is None or known.random
+        kind = KINDS.get(self.name)
+        return kind is None or kind.random
 
     def times(self, draws: int) -> int:
         """How many draws there are when the study asks for ``draws``."""
@@ -175,8 +175,8 @@ def setting_text(setting: Pairs) -> str | None:
         >>> setting_text((("bits", 4), ("group", 128))), setting_text((("energy", 0.5),)), setting_text(())
         ('bits=4,group=128', 'energy=0.5', None)
     """
-    shown = [(name, value) for name, value in setting if name != HIDDEN]
-    return ",".join(f"{name}={_text(value)}" for name, value in shown) or None
+    visible = [(name, value) for name, value in setting if name != HIDDEN]
+    return ",".join(f"{name}={_text(value)}" for name, value in visible) or None
 
 
 def read_setting(text: str | None) -> dict[str, Any]:
@@ -189,13 +189,13 @@ def read_setting(text: str | None) -> dict[str, Any]:
         >>> read_setting("bits=4,symmetric=true"), read_setting("pattern=2:4"), read_setting(None)
         ({'bits': 4, 'symmetric': True}, {'pattern': '2:4'}, {})
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in text.split(",") if text else ():
         name, equals, value = part.partition("=")
         if not equals:
             raise BadInputError(text or "setting", "is not of the form name=value,name=value")
-        found[name] = parse_value(value)
-    return found
+        values[name] = parse_value(value)
+    return values
 
 
 def truncate(
@@ -400,14 +400,14 @@ def make(
         raise BadInputError(name, f"no such intervention{_near(name, KINDS)}")
     kind = KINDS[name]
     lists: dict[str, tuple[Any, ...]] = {}
-    for option, given in values.items():
+    for option, argument in values.items():
         if option not in kind.options:
-            known = ", ".join(kind.options) or "no options"
+            option_names = ", ".join(kind.options) or "no options"
             raise BadInputError(
-                f"{name}.{option}", f"no such option; {name} has {known}{_near(option, kind.options)}"
+                f"{name}.{option}", f"no such option; {name} has {option_names}{_near(option, kind.options)}"
             )
         rule = kind.options[option]
-        listed = tuple(map(_plain, given)) if _is_list(given) else (_plain(given),)
+        listed = tuple(map(_plain, argument)) if _is_list(argument) else (_plain(argument),)
         for why in filter(None, map(rule.wrong, listed)):
             raise BadInputError(f"{name}.{option}", why)
         if listed:
@@ -417,9 +417,9 @@ def make(
     return Intervention(name, _settings(name, kind, lists), draws, source)
 
 
-def _is_list(given: Any) -> bool:
+def _is_list(argument: Any) -> bool:
     """Lists, ranges and arrays of values; an array without dimensions is one value."""
-    return isinstance(given, list | tuple | range) or getattr(given, "ndim", 0) == 1
+    return isinstance(argument, list | tuple | range) or getattr(argument, "ndim", 0) == 1
 
 
 def _plain(value: Any) -> Any:
@@ -428,29 +428,29 @@ def _plain(value: Any) -> Any:
 
 
 def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tuple[Pairs, ...]:
-    given = [option for option in kind.main if option in lists]
-    if kind.main and not given:
+    main_options = [option for option in kind.main if option in lists]
+    if kind.main and not main_options:
         raise BadInputError(name, f"needs settings: {' or '.join(kind.main)} (a value or a list of values)")
     side = [option for option in kind.options if option in lists and option not in kind.main]
-    found: list[Pairs] = []
-    for main in [[option] for option in given] or [[]]:
+    settings: list[Pairs] = []
+    for main in [[option] for option in main_options] or [[]]:
         names = [*main, *side]
-        for chosen in itertools.product(*(lists[n] for n in names)):
+        for combination in itertools.product(*(lists[n] for n in names)):
             alone = len(lists.get("checkpoint", ())) == 1
-            shown = [HIDDEN if n == "checkpoint" and alone else n for n in names]
-            pairs = tuple(zip(shown, chosen, strict=True))
-            if pairs not in found:
-                found.append(pairs)
-    for pairs in found:
+            labels = [HIDDEN if n == "checkpoint" and alone else n for n in names]
+            pairs = tuple(zip(labels, combination, strict=True))
+            if pairs not in settings:
+                settings.append(pairs)
+    for pairs in settings:
         chosen_values = dict(pairs)
         if name == "quantise" and chosen_values.get("symmetric") and chosen_values["bits"] < 2:
             raise BadInputError("quantise.bits", "symmetric levels need at least 2 bits")
         if chosen_values.get("symmetric") and chosen_values.get("method") == "hqq":
             raise BadInputError("quantise.symmetric", "hqq fits zero points; leave symmetric out")
-        kept, _, of = str(chosen_values.get("pattern", "1:2")).partition(":")
-        if not 0 < int(kept) < int(of):
-            raise BadInputError("prune.pattern", f"must be n:m with 0 < n < m, such as 2:4, not {kept}:{of}")
-    return tuple(found)
+        count, _, of = str(chosen_values.get("pattern", "1:2")).partition(":")
+        if not 0 < int(count) < int(of):
+            raise BadInputError("prune.pattern", f"must be n:m with 0 < n < m, such as 2:4, not {count}:{of}")
+    return tuple(settings)
 
 
 def from_table(name: str, table: Mapping[str, Any], where: str) -> Intervention:
@@ -488,19 +488,21 @@ def as_interventions(given: Any) -> tuple[Intervention, ...]:
         listed = given
     else:
         listed = [given]
-    found: list[Intervention] = []
-    for one in listed:
-        if isinstance(one, str):
-            found.append(make(one, {}) if one.replace("_", "-") in KINDS else _of_other_package(one))
-        elif isinstance(one, Intervention):
-            found.append(one)
-        elif callable(one):
-            found.append(intervention(str(getattr(one, "__name__", type(one).__name__)), one))
+    interventions: list[Intervention] = []
+    for entry in listed:
+        if isinstance(entry, str):
+            interventions.append(
+                make(entry, {}) if entry.replace("_", "-") in KINDS else _of_other_package(entry)
+            )
+        elif isinstance(entry, Intervention):
+            interventions.append(entry)
+        elif callable(entry):
+            interventions.append(intervention(str(getattr(entry, "__name__", type(entry).__name__)), entry))
         else:
             raise BadInputError(
-                "interventions", f"{one!r} is not an intervention; use strati.truncate(...) and the like"
+                "interventions", f"{entry!r} is not an intervention; use strati.truncate(...) and the like"
             )
-    merged = merge(found)
+    merged = merge(interventions)
     if not merged:
         raise BadInputError("interventions", "none given; use strati.truncate(rank=[1, 4]) and the like")
     return merged
@@ -509,8 +511,8 @@ def as_interventions(given: Any) -> tuple[Intervention, ...]:
 def _of_other_package(name: str) -> Intervention:
     function = plugins.load(plugins.INTERVENTIONS, name)
     if function is None:
-        known = (*KINDS, *plugins.names(plugins.INTERVENTIONS))
-        raise BadInputError("interventions", f"no intervention {name!r}; {nearest(name, known)}")
+        names = (*KINDS, *plugins.names(plugins.INTERVENTIONS))
+        raise BadInputError("interventions", f"no intervention {name!r}; {nearest(name, names)}")
     return intervention(name, function)
 
 
@@ -521,17 +523,19 @@ def merge(found: Sequence[Intervention]) -> tuple[Intervention, ...]:
         BadInputError: One name with two functions, networks or numbers of draws.
     """
     merged: dict[str, Intervention] = {}
-    for one in found:
-        before = merged.get(one.name)
+    for intervention in found:
+        before = merged.get(intervention.name)
         if before is None:
-            merged[one.name] = one
+            merged[intervention.name] = intervention
             continue
-        if before.source is not one.source or before.draws != one.draws:
+        if before.source is not intervention.source or before.draws != intervention.draws:
             raise BadInputError(
-                one.name, "is given twice with different sources or draws; give it another name"
+                intervention.name, "is given twice with different sources or draws; give it another name"
             )
-        settings = dict.fromkeys((*before.settings, *one.settings))
-        merged[one.name] = Intervention(one.name, tuple(settings), one.draws, one.source)
+        settings = dict.fromkeys((*before.settings, *intervention.settings))
+        merged[intervention.name] = Intervention(
+            intervention.name, tuple(settings), intervention.draws, intervention.source
+        )
     return tuple(merged.values())
 
 
@@ -539,12 +543,14 @@ def identity(found: Sequence[Intervention]) -> list[dict[str, Any]]:
     """Interventions as plain values on which rows depend, functions by their name and code."""
     return [
         {
-            "name": one.name,
-            "settings": [list(map(list, s)) for s in one.settings],
-            "draws": one.draws,
-            "function": _code(one.source) if callable(one.source) and one.name not in KINDS else None,
+            "name": intervention.name,
+            "settings": [list(map(list, s)) for s in intervention.settings],
+            "draws": intervention.draws,
+            "function": _code(intervention.source)
+            if callable(intervention.source) and intervention.name not in KINDS
+            else None,
         }
-        for one in found
+        for intervention in found
     ]
 
 

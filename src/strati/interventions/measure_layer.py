@@ -110,8 +110,10 @@ class Subject:
         """What the user's function says of the network as it is now: one number, or one for every example."""
         assert self.evaluate is not None
         with torch.no_grad():
-            given = self.evaluate(self.model)
-        values = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, dtype=float)
+            evaluation = self.evaluate(self.model)
+        values = np.asarray(
+            evaluation.detach().cpu() if hasattr(evaluation, "detach") else evaluation, dtype=float
+        )
         if values.ndim == 0:
             return Measured(float(values), {})
         if values.ndim != 1 or values.size == 0:
@@ -173,17 +175,17 @@ def measure_layer(
     if not target.composite:
         before = _metrics_of(values, values, target, plan)
     trained = trained_metrics(subject, target, plan)
-    whole = {"activation_disagreement": 0.0, "js_divergence": 0.0}
-    extra = whole if plan.activations and subject.task else {}
-    found = [_row(subject, target, Point("intact"), "trained values", intact, (before, extra, trained))]
+    no_difference = {"activation_disagreement": 0.0, "js_divergence": 0.0}
+    extra = no_difference if plan.activations and subject.task else {}
+    rows = [_row(subject, target, Point("intact"), "trained values", intact, (before, extra, trained))]
     for point, change, outcome in zip(points, changes, outcomes, strict=True):
         if isinstance(change, PointFailure):
-            found.append(failed_row(subject.name, target, point, change.reason))
+            rows.append(failed_row(subject.name, target, point, change.reason))
             continue
         sensitivity = next(scores)
         if isinstance(outcome, PointFailure):
             row = failed_row(subject.name, target, point, outcome.reason)
-            found.append(row | {"initialiser": change.initialiser})
+            rows.append(row | {"initialiser": change.initialiser})
             continue
         if block:
             after = mean_metrics([inside[name] for name in change.blocks])
@@ -200,8 +202,8 @@ def measure_layer(
             row |= {"calibration_tokens": covariance.tokens, "warning": next(iter(covariance.warnings), None)}
         if plan.degeneracy and change.intervention in RANDOM_VALUES and row["status"] == "done":
             row |= _degeneracy(subject, target, plan, change)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def failed_row(network: str, target: Target, point: Point, reason: str) -> dict[str, Any]:
@@ -251,42 +253,42 @@ def layer_changes(
 ) -> list[Change | PointFailure]:
     """The change of each point, or the reason why it cannot be made."""
     scheme = scheme_of(subject.model, plan.init)
-    known = {one.name: one for one in plan.interventions}
+    interventions = {intervention.name: intervention for intervention in plan.interventions}
     layer = LayerEdits(target, values, None if subject.calibration is None else subject.calibration.of)
-    found: list[Change | PointFailure] = []
+    changes: list[Change | PointFailure] = []
     for point in points:
         kind, draw = point.intervention, point.draw
         try:
             if kind == "reinitialise":
                 weight, bias = _initial_values(subject, target, values)
-                found.append(Change(kind, draw, weight, bias, "its own initial values"))
+                changes.append(Change(kind, draw, weight, bias, "its own initial values"))
             elif kind == "rerandomise":
                 rng = stream(plan.seed, "rerandomise", subject.name, target.name, draw)
                 weight, bias, text = scheme.draw(target, values, rng)
-                found.append(Change(kind, draw, weight, bias, text))
+                changes.append(Change(kind, draw, weight, bias, text))
             elif target.kind == "experts":
-                found.append(subject.expert_change(target, point))
+                changes.append(subject.expert_change(target, point))
             else:
                 rng = stream(plan.seed, kind, point.text or "", subject.name, target.name, draw)
-                found.append(make_change(layer, known[kind], point, rng, others))
+                changes.append(make_change(layer, interventions[kind], point, rng, others))
         except (BadInputError, np.linalg.LinAlgError) as error:
-            found.append(PointFailure(str(error)))
-    return found
+            changes.append(PointFailure(str(error)))
+    return changes
 
 
 def _initial_values(subject: Subject, target: Target, values: Values) -> Values:
     assert subject.initial is not None
-    found: list[Any] = []
+    initial_values: list[Any] = []
     for part, now in zip(("weight", "bias"), values, strict=True):
         name = f"{target.name}.{part}"
         if now is None:
-            found.append(None)
+            initial_values.append(None)
             continue
         first = subject.initial.get(name)
         if first is None or first.shape != now.shape:
             raise BadInputError(name, "the initial checkpoint does not have it in this shape")
-        found.append(np.asarray(first, np.float32))
-    return found[0], found[1]
+        initial_values.append(np.asarray(first, np.float32))
+    return initial_values[0], initial_values[1]
 
 
 def _baselines(
@@ -364,11 +366,11 @@ def _outcomes(
     if watch is not None:
         for inputs in probe.inputs(target.name):
             watch(inputs)
-    found: list[Measured | PointFailure] = []
+    outcomes: list[Measured | PointFailure] = []
     for start in range(0, len(changes), _STACKED):
         part = changes[start : start + _STACKED]
-        found += probe.measure(target, part, activations=plan.activations)
-    return found
+        outcomes += probe.measure(target, part, activations=plan.activations)
+    return outcomes
 
 
 def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | PointFailure:
@@ -380,13 +382,13 @@ def _evaluated(subject: Subject, target: Target, change: Change) -> Measured | P
 
 
 def _metrics_of(intact: Values, now: Values, target: Target, plan: StudyConfig) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     before, after = as_matrix(intact[0], target.kind), as_matrix(now[0], target.kind)
     if plan.spectral:
-        found |= spectral_metrics(as_matrices(now[0], target.kind))
-    found |= distances(intact, now)
+        metrics |= spectral_metrics(as_matrices(now[0], target.kind))
+    metrics |= distances(intact, now)
     extra, notes = plugin_metrics(plan.plugins, before, after)
-    return found | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})
+    return metrics | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})
 
 
 def _metrics_after(

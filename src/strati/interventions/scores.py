@@ -104,5 +104,5 @@ def _groups(sums: FloatArray, counts: FloatArray, mean: float, most: int) -> Flo
     size = -(-len(sums) // most)
     starts = np.arange(0, len(sums), size)
     s, n = np.add.reduceat(sums, starts), np.add.reduceat(counts, starts)
-    found: FloatArray = mean + (s - mean * n) * (len(starts) / n.sum())
-    return found
+    pseudo_values: FloatArray = mean + (s - mean * n) * (len(starts) / n.sum())
+    return pseudo_values

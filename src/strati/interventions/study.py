@@ -95,8 +95,8 @@ class Study(Result):
     @property
     def metrics(self) -> tuple[str, ...]:
         """The names of the metrics recorded."""
-        found = dict.fromkeys(name for row in self.rows for name in row)
-        return tuple(name for name in found if name not in NO_METRICS)
+        columns = dict.fromkeys(name for row in self.rows for name in row)
+        return tuple(name for name in columns if name not in NO_METRICS)
 
     @property
     def warnings(self) -> list[dict[str, str]]:
@@ -207,9 +207,9 @@ def study(
     config = resolve(StudyConfig, config, options, of=study)
     config.check()
     config = replace(config, plugins={**plugins.load_all(plugins.METRICS), **config.plugins})
-    given = evaluate is not None or data is not None
-    if is_spec(model, given=given):
-        if given:
+    has_measure = evaluate is not None or data is not None
+    if is_spec(model, given=has_measure):
+        if has_measure:
             raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
         spec = model if isinstance(model, Spec) else read_spec(model)  # type: ignore[arg-type]
         job = spec_job(override(spec, config, set(options)), config, find_data)
@@ -277,7 +277,7 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
             open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
         )
         stack.enter_context(interruptible(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
-        list(store.units())  # a damaged row is found now, not after hours
+        list(store.units())  # a damaged row is measured_study now, not after hours
         job.prepare(folder)
         trainings = _untrained(folder, store, job.train(folder))
         run.expect(len(trainings) + len(_unfinished(job, folder, store, run)))
@@ -289,23 +289,23 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
         place = None if out is None else str(folder / STORE)
         origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
         counts = job.about["performance"], _rows(store), job.about["units"]
-        found = Study(job.name, *counts, place, origin, job.body)
-        _check_done(found)
-        return found
+        measured_study = Study(job.name, *counts, place, origin, job.body)
+        _check_done(measured_study)
+        return measured_study
 
 
-def _check_done(found: Study) -> None:
+def _check_done(measured_study: Study) -> None:
     """A study without one changed layer that could be measured is no study.
 
     Raises:
         BadInputError: There is none; the reason is the commonest one.
     """
-    changed = [row for row in found.rows if row["intervention"] != "intact"]
+    changed = [row for row in measured_study.rows if row["intervention"] != "intact"]
     if changed and not any(row["status"] == "done" for row in changed):
         reasons = Counter(str(row["reason"]) for row in changed)
         reason, count = reasons.most_common(1)[0]
         why = f"every point failed, all {len(changed)} changed layers; {count} of them: {reason}"
-        raise BadInputError(found.store or found.name, why)
+        raise BadInputError(measured_study.store or measured_study.name, why)
 
 
 def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:
@@ -348,14 +348,18 @@ def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
 
     if not units:
         return []
-    kept = {
-        found.key: found.value["networks"]
-        for found in store.units()
-        if found.reason is None and "networks" in found.value
+    stored_networks = {
+        record.key: record.value["networks"]
+        for record in store.units()
+        if record.reason is None and "networks" in record.value
     }
 
     def there(name: str, digest: str) -> bool:
         path = folder / "networks" / f"{name}.npz"
         return path.is_file() and digest_of(path.read_bytes()) == digest
 
-    return [u for u in units if u.key not in kept or not all(there(n, d) for n, d in kept[u.key].items())]
+    return [
+        u
+        for u in units
+        if u.key not in stored_networks or not all(there(n, d) for n, d in stored_networks[u.key].items())
+    ]

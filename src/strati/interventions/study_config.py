@@ -122,25 +122,30 @@ class StudyConfig:
 
     def points(self, target: Target, initial: bool) -> list[Point]:
         """What a layer or block goes through; re-initialising needs initial values, a run of blocks as many blocks."""
-        found = [Point("intact")]
-        for one in self.interventions:
+        points = [Point("intact")]
+        for intervention in self.interventions:
             unit = target.kind if target.composite else "layer"
-            if unit_of(one.name) != unit or (one.name == "reinitialise" and not initial):
+            if unit_of(intervention.name) != unit or (intervention.name == "reinitialise" and not initial):
                 continue
-            for setting in one.settings:
-                if run_length(one.name, dict(setting)) <= max(len(target.members), 1):
-                    found += [Point(one.name, setting, draw) for draw in range(one.times(self.draws))]
-        return found
+            for setting in intervention.settings:
+                if run_length(intervention.name, dict(setting)) <= max(len(target.members), 1):
+                    points += [
+                        Point(intervention.name, setting, draw)
+                        for draw in range(intervention.times(self.draws))
+                    ]
+        return points
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the interventions."""
-        return tuple(one.name for one in self.interventions)
+        return tuple(intervention.name for intervention in self.interventions)
 
     @property
     def data_aware(self) -> bool:
         """Whether some setting needs the input covariances of layers."""
-        return any(reads_inputs(setting) for one in self.interventions for setting in one.settings)
+        return any(
+            reads_inputs(setting) for intervention in self.interventions for setting in intervention.settings
+        )
 
     def settings(self) -> dict[str, Any]:
         """The fields that rows depend on, as plain values; a part of every unit's key."""
@@ -154,12 +159,14 @@ class StudyConfig:
             "metrics",
             "samples",
         )
-        found = {name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")}
+        plain_fields = {
+            name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")
+        }
         if (
             self.learning_coefficient
         ):  # studies without it keep the keys they had before there was such a metric
-            found["learning_coefficient"] = True
-        return found | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
+            plain_fields["learning_coefficient"] = True
+        return plain_fields | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
     def run(
         self, tick: Tick = silent, engine: str = "local", address: str | None = None, *, workers: int = 1
@@ -180,17 +187,17 @@ class StudyConfig:
             Traceback (most recent call last):
             strati.core.errors.BadInputError: evaluate: say whether more is better: higher_is_better=True or False
         """
-        own = getattr(evaluate, "__name__", "")
-        name = self.performance or (own if own.isidentifier() else "performance")
+        function_name = getattr(evaluate, "__name__", "")
+        name = self.performance or (function_name if function_name.isidentifier() else "performance")
         key = name.lower().replace("-", "_")
-        known = True if key in HIGHER else False if key in LOWER else None
-        if self.higher_is_better is None and known is None:
+        named_direction = True if key in HIGHER else False if key in LOWER else None
+        if self.higher_is_better is None and named_direction is None:
             raise BadInputError("evaluate", "say whether more is better: higher_is_better=True or False")
-        if known is not None and self.higher_is_better not in (None, known):
-            word = "more" if known else "less"
+        if named_direction is not None and self.higher_is_better not in (None, named_direction):
+            word = "more" if named_direction else "less"
             why = f"contradicts the measure's name {name!r}, of which {word} is better; rename it with performance="
             raise BadInputError("higher_is_better", why)
-        return name, bool(known if self.higher_is_better is None else self.higher_is_better)
+        return name, bool(named_direction if self.higher_is_better is None else self.higher_is_better)
 
 
 def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:

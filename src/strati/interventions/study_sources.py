@@ -140,19 +140,19 @@ class _SpecPlanner:
     def layers(self, folder: Path, store: Store) -> list[Unit]:
         """One unit per layer, with the files it reads; those of a failed training know that it failed."""
         trainings = {n: unit for unit in self.train(folder) for n in unit.config["networks"]}
-        reasons = {found.key: found.reason for found in store.units() if found.reason is not None}
+        reasons = {record.key: record.reason for record in store.units() if record.reason is not None}
         common = {"data": self.digest, "plan": self.plan.settings(), "others": self.others}
         units: list[Unit] = []
         for number, name in enumerate(self.names):
             files = {"data": str(folder / "data.npz")}
-            own: dict[str, Any] = {"weights": self.weights}
+            network_config: dict[str, Any] = {"weights": self.weights}
             if self.spec.trained_here:
                 training = trainings[number].key
                 files["network"] = str(folder / "networks" / f"{name}.npz")
-                own = {"weights": training, "number": number}
+                network_config = {"weights": training, "number": number}
                 if training in reasons:
-                    own["untrained"] = reasons[training]
-            units += layer_units(common | own, name, self.targets, files)
+                    network_config["untrained"] = reasons[training]
+            units += layer_units(common | network_config, name, self.targets, files)
         return units
 
     def fail(self, unit: Unit, reason: str) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ def model_job(
         about=_about("study", measure, units, None)
         | {
             "origin": {
-                "layers": shapes_of(t for some in targets.values() for t in some),
+                "layers": shapes_of(t for network_targets in targets.values() for t in network_targets),
                 "networks": {
                     name: {"hash": weights_digest(s.model)}
                     | ({"path": paths[name], "activation": plan.activation} if name in paths else {})
@@ -248,7 +248,9 @@ def model_job(
                 "measure": {"batch": plan.batch, "context": plan.context},
                 "calibration": {"rows": sum(map(len, calibration))} if calibration else None,
                 "without_blocks": "drop" in plan.names
-                and not any(t.kind == "block" for some in targets.values() for t in some),
+                and not any(
+                    t.kind == "block" for network_targets in targets.values() for t in network_targets
+                ),
             }
         },
         body=ModelBody(subjects, plan, others),
@@ -267,12 +269,12 @@ def _about(name: str, task: Task, units: int, spec: Any) -> dict[str, Any]:
 def origin_of(spec: Spec, data: str, weights: str, model: nn.Module) -> dict[str, Any]:
     """Where the networks and data of a study by spec are, and their hashes."""
     where = spec.data.path or spec.data.name
-    found: dict[str, Any] = {"data": {"source": where, "hash": data}}
+    origin: dict[str, Any] = {"data": {"source": where, "hash": data}}
     if not spec.trained_here:
         path = Path(str(spec.network.path)).resolve()
         about = {"path": str(path), "weights": weights[:32], "hash": weights_digest(model)}
-        found["networks"] = {path.name: about}
-    return found
+        origin["networks"] = {path.name: about}
+    return origin
 
 
 def shapes_of(targets: Iterable[Target]) -> dict[str, Any]:
@@ -329,18 +331,22 @@ def _calibrated(
     Raises:
         BadInputError: There are no data to take them from, or they do not fit the network.
     """
-    given = None
+    calibration_rows = None
     if plan.calibration is not None:
-        given = calibration_data(plan.calibration, model, plan.context, plan.inputs)
+        calibration_rows = calibration_data(plan.calibration, model, plan.context, plan.inputs)
     if stored is None:
-        if given is None:
+        if calibration_rows is None:
             why = "data-aware edits need data for the input covariances; give calibration="
             raise BadInputError("calibration", why)
-        return None, given.calibration_batches()
-    if given is not None and given.kind != "tokens" and given.x.shape[1:] != stored.x_test.shape[1:]:
-        why = f"does not fit the data: rows of shape {given.x.shape[1:]} instead of {stored.x_test.shape[1:]}"
+        return None, calibration_rows.calibration_batches()
+    if (
+        calibration_rows is not None
+        and calibration_rows.kind != "tokens"
+        and calibration_rows.x.shape[1:] != stored.x_test.shape[1:]
+    ):
+        why = f"does not fit the data: rows of shape {calibration_rows.x.shape[1:]} instead of {stored.x_test.shape[1:]}"
         raise BadInputError("calibration", why)
-    stored = stored.with_calibration(None if given is None else given.x, plan.seed)
+    stored = stored.with_calibration(None if calibration_rows is None else calibration_rows.x, plan.seed)
     return stored, stored.calibration_batches()
 
 

@@ -104,7 +104,7 @@ class InterventionSpec:
 
     def all(self) -> tuple[Intervention, ...]:
         """Every intervention: those named in ``kinds`` and those with a table of settings."""
-        tables = {one.name: one for one in self.settings}
+        tables = {intervention.name: intervention for intervention in self.settings}
         named: list[Any] = [tables.get(kind, kind) for kind in self.kinds]
         return as_interventions([*named, *(t for t in self.settings if t.name not in self.kinds)])
 
@@ -137,11 +137,11 @@ class Spec:
     def plain(self) -> dict[str, Any]:
         """All it says as plain values."""
         bare = dataclasses.replace(self, interventions=dataclasses.replace(self.interventions, settings=()))
-        found = dataclasses.asdict(bare)
-        found["interventions"]["settings"] = identity(self.interventions.settings)
+        plain_values = dataclasses.asdict(bare)
+        plain_values["interventions"]["settings"] = identity(self.interventions.settings)
         if not self.metrics.learning_coefficient:  # specs from before this metric stay the same study
-            del found["metrics"]["learning_coefficient"]
-        return found
+            del plain_values["metrics"]["learning_coefficient"]
+        return plain_values
 
     @property
     def trained_here(self) -> bool:
@@ -211,33 +211,33 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
             return _spec(named, str(source), Path())
     path = Path(source if named is None else named)
     if not path.is_file():
-        known = ", ".join(builtin_names()) or f"none: fcn-digits {plugins.REPRODUCTIONS}"
+        available = ", ".join(builtin_names()) or f"none: fcn-digits {plugins.REPRODUCTIONS}"
         raise BadInputError(
-            source, f"no such file, and no built-in study of that name; built in are: {known}"
+            source, f"no such file, and no built-in study of that name; built in are: {available}"
         )
     try:
         if path.stat().st_size > 1_000_000:
             raise BadInputError(path, "over 1 MB: too large for a study spec")
-        found = tomllib.loads(path.read_text("utf-8"))
+        document = tomllib.loads(path.read_text("utf-8"))
     except RecursionError:
         raise BadInputError(path, "not a spec of a study: its lists are nested too deep") from None
     except ValueError as error:  # not TOML, not UTF-8, or a number of thousands of digits
         raise BadInputError(path, f"not TOML ({error})") from None
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
-    return _spec(found, str(path), path.parent)
+    return _spec(document, str(path), path.parent)
 
 
-def _spec(found: Mapping[str, Any], what: str, folder: Path) -> Spec:
+def _spec(document: Mapping[str, Any], what: str, folder: Path) -> Spec:
     plain = {f.name: f for f in dataclasses.fields(Spec) if f.name not in _SECTIONS}
-    _known(found, spec_keys(), what, "")
+    _known(document, spec_keys(), what, "")
     values: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in document.items():
         if name in _SECTIONS:
             if not isinstance(value, Mapping):
                 raise BadInputError(what, f"{name!r} is a section: write [{name}] and its keys below")
-            given, tables = _tables(value, what, folder) if name == "interventions" else (value, ())
-            made = _section(_SECTIONS[name], given, what, name, folder)
+            plain_keys, tables = _tables(value, what, folder) if name == "interventions" else (value, ())
+            made = _section(_SECTIONS[name], plain_keys, what, name, folder)
             values[name] = dataclasses.replace(made, settings=tables) if tables else made
         else:
             values[name] = _check(plain[name], value, what, name)
@@ -250,15 +250,15 @@ def _tables(
     section: Mapping[str, Any], what: str, folder: Path
 ) -> tuple[Mapping[str, Any], tuple[Intervention, ...]]:
     """The plain keys of ``[interventions]``, and the interventions of its tables; without ``kinds`` only these."""
-    given = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
-    found = []
+    plain_keys = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
+    interventions = []
     for name, table in section.items():
         if not isinstance(table, Mapping):
             continue
         place = table.get("checkpoint")
         moved = {"checkpoint": _network(folder, place)} if isinstance(place, str) else {}
-        found.append(from_table(name, {**table, **moved}, what))
-    named = given.get("kinds", KINDS if not found else ())
+        interventions.append(from_table(name, {**table, **moved}, what))
+    named = plain_keys.get("kinds", KINDS if not interventions else ())
     for kind in named if isinstance(named, list | tuple) else ():
         wants = INTERVENTIONS.get(kind) if isinstance(kind, str) else None
         if isinstance(kind, str) and wants is None:
@@ -268,40 +268,40 @@ def _tables(
             raise BadInputError(
                 what, f"interventions.kinds: {kind!r} needs settings: [interventions.{kind}] {needed}"
             )
-    if found and "kinds" not in given:
-        given["kinds"] = [one.name for one in found]
-    return given, merge(found)
+    if interventions and "kinds" not in plain_keys:
+        plain_keys["kinds"] = [intervention.name for intervention in interventions]
+    return plain_keys, merge(interventions)
 
 
 def _check_added(kind: str, what: str) -> None:
     """Refuse the name of an intervention that neither strati nor an installed package has."""
-    known = (*INTERVENTIONS, *plugins.names(plugins.INTERVENTIONS))
-    if kind not in known:
-        why = f"interventions.kinds is one of {', '.join(known)}, not {kind!r}{_near(kind, known)}"
+    names = (*INTERVENTIONS, *plugins.names(plugins.INTERVENTIONS))
+    if kind not in names:
+        why = f"interventions.kinds is one of {', '.join(names)}, not {kind!r}{_near(kind, names)}"
         raise BadInputError(what, why)
 
 
-def _section(kind: type, found: Mapping[str, Any], what: str, section: str, folder: Path) -> Any:
+def _section(kind: type, entries: Mapping[str, Any], what: str, section: str, folder: Path) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind) if "rule" in f.metadata}
-    _known(found, tuple(fields), what, f" in [{section}]")
-    values = {name: _check(fields[name], value, what, f"{section}.{name}") for name, value in found.items()}
+    _known(entries, tuple(fields), what, f" in [{section}]")
+    values = {name: _check(fields[name], value, what, f"{section}.{name}") for name, value in entries.items()}
     for name in ("path", "initial"):  # paths in a file are relative to the file
-        given = values.get(name)
-        if isinstance(given, str):
-            values[name] = _network(folder, given) if section == "network" else str(folder / given)
+        path = values.get(name)
+        if isinstance(path, str):
+            values[name] = _network(folder, path) if section == "network" else str(folder / path)
     return kind(**values)
 
 
-def _network(folder: Path, given: str) -> str:
+def _network(folder: Path, name: str) -> str:
     """Where a network is: beside the spec, or that of its name in the local Hugging Face cache."""
     from strati.io.hf_cache import cached_model, is_cache_id
 
-    beside = folder / given
-    return str(beside if beside.exists() or not is_cache_id(given) else cached_model(given))
+    beside = folder / name
+    return str(beside if beside.exists() or not is_cache_id(name) else cached_model(name))
 
 
-def _known(found: Mapping[str, Any], names: tuple[str, ...], what: str, where: str) -> None:
-    for name in found:
+def _known(entries: Mapping[str, Any], names: tuple[str, ...], what: str, where: str) -> None:
+    for name in entries:
         if name not in names:
             raise BadInputError(what, f"unknown key {name!r}{where}{_near(name, names)}")
 

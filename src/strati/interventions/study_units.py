@@ -141,8 +141,8 @@ def layer_units(
 
 def target_of(unit: Unit) -> Target:
     """The layer a unit is about."""
-    found = dict(unit.config["target"])
-    return Target(**found | {"shape": tuple(found["shape"]), "members": tuple(found["members"])})
+    fields = dict(unit.config["target"])
+    return Target(**fields | {"shape": tuple(fields["shape"]), "members": tuple(fields["members"])})
 
 
 def network_name(number: int) -> str:
@@ -186,7 +186,7 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
     import torch
 
     assert subject.evaluate is not None
-    intact, kept = subject.intact(), {k: v.clone() for k, v in subject.model.state_dict().items()}
+    intact, trained_state = subject.intact(), {k: v.clone() for k, v in subject.model.state_dict().items()}
     try:
         with torch.no_grad():
             for parameter in subject.model.parameters():
@@ -203,7 +203,7 @@ def check_direction(subject: Subject, measure: str, higher_is_better: bool) -> N
         )
         return
     finally:
-        subject.model.load_state_dict(kept)
+        subject.model.load_state_dict(trained_state)
     if zeroed > intact if higher_is_better else zeroed < intact:
         word = "more" if higher_is_better else "less"
         why = (
@@ -220,26 +220,28 @@ def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -
     units = {unit_of(name) for name in plan.names}
     if "experts" in units:
         experts = find_experts(model, plan.patterns, required=units == {"experts"})
-        others = tuple(one for one in plan.interventions if unit_of(one.name) != "experts")
+        others = tuple(
+            intervention for intervention in plan.interventions if unit_of(intervention.name) != "experts"
+        )
         if not others:
             return experts
         return (*targets_of(model, replace(plan, interventions=others), run), *experts)
     if "block" not in units:
         return find_targets(model, plan.patterns)
     alone = units == {"block"}
-    kept = find_blocks(model, run, plan.patterns, required=alone)
-    if not kept:
+    blocks = find_blocks(model, run, plan.patterns, required=alone)
+    if not blocks:
         return find_targets(model, plan.patterns)
     if alone:
-        return kept
+        return blocks
     every = find_targets(model)  # a pattern may name a block and no layer
-    chosen = chosen_names(
+    names = chosen_names(
         [t.name for t in every], plan.patterns, whole=[t.name for t in find_blocks(model, run)]
     )
-    layers = tuple(t for t in every if t.name in chosen)
+    layers = tuple(t for t in every if t.name in names)
     if not layers:
         raise BadInputError("layers", f"{', '.join(plan.patterns)} matches blocks, but no layer inside them")
-    return (*layers, *kept)
+    return (*layers, *blocks)
 
 
 def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
@@ -248,27 +250,29 @@ def other_networks(plan: StudyConfig, targets: tuple[Target, ...]) -> Others:
     Raises:
         BadInputError: One is not there, or has other layers.
     """
-    found: dict[str, dict[str, NDArray[Any]]] = {}
+    networks: dict[str, dict[str, NDArray[Any]]] = {}
     names = {f"{t.name}.{part}" for t in targets for part in ("weight", "bias")}
-    for one in plan.interventions:
-        if one.name not in KINDS or not KINDS[one.name].source:
+    for intervention in plan.interventions:
+        if intervention.name not in KINDS or not KINDS[intervention.name].source:
             continue
-        for setting in one.settings:
-            key = source_key(one, setting)
-            given = one.source if one.source is not None else key
-            if isinstance(given, str) and given == f"{one.name}:source":
-                raise BadInputError(one.name, "needs the other network: a path, a module or tensors by name")
-            if key not in found:
-                tensors = tensors_of(given)
-                found[key] = {n.removeprefix("module."): v for n, v in tensors.items()}
-                found[key] = {n: v for n, v in found[key].items() if n in names}
+        for setting in intervention.settings:
+            key = source_key(intervention, setting)
+            source = intervention.source if intervention.source is not None else key
+            if isinstance(source, str) and source == f"{intervention.name}:source":
+                raise BadInputError(
+                    intervention.name, "needs the other network: a path, a module or tensors by name"
+                )
+            if key not in networks:
+                tensors = tensors_of(source)
+                networks[key] = {n.removeprefix("module."): v for n, v in tensors.items()}
+                networks[key] = {n: v for n, v in networks[key].items() if n in names}
                 for target in targets:
-                    there = found[key].get(f"{target.name}.weight")
+                    there = networks[key].get(f"{target.name}.weight")
                     if not target.composite and (there is None or tuple(there.shape) != target.shape):
                         shape = "is not there" if there is None else f"is {tuple(there.shape)} there"
                         why = f"the other network does not match: {target.name}.weight {target.shape} {shape}"
-                        raise BadInputError(one.name, why)
-    return found
+                        raise BadInputError(intervention.name, why)
+    return networks
 
 
 def digests(others: Others) -> dict[str, str]:

@@ -112,8 +112,8 @@ def _tables(
     if len(plain):
         parts.append((f"{name} after changing one layer", plain, "intervention"))
     for kind in dict.fromkeys(changed[changed["setting"].notna()]["intervention"]):
-        own = changed[(changed["intervention"] == kind) & changed["setting"].notna()]
-        parts.append((f"{name} after {kind} of one layer", own, "setting"))
+        kind_rows = changed[(changed["intervention"] == kind) & changed["setting"].notna()]
+        parts.append((f"{name} after {kind} of one layer", kind_rows, "setting"))
     tables = []
     for title, part, by in parts:
         heads = list(dict.fromkeys(row[by] for row in study.rows if row[by] in set(part[by])))

@@ -109,21 +109,21 @@ def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tu
         >>> [(t.name, t.kind, t.shape) for t in find_targets(net)]
         [('0', 'linear', (3, 4)), ('2', 'linear', (2, 3))]
     """
-    seen: set[int] = set()
-    found: list[Target] = []
+    weight_ids: set[int] = set()
+    targets: list[Target] = []
     block = blocks([f"{name}.weight" for name, _ in model.named_modules()])
     for name, module in model.named_modules():
         kind = _kind(module)
-        if kind is None or id(module.weight) in seen:
+        if kind is None or id(module.weight) in weight_ids:
             continue
-        seen.add(id(module.weight))
+        weight_ids.add(id(module.weight))
         shape = tuple(int(n) for n in module.weight.shape)
         bias = getattr(module, "bias", None) is not None
-        found.append(Target(name, kind, _type(name, kind, shape, block[f"{name}.weight"]), shape, bias))
-    if not found:
+        targets.append(Target(name, kind, _type(name, kind, shape, block[f"{name}.weight"]), shape, bias))
+    if not targets:
         raise BadInputError("layers", "the network has no layer that can be changed")
-    names = chosen_names([t.name for t in found], patterns)
-    return tuple(t for t in found if t.name in names)
+    names = chosen_names([t.name for t in targets], patterns)
+    return tuple(t for t in targets if t.name in names)
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
@@ -137,13 +137,13 @@ def tied_names(model: torch.nn.Module) -> dict[str, str]:
         {'1': '0'}
     """
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    tied: dict[str, str] = {}
     for name, module in model.named_modules():
         if _kind(module) is not None:
-            own = first.setdefault(id(module.weight), name)
-            if own != name:
-                found[name] = own
-    return found
+            first_name = first.setdefault(id(module.weight), name)
+            if first_name != name:
+                tied[name] = first_name
+    return tied
 
 
 def chosen_names(
@@ -168,12 +168,12 @@ def chosen_names(
     tensors = {f"{name}.weight": name for name in layers} | {f"{name}.any.weight": name for name in whole}
     numbers = blocks(tensors)
     items = [_Named(name, f"{name}.weight", numbers[tensor]) for tensor, name in tensors.items()]
-    wanted = as_patterns(patterns)
-    found = {item.name for item in select(items, wanted)}
-    without = [pattern.removeprefix("!") for pattern in wanted if pattern.startswith("!")]
+    pattern_list = as_patterns(patterns)
+    names = {item.name for item in select(items, pattern_list)}
+    without = [pattern.removeprefix("!") for pattern in pattern_list if pattern.startswith("!")]
     gone = {item.name for item in select(items, without)} if without else set()
-    around = {name for name in whole if any(one.startswith(f"{name}.") for one in found)}
-    return frozenset(found | (around - gone))
+    around = {name for name in whole if any(layer.startswith(f"{name}.") for layer in names)}
+    return frozenset(names | (around - gone))
 
 
 @dataclass(frozen=True)
@@ -361,15 +361,15 @@ def _averaged(forwards: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
 @contextmanager
 def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
     """A module with another ``forward``; afterwards its own is back."""
-    own = module.__dict__.get("forward")
+    original = module.__dict__.get("forward")
     module.forward = forward
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             del module.forward
         else:
-            module.forward = own
+            module.forward = original
 
 
 def as_matrix(weight: NDArray[Any], kind: str) -> NDArray[Any]:

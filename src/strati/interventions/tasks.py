@@ -145,13 +145,13 @@ class Task:
         from torch.nn import functional
 
         if self.performance == "accuracy":
-            found = logits.argmax(-1) == targets
+            scores = logits.argmax(-1) == targets
         else:
             flat = logits.reshape(-1, logits.shape[-1]).float()
-            found = functional.cross_entropy(
+            scores = functional.cross_entropy(
                 flat, targets.reshape(-1), ignore_index=IGNORED, reduction="none"
             )
-        summed: Tensor = found.reshape(len(targets), -1).sum(1, dtype=torch.float64)
+        summed: Tensor = scores.reshape(len(targets), -1).sum(1, dtype=torch.float64)
         return summed
 
     def add_up(self, logits: Tensor, targets: Tensor) -> float:
@@ -247,8 +247,8 @@ def find_data(name: str) -> Path:
     """
     find = plugins.load(plugins.DATASETS, name)
     if find is None:
-        known = plugins.names(plugins.DATASETS)
-        others = ", ".join(("digits", *known)) if known else f"digits; any other {plugins.REPRODUCTIONS}"
+        names = plugins.names(plugins.DATASETS)
+        others = ", ".join(("digits", *names)) if names else f"digits; any other {plugins.REPRODUCTIONS}"
         raise BadInputError(name, f"no such data set; there are {others}; or give data.path")
     return Path(find())
 
@@ -269,11 +269,11 @@ def prepare(
     """
     from strati import embedded
 
-    wanted = spec.data
-    if wanted.path is not None:
-        path = Path(wanted.path)
+    data_spec = spec.data
+    if data_spec.path is not None:
+        path = Path(data_spec.path)
     else:
-        path = embedded.path("digits.npz") if wanted.name == "digits" else Path(find(str(wanted.name)))
+        path = embedded.path("digits.npz") if data_spec.name == "digits" else Path(find(str(data_spec.name)))
     if not path.is_file():
         raise BadInputError(path, "no such data file")
     data = (
@@ -281,15 +281,15 @@ def prepare(
     )
     data = replace(
         data,
-        x=data.x[: wanted.train],
-        y=None if data.y is None else data.y[: wanted.train],
-        x_test=data.x_test[: wanted.test],
-        y_test=None if data.y_test is None else data.y_test[: wanted.test],
+        x=data.x[: data_spec.train],
+        y=None if data.y is None else data.y[: data_spec.train],
+        x_test=data.x_test[: data_spec.test],
+        y_test=None if data.y_test is None else data.y_test[: data_spec.test],
     )
-    if wanted.mean is not None:
-        data = replace(data, mean=tuple(map(float, wanted.mean)))
-    if wanted.std is not None:
-        data = replace(data, std=tuple(map(float, wanted.std)))
+    if data_spec.mean is not None:
+        data = replace(data, mean=tuple(map(float, data_spec.mean)))
+    if data_spec.std is not None:
+        data = replace(data, std=tuple(map(float, data_spec.std)))
     channels = data.shape[0] if data.shape else 1
     for name, values in (("mean", data.mean), ("std", data.std)):
         if len(values) not in (1, channels):
@@ -393,8 +393,8 @@ def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, v
     if tokenise is not None:
         tokens = np.asarray(tokenise(text), np.int32)
     else:
-        found, places = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
-        tokens, vocabulary = places.astype(np.int32), len(found)
+        alphabet, places = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
+        tokens, vocabulary = places.astype(np.int32), len(alphabet)
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)
     if len(windows) < 2:
         raise BadInputError(path, f"too short: fewer than two windows of {length} tokens")

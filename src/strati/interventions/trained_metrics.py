@@ -37,10 +37,10 @@ def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict
 def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
     """The metrics of every block of a stack that a run of blocks from ``target`` on may hold, by name."""
     longest = max(
-        run_length(one.name, dict(s))
-        for one in plan.interventions
-        if unit_of(one.name) == "block"
-        for s in one.settings
+        run_length(intervention.name, dict(s))
+        for intervention in plan.interventions
+        if unit_of(intervention.name) == "block"
+        for s in intervention.settings
     )
     for name in target.members[:longest]:
         if name not in subject.inside:
