@@ -340,17 +340,17 @@ def _verdicts(
     points: pd.DataFrame,
     intervention: str | None,
     rows: list[MetricRow],
-    found: Mapping[str, Evidence],
+    evidence_by_metric: Mapping[str, Evidence],
     performance: Mapping[str, Any],
     config: AuditConfig,
     significant: Mapping[str, tuple[str, ...]],
 ) -> list[Verdict]:
     pooled = {row.metric: row for row in rows if row.layer is None}
     size = points["layer"].nunique(), points["network"].nunique()
-    changes = typical_changes(table, points, list(found), config)
+    changes = typical_changes(table, points, list(evidence_by_metric), config)
     by_kind = {str(kind): part for kind, part in points.groupby("intervention")}
     made = []
-    for name, evidence in found.items():
+    for name, evidence in evidence_by_metric.items():
         if evidence.n == 0:
             continue
         types = [r for r in rows if r.metric == name and r.layer is not None and r.layer.startswith("type:")]

@@ -284,9 +284,9 @@ class _Judge:
         largest = 0
         for part in self._layers():
             for kind in np.unique(kinds[part]):
-                own = part[kinds[part] == kind]
-                largest = max(largest, len(own))
-                x[own], y[own] = _ranks(self.values[own]), _ranks(self.y[own, None])[:, 0]
+                members = part[kinds[part] == kind]
+                largest = max(largest, len(members))
+                x[members], y[members] = _ranks(self.values[members]), _ranks(self.y[members, None])[:, 0]
         if len(np.unique(kinds)) < 2 or largest < 2:
             return np.full(self.values.shape[1], np.nan)
         return _correlations(x, y)
@@ -324,10 +324,10 @@ class _Judge:
             return None
         ranks = self._inner(self.values, sweep=False)
         sums, null = null_products(ranks, weights / len(areas), self._relabel())
-        seen = _correlations(ranks, weights)
+        correlations = _correlations(ranks, weights)
         size = null.std(1, keepdims=True)
         with np.errstate(invalid="ignore", divide="ignore"):
-            statistic = np.where(size[:, 0] > 0, np.abs(seen) / size[:, 0], 0.0)
+            statistic = np.where(size[:, 0] > 0, np.abs(correlations) / size[:, 0], 0.0)
             null = np.where(size > 0, np.abs(null) / size, 0.0)
         return _Areas(value, np.clip(2.0 * sums, -1.0, 1.0), value, statistic, null)
 

@@ -158,19 +158,19 @@ def apply(
         True
     """
     require("torch", "torch", "applying a plan")
-    chosen = resolve(ApplyConfig, config, options, of=apply)
+    settings = resolve(ApplyConfig, config, options, of=apply)
     from strati.interventions.compress.checkpoint_writer import Edits, open_network_of
     from strati.io.to_module import as_module
 
-    wanted = _wanted(plan)
-    study = plan.study if isinstance(plan, Plan) else _study_of(wanted)
+    plan_document = _wanted(plan)
+    study = plan.study if isinstance(plan, Plan) else _study_of(plan_document)
     source = _file_of(model)
     if out is not None:
         _check_place(Path(out), source)
     module = as_module(model) if source is None else open_network_of(source, study)
-    _check_network(wanted, module, source)
+    _check_network(plan_document, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
-    edits = Edits(wanted, module, study, chosen.factored, chosen.calibration)
+    edits = Edits(plan_document, module, study, settings.factored, settings.calibration)
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
             edits.write(source, Path(folder))
@@ -182,7 +182,7 @@ def apply(
             edits.write_adapter(folder / "adapter")
         tick("written")
         made = edits.reopen(folder, source, study)
-        measured, seconds = _measure(wanted, study, module, made, data, edits)
+        measured, seconds = _measure(plan_document, study, module, made, data, edits)
         tick("measured")
     return Applied(
         written=str(out),
@@ -190,10 +190,10 @@ def apply(
         parameters_after=edits.parameters_after,
         bytes_before=before,
         bytes_after=after,
-        predicted=dict(wanted["predicted"]),
+        predicted=dict(plan_document["predicted"]),
         measured=measured,
-        action=str(wanted["action"]),
-        performance=dict(wanted["performance"]),
+        action=str(plan_document["action"]),
+        performance=dict(plan_document["performance"]),
         seconds_before=seconds[0] if edits.factors else None,
         seconds_after=seconds[1] if edits.factors else None,
     )
@@ -207,8 +207,8 @@ def _wanted(plan: Any) -> dict[str, Any]:
     return load_plan(plan)
 
 
-def _study_of(wanted: Mapping[str, Any]) -> Study | None:
-    store = (wanted.get("study") or {}).get("store")
+def _study_of(plan_document: Mapping[str, Any]) -> Study | None:
+    store = (plan_document.get("study") or {}).get("store")
     if store is None or not Path(store).is_file():
         return None
     return load_study(Path(store).parent)
@@ -223,8 +223,8 @@ def _file_of(model: Any) -> Path | None:
     if is_module(model):
         return None
     network = open_network(model)
-    whole = not network.in_memory and not network.parts and not is_adapter(network)
-    return Path(network.path) if whole else None
+    rewritable = not network.in_memory and not network.parts and not is_adapter(network)
+    return Path(network.path) if rewritable else None
 
 
 def _check_place(out: Path, source: Path | None) -> None:
@@ -245,11 +245,11 @@ def _check_place(out: Path, source: Path | None) -> None:
         )
 
 
-def _check_network(wanted: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
+def _check_network(plan_document: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:
     from strati.interventions.targets import weights_digest
 
-    known = [n["hash"] for n in wanted.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
-    if known and weights_digest(module) not in known:
+    hashes = [n["hash"] for n in plan_document.get("networks", ()) if isinstance(n, Mapping) and "hash" in n]
+    if hashes and weights_digest(module) not in hashes:
         what = source if source is not None else "model"
         raise BadInputError(what, "is another network than the plan was made for (its weights differ)")
 
@@ -282,7 +282,7 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
 
 
 def _measure(
-    wanted: Mapping[str, Any],
+    plan_document: Mapping[str, Any],
     study: Study | None,
     module: nn.Module,
     made: nn.Module,
@@ -297,7 +297,7 @@ def _measure(
     from strati.interventions.measure_layer import Subject
 
     nothing = {"performance": None, "low": None, "high": None}
-    about = wanted["performance"]
+    about = plan_document["performance"]
     if data is not None:
         made = in_single(made)
         task = as_task(data, study or Study("plan", about, (), 0), made)
@@ -308,19 +308,19 @@ def _measure(
             return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
         made = made if evaluators[0].subject.task is None else in_single(made)
         subject = Subject("written", made, None, evaluators[0].subject.task, evaluators[0].subject.evaluate)
-    found = InterventionEvaluator(subject, {}, {}).now()
+    measurement = InterventionEvaluator(subject, {}, {}).now()
     scale = CostScale(
         str(about["name"]),
         bool(about["higher_is_better"]),
-        found.performance,
-        examples=found.examples,
+        measurement.performance,
+        examples=measurement.examples,
         chance=about.get("chance"),
     )
     low = high = None
-    if found.stderr is not None:
-        low, high = scale.interval(0.0, found.stderr, float(stats.norm.ppf(0.975)))
+    if measurement.stderr is not None:
+        low, high = scale.interval(0.0, measurement.stderr, float(stats.norm.ppf(0.975)))
     seconds = _seconds(in_single(module), made, subject) if edits.factors else (None, None)
-    return {"performance": found.performance, "low": low, "high": high}, seconds
+    return {"performance": measurement.performance, "low": low, "high": high}, seconds
 
 
 def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float | None, float | None]:
@@ -333,10 +333,10 @@ def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float |
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for _ in range(5):
-            for model, found in zip((before, after), times, strict=True):
+            for model, durations in zip((before, after), times, strict=True):
                 start = time.perf_counter()
                 subject.task.output(model, inputs)
-                found.append(time.perf_counter() - start)
+                durations.append(time.perf_counter() - start)
     return min(times[0]), min(times[1])
 
 

@@ -62,15 +62,16 @@ def read_budget(text: Any, action: str) -> Budget:
     if isinstance(text, dict) and len(text) == 1:
         ((name, amount),) = text.items()
         text = f"{name}={amount}"
-    found = re.fullmatch(r"\s*([a-z]+)\s*=\s*\+?([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(%?)\s*", str(text))
-    if found is None:
+    match = re.fullmatch(r"\s*([a-z]+)\s*=\s*\+?([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(%?)\s*", str(text))
+    if match is None:
         why = "is not a budget; write parameters=0.8, bits=4.0, rank=16, loss=+2% or loss=+0.05"
         raise BadInputError(text, why)
-    kind, value, percent = found[1], float(found[2]), found[3] == "%"
-    known = ACTIONS[action]
-    if kind not in known:
+    kind, value, percent = match[1], float(match[2]), match[3] == "%"
+    budget_kinds = ACTIONS[action]
+    if kind not in budget_kinds:
         raise BadInputError(
-            text, f"is not a budget for {action}; it takes {', '.join(known[:-1])} or {known[-1]}"
+            text,
+            f"is not a budget for {action}; it takes {', '.join(budget_kinds[:-1])} or {budget_kinds[-1]}",
         )
     if percent:
         value /= 100.0

@@ -49,29 +49,29 @@ class Candidates:
             self._plan = turned.options
         else:
             self.budget = target_size(budget, [c.shape for c in curves])
-            found = _checked(self.costs, self.sizes, self.budget, budget)
-            self._plan, self.exact = found.options, found.exact
+            choice = _checked(self.costs, self.sizes, self.budget, budget)
+            self._plan, self.exact = choice.options, choice.exact
 
     def plans(self) -> list[tuple[int, ...]]:
         """The best choice by added costs, and the best by powers of them."""
-        found = {self._plan: None}
+        plans = {self._plan: None}
         if not self.loss:
             for power in _POWERS[1:]:
                 costs = [np.sign(c) * np.abs(c) ** power for c in self.costs]
-                found[choose(costs, self.sizes, self.budget).options] = None
-        return list(found)
+                plans[choose(costs, self.sizes, self.budget).options] = None
+        return list(plans)
 
     def meet_loss(self, measure: Measure) -> None:
         """Tighten or loosen the added cost until the measured one just stays within the loss."""
         best: Choice | None = None
         low, high, allowed = 0.0, math.inf, self.allowed
         for _ in range(_ROUNDS):
-            found = choose(self.sizes, self.costs, allowed)
-            cost = measure(found.options).measured
+            choice = choose(self.sizes, self.costs, allowed)
+            cost = measure(choice.options).measured
             if cost is None:
                 return
             if cost <= self.allowed:
-                best = found if best is None or found.cost < best.cost else best
+                best = choice if best is None or choice.cost < best.cost else best
                 low = allowed
             else:
                 high = allowed
@@ -95,8 +95,8 @@ class Candidates:
         low, high = 0, len(spreads) - 1  # the last one keeps everything
         while low < high:
             middle = (low + high) // 2
-            found = measure(spreads[middle])
-            cost = found.predicted if found.measured is None else found.measured
+            combination = measure(spreads[middle])
+            cost = combination.predicted if combination.measured is None else combination.measured
             low, high = (low, middle) if cost <= self.allowed else (middle + 1, high)
         return spreads[low]
 
@@ -127,20 +127,20 @@ class Candidates:
 
     def corrected(self, measure: Measure, tried: Sequence[Combination]) -> list[Combination]:
         """The best choices by costs corrected for what the measured combinations say of layers changed together."""
-        seen, found = list(tried), list[Combination]()
+        combinations, corrections = list(tried), list[Combination]()
         if self.loss:  # met by measuring, not by adding
-            return found
+            return corrections
         for _ in range(_CORRECTIONS):
-            weights = layer_weights(self.curves, seen)
+            weights = layer_weights(self.curves, combinations)
             if weights is None:
                 break
             costs = [w * c for w, c in zip(weights, self.costs, strict=True)]
-            one = measure(choose(costs, self.sizes, self.budget).options)
-            if any(one is c for c in seen):  # nothing new to learn from
+            combination = measure(choose(costs, self.sizes, self.budget).options)
+            if any(combination is c for c in combinations):  # nothing new to learn from
                 break
-            seen.append(one)
-            found.append(one)
-        return found
+            combinations.append(combination)
+            corrections.append(combination)
+        return corrections
 
     def best(self, tried: Sequence[Combination], even: Sequence[Combination]) -> tuple[Combination, bool]:
         """The plan, and whether it is the even spread for want of anything better.
@@ -151,13 +151,13 @@ class Candidates:
         least). The least of many noisy numbers looks better than it is, so the error is that of as many comparisons as
         there were choices.
         """
-        known = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
-        if not known or self.loss:
+        measured_choices = [c for c in tried if c.measured is not None and math.isfinite(c.measured)]
+        if not measured_choices or self.loss:
             return tried[0], len(even) == 1 and tried[0].options == even[0].options
-        best = min(known, key=_measured)
+        best = min(measured_choices, key=_measured)
         fitting = [c for c in even if self._fits(c.options)]
         if len(fitting) == len(even):
-            gain = difference(best, even, 1 - (1 - _SURE) / len(known))
+            gain = difference(best, even, 1 - (1 - _SURE) / len(measured_choices))
             unsure = gain["low"] if gain["low"] is not None else gain["gain"]
             if unsure is not None and unsure <= 0:
                 return min(even, key=_measured), True
@@ -194,12 +194,12 @@ class Candidates:
         full = sum(float(s[-1]) for s in self.sizes)
         least = sum(float(s.min()) for s in self.sizes)
         for size in least + (full - least) * np.linspace(0.0, 1.0, points) ** 2:
-            found = choose(self.costs, self.sizes, float(size))
+            choice = choose(self.costs, self.sizes, float(size))
             share = float(size) / full
             even = [_largest(s, share * float(s[-1])) for s in self.sizes]
             yield {
                 "size": float(size),
-                "plan": self.scale.performance(added(self.curves, found.options)),
+                "plan": self.scale.performance(added(self.curves, choice.options)),
                 "uniform": self.scale.performance(added(self.curves, even)),
                 **{n: self._spread(n, values, float(size)) for n, values in (metrics or {}).items()},
             }

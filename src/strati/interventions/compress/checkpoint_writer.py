@@ -172,13 +172,13 @@ class Edits:
         state = {n: v.detach().cpu() for n, v in self.model.state_dict().items()}
         rename = self._rename(list(state))
         tensors: dict[str, Any] = {}
-        seen: dict[int, str] = {}
+        names_by_pointer: dict[int, str] = {}
         for name, value in state.items():
             layer = name.removesuffix(".weight")
             new = rename(name)
-            if new is None or (value.data_ptr() in seen and value.numel() > 1):
+            if new is None or (value.data_ptr() in names_by_pointer and value.numel() > 1):
                 continue
-            seen[value.data_ptr()] = name
+            names_by_pointer[value.data_ptr()] = name
             if layer in self.factors:
                 pair = factor_tensors(layer, *self.factors[layer], self.evaluator.target(layer))
                 tensors |= {n: _as_stored(v, value) for n, v in pair.items()}
@@ -272,11 +272,11 @@ class Edits:
 
         def rename(name: str) -> str | None:
             for head, numbers in heads.items():
-                number, _, rest = name[len(head) :].partition(".")
+                number, _, suffix = name[len(head) :].partition(".")
                 if name.startswith(head) and number.isdigit():
                     if int(number) in numbers:
                         return None
-                    return f"{head}{int(number) - sum(n < int(number) for n in numbers)}.{rest}"
+                    return f"{head}{int(number) - sum(n < int(number) for n in numbers)}.{suffix}"
             return name
 
         return rename
@@ -329,13 +329,13 @@ class Edits:
         state = {
             t.name: torch.from_numpy(np.array(file.read(t.name)).astype(np.float32)) for t in file.tensors
         }
-        known = made.state_dict()
+        parameters = made.state_dict()
         for name, value in state.items():
-            known[name].copy_(value)
+            parameters[name].copy_(value)
         return made.eval()
 
 
-def _calibration(model: nn.Module, study: Study | None, given: Any) -> SequentialInputs:
+def _calibration(model: nn.Module, study: Study | None, calibration: Any) -> SequentialInputs:
     """A copy of the network, and calibration data to run through it: those given, or the study's.
 
     Raises:
@@ -347,15 +347,19 @@ def _calibration(model: nn.Module, study: Study | None, given: Any) -> Sequentia
     from strati.interventions.inputs import calibration_data
 
     copied = in_single(copy.deepcopy(model)).eval()
-    if given is not None:
+    if calibration is not None:
         context = ((study.origin.get("measure") if study is not None else None) or {}).get("context", 128)
-        return SequentialInputs(copied, calibration_data(given, copied, int(context)).calibration_batches())
-    known = [e.subject.calibration for e in open_evaluators(study, model=model)] if study is not None else []
-    if not known or known[0] is None:
+        return SequentialInputs(
+            copied, calibration_data(calibration, copied, int(context)).calibration_batches()
+        )
+    stored_inputs = (
+        [e.subject.calibration for e in open_evaluators(study, model=model)] if study is not None else []
+    )
+    if not stored_inputs or stored_inputs[0] is None:
         raise BadInputError(
             "calibration", "the plan's edits need data and the study's are not at hand; give calibration"
         )
-    return SequentialInputs(copied, known[0].batches)
+    return SequentialInputs(copied, stored_inputs[0].batches)
 
 
 def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
@@ -366,9 +370,9 @@ def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
         'module.layer1.'
     """
     ends = [f"{stack}.", f"{stack.partition('.')[2]}."] if stack else [""]
-    found = [end for end in ends if end != "."]
-    found += [name[: name.index(f".{ends[0]}") + 1] + ends[0] for name in names if f".{ends[0]}" in name]
-    for head in dict.fromkeys(found):
+    heads = [end for end in ends if end != "."]
+    heads += [name[: name.index(f".{ends[0]}") + 1] + ends[0] for name in names if f".{ends[0]}" in name]
+    for head in dict.fromkeys(heads):
         if all(any(name.startswith(f"{head}{n}.") for name in names) for n in numbers):
             return head
     raise BadInputError(

@@ -99,21 +99,21 @@ def _search(
     for c, s, e in zip(costs, sizes, extras, strict=True):
         left -= float(s.min())
         size, cost, extra = ((a[:, None] + b).ravel() for a, b in ((size, s), (cost, c), (extra, e)))
-        kept = np.flatnonzero((extra < gap) & (size + left <= budget))
-        kept = kept[np.lexsort((cost[kept], size[kept]))]
-        falling = cost[kept] < np.minimum.accumulate(np.concatenate([[np.inf], cost[kept]]))[:-1]
-        kept = kept[falling]
-        if len(kept) > _MOST_STATES:
-            kept, exact = kept[np.sort(np.argsort(extra[kept], kind="stable")[:_MOST_STATES])], False
-        steps.append((kept // len(c), kept % len(c)))
-        size, cost, extra = size[kept], cost[kept], extra[kept]
+        states = np.flatnonzero((extra < gap) & (size + left <= budget))
+        states = states[np.lexsort((cost[states], size[states]))]
+        falling = cost[states] < np.minimum.accumulate(np.concatenate([[np.inf], cost[states]]))[:-1]
+        states = states[falling]
+        if len(states) > _MOST_STATES:
+            states, exact = states[np.sort(np.argsort(extra[states], kind="stable")[:_MOST_STATES])], False
+        steps.append((states // len(c), states % len(c)))
+        size, cost, extra = size[states], cost[states], extra[states]
     if len(cost):
-        place, found = int(np.argmin(cost)), list[int]()
+        place, reversed_options = int(np.argmin(cost)), list[int]()
         if cost[place] < _total(costs, best):
             for before, option in reversed(steps):
-                found.append(int(option[place]))
+                reversed_options.append(int(option[place]))
                 place = int(before[place])
-            best = found[::-1]
+            best = reversed_options[::-1]
     return best, _total(costs, best) if exact else bound, exact
 
 

@@ -90,23 +90,25 @@ def read_curves(
     meant = chosen_names((), layers, whole=names) if action == "drop" else chosen_names(names, layers)
     names = [name for name in names if name in meant]
     scale = scale_of(study)
-    found = []
+    curves = []
     for name in _in_order(names, study.origin.get("layers", {})):
         mine = [r for r in rows if r["layer"] == name]
         shape, what = _shape(study.origin.get("layers", {}), name, mine[0])
         options = []
         for setting in dict.fromkeys(r.get("setting") for r in mine):
-            chosen = [r for r in mine if r.get("setting") == setting]
+            setting_rows = [r for r in mine if r.get("setting") == setting]
             rank = None
             if energy_rank is not None and "energy=" in str(setting):
                 rank = energy_rank(name, str(setting))
             size = option_size(action, kind, setting, shape, rank)
-            options.append(_option(setting, size, chosen, intact, scale))
-        whole = full_size(kind, shape)
+            options.append(_option(setting, size, setting_rows, intact, scale))
+        full = full_size(kind, shape)
         count = next((len(o.groups) for o in options if o.groups is not None), 0)
-        kept = CurveOption(KEEP, whole, 0.0, 0.0, np.zeros(count) if count else None)
-        found.append(Curve(name, what, shape, _monotone([*(o for o in options if o.size <= whole), kept])))
-    return found
+        keep_option = CurveOption(KEEP, full, 0.0, 0.0, np.zeros(count) if count else None)
+        curves.append(
+            Curve(name, what, shape, _monotone([*(o for o in options if o.size <= full), keep_option]))
+        )
+    return curves
 
 
 def _in_order(names: list[str], layers: Mapping[str, Any]) -> list[str]:
@@ -116,8 +118,8 @@ def _in_order(names: list[str], layers: Mapping[str, Any]) -> list[str]:
 
 
 def _shape(layers: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> tuple[Shape, str]:
-    known = layers.get(name)
-    if known is None:
+    record = layers.get(name)
+    if record is None:
         rows, cols = row.get("rows"), row.get("cols")
         if rows and cols:
             return Shape(int(rows), int(cols), int(rows) * int(cols)), "linear"
@@ -125,13 +127,13 @@ def _shape(layers: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> tupl
             side = int(row["parameters"])
             return Shape(1, side, side), "linear"
         raise BadInputError(name, "the study does not say how large this layer is; give the model")
-    shape = [int(n) for n in known["shape"]]
-    if known["kind"] == "block":
+    shape = [int(n) for n in record["shape"]]
+    if record["kind"] == "block":
         return Shape(1, shape[0], shape[0]), "block"
-    if known["kind"] == "conv1d":
+    if record["kind"] == "conv1d":
         shape = shape[::-1]
     cols = math.prod(shape[1:])
-    return Shape(shape[0], cols, shape[0] * cols), str(known["kind"])
+    return Shape(shape[0], cols, shape[0] * cols), str(record["kind"])
 
 
 def _option(
@@ -144,8 +146,8 @@ def _option(
     """One setting out of its rows: networks and draws averaged, examples paired with the intact ones."""
     costs, groups = [], []
     for row in rows:
-        own = replace(scale, intact=float(row["intact_performance"]))
-        costs.append(own.cost(float(row["performance"])))
+        row_scale = replace(scale, intact=float(row["intact_performance"]))
+        costs.append(row_scale.cost(float(row["performance"])))
         base = intact.get((row["network"], row["layer"]), {}).get("groups")
         if base is not None and row.get("groups") is not None and len(base) == len(row["groups"]):
             groups.append(scale.sign() * (np.asarray(row["groups"]) - np.asarray(base)))
@@ -154,9 +156,9 @@ def _option(
         paired = np.mean(groups, axis=0)
     error = standard_error(paired) if paired is not None else None
     between = standard_error(costs)  # draws and networks differ as well
-    known = [e for e in (error, between) if e is not None]
+    errors = [e for e in (error, between) if e is not None]
     cost = float(np.mean(costs))
-    return CurveOption(setting or "drop", size, cost, math.hypot(*known) if known else None, paired, cost)
+    return CurveOption(setting or "drop", size, cost, math.hypot(*errors) if errors else None, paired, cost)
 
 
 def _monotone(options: list[CurveOption]) -> tuple[CurveOption, ...]:

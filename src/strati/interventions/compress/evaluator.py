@@ -101,14 +101,16 @@ class InterventionEvaluator:
         """The change that a choice makes to a layer."""
         target = self.target(layer)
         setting = {} if action == "drop" else read_setting(choice)
-        one = make(
+        intervention = make(
             action, setting, source="the study's" if action in ("swap", "adapt", "damp-intruders") else None
         )
-        point = Point(one.name, one.settings[0])
+        point = Point(intervention.name, intervention.settings[0])
         if target.kind == "experts":
             return self.subject.expert_change(target, point)
-        others = {source_key(one, point.setting): next(iter(self.others.values()))} if self.others else {}
-        return make_change(self.edits(target), one, point, np.random.default_rng(0), others)
+        others = (
+            {source_key(intervention, point.setting): next(iter(self.others.values()))} if self.others else {}
+        )
+        return make_change(self.edits(target), intervention, point, np.random.default_rng(0), others)
 
     def energy_rank(self, layer: str, choice: str) -> int:
         """The rank of a layer under a setting such as ``energy=0.9``."""
@@ -165,8 +167,8 @@ def open_evaluators(study: Study, *, model: Any = None, data: Any = None) -> lis
 def _check_same(study: Study, module: nn.Module, model: Any) -> None:
     """Refuse another network than those the study measured, where it knows them."""
     networks = study.origin.get("networks", {}).values()
-    known = [n["hash"] for n in networks if isinstance(n, Mapping) and "hash" in n]
-    if known and weights_digest(module) not in known:
+    hashes = [n["hash"] for n in networks if isinstance(n, Mapping) and "hash" in n]
+    if hashes and weights_digest(module) not in hashes:
         what = "model" if isinstance(model, nn.Module) else model
         raise BadInputError(what, "is another network than the study measured (its weights differ)")
 
@@ -181,11 +183,11 @@ def _given(study: Study, model: Any, data: Any) -> Subject | None:
         task = as_task(data, study, in_single(module))
     elif body is not None and hasattr(body, "subjects"):
         first = next(iter(body.subjects.values()))
-        found = module if first.task is None else in_single(module)
+        network = module if first.task is None else in_single(module)
         calibration = None
         if first.calibration is not None:
-            calibration = CalibrationInputs(found.eval(), first.calibration.batches)
-        return Subject(first.name, found.eval(), None, first.task, first.evaluate, calibration)
+            calibration = CalibrationInputs(network.eval(), first.calibration.batches)
+        return Subject(first.name, network.eval(), None, first.task, first.evaluate, calibration)
     elif study.store is not None and (Path(study.store).parent / "data.npz").is_file():
         return _stored_subject("model", in_single(module).eval(), study, Path(study.store).parent)
     return None if task is None else Subject("model", in_single(module).eval(), None, task)
@@ -201,10 +203,10 @@ def as_task(data: Any, study: Study, model: nn.Module) -> Task:
         return data
     spec = study.origin.get("spec") or {}
     context = (spec.get("data") or study.origin.get("measure") or {}).get("context", StudyConfig().context)
-    found = study_data(data, model, int(context))
-    if found.x_test.ndim == 4:
-        found = replace(found, kind="images")
-    task = _scored(found, study)
+    arrays = study_data(data, model, int(context))
+    if arrays.x_test.ndim == 4:
+        arrays = replace(arrays, kind="images")
+    task = _scored(arrays, study)
     check_fits(model, task)
     return task
 
@@ -227,8 +229,8 @@ def _stored_data(study: Study, folder: Path) -> StudyData:
     from strati.interventions.study_units import CALIBRATION_ROWS, digest_of
 
     raw = (folder / "data.npz").read_bytes()
-    known = study.origin.get("data", {}).get("hash")
-    if known is not None and digest_of(raw) != known:
+    digest = study.origin.get("data", {}).get("hash")
+    if digest is not None and digest_of(raw) != digest:
         raise BadInputError(folder / "data.npz", "has changed since the study; run the study again")
     data = StudyData.from_bytes(raw)
     return replace(data, x=data.x[:CALIBRATION_ROWS], y=None) if study.origin.get("spec") else data
@@ -252,20 +254,20 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Inter
             )
         model = open_checkpoint(network.path, network)
         first: Mapping[str, Any] = next(iter(study.origin.get("networks", {}).values()), {})
-        known = first.get("weights")
-        if known is not None and state_digest(model) != known:
+        digest = first.get("weights")
+        if digest is not None and state_digest(model) != digest:
             raise BadInputError(network.path, "has changed since the study; run the study again")
         subject = _stored_subject(Path(network.path).name, model, study, folder)
         return [InterventionEvaluator(subject, layers, others)]
     data = _stored_data(study, folder)
-    found = []
+    evaluators = []
     for path in sorted((folder / "networks").glob("*.npz")):
         source = trained_networks(network.source)
         model = source.build(network, data.shape, data.outputs, spec["data"]["context"])
         load_arrays(model, unpack(path.read_bytes()), path)
         subject = _stored_subject(path.stem, model.eval(), study, folder)
-        found.append(InterventionEvaluator(subject, layers, others))
-    return found
+        evaluators.append(InterventionEvaluator(subject, layers, others))
+    return evaluators
 
 
 def _from_files(study: Study, folder: Path) -> list[InterventionEvaluator]:
@@ -287,10 +289,10 @@ def _from_files(study: Study, folder: Path) -> list[InterventionEvaluator]:
 
 
 def _others(spec: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for one in spec["interventions"].get("settings", ()):
-        for setting in one["settings"]:
+    tensors = {}
+    for table in spec["interventions"].get("settings", ()):
+        for setting in table["settings"]:
             path = next((v for k, v in setting if k in ("checkpoint", "_checkpoint")), None)
-            if path is not None and str(path) not in found:
-                found[str(path)] = tensors_of(path)
-    return found
+            if path is not None and str(path) not in tensors:
+                tensors[str(path)] = tensors_of(path)
+    return tensors

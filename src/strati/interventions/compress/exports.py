@@ -134,8 +134,8 @@ def gguf_name(layer: str) -> str:
 
 
 def _doubt(name: str) -> str:
-    known = re.fullmatch(r"(blk\.\d+\.(attn|ffn)_[a-z]+)|token_embd|output", name)
-    return "" if known else "; llama.cpp may call it otherwise: see gguf-dump"
+    match = re.fullmatch(r"(blk\.\d+\.(attn|ffn)_[a-z]+)|token_embd|output", name)
+    return "" if match else "; llama.cpp may call it otherwise: see gguf-dump"
 
 
 def _rank(layer: PlannedLayer) -> int:

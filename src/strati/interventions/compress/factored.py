@@ -112,10 +112,10 @@ def load_factored(path: str | Path, model: nn.Module | None = None) -> nn.Module
         module = made.get_submodule(layer)
         put_in(made, layer, factored_module(module, targets[layer].kind, int(about["rank"])))
     state = {_module_name(name, modules): value for name, value in tensors.items()}
-    known = made.state_dict()
+    parameters = made.state_dict()
     for name, value in state.items():
-        if name in known and tuple(known[name].shape) == tuple(value.shape):
-            known[name].copy_(value)
+        if name in parameters and tuple(parameters[name].shape) == tuple(value.shape):
+            parameters[name].copy_(value)
     needed = [n for m in modules for n in (f"{m}.first.weight", f"{m}.second.weight") if n not in state]
     if needed:
         raise BadInputError(folder, f"lacks the tensor {needed[0]}; the files do not fit {MAP}")
@@ -129,15 +129,15 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     from strati.io.network import open as open_network
 
     files = [p for p in sorted(folder.iterdir()) if p.name != MAP and p.suffix in _WEIGHTS]
-    found = {}
+    tensors = {}
     for file in files:
         network = open_network(file)
         for tensor in network.tensors:
             values = np.array(network.read(tensor.name))
-            found[tensor.name] = torch.from_numpy(
+            tensors[tensor.name] = torch.from_numpy(
                 values.astype(np.float32) if values.dtype.kind not in "iub" else values
             )
-    return found
+    return tensors
 
 
 _WEIGHTS = (".safetensors", ".npz", ".pt", ".pth", ".bin", ".th")

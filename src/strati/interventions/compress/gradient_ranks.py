@@ -43,7 +43,7 @@ def gradient_curves(
     if not targets:
         raise BadInputError("layers", f"no layer matches {', '.join(layers)}")
     weights = [model.get_submodule(t.name).weight for t in targets]
-    kept = [w.requires_grad for w in weights]
+    flags = [w.requires_grad for w in weights]
     total = [torch.zeros_like(w) for w in weights]
     try:
         for weight in weights:
@@ -57,10 +57,10 @@ def gradient_curves(
                     ignore_index=IGNORED,
                     reduction="sum",
                 )
-                for sum_, found in zip(total, torch.autograd.grad(loss, weights), strict=True):
-                    sum_ += found
+                for sum_, gradient in zip(total, torch.autograd.grad(loss, weights), strict=True):
+                    sum_ += gradient
     finally:
-        for weight, flag in zip(weights, kept, strict=True):
+        for weight, flag in zip(weights, flags, strict=True):
             weight.requires_grad_(flag)
     energies = [
         Directions(as_matrix(g.numpy(), t.kind)).energies for g, t in zip(total, targets, strict=True)
@@ -74,6 +74,8 @@ def gradient_curves(
             for r in RANKS
             if r < len(energy)
         ]
-        whole = CurveOption(KEEP, float(min(rows, cols)), 0.0, 0.0)
-        curves.append(Curve(target.name, target.kind, Shape(rows, cols, rows * cols), (*options, whole)))
+        keep_option = CurveOption(KEEP, float(min(rows, cols)), 0.0, 0.0)
+        curves.append(
+            Curve(target.name, target.kind, Shape(rows, cols, rows * cols), (*options, keep_option))
+        )
     return curves

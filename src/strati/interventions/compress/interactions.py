@@ -41,18 +41,24 @@ def layer_weights(curves: Sequence[Curve], combinations: Sequence[Combination]) 
         >>> [round(float(w), 1) for w in layer_weights(curves, seen)]
         [3.0, 1.0]
     """
-    known = [
+    measured_combinations = [
         c for c in combinations if c.measured is not None and math.isfinite(c.measured) and c.measured > 0
     ]
-    known = list({c.options: c for c in known if c.predicted > 2.0 * c.error and c.predicted > 0}.values())
-    if len(known) < 2 or len(curves) < 2:
+    measured_combinations = list(
+        {
+            c.options: c for c in measured_combinations if c.predicted > 2.0 * c.error and c.predicted > 0
+        }.values()
+    )
+    if len(measured_combinations) < 2 or len(curves) < 2:
         return None
-    alone = np.array([[c.options[o].cost for c, o in zip(curves, k.options, strict=True)] for k in known])
-    measured = np.array([float(k.measured or 0.0) for k in known])
+    alone = np.array(
+        [[c.options[o].cost for c, o in zip(curves, k.options, strict=True)] for k in measured_combinations]
+    )
+    measured = np.array([float(k.measured or 0.0) for k in measured_combinations])
     ratio = math.exp(float(np.mean(np.log(measured / alone.sum(1)))))
     scaled = alone * ratio / (_SCATTER * measured[:, None])
     off = (measured - ratio * alone.sum(1)) / (_SCATTER * measured)
     # w = r (1 + d), d by ridge regression; as many equations as combinations, which are fewer than layers.
-    d = scaled.T @ np.linalg.solve(scaled @ scaled.T + np.eye(len(known)), off)
-    found: FloatArray = ratio * np.maximum(1.0 + d, _LEAST)
-    return found
+    d = scaled.T @ np.linalg.solve(scaled @ scaled.T + np.eye(len(measured_combinations)), off)
+    weights: FloatArray = ratio * np.maximum(1.0 + d, _LEAST)
+    return weights

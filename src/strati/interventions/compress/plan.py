@@ -274,29 +274,29 @@ def plan(
     measured = study if isinstance(study, Study) else load_study(study) if is_study_folder(study) else None
     action = config.action or default_action(budget, measured)
     config = dataclasses.replace(config, action=action)
-    wanted = read_budget(budget, action)
+    parsed_budget = read_budget(budget, action)
     screen = None
     if measured is not None and config.screen is not None:
         raise BadInputError("screen", "is for a plan from a model; this study has measured every setting")
     if measured is None and config.screen is not None:
-        measured, screen = screened_study_of_model(study, data, wanted, config, tick)
+        measured, screen = screened_study_of_model(study, data, parsed_budget, config, tick)
         model = data = None
     elif measured is None:
-        measured = study_of_model(study, data, wanted.kind, config, out, tick)
+        measured = study_of_model(study, data, parsed_budget.kind, config, out, tick)
         model = data = None
     evaluators = open_evaluators(measured, model=model, data=data)
-    kind = wanted.kind if wanted.kind != "loss" else ACTIONS[action][0]
+    kind = parsed_budget.kind if parsed_budget.kind != "loss" else ACTIONS[action][0]
     quantity = Quantity.UPDATE if action == "adapt" else Quantity.MEASURED
     if action == "adapt" and not any(r["intervention"] == "adapt" for r in measured.rows):
         from strati.interventions.compress.gradient_ranks import gradient_curves
 
-        if wanted.kind == "loss":
+        if parsed_budget.kind == "loss":
             why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
-            raise BadInputError(wanted.text, why)
+            raise BadInputError(parsed_budget.text, why)
         curves = gradient_curves(evaluators, config.patterns)
         return _plan(
             curves,
-            wanted,
+            parsed_budget,
             kind,
             config,
             measured,
@@ -307,7 +307,7 @@ def plan(
     ranks = evaluators[0].energy_rank if evaluators else None
     curves = read_curves(measured, action, kind, layers=config.patterns, energy_rank=ranks)
     about = quantity, _hashes(measured, evaluators)
-    made = _plan(curves, wanted, kind, config, measured, evaluators, about, tick)
+    made = _plan(curves, parsed_budget, kind, config, measured, evaluators, about, tick)
     return dataclasses.replace(made, screen=screen)
 
 
@@ -335,9 +335,9 @@ def _hashes(study: Study, evaluators: Sequence[InterventionEvaluator]) -> tuple[
     """The networks a plan is for: those that can be measured, else those the study recorded."""
     if evaluators:
         return tuple({"name": w.subject.name, "hash": w.digest()} for w in evaluators)
-    known = study.origin.get("networks", {})
+    networks = study.origin.get("networks", {})
     return tuple(
-        {"name": n, "hash": x["hash"]} for n, x in known.items() if isinstance(x, Mapping) and "hash" in x
+        {"name": n, "hash": x["hash"]} for n, x in networks.items() if isinstance(x, Mapping) and "hash" in x
     )
 
 
@@ -425,36 +425,36 @@ def _plan(
     )
 
 
-def _points(curve: Curve, chosen: int) -> dict[str, Any]:
+def _points(curve: Curve, index: int) -> dict[str, Any]:
     """A layer's curve for the page: every setting with its size and cost, and which one was chosen."""
     points = [{"choice": o.choice, "size": o.size, "cost": o.cost, "stderr": o.error} for o in curve.options]
-    return {"layer": curve.layer, "choice": curve.options[chosen].choice, "points": points}
+    return {"layer": curve.layer, "choice": curve.options[index].choice, "points": points}
 
 
 def _metrics(study: Study, curves: Sequence[Curve]) -> dict[str, dict[str, float]]:
     """The data-free metrics by which others spread a budget, where the study recorded them for every layer."""
-    found: dict[str, dict[str, float]] = {}
+    metrics: dict[str, dict[str, float]] = {}
     for name in ("alpha", "stable_rank"):
-        known = {
+        layer_values = {
             r["layer"]: float(r[name])
             for r in study.rows
             if r["intervention"] == "intact" and r.get(name) is not None
         }
-        if all(c.layer in known for c in curves):
-            found[name] = known
-    return found
+        if all(c.layer in layer_values for c in curves):
+            metrics[name] = layer_values
+    return metrics
 
 
 def _ticked(options: Sequence[tuple[int, ...]], tick: Tick, name: str) -> Any:
-    for one in options:
-        yield one
+    for option in options:
+        yield option
         tick(name)
 
 
-def _line(curve: Curve, chosen: int, confidence: float) -> PlannedLayer:
+def _line(curve: Curve, index: int, confidence: float) -> PlannedLayer:
     from scipy import stats
 
-    option = curve.options[chosen]
+    option = curve.options[index]
     half = None if option.error is None else float(stats.norm.ppf(0.5 + confidence / 2)) * option.error
     return PlannedLayer(
         curve.layer,
@@ -496,8 +496,8 @@ def _uniform(
     """The mean over the draws of the even spread."""
 
     def mean(values: list[float | None]) -> float | None:
-        known = [v for v in values if v is not None]
-        return float(np.mean(known)) if len(known) == len(values) and known else None
+        numbers = [v for v in values if v is not None]
+        return float(np.mean(numbers)) if len(numbers) == len(values) and numbers else None
 
     performance = mean([e.performance for e in evens])
     summed = float(np.mean([c.predicted for c in even]))
@@ -514,10 +514,10 @@ def _uniform(
 
 
 def _additivity(tried: Sequence[Combination], relation: Additivity, scale: CostScale) -> dict[str, Any]:
-    known = [c for c in tried if c.measured is not None and np.isfinite(c.measured)]
+    measured_combinations = [c for c in tried if c.measured is not None and np.isfinite(c.measured)]
     pairs = [
         {"predicted": scale.performance(c.predicted), "measured": scale.performance(float(c.measured or 0.0))}
-        for c in known
+        for c in measured_combinations
     ]
     return {
         "predicted": float(np.mean([p["predicted"] for p in pairs])) if pairs else None,

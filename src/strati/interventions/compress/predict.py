@@ -102,11 +102,15 @@ class CombinationEvaluator:
             return Combination(options, summed, error=error)
         costs, groups = [], []
         for evaluator, intact in zip(self.evaluators, self.intact, strict=True):
-            found = evaluator.measure(self.action, self.choices(options))
-            own = replace(self.scale, intact=intact.performance)
-            costs.append(own.cost(found.performance) if math.isfinite(found.performance) else math.inf)
-            if found.groups is not None and intact.groups is not None:
-                groups.append(self.scale.sign() * (found.groups - intact.groups))
+            measurement = evaluator.measure(self.action, self.choices(options))
+            network_scale = replace(self.scale, intact=intact.performance)
+            costs.append(
+                network_scale.cost(measurement.performance)
+                if math.isfinite(measurement.performance)
+                else math.inf
+            )
+            if measurement.groups is not None and intact.groups is not None:
+                groups.append(self.scale.sign() * (measurement.groups - intact.groups))
         paired = np.mean(groups, axis=0) if len(groups) == len(costs) else None
         return Combination(options, summed, float(np.mean(costs)), paired, error)
 
@@ -126,13 +130,13 @@ def random_choices(
 ) -> list[tuple[int, ...]]:
     """Different choices near the best one and within the budget: the best under costs multiplied by random factors."""
     sizes = [np.array([o.size for o in c.options]) for c in curves]
-    found: dict[tuple[int, ...], None] = {}
+    choices: dict[tuple[int, ...], None] = {}
     for _ in range(4 * count):
         costs = [np.array([o.careful for o in c.options]) * math.exp(rng.standard_normal()) for c in curves]
-        found[choose(costs, sizes, budget).options] = None
-        if len(found) == count:
+        choices[choose(costs, sizes, budget).options] = None
+        if len(choices) == count:
             break
-    return list(found)
+    return list(choices)
 
 
 def additivity(combinations: Sequence[Combination], summed: float, error: float) -> Additivity:

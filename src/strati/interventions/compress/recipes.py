@@ -38,18 +38,18 @@ def schemes_of(plan: Plan, form: str) -> dict[str, WeightScheme]:
         raise BadInputError(
             form, f"has bits, a plan of {plan.action} has none; make a plan of the action quantise"
         )
-    found = {}
+    schemes = {}
     for layer in plan.layers:
         if layer.choice != KEEP:
             values = read_setting(layer.choice)
             group = int(values.get("group", layer.cols))
             symmetric = bool(values.get("symmetric", False))
-            found[layer.name] = WeightScheme(
+            schemes[layer.name] = WeightScheme(
                 int(values["bits"]), group if group < layer.cols else None, symmetric
             )
-    if not found:
+    if not schemes:
         raise BadInputError(form, "the plan keeps every layer as it is; there is nothing to export")
-    return found
+    return schemes
 
 
 def llm_compressor(plan: Plan) -> dict[str, Any]:
@@ -58,9 +58,11 @@ def llm_compressor(plan: Plan) -> dict[str, Any]:
         return {"strati_stage": _pruning_modifiers(plan)}
     groups = _config_groups(schemes_of(plan, "llm-compressor"))
     methods = {read_setting(layer.choice).get("method") for layer in plan.layers if layer.choice != KEEP}
-    known = {"gptq": "GPTQModifier", "awq": "AWQModifier"}
+    modifiers = {"gptq": "GPTQModifier", "awq": "AWQModifier"}
     modifier = (
-        known.get(str(next(iter(methods))), "QuantizationModifier") if len(methods) == 1 else "GPTQModifier"
+        modifiers.get(str(next(iter(methods))), "QuantizationModifier")
+        if len(methods) == 1
+        else "GPTQModifier"
     )
     return {
         "strati_stage": {"strati_modifiers": {modifier: {"config_groups": groups, "ignore": _kept(plan)}}}
@@ -76,8 +78,8 @@ def _pruning_modifiers(plan: Plan) -> dict[str, Any]:
         pattern = str(values.get("pattern", "0:0"))
         keep, _, size = pattern.partition(":")
         share = float(values["share"]) if "share" in values else 1.0 - int(keep) / int(size)
-        known = {"wanda": "WandaPruningModifier", "sparsegpt": "SparseGPTModifier"}
-        modifier = known.get(str(values.get("method")), "SparseGPTModifier")
+        modifiers = {"wanda": "WandaPruningModifier", "sparsegpt": "SparseGPTModifier"}
+        modifier = modifiers.get(str(values.get("method")), "SparseGPTModifier")
         layers.setdefault((modifier, share, pattern), []).append(layer.name)
     if not layers:
         raise BadInputError(

@@ -152,8 +152,8 @@ def rewrite_torch(source: Path, target: Path, rewrite: Rewrite, names: Sequence[
     """
     import torch
 
-    found: Any = torch.load(source, map_location="cpu", weights_only=True)
-    place = _holder(found, names)
+    checkpoint: Any = torch.load(source, map_location="cpu", weights_only=True)
+    place = _holder(checkpoint, names)
     if place is None:
         why = "its tensors do not lie in one table; save the network's state_dict() alone, or as safetensors"
         raise UnsupportedError(source, why)
@@ -171,7 +171,7 @@ def rewrite_torch(source: Path, target: Path, rewrite: Rewrite, names: Sequence[
             new[f"{prefix}{renamed}"] = value
     try:
         with target.open("wb") as out:
-            torch.save(_with(found, state, new), out)
+            torch.save(_with(checkpoint, state, new), out)
     except RuntimeError as error:  # torch hides what the operating system said behind its own error
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
@@ -186,7 +186,7 @@ def _holder(tree: Any, names: Sequence[str], depth: int = 8) -> tuple[dict[Any, 
         if all(f"{prefix}{name}" in tree for name in names):
             return tree, prefix
     inner = (_holder(value, names, depth - 1) for value in tree.values())
-    return next((found for found in inner if found is not None), None)
+    return next((holder for holder in inner if holder is not None), None)
 
 
 def _with(tree: Any, old: dict[Any, Any], new: dict[str, Any]) -> Any:
@@ -247,8 +247,10 @@ def find_tensor(
         return bool(np.array_equal(there.T if turned else there, weight))
 
     shapes = [(False, weight.shape)] + ([(True, weight.shape[::-1])] if weight.ndim == 2 else [])
-    wanted = f"{layer}.weight"
-    close = [n for n in names if n == wanted or n.endswith(f".{wanted}") or wanted.endswith(f".{n}")]
+    weight_name = f"{layer}.weight"
+    close = [
+        n for n in names if n == weight_name or n.endswith(f".{weight_name}") or weight_name.endswith(f".{n}")
+    ]
     plain = re.sub(r"[^0-9a-z]", "", layer.lower())
     close += [n for n in names if n not in close and re.sub(r"[^0-9a-z]", "", n.lower()).startswith(plain)]
     for name in [*close, *(n for n in names if n not in close)]:

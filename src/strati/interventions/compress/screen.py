@@ -82,9 +82,9 @@ class Screening:
             texts = {text for layer, text in points if layer == name and (name, text) not in self.rows}
             if not texts:
                 continue
-            one = self.config.interventions[0]
-            part = tuple(setting for setting in one.settings if setting_text(setting) in texts)
-            config = replace(self.config, interventions=(Intervention(one.name, part),))
+            intervention = self.config.interventions[0]
+            part = tuple(setting for setting in intervention.settings if setting_text(setting) in texts)
+            config = replace(self.config, interventions=(Intervention(intervention.name, part),))
             for row in measure_layer(self.subject, target, config):
                 self.rows[name, row["setting"]] = row
             self.tick(name)
@@ -115,19 +115,23 @@ class Screening:
     def undecided(self, curves: list[Curve], budget: Budget, size: float, seed: int) -> set[tuple[str, str]]:
         """The settings that are chosen under some scores within the scatter, of layers whose choice changes."""
         rng = stream(seed, "plan", "screen")
-        chosen: list[tuple[int, ...]] = []
+        choices: list[tuple[int, ...]] = []
         for draw in range(_DRAWS):
             costs, sizes = [], []
             for curve in curves:
-                known = np.array([(curve.layer, o.choice) in self.rows or o.cost == 0 for o in curve.options])
-                factors = np.where(known, 1.0, np.exp(self.scatter * rng.standard_normal() * (draw > 0)))
+                is_measured = np.array(
+                    [(curve.layer, o.choice) in self.rows or o.cost == 0 for o in curve.options]
+                )
+                factors = np.where(
+                    is_measured, 1.0, np.exp(self.scatter * rng.standard_normal() * (draw > 0))
+                )
                 costs.append(factors * np.array([o.careful for o in curve.options]))
                 sizes.append(np.array([o.size for o in curve.options]))
             first, second = (sizes, costs) if budget.kind == "loss" else (costs, sizes)
-            chosen.append(choose(first, second, size).options)
+            choices.append(choose(first, second, size).options)
         points: set[tuple[str, str]] = set()
         for place, curve in enumerate(curves):
-            counts = np.bincount([options[place] for options in chosen], minlength=len(curve.options))
+            counts = np.bincount([options[place] for options in choices], minlength=len(curve.options))
             likely = np.flatnonzero(counts >= _OFTEN * _DRAWS)
             if len(likely) > 1:
                 points |= {

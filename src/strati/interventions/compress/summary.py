@@ -81,14 +81,14 @@ def headline(plan: Plan) -> str:
 def verdict_of(plan: Plan) -> str:
     """How a plan compares with uniform allocation, in words."""
     intact = plan.size["intact"]
-    own, uniform = plan.size["planned"] / intact, plan.uniform["size"] / intact
+    planned, uniform = plan.size["planned"] / intact, plan.uniform["size"] / intact
     if plan.outcome is PlanOutcome.BETTER:
         return f"Mixed beats uniform by {_gain(plan)}: use it."
     if plan.outcome is PlanOutcome.SMALLER:
-        shares = f"{100 * uniform:.0f} % of the size, the plan {100 * own:.0f} %"
+        shares = f"{100 * uniform:.0f} % of the size, the plan {100 * planned:.0f} %"
         return f"Uniform allocation within the same loss needs {shares}."
     if plan.outcome is PlanOutcome.NOT_SMALLER:
-        return f"The plan is NOT smaller than uniform allocation ({100 * own:.0f} % against {100 * uniform:.0f} %)."
+        return f"The plan is NOT smaller than uniform allocation ({100 * planned:.0f} % against {100 * uniform:.0f} %)."
     if plan.outcome is PlanOutcome.UNIFORM:
         if plan.action in EXPERT_KINDS:
             return "All layers keep the same number of experts: a config has one number."
