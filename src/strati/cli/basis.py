@@ -107,12 +107,15 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
             layers=options["layers"] or None, device=options["device"], tick=tick,
         )  # fmt: skip
         graph = interaction_graph(basis, tick=tick)
-        found = modules(graph, epsilon=options["epsilon"], number=options["number"], seed=seed, tick=tick)
-    if options["compare"]:
-        found = replace(
-            found, comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites))
+        network_modules = modules(
+            graph, epsilon=options["epsilon"], number=options["number"], seed=seed, tick=tick
         )
-    emit(found, output)
+    if options["compare"]:
+        network_modules = replace(
+            network_modules,
+            comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites)),
+        )
+    emit(network_modules, output)
 
 
 def _sparsify(network: nn.Module, inputs: Data, path: str, options: dict[str, Any], output: Output) -> None:

@@ -139,9 +139,9 @@ def command(
         from strati.io.layers import select
         from strati.spectra.estimate import estimate_scan
 
-        chosen = [select(n.layers(), layers) for n in networks]
+        layer_lists = [select(n.layers(), layers) for n in networks]
         # Each network's own spectra, and those of what changed between the first and each of the others.
-        work = [layer for part in (*chosen, *chosen[1:]) for layer in part]
+        work = [layer for part in (*layer_lists, *layer_lists[1:]) for layer in part]
         emit(estimate_scan(", ".join(models), work, workers=workers, resumable=out is not None), output)
         return
     total = sum(len(n.layers()) for n in networks)

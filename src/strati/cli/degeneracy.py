@@ -115,8 +115,8 @@ def command(
         result = replace(result, scales=_scales(network, loss, rows, config, output))
     emit(result, output)
     if not output.quiet and output.json != "-":
-        asked = f"{model} --data {data}"
-        show(f"next: strati {'basis' if want_llc else 'llc'} {asked}")
+        arguments = f"{model} --data {data}"
+        show(f"next: strati {'basis' if want_llc else 'llc'} {arguments}")
 
 
 def _llc(network: nn.Module, loss: str, data: Any, config: LLCConfig, output: Output) -> Any:

@@ -161,17 +161,17 @@ def _prepare(home: Path) -> None:
 def _run(title: str, words: list[str], verbose: bool) -> Step:
     from strati.cli.main import strati
 
-    shown = shlex.join(["strati", *words])
+    command_line = shlex.join(["strati", *words])
     if verbose:
-        show(f"\n{title}\n$ {shown}")
+        show(f"\n{title}\n$ {command_line}")
     start = time.perf_counter()
     strati.main(words + ([] if verbose else ["--quiet"]), prog_name="strati", standalone_mode=False)
     seconds = time.perf_counter() - start
     if words[0] == "report":
-        return Step(title, shown, f"Wrote {command_path(words[-1])}.", seconds)
+        return Step(title, command_line, f"Wrote {command_path(words[-1])}.", seconds)
     answer, *numbers = json.loads(Path(words[-1]).read_text("utf-8"))["summary"]
     # The first line of `apply` names the folder; what was measured is on the second.
-    return Step(title, shown, numbers[0] if words[0] == "apply" and numbers else answer, seconds)
+    return Step(title, command_line, numbers[0] if words[0] == "apply" and numbers else answer, seconds)
 
 
 def _line(step: Step) -> str:

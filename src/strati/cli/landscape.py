@@ -83,8 +83,8 @@ def default_loss(network: nn.Module, data: Data) -> str:
         return "cross_entropy"
     if data.y is None:
         return "behavioural-mse"
-    whole = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
-    return "cross_entropy" if whole else "mse"
+    integral = data.y.ndim == 1 and bool((data.y == data.y.round()).all()) and bool((data.y >= 0).all())
+    return "cross_entropy" if integral else "mse"
 
 
 def sampling_options(function: F) -> F:
@@ -92,11 +92,11 @@ def sampling_options(function: F) -> F:
 
     def option(name: str, kind: Any, text: str, without: str | None = None) -> Any:
         value = default(LLCConfig, name)
-        shown = {"show_default": True, "default": value} if without is None else {}
+        default_options = {"show_default": True, "default": value} if without is None else {}
         note = "" if without is None else f"  [default: {without}]"
         flag = "--" + name.replace("_", "-")
         metavar = None if isinstance(kind, click.Choice) else "N" if isinstance(kind, click.IntRange) else "X"
-        return click.option(flag, type=kind, metavar=metavar, help=text + note, **shown)
+        return click.option(flag, type=kind, metavar=metavar, help=text + note, **default_options)
 
     positive = click.FloatRange(min=0, min_open=True)
     options = (

@@ -107,20 +107,20 @@ def command(
 
     if export is not None:
         check_writable(export)
-    given = {name: value for name, value in options.items() if value not in (None, ())}
+    set_options = {name: value for name, value in options.items() if value not in (None, ())}
     stored = is_study_folder(source)
     if stored:
         measured: Any = load_study(source)
         network = _network_of(measured)
         guard_outputs(click.get_current_context(), also=[network])
         for name in ("inputs", "targets", "activation", "performance", "calibration"):
-            if name in given:
+            if name in set_options:
                 raise BadInputError(f"--{name}", "is for a model; the study has its own")
     else:
         measured, network = source, source
-        guard_outputs(click.get_current_context(), also=[source, data, given.get("calibration")])
+        guard_outputs(click.get_current_context(), also=[source, data, set_options.get("calibration")])
     with progress("plan", None, quiet=output.quiet) as tick:
-        result = plan(measured, budget=budget, model=model, data=data, out=folder, tick=tick, **given)
+        result = plan(measured, budget=budget, model=model, data=data, out=folder, tick=tick, **set_options)
     if export is not None:
         result.export(export, format=form)  # type: ignore[arg-type]
     emit(result, output)

@@ -111,8 +111,8 @@ def _intervention_options(function: F) -> F:
     return function
 
 
-def _print_template(context: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not context.resilient_parsing:
+def _print_template(context: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested and not context.resilient_parsing:
         click.echo(TEMPLATE, nl=False)
         context.exit()
 
@@ -216,55 +216,65 @@ def _asked(source: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, An
     scheme = options.pop("scheme")
     if scheme is not None and scheme not in SCHEMES:
         raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
-    given = {name: value for name, value in options.items() if value not in (None, False, ())}
-    data = given.pop("data", None)
+    arguments = {name: value for name, value in options.items() if value not in (None, False, ())}
+    data = arguments.pop("data", None)
     if data is None and Path(source).exists() and Path(source).suffix.lower() != ".toml":
         raise BadInputError(source, "a model needs data to be measured on: add --data DATA")
     if data is None:
         spec = read_spec(source)
-        others = (one.source for one in spec.interventions.settings if isinstance(one.source, str))
+        others = (
+            intervention.source
+            for intervention in spec.interventions.settings
+            if isinstance(intervention.source, str)
+        )
         read = (spec.network.path, spec.network.initial, spec.data.path, *others)
         guard_outputs(click.get_current_context(), also=read)
-        only = sorted(set(given) - {"seed", "draws", "layers"})
+        only = sorted(set(arguments) - {"seed", "draws", "layers"})
         if only:
             raise BadInputError(f"--{only[0]}", "is for a model; a spec has its own settings")
-        if "seed" in given:
-            spec = replace(spec, seed=given["seed"])
-        part: dict[str, Any] = {name: given[name] for name in ("draws", "layers") if name in given}
+        if "seed" in arguments:
+            spec = replace(spec, seed=arguments["seed"])
+        part: dict[str, Any] = {name: arguments[name] for name in ("draws", "layers") if name in arguments}
         part |= {} if scheme is None else {"init": scheme}
         spec = replace(spec, interventions=replace(spec.interventions, **part))
         return spec, spec, {}
     if source in builtin_names() or Path(source).suffix.lower() == ".toml":
         raise BadInputError("--data", "is for a model; a spec names its own data")
     guard_outputs(
-        click.get_current_context(), also=[source, data, given.get("initial"), given.get("calibration")]
+        click.get_current_context(),
+        also=[source, data, arguments.get("initial"), arguments.get("calibration")],
     )
-    chosen = _interventions(given)
+    interventions = _interventions(arguments)
     call = (
-        given | ({"interventions": chosen} if chosen else {}) | ({} if scheme is None else {"init": scheme})
+        arguments
+        | ({"interventions": interventions} if interventions else {})
+        | ({} if scheme is None else {"init": scheme})
     )
     return source, _as_spec(source, data, call), {"data": data} | call
 
 
-def _interventions(given: dict[str, Any]) -> list[Any]:
+def _interventions(arguments: dict[str, Any]) -> list[Any]:
     """The interventions that were asked for, taken out of the options."""
     from strati.interventions.default_kinds import STANDARD_SETTINGS, parse_intervention
     from strati.interventions.kinds import make
 
-    chosen = []
+    interventions = []
     for name in (*_WITH_SETTINGS, "drop", *_WITHOUT):
-        text = given.pop(name.replace("-", "_"), None)
+        text = arguments.pop(name.replace("-", "_"), None)
         if text is None:
             continue
         if text == "run=1":  # a block alone needs no setting
             text = ""
         if text == "standard" and name in STANDARD_SETTINGS:
-            chosen.append(make(name, STANDARD_SETTINGS[name]))
+            interventions.append(make(name, STANDARD_SETTINGS[name]))
         else:
-            chosen.append(parse_intervention(name, "" if text is True else text))
-    if any(one.name == "reinitialise" for one in chosen) and "initial" not in given:
+            interventions.append(parse_intervention(name, "" if text is True else text))
+    if (
+        any(intervention.name == "reinitialise" for intervention in interventions)
+        and "initial" not in arguments
+    ):
         raise BadInputError("--reinitialise", "needs the network's initial weights: add --initial INIT")
-    return chosen
+    return interventions
 
 
 def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
@@ -277,12 +287,14 @@ def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
 
     language = Path(model).is_dir()
     performance = call.get("performance") or ("perplexity" if language else "accuracy")
-    chosen = tuple(
-        one for one in call.get("interventions", STANDARD) if language or unit_of(one.name) == "layer"
+    interventions = tuple(
+        intervention
+        for intervention in call.get("interventions", STANDARD)
+        if language or unit_of(intervention.name) == "layer"
     )
     spec = Spec(
         network=NetworkSpec(source="transformers" if language else "mlp", path=model),
         data=DataSpec(path=data),
-        interventions=InterventionSpec(kinds=(), settings=chosen),
+        interventions=InterventionSpec(kinds=(), settings=interventions),
     )
     return replace(spec, measure=replace(spec.measure, performance=performance))

@@ -126,5 +126,5 @@ def command(
         return
     resume = interrupts.resume_command(kept=out is not None)
     with progress("track", None, quiet=output.quiet, resume=resume) as tick:
-        found = track(source, data=data, out=out, steps=numbers, what=what, tick=tick, **options)
-    emit(found, output)
+        trajectory = track(source, data=data, out=out, steps=numbers, what=what, tick=tick, **options)
+    emit(trajectory, output)
