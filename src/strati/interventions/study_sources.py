@@ -331,22 +331,22 @@ def _calibrated(
     Raises:
         BadInputError: There are no data to take them from, or they do not fit the network.
     """
-    calibration_rows = None
+    calibration = None
     if plan.calibration is not None:
-        calibration_rows = calibration_data(plan.calibration, model, plan.context, plan.inputs)
+        calibration = calibration_data(plan.calibration, model, plan.context, plan.inputs)
     if stored is None:
-        if calibration_rows is None:
+        if calibration is None:
             why = "data-aware edits need data for the input covariances; give calibration="
             raise BadInputError("calibration", why)
-        return None, calibration_rows.calibration_batches()
+        return None, calibration.calibration_batches()
     if (
-        calibration_rows is not None
-        and calibration_rows.kind != "tokens"
-        and calibration_rows.x.shape[1:] != stored.x_test.shape[1:]
+        calibration is not None
+        and calibration.kind != "tokens"
+        and calibration.x.shape[1:] != stored.x_test.shape[1:]
     ):
-        why = f"does not fit the data: rows of shape {calibration_rows.x.shape[1:]} instead of {stored.x_test.shape[1:]}"
+        why = f"does not fit the data: rows of shape {calibration.x.shape[1:]} instead of {stored.x_test.shape[1:]}"
         raise BadInputError("calibration", why)
-    stored = stored.with_calibration(None if calibration_rows is None else calibration_rows.x, plan.seed)
+    stored = stored.with_calibration(None if calibration is None else calibration.x, plan.seed)
     return stored, stored.calibration_batches()
 
 
