@@ -246,19 +246,23 @@ class Check(Result):
         failures = [finding for finding in self.found if self._fails(finding)]
         notes = [finding for finding in self.found if not self._fails(finding)]
         lines = [self._answer(failures)]
-        if notes:
-            lines.append(f"{len(notes)} notes do not let the check fail.")
-        counts: Counter[str] = Counter()
-        for finding in (*failures, *notes):
-            counts[finding.code] += 1
-            if counts[finding.code] <= _MOST_LINES:
-                where = self.model if finding.layer is None else finding.layer
-                lines.append(f"{printable(where, 120)}: {finding.code}: {printable(finding.text, 300)}")
+        lines += [
+            f"{printable(self.model if finding.layer is None else finding.layer, 120)}: {finding.code}: "
+            f"{printable(finding.text, 300)}"
+            for finding in _first_of_each_code(failures)
+        ]
+        failed = Counter(finding.code for finding in failures)
         lines += [
             f"{count - _MOST_LINES} more with {code}; --json - lists all"
-            for code, count in counts.items()
+            for code, count in failed.items()
             if count > _MOST_LINES
         ]
+        if notes:
+            count = f"{len(notes)} note{'s do' if len(notes) > 1 else ' does'}"
+            by_code = ", ".join(
+                f"{code} {n}" for code, n in Counter(note.code for note in notes).most_common()
+            )
+            lines.append(f"{count} not fail the check ({by_code}); --json - lists all")
         explain = f"strati explain {failures[0].code if failures else 'wild-entry'}"
         commands: tuple[str, ...] = (explain,)
         if Path(self.model).exists():
@@ -436,6 +440,15 @@ def _is_table(network: Network) -> Callable[[str], bool]:
 
 def _is_mask(network: Network, finding: Finding) -> bool:
     return finding.layer is not None and "mask" in finding.layer.lower()
+
+
+def _first_of_each_code(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """At most ten findings of each code."""
+    counts: Counter[str] = Counter()
+    for finding in findings:
+        counts[finding.code] += 1
+        if counts[finding.code] <= _MOST_LINES:
+            yield finding
 
 
 def _spectral(

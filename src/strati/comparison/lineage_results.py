@@ -302,6 +302,10 @@ def _pair_lines(pair: LineagePair) -> list[str]:
         RelationKind.PRUNED: f"{later} is a pruning of {earlier}",
         RelationKind.PARTLY_RETRAINED: f"{later} is {earlier} with new layers",
     }[pair.kind]
+    if pair.direction is None and pair.kind is RelationKind.FINE_TUNED:
+        sentence = f"{earlier} and {later} share training; one is a fine-tune of the other"
+    if pair.direction is None and pair.kind is RelationKind.LORA:
+        sentence = f"{earlier} and {later} differ by a LoRA of rank {pair.rank}"
     percent = 100 * (pair.distance or 0)
     moved = (
         f"The weights differ by {percent:.0f} %"

@@ -49,10 +49,13 @@ def plan_summary(plan: Plan) -> RenderableType:
     if plan.quantity is not Quantity.MEASURED:
         lines.append(Text(_QUANTITIES[plan.quantity]))
     changed = [layer for layer in plan.layers if layer.choice != KEEP]
+    uniform = plan.uniform.get("layers") or {}
+    listed = [layer for layer in plan.layers if {layer.choice, uniform.get(layer.name, KEEP)} != {KEEP}]
     if changed:
-        lines.append(_layer_table(plan, changed))
-    if len(changed) < len(plan.layers):
-        lines.append(Text(f"unchanged: {_names([layer for layer in plan.layers if layer.choice == KEEP])}"))
+        lines.append(_layer_table(plan, listed))
+    unlisted = [layer for layer in plan.layers if layer not in listed]
+    if unlisted:
+        lines.append(Text(f"unchanged: {_names(unlisted)}"))
     if plan.predicted["performance"] is not None and plan.predicted["low"] is None:
         lines.append(Text("The error is not known: evaluate returned one number, not one per example."))
     if not plan.additivity["n"] and plan.predicted["performance"] is not None:
