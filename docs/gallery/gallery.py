@@ -198,3 +198,18 @@ norms = [
 ]
 active = [float((p > 0).mean()) for p in passed]
 figure = drawn.properties(singular, effective, {"raw inputs": norms}, {"raw inputs": active})
+
+# %% [markdown]
+# ## More pictures of spectra and data
+#
+# The tail exponent over every possible start of the tail, with its error.
+
+# %%
+figure = strati.scan(model)["2"].plot("alpha")
+
+# %% [markdown]
+# The influence of rows of data on each other: covariances of their losses near the trained weights.
+
+# %%
+options = {"nbeta": 50.0, "gamma": 10.0, "chains": 4, "draws": 100, "warmup": 100, "seed": 0}
+figure = strati.influence(small, "behavioural-mse", points[:20], **options).plot()

@@ -165,7 +165,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "random-like → learned" in done.stdout
     assert len(done.stdout.split(". ")[0]) <= 100
-    assert "\nnext: strati scan " in done.stdout
+    assert "\nnext: strati " in done.stdout
     assert json.loads((tmp_path / "c.json").read_text())["layers"][0]["eigenvalues"]
     assert (tmp_path / "c.csv").read_text().startswith("name,role,block,spectral_distance")
     assert "<!doctype html>" in (tmp_path / "c.html").read_text()[:100].lower()
@@ -179,9 +179,7 @@ def test_minilm_and_its_descendant_move_as_measured() -> None:
         base, tuned = zoo.path("minilm"), zoo.path("minilm-tuned")
     except BadInputError as error:
         pytest.skip(str(error))
-    from strati.comparison.vectors import movement
-
-    moved = movement(strati.open(base), strati.open(tuned), ())
+    moved = strati.compare(base, tuned).movement
     assert moved is not None
     assert (moved.moved, moved.shared) == (101, 103)
     assert moved.median_relative_change == pytest.approx(0.011, abs=0.001)

@@ -61,7 +61,8 @@ def command(
       strati check tuned/ --base base/ --fail-on dense
     """
     from strati.cli.common import show
-    from strati.comparison.check import CODES, check
+    from strati.comparison.check import check
+    from strati.comparison.check_codes import CODES
     from strati.core.files import write_atomic
     from strati.core.options import default
     from strati.io.network import open as open_network

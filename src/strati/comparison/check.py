@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Unpack
 
+from strati.comparison.check_codes import CODES as CODES
+from strati.comparison.check_codes import INTEGRITY as INTEGRITY
 from strati.comparison.compare import CompareConfig, compare
 from strati.comparison.damage import (
     Finding,
@@ -45,72 +47,6 @@ if TYPE_CHECKING:
     from strati.comparison.results import ComparedLayer, Comparison
     from strati.core.option_types import CheckOptions
     from strati.schemas.json_types import CheckFields
-
-CODES = {
-    "not-finite": "some weights are NaN or infinite",
-    "out-of-range": "squares of the weights leave float64's range",
-    "constant": "all weights of a layer are equal, or all weights of a norm are 0",
-    "missing-tensors": "tensors that the configuration, the index or the other blocks imply are not there",
-    "unexpected-tensors": "tensors that the configuration, the index or the other blocks do not have",
-    "odd-one-out": "a scale far from that of the same tensor in the other blocks",
-    "hole": "4 kB or more of zeros or of one repeated value",
-    "duplicate-tensors": "a tensor that repeats another one byte for byte",
-    "size-mismatch": "a shape or a number of bytes is not the expected one",
-    "rank-collapse": "almost all singular values of a layer vanish",
-    "empty": "a matrix without entries",
-    "wild-entry": "single weights far larger than all others",
-    "zero-rows": "whole rows or columns are zero",
-    "noise-like": "the spectrum is indistinguishable from that of random weights",
-    "structured-noise": "the noise is not independent: an assumption of the tests fails",
-    "heavy-entries": "entries with a heavy tail: an assumption of the tests fails",
-    "null-in-noise": "a null direction inside noise",
-    "orthogonal": "all singular values are equal",
-    "no-bulk": "no Marchenko-Pastur bulk",
-    "no-tail": "no power-law tail",
-    "short-tail": "too few eigenvalues in the tail",
-    "gradual-tail": "a tail without a clear start: alpha's error may be too small",
-    "few-eigenvalues": "too few eigenvalues for a fit",
-    "spikes-capped": "more spikes than are counted",
-    "coarse-dtype": "the dtype hides small singular values",
-    "quantised": "the weights were dequantised",
-    "rounding-floor": "a number lies at the floor that rounding puts under the spectrum",
-    "adapter-scale-unknown": "no file says how an adapter's updates are scaled",
-    "dora-without-base": "DoRA's updates without their base",
-    "adapter-changed-base": "an adapter whose initialisation changed the base's weights",
-    "adapter-not-read": "a model holds adapters of a kind that is not read",
-    "left-aside": "a checkpoint holds more than the network",
-    "wrong-ending": "a file's ending does not match its content",
-    "no-matrices": "a network without any weight matrix",
-    "stale-shard": "a shard that the index does not list",
-    "unlisted-tensors": "a shard holds tensors that the index does not list",
-    "lambda-layer": "a Keras Lambda layer, whose code is not run",
-    "shapes-differ": "a layer has another shape than in the base",
-    "unmatched-layers": "a layer has no partner in the base",
-    "vocabulary-resized": "the vocabulary has another size than the base's",
-    "rounded-worse": "quantisation left a larger error than its step predicts",
-    "untouched": "a layer that is the base's, bit for bit; an adapter that was never trained",
-    "rounding": "a layer that is the base's up to rounding",
-    "low-rank": "a layer that a low-rank update changed",
-    "dense": "a layer that changed in all directions",
-    "moved-vectors": "a bias, norm or other tensor that is no layer changed by more than rounding",
-    "undecided": "a layer that changed by less than the dtype resolves; low-rank and dense include it",
-}
-"""Every code that ``fail_on`` takes, and what it says of a layer or file."""
-
-
-INTEGRITY = (
-    "not-finite",
-    "constant",
-    "missing-tensors",
-    "unexpected-tensors",
-    "odd-one-out",
-    "hole",
-    "wild-entry",
-    "duplicate-tensors",
-    "stale-shard",
-    "size-mismatch",
-)
-"""The codes of damage, which fail by default."""
 
 _KINDS = frozenset(UpdateKind)
 _OF_BASE = _KINDS | {

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from strati.comparison.layer_statistics import (
-    CheckpointSeries,
     differences,
     distributions,
     out_of_order,
@@ -181,6 +180,8 @@ def compare(
     compared_pairs = [(row[0][1], row[-1][1], layer) for row, layer in zip(rows, layers, strict=False)]
     folded = frozenset(step.folded for step in steps if step.folded is not None)
     tables = [side.table() for side in sides]
+    places = [Path(n.path) for n in networks]
+    changes = [changes_from_first([layer for _, layer in row]) for row in rows] if settings.series else []
     return Comparison(
         networks=tuple(
             ComparedNetwork(
@@ -197,7 +198,7 @@ def compare(
         roles=tuple(distributions(table) for table in tables),
         role_differences=tuple(differences(table) for table in tables),
         movement=_movement(networks, every_pair, compared_pairs, order, folded),
-        series=_series(networks, rows, layers) if settings.series else None,
+        series=series_of(places, layers, changes) if settings.series else None,
         unmatched=unmatched,
         warnings=_flags(networks, unmatched, layers, settings),
         stand_out=stand_out(layers),
@@ -448,7 +449,8 @@ def _widths(row: Sequence[Version]) -> list[int]:
 def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> ComparedLayer:
     spectra = [side.spectra[layer.name] for side, layer in row]
     metrics = [spectrum.metrics() for spectrum in spectra]
-    shared = [k for k in metrics[0] if all(k in m for m in metrics) and _is_scalar(metrics[0][k])]
+    plain = [k for k, v in metrics[0].items() if isinstance(v, int | float | str | None)]
+    shared = [k for k in plain if all(k in m for m in metrics)]
     for values, (side, layer) in zip(metrics, row, strict=True):
         values["state"] = str(Scanned(layer, side.spectra[layer.name]).state)
     codes = {flag.code for flag in step.warnings}
@@ -487,10 +489,6 @@ def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> C
     )
 
 
-def _is_scalar(value: object) -> bool:
-    return value is None or isinstance(value, int | float | str)
-
-
 def _spectrum_flags(row: Sequence[Version]) -> list[Flag]:
     """The warnings of all networks: once where all share a code, else with the network's number."""
     by_network = [side.warnings(layer) for side, layer in row]
@@ -502,15 +500,6 @@ def _spectrum_flags(row: Sequence[Version]) -> list[Flag]:
         else:
             flags += [Flag(code, f"network {n}: {text}") for n, text in enumerate(texts) if text is not None]
     return flags
-
-
-def _series(
-    networks: Sequence[Network],
-    rows: Sequence[Sequence[Version]],
-    layers: Sequence[ComparedLayer],
-) -> CheckpointSeries:
-    changes = [changes_from_first([layer for _, layer in row]) for row in rows]
-    return series_of([Path(n.path) for n in networks], layers, changes)
 
 
 def _flags(
