@@ -137,12 +137,12 @@ class Table:
         from rich.text import Text
 
         widths = self._widths(cells)
-        room = width - 2 * len(fitting) - 1
+        available = width - 2 * len(fitting) - 1
         limits = {i: widths[i] for i in fitting}
         for i, least in enumerate(self._least(cells)):
-            if i in limits and sum(limits.values()) > room:
-                limits[i] = max(least, limits[i] - (sum(limits.values()) - room))
-        limits = _folded(limits, room)
+            if i in limits and sum(limits.values()) > available:
+                limits[i] = max(least, limits[i] - (sum(limits.values()) - available))
+        limits = _folded(limits, available)
         table = Rich(
             header_style="bold",
             box=SIMPLE_HEAD,
@@ -273,10 +273,10 @@ def leading_lines(renderable: RenderableType, count: int) -> tuple[str, ...]:
     return tuple(printable(line, 600) for line in lines[:count])
 
 
-def _folded(widths: dict[int, int], room: int) -> dict[int, int]:
+def _folded(widths: dict[int, int], available: int) -> dict[int, int]:
     """Widths that fit: the widest columns are narrowed first, down to a minimum."""
     limits = dict(widths)
-    while sum(limits.values()) > room:
+    while sum(limits.values()) > available:
         widest = max(limits, key=lambda i: limits[i])
         if limits[widest] <= _NARROWEST:
             break

@@ -73,11 +73,11 @@ def kept_ranks(values: FloatArray, most: int, marks: Sequence[float] = ()) -> In
     places = [int(np.searchsorted(values, mark)) for mark in sorted(marks)[:4]]
     indices += [np.arange(max(0, at - near // 2), min(size, at + near // 2)) for at in places]
     stretches = [(low, high) for low, high in pairwise(sorted({0, *places, size})) if high > low]
-    room = most - len(np.unique(np.concatenate(indices)))
+    remaining = most - len(np.unique(np.concatenate(indices)))
     for place, (low, high) in enumerate(sorted(stretches, key=lambda s: s[1] - s[0])):
-        share = min(room // (len(stretches) - place), high - low)
+        share = min(remaining // (len(stretches) - place), high - low)
         indices.append(np.linspace(low, high - 1, share).round().astype(np.int64))
-        room -= share
+        remaining -= share
     return np.unique(np.concatenate(indices))
 
 

@@ -114,8 +114,8 @@ def default_workers(layers: Sequence[Layer], workers: int | None) -> int:
         return workers
     most = max((memory(layer) for layer in layers), default=1)
     free = _free_memory()
-    room = len(layers) if free is None else max(int(0.7 * free / (most + _PROCESS)), 1)
-    return max(min(cores(), room, len(layers)), 1)
+    affordable = len(layers) if free is None else max(int(0.7 * free / (most + _PROCESS)), 1)
+    return max(min(cores(), affordable, len(layers)), 1)
 
 
 def _free_memory() -> int | None:

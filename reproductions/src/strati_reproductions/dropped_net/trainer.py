@@ -18,6 +18,7 @@ from strati.core.errors import require
 from strati.core.files import write_atomic
 from strati.core.results import Tick, silent
 from strati.core.rng import derive, stream
+from strati.reassembly.residual import make
 from strati.reassembly.residual.make import teacher, torch_activation
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(make.Recipe):
     """How a network is built and trained: on the mean squared error, from PyTorch's default initial weights.
 
     ``optimiser`` is ``adamw`` (decay apart from the gradient), ``adam`` (decay as part of the gradient, which Adam
@@ -40,17 +41,6 @@ class Recipe:
     before every block; ``bias=False`` leaves the biases of the blocks out.
     """
 
-    blocks: int = 12
-    width: int = 24
-    hidden: int = 48
-    outputs: int = 1
-    epochs: int = 30
-    rows: int = 4000
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    activation: str = "relu"
-    batch: int = 128
-    seed: int = 0
     optimiser: str = "adamw"
     norm: bool = False
     bias: bool = True

@@ -142,9 +142,10 @@ def _improved(
     """A choice that fits, changed one layer at a time while that costs less and still fits."""
     options = list(options)
     while True:
-        room = budget - _total(sizes, options)
+        remaining = budget - _total(sizes, options)
         gains = [
-            np.where(s - s[o] <= room, c[o] - c, 0.0) for c, s, o in zip(costs, sizes, options, strict=True)
+            np.where(s - s[o] <= remaining, c[o] - c, 0.0)
+            for c, s, o in zip(costs, sizes, options, strict=True)
         ]
         layer = int(np.argmax([g.max() for g in gains]))
         if not gains[layer].max() > 0:

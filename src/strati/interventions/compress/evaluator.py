@@ -121,7 +121,7 @@ class InterventionEvaluator:
         return weights_digest(self.subject.model)
 
     def edits(self, target: Target) -> LayerEdits:
-        """A layer's edits, its singular directions kept while there is room."""
+        """A layer's edits, its singular directions kept while memory allows."""
         if target.name in self._kept:
             return self._kept[target.name]
         block = target.composite

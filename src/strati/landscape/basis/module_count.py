@@ -190,10 +190,10 @@ def _seen_below(graph: LayeredGraph, needed: float) -> float:
         if (m := w.sum()) > 0:
             noise += w.size * float((w - np.outer(w.sum(axis=1), w.sum(axis=0)) / m).var())
             signal += w.size * float(w.mean()) ** 2
-    room = total**2 - needed**2 * signal
-    if room <= 0:
+    margin = total**2 - needed**2 * signal
+    if margin <= 0:
         return 0.0
-    return max(0.0, float(1 - needed * np.sqrt(noise / room)) / 2)
+    return max(0.0, float(1 - needed * np.sqrt(noise / margin)) / 2)
 
 
 def _own(labels: IntArray) -> IntArray:
