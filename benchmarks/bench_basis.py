@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 import strati
-from strati.landscape.mlp import edges as edges_module
+from strati.landscape.mlp import basis_moments as edges_module
 
 TARGETS = {"local basis": 1.0, "interaction basis": 20.0, "edges": 15.0}
 

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from strati.evaluate.hooks import Site, capture
-from strati.landscape.counts.gram import fold
-from strati.landscape.counts.ranks import Factor, nudged
+from strati.landscape.counts.ranks import Factor, fold, nudged
 from strati.landscape.jacobians import Probes
-from strati.landscape.mlp.jacobians import backward, output_directions
 from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
-from strati.landscape.mlp.statistics_pass import gated_forward, twin_of
+from strati.landscape.mlp.statistics_pass import backward, gated_forward, output_directions, twin_of
 
 
 def cuda(mode: FakeTensorMode, *shape: int) -> Tensor:

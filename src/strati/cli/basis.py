@@ -98,7 +98,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     from strati.landscape.basis.basis import interaction_basis
     from strati.landscape.basis.graph import interaction_graph
     from strati.landscape.basis.modules import modules
-    from strati.landscape.basis.sites import Reading
+    from strati.landscape.basis.probe_moments import Reading
 
     sites, seed = _sites(options["sites"]), options["seed"]
     with progress("basis", None, quiet=output.quiet) as tick:

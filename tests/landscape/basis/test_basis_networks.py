@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import strati
-from strati.landscape.basis.sites import find_sites
+from strati.landscape.basis.probe_moments import find_sites
 
 KINDS = ("interaction", "local")
 

@@ -14,8 +14,8 @@ from torch import nn
 import strati
 from strati.core.errors import BadInputError
 from strati.landscape.basis.result import needed
-from strati.landscape.mlp import edges as edges_module
-from strati.landscape.mlp.edges import masked_edges
+from strati.landscape.mlp import basis_moments as edges_module
+from strati.landscape.mlp.basis_moments import masked_edges
 
 
 def mlp(*widths, seed=0, activation=nn.ReLU):

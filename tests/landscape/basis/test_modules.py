@@ -13,8 +13,16 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.basis.module_count import among_degrees, anywhere, components, excess, separate
-from strati.landscape.basis.partition import LayeredGraph, partition, quality
+from strati.landscape.basis.partition import (
+    LayeredGraph,
+    among_degrees,
+    anywhere,
+    components,
+    excess,
+    partition,
+    quality,
+    separate,
+)
 
 KINDS = list(itertools.product([nn.ReLU, nn.Tanh], ["interaction", "local"]))
 HALVES = [

@@ -276,7 +276,7 @@ def test_without_the_functions_of_single_neurons_the_count_is_a_lower_one(
         model, x, _ = random_network(seed)
         fine = strati.degeneracy(model, x, exact=False).free
         with monkeypatch.context() as patch:
-            patch.setattr("strati.landscape.mlp.overlap.BYTES", 0)
+            patch.setattr("strati.landscape.mlp.structure.BYTES", 0)
             assert strati.degeneracy(model, x, exact=False).free <= fine
 
 

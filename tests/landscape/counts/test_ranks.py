@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.landscape.counts.gram import fold, pairs_above
-from strati.landscape.counts.ranks import Factor, RankRange, certified, nudged, rank_range
-from strati.landscape.triangular import upper
+from strati.landscape.counts.ranks import (
+    Factor,
+    RankRange,
+    certified,
+    fold,
+    nudged,
+    pairs_above,
+    rank_range,
+    upper,
+)
 
 
 def rows_of(rank: int, size: int, seed: int, scales: bool = False) -> torch.Tensor:

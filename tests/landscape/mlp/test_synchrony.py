@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strati.landscape.mlp.synchrony import Asynchrony, FiringHash, approximate_blocks
+from strati.landscape.mlp.statistics_pass import Asynchrony, FiringHash, approximate_blocks
 
 
 def direct(pattern: np.ndarray) -> list[list[int]]:

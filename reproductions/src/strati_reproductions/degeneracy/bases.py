@@ -258,7 +258,7 @@ def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     """stories15M read at the residual stream of three blocks, on stories it tells itself, in all four bases."""
     from strati.io.to_module import as_module
     from strati.landscape.basis.ablation import compare_bases
-    from strati.landscape.basis.sites import Reading
+    from strati.landscape.basis.probe_moments import Reading
     from strati_reproductions import zoo
     from strati_reproductions.datasets import sample_stories
 

@@ -16,8 +16,8 @@ import numpy as np
 from strati.core.errors import BadInputError
 from strati.landscape.basis.basis import BasisConfig, interaction_basis
 from strati.landscape.basis.graph import InteractionGraph, interaction_graph
+from strati.landscape.basis.probe_moments import Reading
 from strati.landscape.basis.result import InteractionBasis, Kind
-from strati.landscape.basis.sites import Reading
 
 if TYPE_CHECKING:
     from pathlib import Path

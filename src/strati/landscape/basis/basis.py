@@ -18,9 +18,8 @@ from strati.core.options import resolve
 from strati.core.results import Flag, Tick, silent
 from strati.evaluate.models import device_of
 from strati.io.to_module import as_module
-from strati.landscape.basis.probe_moments import ProbeBackend
+from strati.landscape.basis.probe_moments import ProbeBackend, Reading, as_data
 from strati.landscape.basis.result import BasisBackend, BasisLayer, InteractionBasis, Kind
-from strati.landscape.basis.sites import Reading, as_data
 from strati.landscape.basis.whitening import (
     Moments,
     Whitening,

@@ -1,7 +1,7 @@
 """Modules of a network: the partition of its interaction graph that cuts the least interaction.
 
-The cost and the search are ``partition``, how many modules there are ``separation``; here a graph and a cutoff become
-modules with their members.
+The cost, the search and the number of modules are ``partition``; here a graph and a cutoff become modules with their
+members.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
 from strati.landscape.basis.graph import InteractionGraph
-from strati.landscape.basis.module_count import by_chance, components, separate
-from strati.landscape.basis.partition import LayeredGraph, partition, quality
+from strati.landscape.basis.partition import LayeredGraph, by_chance, components, partition, quality, separate
 from strati.landscape.basis.result import as_table
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from strati.evaluate.models import device_of
 from strati.io.layers import select_names
 from strati.io.to_module import as_module
 from strati.landscape.basis.linear_maps import LinearMap, Seen
-from strati.landscape.basis.sites import as_data
+from strati.landscape.basis.probe_moments import as_data
 from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """How many parameters a network really uses on given data: ``strati.degeneracy``.
 
-The choice of method lives here. Chains (``chain``) are surveyed in one pass (``survey``) and counted by their structure
-(``structure``); other modules are watched at their layers (``hooked``); networks small enough are also counted exactly
+The choice of method lives here. Plain chains are surveyed in one pass and counted by their structure (package ``mlp``);
+other modules are watched at their layers (``module_counts``); networks small enough are also counted exactly
 (``exact``). The result is in ``result``.
 """
 

@@ -4,7 +4,7 @@ At its minimum the Hessian is ``2/n J^T J`` with ``J`` the Jacobian of all outpu
 respect to all parameters (eq. 10 with its factor 2). Its rank is that of ``J``, found from singular values of ``J``
 itself, rows and columns brought to one size first: the square would lose all that is below 1e-8 of the largest.
 What rounding can do is measured by a second Jacobian, of a network a few units in the last place away (``ranks``).
-What it leaves open in small chains, many digits decide (``digits``).
+What it leaves open in small chains, many digits decide (``multiprecision``).
 Freedom shared by several layers is told apart by adding layers one at a time, the last one first.
 """
 
@@ -19,20 +19,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from strati.landscape.counts.gram import fold
 from strati.landscape.counts.ranks import (
     LEAST_NOISE,
     TWIN,
     Factor,
     RankRange,
+    fold,
     hides,
     independent,
     nudged,
     rank_range,
 )
-from strati.landscape.mlp.jacobians import backward
 from strati.landscape.mlp.sequential import Chain
-from strati.landscape.mlp.statistics_pass import batches, gated_forward, twin_of
+from strati.landscape.mlp.statistics_pass import backward, batches, gated_forward, twin_of
 from strati.landscape.objective import FlatModel, run
 
 MOST_DIMENSIONS = 2000

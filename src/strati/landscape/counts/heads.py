@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from strati.landscape.counts.ranks import EPS, Factor, rank_range
-from strati.landscape.mlp.synchrony import approximate_blocks
+from strati.landscape.mlp.statistics_pass import approximate_blocks
 
 SAME = 1e-10
 """Attention patterns that differ by less (mean squared, relative to their own) are the same: float32 rounding."""

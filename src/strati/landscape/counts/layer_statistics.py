@@ -1,7 +1,7 @@
 """A layer with a matrix while data pass through it: factors of what it reads and of what is heard of it.
 
 Linear layers, embeddings (linear on one-hot inputs) and convolutions (linear on patches, each position one more datum,
-groups apart). How the data get here is in ``hooked``.
+groups apart). How the data get here is in ``module_counts``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strati.landscape.counts.gram import fold
-from strati.landscape.counts.ranks import Factor, certified
+from strati.landscape.counts.ranks import Factor, certified, fold
 
 MOST_WIDTH = 4096
 """Factors of more columns are not kept; the full rank is assumed, which never overcounts."""

@@ -1,6 +1,6 @@
 """Counts for networks that are not plain chains: every layer with a matrix is watched while the data pass through.
 
-Each use of a layer at each position is one more datum for its factors (``watched``). Freedom inside a layer
+Each use of a layer at each position is one more datum for its factors (``layer_statistics``). Freedom inside a layer
 (``d_in d_out - rG rK``) holds for any network around it. Freedom between layers is counted where a symmetry of the
 network is known and seen to hold (``symmetries``), and between the values and outputs of attention heads (``heads``).
 Weights that are tied are not analysed.
@@ -20,10 +20,9 @@ from strati.core.results import Flag, Tick, silent
 from strati.evaluate.hooks import Precision, Site, capture, on_output
 from strati.io.layers import select_names
 from strati.landscape.counts import exact as exactly
-from strati.landscape.counts.gram import pairs_above
 from strati.landscape.counts.heads import HeadWeights, find_attention, value_used
 from strati.landscape.counts.layer_statistics import Convolution, Watched, watch
-from strati.landscape.counts.ranks import EPS, TWIN, nudged
+from strati.landscape.counts.ranks import EPS, TWIN, nudged, pairs_above
 from strati.landscape.counts.result import (
     Degeneracy,
     DegeneracyConfig,
@@ -35,7 +34,7 @@ from strati.landscape.counts.result import (
 )
 from strati.landscape.counts.symmetries import Symmetries, find_symmetries
 from strati.landscape.jacobians import Probes, pulled_back
-from strati.landscape.mlp.jacobians import MOST_OUTPUTS
+from strati.landscape.mlp.statistics_pass import MOST_OUTPUTS
 from strati.landscape.mlp.structure import AtEpsilon, LayerCount
 from strati.landscape.objective import FlatModel, run
 

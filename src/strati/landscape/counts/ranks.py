@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strati.landscape.triangular import upper
+from strati.core.rng import derive
 
 EPS = float(torch.finfo(torch.float64).eps)
 TWIN = 4 * EPS
@@ -90,7 +90,7 @@ def decide(values: Tensor, floor: float, rows: int) -> RankRange:
     """The rank from singular values (descending) and the floor of what can be told from zero.
 
     A factorisation itself leaves some units of rounding, growing with the square root of the number of rows, or, where
-    the rows repeat each other, with the number of columns (``triangular``).
+    the rows repeat each other, with the number of columns (:func:`upper`).
     """
     size = int(values.numel())
     low = int((values > floor).sum())
@@ -307,3 +307,73 @@ def nudged(tensor: Tensor, generator: torch.Generator, step: float = TWIN) -> Te
         return tensor
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return (tensor.double() * (1 + step * drawn.to(tensor.device))).to(tensor.dtype)
+
+
+def fold(activations: Tensor, bias: bool) -> Tensor:
+    """Activations with the constant 1 that carries the bias as their last column."""
+    if not bias:
+        return activations
+    return torch.cat([activations, activations.new_ones(len(activations), 1)], dim=1)
+
+
+def pairs_above(first: Tensor, second: Tensor, threshold: float) -> int:
+    """Number of pairs of eigenvalues whose product exceeds a threshold.
+
+    These are the eigenvalues of the factorised Hessian ``G (x) K`` above it: a unit step along such a
+    direction of a layer's weights changes the behavioural loss by more than the threshold.
+
+    Examples:
+        >>> pairs_above(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.1]), 0.5)
+        2
+    """
+    ordered = second.clamp(min=0).sort().values
+    positive = first[first > 0]
+    if positive.numel() == 0 or ordered.numel() == 0:
+        return 0
+    below = torch.searchsorted(ordered, threshold / positive, right=True)
+    return int((ordered.numel() - below).sum())
+
+
+TALL, TOGETHER = 4, 32
+"""Rows that are factorised at once: so many times the columns, at least as many as are mixed."""
+
+
+def upper(rows: Tensor) -> Tensor:
+    """A triangular factor ``R`` with ``R^T R`` the Gram matrix of the rows.
+
+    In one factorisation of many rows that repeat each other (a linear head's Jacobian on every datum) the rounding
+    errors add up with one sign, as the number of rows. So rows are first mixed: random signs, then a Hadamard matrix
+    on every :data:`TOGETHER` of them, which leaves the Gram matrix as it is; and they are factorised in a tree, each
+    time :data:`TALL` times as many rows as columns (Demmel et al., SIAM J. Sci. Comput. 34, 2012, for the tree).
+
+    Args:
+        rows: Rows by columns.
+
+    Examples:
+        >>> rows = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.1, 3.0]], dtype=torch.float64).repeat(40_000, 1)
+        >>> values = torch.linalg.svdvals(upper(rows))
+        >>> bool(values[2] < 1e-15 * values[0])
+        True
+    """
+    columns = rows.shape[1]
+    block = max(TALL * columns, TOGETHER)
+    if len(rows) > block:
+        rows = _mixed(rows)
+    while len(rows) > block:
+        end = len(rows) // block * block
+        blocks, remainder = rows.split([end, len(rows) - end])
+        parts = torch.linalg.qr(blocks.reshape(-1, block, columns), mode="r")[1]
+        rows = torch.cat([parts.reshape(-1, columns), remainder])
+    return rows if len(rows) <= columns else torch.linalg.qr(rows, mode="r")[1]
+
+
+def _mixed(rows: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(derive(0, "mixed rows", *rows.shape))
+    signs = torch.randint(0, 2, (len(rows), 1), generator=generator).to(rows) * 2 - 1
+    hadamard = rows.new_ones(1, 1)
+    while len(hadamard) < TOGETHER:
+        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
+    end = len(rows) // TOGETHER * TOGETHER
+    blocks, remainder = (rows * signs).split([end, len(rows) - end])
+    mixed = (hadamard / TOGETHER**0.5) @ blocks.reshape(-1, TOGETHER, rows.shape[1])
+    return torch.cat([mixed.reshape(end, -1), remainder])

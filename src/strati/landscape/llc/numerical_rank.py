@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from strati.core.rng import derive
+from strati.landscape.counts.ranks import upper
 from strati.landscape.objective import Objective, metric_jacobian
-from strati.landscape.triangular import upper
 
 _UNITS = 4.0  # in the last place, by which parameters are moved to measure rounding
 _SAFETY = 8.0

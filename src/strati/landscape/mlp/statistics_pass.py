@@ -1,7 +1,11 @@
 """One pass over the data: everything the counts of a chain need, in memory that does not grow with them.
 
 Per layer: triangular factors of activations and Jacobians, co-firing, and hashed firing patterns. What follows
-from them is in ``structure``; the functions that single neurons can produce are in ``overlap``.
+from them is in ``structure``. Neurons that fire on the same data (section 3.2) are found by hashing: every neuron keeps
+the sum of 128 random bits over the data on which it fires, so equal sums mean equal patterns (two different patterns
+collide with probability ``2^-128``). Near synchrony uses ``(r_i - r_i') p_i'`` (eq. 20 as printed is not zero for
+synchronised neurons). With few outputs all Jacobians are taken; with many, random combinations of outputs (probes),
+whose rank ``ranks.certified`` checks.
 """
 
 from __future__ import annotations
@@ -9,16 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from strati.core.errors import BadInputError
 from strati.core.results import Tick, silent
-from strati.landscape.counts.gram import fold
-from strati.landscape.counts.ranks import Factor, certified, nudged
-from strati.landscape.mlp.jacobians import MOST_OUTPUTS, backward, output_directions
+from strati.core.rng import stream
+from strati.landscape.counts.ranks import Factor, certified, fold, nudged
 from strati.landscape.mlp.sequential import Chain, ChainStage
-from strati.landscape.mlp.synchrony import Asynchrony, FiringHash
 
 BATCH_BYTES = 64_000_000
 NOISE_ROWS = 256
@@ -207,3 +210,155 @@ def _take_in(chain: Chain, batch: Tensor, result: Survey, generator: torch.Gener
         layer.jacobians.add(jacobian[:, last:].reshape(-1, jacobian.shape[-1]))
         if layer.last_probe is not None:
             layer.last_probe.add(jacobian[:, 0])
+
+
+class FiringHash:
+    """The firing pattern of every neuron of a layer, hashed while the data stream by.
+
+    Args:
+        neurons: Width of the layer.
+        seed: Seed of the random words; the blocks do not depend on it.
+
+    Examples:
+        >>> patterns = FiringHash(3)
+        >>> patterns.add(torch.tensor([[True, False, True], [False, True, False]]))
+        >>> patterns.blocks()
+        [[0, 2], [1]]
+    """
+
+    def __init__(self, neurons: int, seed: int = 0) -> None:
+        self._words = stream(seed, "firing")
+        self._sums = np.zeros((neurons, 2), dtype=np.uint64)
+        self.fired = torch.zeros(neurons, dtype=torch.long)
+
+    def add(self, firing: Tensor) -> None:
+        """Take in a batch, ``(data, neurons)`` of truth values."""
+        firing = firing.cpu()
+        pattern = firing.numpy()
+        words = self._words.integers(0, 2**64, size=(pattern.shape[0], 2), dtype=np.uint64)
+        self._sums += (
+            np.ascontiguousarray(pattern.T).astype(np.uint64) @ words
+        )  # sums wrap around, as they should
+        self.fired += firing.sum(dim=0)
+
+    def blocks(self) -> list[list[int]]:
+        """Neurons grouped by pattern, in order of their first member."""
+        return group([(int(a), int(b)) for a, b in self._sums])
+
+
+def group(keys: list[tuple[int, int]] | list[bytes]) -> list[list[int]]:
+    """Indices with equal keys together, in order of first appearance.
+
+    Examples:
+        >>> group([b"a", b"b", b"a"])
+        [[0, 2], [1]]
+    """
+    blocks: dict[object, list[int]] = {}
+    for index, key in enumerate(keys):
+        blocks.setdefault(key, []).append(index)
+    return list(blocks.values())
+
+
+class Asynchrony:
+    """Mean of ``((r_i - r_i') p_i')^2`` over the data, for all pairs of ReLU neurons of a layer.
+
+    It is what the loss pays, to leading order, for mixing two neurons that do not quite fire together.
+
+    Examples:
+        >>> pairs = Asynchrony(2)
+        >>> pairs.add(torch.tensor([[1.0, 2.0], [1.0, -0.2]]))
+        >>> [round(v, 6) for v in pairs.matrix().flatten().tolist()]
+        [0.0, 0.02, 0.5, 0.0]
+    """
+
+    def __init__(self, neurons: int) -> None:
+        self._total = torch.zeros(neurons, neurons, dtype=torch.float64)
+        self._count = 0
+
+    def add(self, preactivations: Tensor) -> None:
+        """Take in a batch of preactivations."""
+        p = preactivations.double().cpu()
+        r = (p > 0).double()
+        square = p.square()
+        # (r_i - r_j)^2 = r_i (1 - 2 r_j) + r_j for 0/1 patterns; summed over data against p_j^2
+        self._total += r.T @ (square * (1 - 2 * r)) + (r * square).sum(dim=0)[None, :]
+        self._count += p.shape[0]
+
+    def matrix(self) -> Tensor:
+        """Entry (i, j): the price of replacing the pattern of j by that of i."""
+        return self._total.clamp(min=0) / max(1, self._count)
+
+
+def approximate_blocks(asynchrony: Tensor, epsilon: float) -> list[list[int]]:
+    """Group neurons so that each block's total asynchrony stays within a loss scale.
+
+    Neurons are taken in order; each joins the first block in which the sum over ordered pairs of
+    ``mean ((r_i - r_i') p_i')^2`` (eq. 20, corrected) stays at most ``epsilon``.
+
+    Args:
+        asynchrony: From :meth:`Asynchrony.matrix`.
+        epsilon: Loss scale.
+
+    Examples:
+        >>> approximate_blocks(torch.tensor([[0.0, 0.1, 9.0], [0.1, 0.0, 9.0], [9.0, 9.0, 0.0]]), 0.5)
+        [[0, 1], [2]]
+    """
+    price = (asynchrony + asynchrony.T).double().numpy()
+    size = price.shape[0]
+    blocks: list[list[int]] = []
+    spent = np.zeros(size)
+    joining = np.zeros((size, size))  # entry (block, neuron): what the neuron would add to the block
+    for neuron in range(size):
+        fits = np.flatnonzero(spent[: len(blocks)] + joining[: len(blocks), neuron] <= epsilon)
+        place = int(fits[0]) if fits.size else len(blocks)
+        if place == len(blocks):
+            blocks.append([])
+        blocks[place].append(neuron)
+        spent[place] += joining[place, neuron]
+        joining[place] += price[neuron]
+    return blocks
+
+
+MOST_OUTPUTS = 64
+"""Up to this many outputs Jacobians are exact; above, this many random probes per datum are taken."""
+
+
+def output_directions(slopes: Tensor, generator: torch.Generator, most: int) -> Tensor:
+    """Rows ``v`` of ``v^T df/dp`` at the last layer, ``(batch, directions, outputs)``.
+
+    The unit vectors where there are at most ``most`` outputs, else Gaussian probes with
+    ``E[v v^T] = 1``.
+    """
+    batch, outputs = slopes.shape
+    if outputs <= most:
+        units: Tensor = torch.diag_embed(slopes)
+        return units
+    probes = torch.randn(batch, most, outputs, generator=generator, dtype=torch.float64) / most**0.5
+    directions: Tensor = probes.to(slopes) * slopes.unsqueeze(1)
+    return directions
+
+
+def backward(chain: Chain, slopes: list[Tensor], last: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The Jacobians ``d out / d p`` from the last layer to the first, eq. 16 read from right to left.
+
+    Args:
+        chain: The network.
+        slopes: Derivative of each stage's nonlinearity at its preactivations.
+        last: What :func:`output_directions` gives for the last stage.
+
+    Yields:
+        Index of the stage and ``(batch, directions, outputs of the stage)``.
+
+    Examples:
+        >>> from torch import nn
+        >>> from strati.landscape.mlp.sequential import as_chain
+        >>> chain = as_chain(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+        >>> slopes = [torch.ones(5, 3), torch.ones(5, 1)]
+        >>> [tuple(j.shape) for _, j in backward(chain, slopes, torch.ones(5, 1, 1))]
+        [(5, 1, 1), (5, 1, 3)]
+    """
+    jacobian = last
+    for index in range(len(chain.stages) - 1, -1, -1):
+        yield index, jacobian
+        if index > 0:
+            jacobian = (jacobian @ chain.stages[index].weight) * slopes[index - 1].unsqueeze(1)
