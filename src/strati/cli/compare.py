@@ -102,7 +102,7 @@ def command(
     """
     from strati.comparison.compare import compare
     from strati.core.files import check_table, export_table
-    from strati.interventions.compress.reorder_units import write_renumbered
+    from strati.interventions.compress.rewrite_checkpoint import write_renumbered
     from strati.io.network import open as open_network
 
     if len(models) < 2 + merge:

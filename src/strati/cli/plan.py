@@ -101,8 +101,7 @@ def command(
       strati plan measured --budget bits=4.0 --export types.sh --format llama.cpp
     """
     from strati.core.files import check_writable
-    from strati.interventions.compress.model_study import is_study_folder
-    from strati.interventions.compress.plan import plan
+    from strati.interventions.compress.plan import is_study_folder, plan
     from strati.interventions.study import load_study
 
     if export is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.display import Column, NextCommand, table
 from strati.interventions.audit.evidence import LEAST
-from strati.interventions.compress.cost_scale import UNIT, CostScale
+from strati.interventions.compress.costs import UNIT, CostScale
 
 if TYPE_CHECKING:
     import pandas as pd

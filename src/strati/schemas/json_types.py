@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from strati.interventions.audit.audit import AuditConfig, MeanRow, MetricRow
     from strati.interventions.audit.orders import OrderRow
     from strati.interventions.audit.verdicts import Verdict
-    from strati.interventions.compress.outcome import PlanOutcome, Quantity
+    from strati.interventions.compress.costs import Quantity
     from strati.interventions.compress.plan import PlannedLayer
+    from strati.interventions.compress.predict import PlanOutcome
     from strati.io.checkpoint_file import Skipped
     from strati.io.roles import Role
     from strati.landscape.basis.modules import FoundModule

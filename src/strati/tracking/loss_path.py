@@ -137,7 +137,7 @@ def _renumbered_state(
 
     from strati.comparison.compare import matched_layers
     from strati.comparison.unit_alignment import unit_order
-    from strati.interventions.compress.reorder_units import renumbered_tensors
+    from strati.interventions.compress.rewrite_checkpoint import renumbered_tensors
 
     order = unit_order(first, last, matched_layers(first, last), activation)
     changed = renumbered_tensors(last, order)

@@ -13,8 +13,7 @@ from torch import nn
 import strati
 from strati import interventions as iv
 from strati.core.errors import BadInputError
-from strati.interventions.compress.exports import FORMATS
-from strati.interventions.compress.recipes import RECIPES
+from strati.interventions.compress.exports import FORMATS, RECIPES
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from strati._version import __version__
 from strati.core.errors import BadInputError, StratiError, require
 from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
-from strati.interventions.compress.cost_scale import scale_of
+from strati.interventions.compress.costs import scale_of
 from strati.interventions.compress.evaluator import InterventionEvaluator
 from strati.interventions.compress.plan import Plan, plan
 from strati.interventions.kinds import quantise, truncate
@@ -151,7 +151,7 @@ def judge(case: ActingCase, made: Plan, found: Study, seed: int) -> Cell:
     """Plan and even spread on the unseen data, compared example by example."""
     from strati.interventions.compress.budget import read_budget
     from strati.interventions.compress.candidates import Candidates
-    from strati.interventions.compress.curves import read_curves
+    from strati.interventions.compress.costs import read_curves
 
     evaluator = evaluator_of(case, found)
     unit = made.size["unit"]

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack, overload
 from strati.core.errors import BadInputError, require
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.interventions.compress.plan import Plan
-from strati.interventions.compress.plan_file import check_plan, load_plan
+from strati.interventions.compress.plan import Plan, check_plan, load_plan
 from strati.interventions.study import Study, load_study
 
 if TYPE_CHECKING:
@@ -292,7 +291,7 @@ def _measure(
     from scipy import stats
 
     from strati.interventions.checkpoints import in_single
-    from strati.interventions.compress.cost_scale import CostScale
+    from strati.interventions.compress.costs import CostScale
     from strati.interventions.compress.evaluator import InterventionEvaluator, as_task, open_evaluators
     from strati.interventions.measure_layer import Subject
 

@@ -1,4 +1,4 @@
-"""The choices worth measuring: the best by added costs, variants of it, random ones near it, and the even spread."""
+"""The choices to measure: the best by added costs, variants of it, random ones near it, and uniform allocation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.interventions.compress.budget import Budget, target_size
-from strati.interventions.compress.choose import Choice, choose
-from strati.interventions.compress.interactions import layer_weights
+from strati.interventions.compress.budget import Budget, Choice, choose, target_size
 from strati.interventions.compress.predict import Combination, added, difference, random_choices
 
 if TYPE_CHECKING:
-    from strati.interventions.compress.cost_scale import CostScale
-    from strati.interventions.compress.curves import Curve
+    from strati.core.results import FloatArray
+    from strati.interventions.compress.costs import CostScale, Curve
     from strati.interventions.compress.evaluator import InterventionEvaluator
+    from strati.interventions.compress.predict import Combination
 
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
@@ -288,3 +287,45 @@ def _checked(costs: Sequence[Any], sizes: Sequence[Any], most: float, budget: Bu
         raise BadInputError(
             f"budget {budget.text}", f"{why}; allow more, or study stronger settings"
         ) from None
+
+
+_SCATTER = 0.1
+"""Relative error that a sum of weighted costs is allowed to have."""
+_LEAST = 0.1
+"""No layer's weight falls below this share of the common ratio: a harm seen alone is not explained away."""
+
+
+def layer_weights(curves: Sequence[Curve], combinations: Sequence[Combination]) -> FloatArray | None:
+    """What each layer's costs have to be multiplied by; ``None`` where the combinations cannot tell.
+
+    Examples:
+        >>> from strati.interventions.compress.budget import Shape
+        >>> from strati.interventions.compress.costs import Curve, CurveOption
+        >>> from strati.interventions.compress.predict import Combination
+        >>> options = (CurveOption("bits=2", 2.0, 1.0, 0.0), CurveOption("keep", 16.0, 0.0, 0.0))
+        >>> curves = [Curve(name, "linear", Shape(1, 1, 1), options) for name in "ab"]
+        >>> seen = [Combination((0, 1), 1.0, 3.0), Combination((1, 0), 1.0, 1.0), Combination((0, 0), 2.0, 4.0)]
+        >>> [round(float(w), 1) for w in layer_weights(curves, seen)]
+        [3.0, 1.0]
+    """
+    measured_combinations = [
+        c for c in combinations if c.measured is not None and math.isfinite(c.measured) and c.measured > 0
+    ]
+    measured_combinations = list(
+        {
+            c.options: c for c in measured_combinations if c.predicted > 2.0 * c.error and c.predicted > 0
+        }.values()
+    )
+    if len(measured_combinations) < 2 or len(curves) < 2:
+        return None
+    alone = np.array(
+        [[c.options[o].cost for c, o in zip(curves, k.options, strict=True)] for k in measured_combinations]
+    )
+    measured = np.array([float(k.measured or 0.0) for k in measured_combinations])
+    ratio = math.exp(float(np.mean(np.log(measured / alone.sum(1)))))
+    scaled = alone * ratio / (_SCATTER * measured[:, None])
+    off = (measured - ratio * alone.sum(1)) / (_SCATTER * measured)
+    # w = r (1 + d), d by ridge regression; as many equations as combinations, which are fewer than layers.
+    d = scaled.T @ np.linalg.solve(scaled @ scaled.T + np.eye(len(measured_combinations)), off)
+    weights: FloatArray = ratio * np.maximum(1.0 + d, _LEAST)
+    return weights

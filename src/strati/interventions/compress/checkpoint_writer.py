@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.compress.curves import KEEP
+from strati.interventions.compress.costs import KEEP
 from strati.interventions.kinds import EXPERT_KINDS, read_setting, reads_inputs
 from strati.interventions.targets import Change
 

@@ -16,7 +16,7 @@ from strati.core.errors import BadInputError
 from strati.interventions.cached_forward import whole_scores
 from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.checkpoints import in_single
-from strati.interventions.compress.curves import KEEP
+from strati.interventions.compress.costs import KEEP
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.inputs import study_data
 from strati.interventions.kinds import Point, make, read_setting

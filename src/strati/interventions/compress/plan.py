@@ -1,12 +1,14 @@
 """``strati.plan``: which setting each layer should get so that a budget is met at the least measured loss.
 
-Costs come from a study's rows, the choice from ``acting.choose``, the prediction and its interval from
-``acting.predict``. The same budget spread evenly stands beside it, measured as well.
+Costs come from the rows of a study, the choice from ``budget.choose``, the prediction and its interval from
+``predict``. Uniform allocation of the same budget stands beside it, measured as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,16 +21,11 @@ from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, read_budget, target_size
-from strati.interventions.compress.cost_scale import CostScale, scale_of
-from strati.interventions.compress.curves import KEEP, Curve, read_curves
-from strati.interventions.compress.model_study import (
-    is_study_folder,
-    screened_study_of_model,
-    study_of_model,
-)
-from strati.interventions.compress.outcome import PlanOutcome, Quantity, outcome_of
+from strati.interventions.compress.costs import KEEP, CostScale, Curve, Quantity, read_curves, scale_of
+from strati.interventions.compress.predict import PlanOutcome, outcome_of
 from strati.interventions.kinds import EXPERT_KINDS
 from strati.interventions.study import Study, load_study
+from strati.interventions.study_spec import STORE
 from strati.io.layers import as_patterns
 
 if TYPE_CHECKING:
@@ -45,6 +42,41 @@ if TYPE_CHECKING:
         Prediction,
     )
     from strati.schemas.json_types import PlanFields
+
+
+def load_plan(path: str | Path) -> dict[str, Any]:
+    """The JSON of a plan.
+
+    Raises:
+        BadInputError: It is not there, or no plan.
+    """
+    place = Path(path)
+    try:
+        payload = json.loads(place.read_text("utf-8"))
+    except OSError as error:
+        raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
+    except (ValueError, RecursionError):
+        raise BadInputError(path, "is not JSON; give the JSON file of a plan") from None
+    return check_plan(payload, path)
+
+
+def check_plan(payload: Any, path: str | Path = "plan") -> dict[str, Any]:
+    """The JSON of a plan, if it is one.
+
+    Raises:
+        BadInputError: It is not.
+    """
+    if not isinstance(payload, dict) or payload.get("schema") != "strati.plan/1":
+        raise BadInputError(path, "is not a plan; give the JSON file of a plan")
+    layers = payload.get("layers")
+    if not isinstance(layers, list) or not all(
+        isinstance(x, dict) and {"name", "choice"} <= set(x) for x in layers
+    ):
+        raise BadInputError(path, "is a damaged plan: its layers have no names or choices")
+    if payload.get("action") not in ACTIONS:
+        raise BadInputError(path, f"is a plan of an unknown action {payload.get('action')!r}")
+    return payload
+
 
 Format = Literal[
     "peft",
@@ -266,6 +298,7 @@ def plan(
     """
     require("torch", "torch", "making a plan")
     from strati.interventions.compress.evaluator import open_evaluators
+    from strati.interventions.compress.model_study import screened_study_of_model, study_of_model
 
     config = resolve(PlanConfig, config, options, of=plan)
     action_name = None if config.action is None else config.action.replace("_", "-")
@@ -288,7 +321,7 @@ def plan(
     kind = parsed_budget.kind if parsed_budget.kind != "loss" else ACTIONS[action][0]
     quantity = Quantity.UPDATE if action == "adapt" else Quantity.MEASURED
     if action == "adapt" and not any(r["intervention"] == "adapt" for r in measured.rows):
-        from strati.interventions.compress.gradient_ranks import gradient_curves
+        from strati.interventions.compress.costs import gradient_curves
 
         if parsed_budget.kind == "loss":
             why = "the gradient's spectrum says nothing about the loss; plan a rank, or study adapt with the base"
@@ -309,6 +342,11 @@ def plan(
     about = quantity, _hashes(measured, evaluators)
     made = _plan(curves, parsed_budget, kind, config, measured, evaluators, about, tick)
     return dataclasses.replace(made, screen=screen)
+
+
+def is_study_folder(source: Any) -> bool:
+    """Whether something is the folder of a study."""
+    return isinstance(source, str | os.PathLike) and (Path(source) / STORE).is_file()
 
 
 def default_action(budget: Any, study: Study | None = None) -> str:

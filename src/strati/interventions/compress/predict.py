@@ -11,18 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
 
-from strati.interventions.compress.choose import choose
+from strati.interventions.compress.budget import choose
 from strati.interventions.scores import standard_error
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray, IntArray
-    from strati.interventions.compress.cost_scale import CostScale
-    from strati.interventions.compress.curves import Curve, CurveOption
+    from strati.interventions.compress.costs import CostScale, Curve, CurveOption
     from strati.interventions.compress.evaluator import InterventionEvaluator, Measurement
 
 
@@ -339,3 +339,29 @@ def difference(
     assert better.groups is not None
     half = float(stats.t.ppf(0.5 + confidence / 2, len(better.groups) - 1)) * error
     return {"gain": gain, "low": gain - half, "high": gain + half}
+
+
+class PlanOutcome(StrEnum):
+    """How a plan compares with uniform allocation at the same budget."""
+
+    BETTER = "better"
+    NOT_BETTER = "not-better"
+    UNIFORM = "uniform"
+    """The plan is uniform allocation: no choice was better beyond its error."""
+    NO_ERROR = "no-error"
+    """Both were measured, but the error of the difference is not defined."""
+    NOT_MEASURED = "not-measured"
+    SMALLER = "smaller"
+    NOT_SMALLER = "not-smaller"
+    GUESS = "guess"
+
+
+def outcome_of(gain: Mapping[str, float | None], fell_back: bool) -> PlanOutcome:
+    """The outcome of a plan from its gain over uniform allocation and the gain's interval."""
+    if fell_back:
+        return PlanOutcome.UNIFORM
+    if gain["gain"] is None:
+        return PlanOutcome.NOT_MEASURED
+    if gain["low"] is None:
+        return PlanOutcome.NO_ERROR
+    return PlanOutcome.BETTER if gain["low"] > 0 else PlanOutcome.NOT_BETTER

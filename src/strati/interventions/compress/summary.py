@@ -6,9 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from strati.core.display import Column, byte_size, table
-from strati.interventions.compress.cost_scale import UNIT, CostScale
-from strati.interventions.compress.curves import KEEP
-from strati.interventions.compress.outcome import PlanOutcome, Quantity
+from strati.interventions.compress.costs import KEEP, UNIT, CostScale, Quantity
+from strati.interventions.compress.predict import PlanOutcome
 from strati.interventions.kinds import EXPERT_KINDS, read_setting
 from strati.interventions.summary import performance_text
 
