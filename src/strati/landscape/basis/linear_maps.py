@@ -1,7 +1,6 @@
 """One linear map rewritten with more zeros and the same outputs on the data: columns folded, rows recombined, silenced.
 
-The three steps of ``sparsify``, on one map and its reader. Which maps there are, and what they read, is found in
-``sparsify`` (plain chains) and ``sparsify_modules`` (any other network).
+The three steps of ``sparsify``, on one map and its reader. Which maps there are, and what they read, is found there.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.linalg
-import torch
-
-from strati.landscape.mlp.sequential import ChainStage
 
 if TYPE_CHECKING:
     from strati.core.results import BoolArray, FloatArray, IntArray
@@ -22,14 +18,12 @@ class LinearMap:
     """One linear map being rewritten, in double precision.
 
     Args:
-        stage: Its weight, bias, and the nonlinearity behind it.
-        device: Where the nonlinearity runs.
+        weight: Its matrix, outputs first.
+        bias: Its bias, if it has one.
     """
 
-    def __init__(self, stage: ChainStage, device: torch.device) -> None:
-        self.name, self.activation, self.device = stage.name, stage.activation, device
-        self.weight: FloatArray = stage.weight.cpu().numpy().copy()
-        self.bias: FloatArray | None = None if stage.bias is None else stage.bias.cpu().numpy().copy()
+    def __init__(self, weight: FloatArray, bias: FloatArray | None) -> None:
+        self.weight, self.bias = weight.copy(), None if bias is None else bias.copy()
 
     @property
     def size(self) -> int:
@@ -43,13 +37,6 @@ class LinearMap:
     def before(self, rows: FloatArray) -> FloatArray:
         """Preactivations."""
         return rows @ self.weight.T + (0.0 if self.bias is None else self.bias)
-
-    def forward(self, rows: FloatArray) -> FloatArray:
-        """Activations."""
-        with torch.no_grad():
-            inputs, weight = (torch.from_numpy(array).to(self.device) for array in (rows, self.weight))
-            bias = 0.0 if self.bias is None else torch.from_numpy(self.bias).to(self.device)
-            return np.asarray(self.activation(inputs @ weight.T + bias).cpu().numpy())
 
     def pivot(self, seen: Seen, tolerance: float) -> int:
         """Zero the columns of inputs that are combinations of others; how many."""
@@ -68,13 +55,16 @@ class LinearMap:
         return int(gone.size)
 
     def recombine(
-        self, rows: FloatArray, following: LinearMap
+        self, rows: FloatArray, following: LinearMap, *, linear: bool
     ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Recombine synchronised blocks where that keeps every gate; sizes written, reported, zeros won."""
-        if self.activation.slopes is None:
-            return (), (), 0
+        """Recombine synchronised blocks where that keeps every gate; sizes written, reported, zeros won.
+
+        Args:
+            rows: What the map reads.
+            following: The map that reads what comes out of it.
+            linear: Nothing but a multiple lies between the two: there are no gates.
+        """
         written, reported, won = [], [], 0
-        linear = self.activation.slopes[0] == self.activation.slopes[1]
         p = self.before(rows)
         for block in _synchronised(p > 0, p, everything=linear):
             gain = self._eliminate(p, block, following, free=linear)
@@ -85,13 +75,11 @@ class LinearMap:
                 reported.append(int(block.size))
         return tuple(written), tuple(reported), won
 
-    def silence(self, following: LinearMap) -> int:
-        """Zero the rows of outputs that nobody reads; how many."""
-        unread = (following.weight == 0).all(axis=0)
+    def silence(self, unread: BoolArray) -> None:
+        """Zero the rows of outputs that nobody reads."""
         self.weight[unread] = 0.0
         if self.bias is not None:
             self.bias[unread] = 0.0
-        return int(unread.sum())
 
     def _eliminate(self, p: FloatArray, block: IntArray, following: LinearMap, *, free: bool) -> int:
         """Gaussian elimination among the rows of a block, each step only if it keeps all gates on the data.

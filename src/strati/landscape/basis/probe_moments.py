@@ -1,8 +1,8 @@
 """Jacobian moments of any differentiable network by backward passes from random probes.
 
-Positions of a sequence (and pixels of a feature map) count as data. Probes are those of ``jacobians``: unit vectors, and
-exact results, where the target has few values. Activations are read at sites: the residual stream, hidden layers of
-MLPs, or modules by name. Plain chains of linear layers have closed forms in ``mlp.basis_moments``.
+Positions of a sequence (and pixels of a feature map) count as data. Probes are those of ``jacobians``: unit vectors,
+and exact results, where the target has few values. Activations are read at sites: the residual stream, hidden layers
+of MLPs, or modules by name. Plain chains of linear layers have closed forms in ``mlp.basis_moments``.
 """
 
 from __future__ import annotations

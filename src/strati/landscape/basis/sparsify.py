@@ -9,30 +9,35 @@ Layer by layer from the input on:
    others are reported.
 3. *Rows.* A neuron nobody reads any more needs no incoming weights.
 
-Plain chains are rewritten here, in one go; networks that branch layer by layer in ``sparsify_modules``.
+What a linear layer or a convolution reads on the data is watched, so that the first step changes no output of the
+layer, whatever is around it. Which layer reads which is guessed from names and widths and believed only if the
+network, run with the new weights, gives the same outputs; otherwise the step is taken back.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.options import resolve
 from strati.core.results import Flag, Result, Tick, silent
-from strati.evaluate.models import device_of
+from strati.evaluate.hooks import Site, capture
+from strati.evaluate.models import device_of, output_tensor
 from strati.io.layers import select_names
 from strati.io.to_module import as_module
 from strati.landscape.basis.linear_maps import LinearMap, Seen
 from strati.landscape.basis.probe_moments import as_data
-from strati.landscape.mlp.sequential import Chain, ChainStage, as_chain
+from strati.landscape.counts.layer_statistics import patches
+from strati.landscape.mlp.sequential import as_chain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +51,12 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-12
 """Directions below this share of the largest second moment count as dependent."""
+BATCH = 64
+"""Data per forward pass."""
+SAME = 1e-9
+"""Outputs, in double precision, that move by no more than this share of the largest are the same."""
+MOST_VALUES = 50_000_000
+"""Pairs whose activations on the data are more numbers than this are not searched for synchronised neurons."""
 
 
 @dataclass(frozen=True)
@@ -199,30 +210,16 @@ def sparsify(
     """
     settings = resolve(SparsifyConfig, config, options, of=sparsify)
     model = as_module(model)
-    try:
-        chain = as_chain(model)
-    except UnsupportedError:
-        return _of_module(model, data, settings, tick)
-    return _of_chain(chain, data, settings, tick)
-
-
-def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
-    """Any network: its layers one by one, each by what it reads on the data."""
-    from strati.landscape.basis.sparsify_modules import moved, outputs_of, rewrite
-
-    place = device_of(model, chosen.device)
-    data = as_data(x, model).to(place)
-    work, twin, skipped = rewrite(model, data, chosen.tolerance, chosen.layers, tick)
+    rows = as_data(data, model).to(device_of(model, settings.device))
+    with suppress(UnsupportedError):  # a plain chain takes images as rows
+        rows = as_chain(model).rows(rows)
+    work, twin, skipped = _rewrite(model, rows, settings, tick)
     old = model.state_dict()
     tensors = {name: value.to(old[name]) for name, value in twin.state_dict().items()}
     if any(not bool(torch.isfinite(v).all()) for v in tensors.values() if v.is_floating_point()):
         raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
-    rounded = copy.deepcopy(twin)  # the weights as they are stored, run in double precision
-    rounded.load_state_dict(
-        {name: value.to(twin.state_dict()[name].dtype) for name, value in tensors.items()}
-    )
-    exact = copy.deepcopy(model).eval().double().to(data.device)
-    change = moved(rounded, data, outputs_of(exact, data))
+    twin.load_state_dict(tensors)  # the weights as they are stored, run in double precision
+    change = _moved(twin, rows, _outputs_of(copy.deepcopy(model).eval().double().to(rows.device), rows))
     layers = tuple(
         SparsifiedLayer(w.name, w.map.size, w.before, w.map.zeros(), w.dependent, *w.blocks, w.unread)
         for w in work
@@ -232,67 +229,14 @@ def _of_module(model: nn.Module, x: ArrayLike, chosen: SparsifyConfig, tick: Tic
     if skipped:
         names = ", ".join(f"{name} ({why})" for name, why in skipped[:4])
         flags.append(Flag("left-alone", f"{len(skipped)} layers are not rewritten: {names}"))
-    return Sparsified(
-        layers, {n: _as_numpy(v.cpu()) for n, v in tensors.items()}, change, len(data), tuple(flags)
-    )
+    stored = {w.place: w.name for w in work}  # where a checkpoint's name cannot be a module's
+    arrays = {_stored_name(name, stored): _as_numpy(tensor.cpu()) for name, tensor in tensors.items()}
+    return Sparsified(layers, arrays, change, len(rows), tuple(flags))
 
 
-def _of_chain(chain: Chain, x: ArrayLike, chosen: SparsifyConfig, tick: Tick) -> Sparsified:
-    data = as_data(x)
-    device = device_of(None, chosen.device) or chain.stages[0].weight.device
-    data = data.to(device)
-    exact = chain.to(torch.float64, device)
-    rows: FloatArray = exact.rows(data).cpu().numpy()
-    work = [LinearMap(stage, device) for stage in exact.stages]
-    before = [stage.zeros() for stage in work]
-    selected = set(select_names([stage.name for stage in work], chosen.layers))
-    open_ones = [stage.name in selected for stage in work]
-    dependent: list[int] = []
-    blocks: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
-    for k, stage in enumerate(work):
-        dependent.append(stage.pivot(Seen(rows), chosen.tolerance) if open_ones[k] else 0)
-        both = (
-            k + 1 < len(work) and open_ones[k] and open_ones[k + 1]
-        )  # a recombination changes the reader too
-        blocks.append(stage.recombine(rows, work[k + 1]) if both else ((), (), 0))
-        rows = stage.forward(rows)
-        tick(stage.name)
-    unread = [0] * len(work)
-    for k in range(len(work) - 2, -1, -1):
-        if open_ones[k]:
-            unread[k] = work[k].silence(work[k + 1])
-    tensors, change = _finish(chain, work, data)
-    layers = tuple(
-        SparsifiedLayer(stage.name, stage.size, before[k], stage.zeros(), dependent[k], *blocks[k], unread[k])
-        for k, stage in enumerate(work)
-    )
-    kind = chain.stages[0].weight.dtype
-    return Sparsified(layers, tensors, change, len(data), _flags(layers, change, kind))
-
-
-def _finish(chain: Chain, work: list[LinearMap], data: torch.Tensor) -> tuple[dict[str, NDArray[Any]], float]:
-    """The new tensors in their old types, and what that does to the outputs."""
-    tensors: dict[str, NDArray[Any]] = {}
-    stages = []
-    for old, new in zip(chain.stages, work, strict=True):
-        weight = torch.from_numpy(new.weight).to(old.weight.dtype)
-        tensors[_key(old.name, "weight")] = _as_numpy(weight)
-        bias = None
-        if new.bias is not None and old.bias is not None:
-            bias = torch.from_numpy(new.bias).to(old.bias.dtype)
-            tensors[_key(old.name, "bias")] = _as_numpy(bias)
-        stages.append(ChainStage(old.name, weight, bias, old.activation))
-    if any(not np.isfinite(value).all() for value in tensors.values()):
-        raise UnsupportedError("network", "its dependent activations are too ill-conditioned to be folded")
-    with torch.no_grad():
-        before = chain.to(torch.float64, data.device).forward(data)[0][-1]
-        after = Chain(tuple(stages)).to(torch.float64, data.device).forward(data)[0][-1]
-    size = float(before.abs().max())
-    return tensors, float((before - after).abs().max()) / (size if size > 0 else 1.0)
-
-
-def _key(name: str, kind: str) -> str:
-    return f"{name}.{kind}" if name else kind
+def _stored_name(name: str, layers: dict[str, str]) -> str:
+    place, _, kind = name.rpartition(".")
+    return f"{layers[place]}.{kind}" if layers.get(place) else name
 
 
 def _as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
@@ -311,3 +255,253 @@ def _flags(layers: tuple[SparsifiedLayer, ...], change: float, kind: torch.dtype
         text = f"{len(reported)} synchronised blocks (sizes {', '.join(map(str, sorted(reported, reverse=True)[:8]))})"
         flags.append(Flag("blocks-reported", f"{text} cannot be recombined in an ordinary checkpoint"))
     return tuple(flags)
+
+
+@dataclass
+class RewrittenLayer:
+    """One layer while it is rewritten.
+
+    Attributes:
+        name: Its name in the checkpoint.
+        place: Its name in the network.
+        module: The layer, in the copy that is written to.
+        map: Its matrix, for a convolution on patches.
+        seen: What it reads on the data.
+        before: Zeros it had.
+        dependent: Inputs expressed through others.
+        blocks: Sizes of synchronised blocks written and reported, and zeros won.
+        unread: Outputs that nobody reads any more.
+    """
+
+    name: str
+    place: str
+    module: nn.Module
+    map: LinearMap
+    seen: Seen
+    before: int
+    dependent: int = 0
+    blocks: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
+    unread: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """Number of neurons or channels that come out."""
+        return int(self.map.weight.shape[0])
+
+    @property
+    def channels(self) -> int:
+        """Number of neurons or channels that go in."""
+        return int(self.map.weight.shape[1]) // self._patch
+
+    @property
+    def _patch(self) -> int:
+        size = self.module.kernel_size if isinstance(self.module, nn.Conv2d) else (1,)
+        return int(np.prod(size))
+
+    def unread_channels(self) -> FloatArray:
+        """Which of its inputs it does not read."""
+        silent: FloatArray = (
+            (self.map.weight == 0).all(axis=0).reshape(self.channels, self._patch).all(axis=1)
+        )
+        return silent
+
+    def rows(self, x: Tensor) -> FloatArray:
+        """What it reads as rows: the last dimension, or the patches of images."""
+        x = patches(self.module, x)[0] if isinstance(self.module, nn.Conv2d) else x
+        return x.reshape(-1, x.shape[-1]).double().cpu().numpy()
+
+    def write(self) -> None:
+        """Put the matrix into the layer."""
+        weight = torch.from_numpy(self.map.weight)
+        layer: Any = self.module
+        with torch.no_grad():
+            layer.weight.copy_(
+                weight.T if type(layer).__name__ == "Conv1D" else weight.reshape(layer.weight.shape)
+            )
+            if self.map.bias is not None:
+                layer.bias.copy_(torch.from_numpy(self.map.bias))
+
+
+def _rewrite(
+    model: nn.Module, x: Tensor, settings: SparsifyConfig, tick: Tick
+) -> tuple[list[RewrittenLayer], nn.Module, list[tuple[str, str]]]:
+    """The layers with what was done, a copy in double precision with the new weights, and what was left alone."""
+    twin = copy.deepcopy(model).eval().double().to(x.device)
+    rewritten, skipped = _layers(twin, settings.layers)
+    if not rewritten:
+        raise UnsupportedError(
+            type(model).__name__, "has no linear layer or convolution that can be rewritten"
+        )
+    expected = _outputs_of(twin, x)
+    ordered = _watch(twin, rewritten, x)
+    if not ordered:
+        raise UnsupportedError("model", "has no linear layer or convolution that is used on these data")
+    readers = {id(layer): list(_readers(layer, ordered)) for layer in ordered}
+    for layer in ordered:  # a recombination changes what the reader reads: it comes before that is folded
+        for reader in readers[id(layer)]:
+            if _recombine(twin, layer, reader, x, expected, settings.tolerance):
+                break
+    for layer in ordered:
+        layer.seen = Seen()
+    for layer in _watch(twin, ordered, x):
+        layer.dependent += layer.map.pivot(layer.seen, settings.tolerance)
+        layer.write()
+        tick(layer.name)
+    for layer in reversed(ordered):
+        for reader in readers[id(layer)]:
+            _silence(twin, layer, reader, x, expected)
+    return ordered, twin, skipped
+
+
+def _moved(model: nn.Module, x: Tensor, wanted: Tensor) -> float:
+    """The largest change of an output on the data, as a share of the largest output."""
+    size = float(wanted.abs().max())
+    return float((_outputs_of(model, x) - wanted).abs().max()) / (size if size > 0 else 1.0)
+
+
+def _outputs_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The network's outputs on the data, batch by batch."""
+    kind = next(model.parameters()).dtype
+    parts = []
+    with torch.no_grad():
+        for part in torch.split(x, BATCH):
+            inputs = part.to(kind) if part.is_floating_point() else part
+            try:
+                parts.append(output_tensor(model(inputs)).double())
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise BadInputError(
+                    "data", f"inputs of shape {tuple(x.shape)} do not fit the model ({reason})"
+                ) from error
+    return torch.cat(parts)
+
+
+def _layers(
+    model: nn.Module, patterns: str | Sequence[str] | None
+) -> tuple[list[RewrittenLayer], list[tuple[str, str]]]:
+    """The layers that can be rewritten, and those that are left alone with the reason."""
+    uses: dict[int, int] = {}
+    for module in model.modules():
+        for p in module.parameters(recurse=False):
+            uses[id(p)] = uses.get(id(p), 0) + 1
+    usable, skipped = [], []
+    for name, module in model.named_modules():
+        layer_module: Any = module
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
+            weight = layer_module.weight if isinstance(module, nn.Linear) else layer_module.weight.T
+        elif isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros":
+            weight = module.weight.flatten(1)
+        else:
+            if isinstance(module, nn.modules.conv._ConvNd):
+                skipped.append((name, "a grouped, padded or not two-dimensional convolution"))
+            continue
+        if uses[id(layer_module.weight)] > 1:
+            skipped.append((name, "its weights are tied to another layer's"))
+            continue
+        bias = None if layer_module.bias is None else layer_module.bias.detach().cpu().numpy()
+        map_ = LinearMap(weight.detach().cpu().numpy(), bias)
+        stored_name = getattr(module, "checkpoint_name", name)
+        usable.append(RewrittenLayer(stored_name, name, module, map_, Seen(), map_.zeros()))
+    selected = set(select_names([layer.name for layer in usable], patterns)) if usable else set()
+    return [layer for layer in usable if layer.name in selected], skipped
+
+
+def _watch(model: nn.Module, layers: list[RewrittenLayer], x: Tensor) -> list[RewrittenLayer]:
+    """Pass the data through once; the layers that were used, in the order of their first use."""
+    by_name = {layer.place: layer for layer in layers}
+    order: dict[str, None] = {}
+
+    def visit(place: Site, tensor: Tensor) -> Tensor:
+        order[place.module] = None
+        by_name[place.module].seen.add(by_name[place.module].rows(tensor.detach()))
+        return tensor
+
+    with capture(model, [Site(name, "input") for name in by_name], visit):
+        _outputs_of(model, x)
+    return [by_name[name] for name in order]
+
+
+def _readers(first: RewrittenLayer, layers: list[RewrittenLayer]) -> Iterator[RewrittenLayer]:
+    """Layers of the same block that may read what comes out of a layer: as wide, and called after it."""
+    parent = first.place.rpartition(".")[0]
+    for second in layers[layers.index(first) + 1 :]:
+        if second.place.rpartition(".")[0] == parent and first.outputs == second.channels:
+            yield second
+
+
+def _recombine(
+    model: nn.Module,
+    first: RewrittenLayer,
+    second: RewrittenLayer,
+    x: Tensor,
+    wanted: Tensor,
+    tolerance: float,
+) -> bool:
+    """Recombine neurons of the first that fire together; whether the second reads them through a ReLU or directly."""
+    is_image = any(isinstance(layer.module, nn.Conv2d) for layer in (first, second))
+    if is_image or x.shape[0] * first.outputs > MOST_VALUES:
+        return False
+    into, out = _between(model, first, second, x)
+    size = len(into) * (first.outputs + first.channels)
+    if len(into) != len(out) or size > MOST_VALUES:
+        return False
+    slopes = _slopes(first.map.before(into), out)
+    if slopes is None:
+        return False
+    originals = [copy.deepcopy(layer.map) for layer in (first, second)]
+    dependent = first.map.pivot(Seen(into), tolerance)
+    blocks = first.map.recombine(into, second.map, linear=bool(np.isclose(*slopes)))
+    for layer in (first, second):
+        layer.write()
+    if _moved(model, x, wanted) <= SAME:
+        first.dependent, first.blocks = first.dependent + dependent, blocks
+        return True
+    for layer, old in zip((first, second), originals, strict=True):
+        layer.map = old
+        layer.write()
+    return True
+
+
+def _slopes(p: FloatArray, out: FloatArray) -> tuple[float, float] | None:
+    """The slopes below and above zero of the piecewise linear function from ``p`` to ``out``, if there is one."""
+    below, above = (
+        float(np.median(out[side] / p[side])) if side.any() else usual
+        for side, usual in ((p < 0, 0.0), (p > 0, 1.0))
+    )
+    fits = np.allclose(np.where(p > 0, above, below) * p, out, rtol=1e-9, atol=1e-12)
+    return (below, above) if fits else None
+
+
+def _between(
+    model: nn.Module, first: RewrittenLayer, second: RewrittenLayer, x: Tensor
+) -> tuple[FloatArray, FloatArray]:
+    """What the first layer and what the second reads, on all data."""
+    captured: dict[str, list[FloatArray]] = {first.place: [], second.place: []}
+    layers = {first.place: first, second.place: second}
+
+    def visit(place: Site, tensor: Tensor) -> Tensor:
+        captured[place.module].append(layers[place.module].rows(tensor.detach()))
+        return tensor
+
+    with capture(model, [Site(name, "input") for name in captured], visit):
+        _outputs_of(model, x)
+    into, out = (np.concatenate(rows) if rows else np.zeros((0, 1)) for rows in captured.values())
+    return into, out
+
+
+def _silence(
+    model: nn.Module, first: RewrittenLayer, second: RewrittenLayer, x: Tensor, wanted: Tensor
+) -> None:
+    """Zero the rows of the first that the second does not read, unless someone else does."""
+    unread = np.asarray(second.unread_channels(), dtype=bool)
+    old = copy.deepcopy(first.map)
+    alive = unread & ((old.weight != 0).any(axis=1) | (False if old.bias is None else old.bias != 0))
+    if not alive.any():
+        return
+    first.map.silence(unread)
+    first.write()
+    if _moved(model, x, wanted) <= SAME:
+        first.unread = max(first.unread, int(unread.sum()))
+        return
+    first.map = old
+    first.write()

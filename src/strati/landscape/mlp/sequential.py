@@ -2,7 +2,8 @@
 
 :func:`as_chain` reads the computation itself (by ``torch.fx``), so it makes no difference whether the
 network is an ``nn.Sequential`` or a class with a ``forward`` of its own. Anything that is not a single
-line of linear maps and elementwise functions is refused here; ``counts.module_counts`` and ``basis.probe_moments`` handle those.
+line of linear maps and elementwise functions is refused here; ``counts.module_counts`` and
+``basis.probe_moments`` handle those.
 """
 
 from __future__ import annotations
