@@ -23,6 +23,7 @@ _MODULE_OF = {
     "ModuleParameters": "degeneracy.surface",
     "ModuleParametersConfig": "degeneracy.surface",
     "SurfaceConfig": "degeneracy.surface",
+    "edge_ablation_curve": "degeneracy.edge_ablation",
     "interaction_surface": "degeneracy.surface",
     "module_parameters": "degeneracy.surface",
     "bradley_terry": "dropped_net.ranking",

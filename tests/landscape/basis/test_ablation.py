@@ -9,7 +9,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.basis.ablation import ablation_curve, compare_bases, edge_ablation_curve
+from strati.landscape.basis.ablation import ablation_curve, compare_bases
 
 
 @pytest.fixture(scope="module")
@@ -52,48 +52,6 @@ def test_no_basis_beats_the_interaction_basis_on_a_linear_network():
             assert best[point.kept] <= point.loss + 1e-9
     needed = found.needed(0.95)
     assert needed["interaction"] == min(v for v in needed.values() if v is not None)
-
-
-@pytest.mark.parametrize("kind", ["interaction", "pca", "neuron"])
-def test_edges_kept_and_dropped(network, kind):
-    net, x, labels = network
-    graph = strati.interaction_graph(strati.interaction_basis(net, x, kind))
-    for site in range(3):
-        points = edge_ablation_curve(graph, site, labels=labels)
-        assert points[-1].kept == graph.edges[site].size
-        assert points[-1].loss < 1e-12 and points[-1].accuracy == 1.0
-        assert points[0].kept == 0 and points[0].loss > 0.5
-    with pytest.raises(BadInputError):
-        edge_ablation_curve(graph, 3)
-
-
-def test_edges_of_a_network_that_is_no_chain(network):
-    _, x, _ = network
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Linear(6, 9), nn.Linear(9, 6)
-
-        def forward(self, x):
-            return x + self.down(torch.relu(self.up(x)))
-
-    torch.manual_seed(3)
-    graph = strati.interaction_graph(
-        strati.interaction_basis(nn.Sequential(Block(), Block(), nn.Linear(6, 2)).double(), x)
-    )
-    points = edge_ablation_curve(graph, 0)
-    assert points[-1].loss < 1e-12 < points[0].loss
-    # one edge to each direction is most of a residual stream: far fewer than all are needed
-    assert min(p.kept for p in points if p.loss < 0.1) <= graph.edges[0].size // 2
-
-
-def test_edges_of_a_linear_network_are_its_diagonal():
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)).double()
-    graph = strati.interaction_graph(strati.interaction_basis(net, torch.randn(300, 6, dtype=torch.float64)))
-    losses = {p.kept: p.loss for p in edge_ablation_curve(graph, 0)}
-    assert losses[4] < 1e-12 < losses[3]
 
 
 def test_labels_that_are_not_classes_give_no_accuracy(network):

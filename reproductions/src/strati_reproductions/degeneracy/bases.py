@@ -114,7 +114,7 @@ def _digits(quick: bool, seed: int, folder: Path) -> tuple[Comparison, list[Row]
 
 def _edges_needed(comparison: Comparison, labels: FloatArray) -> Iterator[Row]:
     """How many edges between the first two layers suffice for the outputs when all others are removed."""
-    from strati.landscape.basis.ablation import edge_ablation_curve
+    from strati_reproductions.degeneracy.edge_ablation import edge_ablation_curve
 
     for graph in comparison.graphs:
         points = edge_ablation_curve(graph, 0, labels=labels)
