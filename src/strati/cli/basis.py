@@ -95,10 +95,9 @@ def command(model: str, data: str, output: Output, sparsify: str | None, **optio
 
 def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: Output) -> None:
     from strati.landscape.basis.ablation import compare_bases
-    from strati.landscape.basis.basis import interaction_basis
+    from strati.landscape.basis.basis import BasisConfig, interaction_basis
     from strati.landscape.basis.graph import interaction_graph
     from strati.landscape.basis.modules import modules
-    from strati.landscape.basis.probe_moments import Reading
 
     sites, seed = _sites(options["sites"]), options["seed"]
     with progress("basis", None, quiet=output.quiet) as tick:
@@ -113,7 +112,7 @@ def _survey(network: nn.Module, inputs: Data, options: dict[str, Any], output: O
     if options["compare"]:
         network_modules = replace(
             network_modules,
-            comparison=compare_bases(network, inputs.x, labels=inputs.y, reading=Reading(sites)),
+            comparison=compare_bases(network, inputs.x, labels=inputs.y, config=BasisConfig(sites=sites)),
         )
     emit(network_modules, output)
 

@@ -256,17 +256,17 @@ def _purity(directions: FloatArray, prime: int) -> FloatArray:
 
 def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
     """stories15M read at the residual stream of three blocks, on stories it tells itself, in all four bases."""
+    from strati.configs import BasisConfig
     from strati.io.to_module import as_module
     from strati.landscape.basis.ablation import compare_bases
-    from strati.landscape.basis.probe_moments import Reading
     from strati_reproductions import zoo
     from strati_reproductions.datasets import sample_stories
 
     model = as_module(zoo.path("stories15m"))
     tokens = sample_stories(model, 10 if quick else 16, 32, derive(seed, "stories"))
     sites = [f"model.layers.{k}" for k in ((4, 5) if quick else (1, 3, 5))]
-    reading = Reading(sites, probes=8, batch=5 if quick else 8)
-    comparison = compare_bases(model, tokens, layer=0, reading=reading)
+    config = BasisConfig(sites=sites, probes=8, batch=5 if quick else 8)
+    comparison = compare_bases(model, tokens, layer=0, config=config)
     errors = comparison.graphs[0].basis.layers
     what = "stories15M, residual stream: relative error of the Jacobian moments"
     note = f"{tokens.numel()} tokens, 8 probes each; blocks {', '.join(sites)}"

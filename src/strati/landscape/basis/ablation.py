@@ -15,7 +15,6 @@ import numpy as np
 from strati.core.errors import BadInputError
 from strati.landscape.basis.basis import BasisConfig, interaction_basis
 from strati.landscape.basis.graph import InteractionGraph, interaction_graph
-from strati.landscape.basis.probe_moments import Reading
 from strati.landscape.basis.result import InteractionBasis, Kind
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def compare_bases(
     labels: ArrayLike | None = None,
     layer: int | None = None,
     kinds: Sequence[Kind] = get_args(Kind),
-    reading: Reading | None = None,
+    config: BasisConfig | None = None,
 ) -> BasisComparison:
     """Graphs and ablation curves of one network in several bases.
 
@@ -137,10 +136,9 @@ def compare_bases(
         labels: Class numbers, for accuracies.
         layer: The layer to ablate; by default the one with most directions between input and output.
         kinds: The bases.
-        reading: Where to read a network that is not a chain, how many probes and data per pass.
+        config: Options of :func:`strati.interaction_basis`.
     """
-    settings = BasisConfig() if reading is None else BasisConfig(**vars(reading))
-    bases = [interaction_basis(model, x, kind, config=settings) for kind in kinds]
+    bases = [interaction_basis(model, x, kind, config=config) for kind in kinds]
     if layer is None:
         inner = bases[0].layers[1:-1] or bases[0].layers[:1]
         widest = int(np.argmax([place.width for place in inner]))

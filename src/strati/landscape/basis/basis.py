@@ -6,8 +6,8 @@ in docs/methods/basis.md. Interaction strengths between the directions are ``gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack, get_args
 
 import numpy as np
@@ -18,8 +18,9 @@ from strati.core.options import resolve
 from strati.core.results import Flag, Tick, silent
 from strati.evaluate.models import device_of
 from strati.io.to_module import as_module
-from strati.landscape.basis.probe_moments import ProbeBackend, Reading, as_data
-from strati.landscape.basis.result import BasisBackend, BasisLayer, InteractionBasis, Kind
+from strati.landscape.basis.probe_moments import ProbeBackend, as_data
+from strati.landscape.basis.result import BasisConfig as BasisConfig
+from strati.landscape.basis.result import BasisLayer, InteractionBasis, Kind
 from strati.landscape.basis.whitening import (
     Moments,
     Whitening,
@@ -41,48 +42,10 @@ if TYPE_CHECKING:
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-9}
 """Eigenvalues below this share of the largest count as zero, by the precision the network runs in."""
+BasisBackend = ChainBackend | ProbeBackend
+"""A network with its data, ready to give moments, Jacobian moments and edges."""
 LOSES_OUTPUT = 1e-6
 """A layer whose there-and-back changes the outputs by more than this share is flagged."""
-
-
-@dataclass(frozen=True)
-class BasisConfig:
-    """Options of :func:`interaction_basis`.
-
-    Attributes:
-        centre: Subtract the mean activation first.
-        tolerance: Eigenvalues below this share of the largest count as zero; by default
-            :data:`TOLERANCE` of the precision the network runs in.
-        epsilon: Also drop directions whose eigenvalue is below this loss: what they do to the output is,
-            in mean square and to first order, less.
-        sites: Where to read a network that is not a chain: ``"residual"`` (the stream between blocks), ``"mlp"``
-            (each block's MLP hidden layer), or names of modules, ``"NAME"`` for what comes out and ``"NAME:input"``
-            for what goes in. ``None`` takes the children of a sequential network, else the residual stream.
-        probes: Random probes per datum where the exact Jacobian would take more backward passes.
-        batch: Data per forward pass.
-        layers: Read only some of these places: patterns as ``--layers`` takes them; input and output stay.
-        seed: Seed of the random probes.
-        device: Where to compute; where the model is by default.
-    """
-
-    centre: bool = True
-    tolerance: float | None = None
-    epsilon: float = 0.0
-    sites: str | Sequence[str] | None = None
-    probes: int = 32
-    batch: int = 64
-    layers: str | Sequence[str] | None = None
-    seed: int = 0
-    device: str | torch.device | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse options that make no sense."""
-        if not 0 <= self.epsilon < np.inf:
-            raise BadInputError("epsilon", "must be a loss, zero or positive")
-        if self.tolerance is not None and not 0 < self.tolerance < 1:
-            raise BadInputError("tolerance", "must be between 0 and 1")
-        if self.probes < 1 or self.batch < 1:
-            raise BadInputError("probes" if self.probes < 1 else "batch", "must be at least 1")
 
 
 def interaction_basis(
@@ -156,18 +119,17 @@ def build_backend(model: Openable, x: ArrayLike | torch.Tensor, config: BasisCon
     """A network with its data, by closed forms where it is a chain and by backward passes where not."""
     model = as_module(model)
     data = as_data(x, model)
-    reading = Reading(config.sites, config.probes, config.batch, config.layers)
     device = None if config.device is None else device_of(model, config.device)
     anywhere = config.sites is None and config.layers is None
+    chain = None
     if anywhere and data.is_floating_point() and not hasattr(model, "config"):
-        try:
+        with suppress(UnsupportedError):
             chain = as_chain(model)
-        except UnsupportedError:
-            return ProbeBackend(model, data, reading, seed=config.seed, device=device)
-        if not all(torch.isfinite(stage.weight).all() for stage in chain.stages):
-            raise BadInputError("model", "holds weights that are not finite; repair the checkpoint first")
-        return ChainBackend(chain, data, seed=config.seed, device=device)
-    return ProbeBackend(model, data, reading, seed=config.seed, device=device)
+    if chain is None:
+        return ProbeBackend(model, data, config, device=device)
+    if not all(torch.isfinite(stage.weight).all() for stage in chain.stages):
+        raise BadInputError("model", "holds weights that are not finite; repair the checkpoint first")
+    return ChainBackend(chain, data, seed=config.seed, device=device)
 
 
 def _layers(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from strati.evaluate.batches import whole_inputs
 from strati.evaluate.hooks import Site, capture
 from strati.evaluate.models import output_tensor, takes_tokens
 from strati.io.layers import select_names
+from strati.landscape.basis.result import BasisConfig
 from strati.landscape.basis.whitening import Moments, MomentStream
 from strati.landscape.jacobians import Halves, MatrixEstimate, Probes, pulled_back
 
@@ -41,8 +41,7 @@ class ProbeBackend:
     Args:
         model: Any module that gives a tensor (or logits); a copy is used, in evaluation mode.
         x: Inputs, floats or token numbers.
-        reading: Where and how to read.
-        seed: Seed of the random probes.
+        config: Where and how to read.
         device: Where to compute; where the model is by default.
     """
 
@@ -50,9 +49,8 @@ class ProbeBackend:
         self,
         model: nn.Module,
         x: torch.Tensor,
-        reading: Reading,
+        config: BasisConfig,
         *,
-        seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
         double = sum(p.numel() for p in model.parameters()) <= DOUBLE_PARAMETERS
@@ -62,10 +60,10 @@ class ProbeBackend:
         self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
         tokens = not x.is_floating_point()
         self._x = x.to(self.device) if tokens else x.to(self.device, self.dtype)
-        self._sites = reading.choose(find_sites(self._model, reading.sites, tokens=tokens))
+        self._sites = _chosen(find_sites(self._model, config.sites, tokens=tokens), config.layers)
         halves = -(-len(x) // 2)  # two batches at least: their difference tells the error of the probes
-        self._reading = replace(reading, batch=min(reading.batch, halves))
-        self._probes = Probes(reading.probes, reading.probes, seed)
+        self._batch = min(config.batch, halves)
+        self._probes = Probes(config.probes, config.probes, config.seed)
         self.frame: FloatArray | None = None
         trial = self._try()
         if not tokens and len(self._sites) > 2 and trial[-2].data_ptr() == trial[-1].data_ptr():
@@ -125,7 +123,7 @@ class ProbeBackend:
                     if gradient is None:
                         gradient = torch.zeros_like(read[k])
                     white = self._white(gradient, colour)
-                    sums[k].add(start // self._reading.batch, _array(white.T @ white))
+                    sums[k].add(start // self._batch, _array(white.T @ white))
             for k, tensor in enumerate(read):
                 rows[k] += tensor[..., 0].numel()
         return tuple(each.result(count, exact=exact) for each, count in zip(sums, rows, strict=True))
@@ -148,7 +146,7 @@ class ProbeBackend:
                 (gradient,) = torch.autograd.grad(target[..., j], tensors[site], signs, retain_graph=True)
                 rows.append((gradient @ into).double().square().flatten(0, -2).sum(0))
             share = torch.stack(rows) if rows else torch.zeros(0, inverse.shape[1])
-            sums.add(start // self._reading.batch, _array(share))
+            sums.add(start // self._batch, _array(share))
         return sums.result(self.count, exact=alone or not len(following))
 
     def silent(self, site: int) -> FloatArray:
@@ -174,10 +172,10 @@ class ProbeBackend:
         return self._forward(x, gradients=False, replace=(site, value))
 
     def _starts(self) -> range:
-        return range(0, len(self._x), self._reading.batch)
+        return range(0, len(self._x), self._batch)
 
     def _run(self, start: int, *, gradients: bool = True) -> list[torch.Tensor]:
-        return self._forward(self._x[start : start + self._reading.batch], gradients=gradients)
+        return self._forward(self._x[start : start + self._batch], gradients=gradients)
 
     def _forward(
         self, x: torch.Tensor, *, gradients: bool, replace: tuple[int, torch.Tensor] | None = None
@@ -282,31 +280,13 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How a network that is not a plain chain is read.
-
-    Args:
-        sites: ``"residual"`` (the stream between blocks), ``"mlp"`` (each block's MLP hidden layer), or names
-            of modules, ``"NAME"`` for what comes out and ``"NAME:input"`` for what goes in. ``None`` takes
-            the children of a sequential network, else the residual stream.
-        probes: Random probes per datum where the exact Jacobian would take more backward passes.
-        batch: Data per forward pass.
-        layers: Patterns that choose among the places found; the input and the output are always read.
-    """
-
-    sites: str | Sequence[str] | None = None
-    probes: int = 32
-    batch: int = 64
-    layers: str | Sequence[str] | None = None
-
-    def choose(self, places: tuple[Site, ...]) -> tuple[Site, ...]:
-        """The places that the patterns choose, in their order."""
-        if self.layers is None:
-            return places
-        inner = [site for site in places[:-1] if site.module]
-        names = set(select_names([site.name for site in inner], self.layers, whole_blocks=True))
-        return tuple(site for site in places if site not in inner or site.name in names)
+def _chosen(places: tuple[Site, ...], layers: str | Sequence[str] | None) -> tuple[Site, ...]:
+    """The places that the patterns choose, in their order; the input and the output are always read."""
+    if layers is None:
+        return places
+    inner = [site for site in places[:-1] if site.module]
+    names = set(select_names([site.name for site in inner], layers, whole_blocks=True))
+    return tuple(site for site in places if site not in inner or site.name in names)
 
 
 def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: bool) -> tuple[Site, ...]:
@@ -314,7 +294,7 @@ def find_sites(model: nn.Module, sites: str | Sequence[str] | None, *, tokens: b
 
     Args:
         model: The network.
-        sites: As in :class:`Reading`.
+        sites: As in :class:`BasisConfig`.
         tokens: The inputs are token numbers, so that site 0 is what enters the first block.
 
     Raises:

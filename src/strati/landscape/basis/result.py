@@ -5,12 +5,14 @@ Finding a basis is ``basis``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
+from strati.core.errors import BadInputError
 from strati.core.results import Flag, Result
 
 if TYPE_CHECKING:
@@ -18,45 +20,50 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from strati.core.results import FloatArray
-    from strati.landscape.basis.whitening import Moments
-    from strati.landscape.jacobians import MatrixEstimate
+    from strati.landscape.basis.basis import BasisBackend
     from strati.schemas.json_types import BasisFields
 
 Kind = Literal["interaction", "local", "pca", "neuron"]
 
 
-class BasisBackend(Protocol):
-    """A network with its data: what a basis needs to know of it."""
+@dataclass(frozen=True)
+class BasisConfig:
+    """Options of :func:`interaction_basis`.
 
-    names: tuple[str, ...]
-    widths: tuple[int, ...]
-    count: int
-    frame: FloatArray | None
-    notes: tuple[Flag, ...]
+    Attributes:
+        centre: Subtract the mean activation first.
+        tolerance: Eigenvalues below this share of the largest count as zero; by default
+            :data:`strati.landscape.basis.basis.TOLERANCE` of the precision the network runs in.
+        epsilon: Also drop directions whose eigenvalue is below this loss: what they do to the output is,
+            in mean square and to first order, less.
+        sites: Where to read a network that is not a chain: ``"residual"`` (the stream between blocks), ``"mlp"``
+            (each block's MLP hidden layer), or names of modules, ``"NAME"`` for what comes out and ``"NAME:input"``
+            for what goes in. ``None`` takes the children of a sequential network, else the residual stream.
+        probes: Random probes per datum where the exact Jacobian would take more backward passes.
+        batch: Data per forward pass.
+        layers: Read only some of these places: patterns as ``--layers`` takes them; input and output stay.
+        seed: Seed of the random probes.
+        device: Where to compute; where the model is by default.
+    """
 
-    def moments(self, *, centre: bool) -> tuple[Moments, ...]:
-        """Mean and second moment of the activations at every site."""
+    centre: bool = True
+    tolerance: float | None = None
+    epsilon: float = 0.0
+    sites: str | Sequence[str] | None = None
+    probes: int = 32
+    batch: int = 64
+    layers: str | Sequence[str] | None = None
+    seed: int = 0
+    device: str | torch.device | None = None
 
-    def to_next(self, site: int, colour: FloatArray, following: FloatArray) -> MatrixEstimate:
-        """``mean_x J^T J`` in white coordinates, to the next site's basis."""
-
-    def to_output(self, colours: Sequence[FloatArray]) -> tuple[MatrixEstimate, ...]:
-        """The same to the output, for every site but the last."""
-
-    def edges(self, site: int, following: FloatArray, inverse: FloatArray) -> MatrixEstimate:
-        """Squared edges from a site's directions to the next one's."""
-
-    def silent(self, site: int) -> FloatArray:
-        """Weights into neurons of the next site that never fire on the data."""
-
-    def activations(self, site: int) -> Iterator[FloatArray]:
-        """A site's activations, batch by batch."""
-
-    def outputs(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
-        """Outputs when a site's activations are ``rows``, those of the data from ``start`` on."""
-
-    def onward(self, site: int, rows: FloatArray, start: int = 0) -> FloatArray:
-        """The same, the next site's activations."""
+    def __post_init__(self) -> None:
+        """Refuse options that make no sense."""
+        if not 0 <= self.epsilon < np.inf:
+            raise BadInputError("epsilon", "must be a loss, zero or positive")
+        if self.tolerance is not None and not 0 < self.tolerance < 1:
+            raise BadInputError("tolerance", "must be between 0 and 1")
+        if self.probes < 1 or self.batch < 1:
+            raise BadInputError("probes" if self.probes < 1 else "batch", "must be at least 1")
 
 
 @dataclass(frozen=True)
