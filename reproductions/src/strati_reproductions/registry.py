@@ -205,6 +205,7 @@ ENTRIES: dict[str, Entry] = {
         "acting.alpha_pruning:alpha_pruning",
         "plans",
         "sparsity of blocks by AlphaPruning and FARMS against the same share everywhere, on unseen data",
+        revision=2,
     ),
     "grokking": Entry(
         "grokking.grokking:grokking",

@@ -9,6 +9,7 @@ shape of the matrix, and takes Hill's exponent of their upper half.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from strati import embedded
 from strati.core.errors import StratiError, require
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.evaluator import InterventionEvaluator
+from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.inputs import study_data
 from strati.interventions.measure_layer import Subject
 from strati.interventions.targets import as_matrix, find_targets, values_of
@@ -33,6 +35,8 @@ from strati_reproductions.registry import Reproduction, Row
 
 EPSILON = 0.3
 SPARSITIES = (0.5, 0.7)
+PRUNERS = {"magnitude": "", "Wanda": ",method=wanda", "SparseGPT": ",method=sparsegpt"}
+"""How the entries of a matrix are chosen, and the setting that asks for it."""
 _BINS = 100
 _PLACES = 4
 """Places of a window along each side of a matrix that is longer than the window."""
@@ -41,7 +45,8 @@ _PLACES = 4
 def alpha_pruning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Blocks pruned by AlphaPruning's and FARMS' shares against the same share everywhere, on unseen data.
 
-    The smallest entries of each matrix are pruned. Quick: the embedded transformer only.
+    Entries are chosen by magnitude, by Wanda and by SparseGPT; the covariances of the last two come from calibration
+    rows that the loss is not measured on. Quick: the embedded transformer only.
     """
     require("torch", "torch", "acting on networks")
     cases = {"embedded transformer": _embedded} | (
@@ -52,7 +57,7 @@ def alpha_pruning(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reprod
     folder.mkdir(parents=True, exist_ok=True)
     for name, make in cases.items():
         try:
-            rows += compared(make(folder, True, seed))
+            rows += compared(make(folder, quick, seed))
         except StratiError as error:
             warnings.append(Flag("left-out", f"{name}: {error}"))
         tick(name)
@@ -72,14 +77,17 @@ def compared(case: ActingCase) -> list[Row]:
     places = {n: n if numbers[f"{n}.weight"] is None else numbers[f"{n}.weight"] for n in matrices}
     sizes = {name: matrix.size for name, matrix in matrices.items()}
     task = make_task(case.test, "loss", case.batch)
-    evaluator = InterventionEvaluator(Subject(case.name, case.model, None, task), {}, {})
+    calibration = CalibrationInputs(case.model, replace(case.plan, x=case.plan.x_test).calibration_batches())
+    subject = Subject(case.name, case.model, None, task, None, calibration)
+    evaluator = InterventionEvaluator(subject, {}, {})
     rows = [Row(f"{case.name}: loss, intact", None, round(evaluator.now().performance, 4))]
-    for sparsity in SPARSITIES:
-        what = f"{case.name}, {sparsity:.0%} pruned: loss"
-        even = evaluator.measure("prune", dict.fromkeys(sizes, f"share={sparsity}"))
+    for pruner, sparsity in itertools.product(PRUNERS, SPARSITIES):
+        what = f"{case.name}, {pruner}, {sparsity:.0%} pruned: loss"
+        setting = PRUNERS[pruner]
+        even = evaluator.measure("prune", dict.fromkeys(sizes, f"share={sparsity}{setting}"))
         for method, by_layer in exponents.items():
             shares = block_shares(by_layer, places, sizes, sparsity)
-            pruned = evaluator.measure("prune", {n: f"share={s:.6f}" for n, s in shares.items()})
+            pruned = evaluator.measure("prune", {n: f"share={s:.6f}{setting}" for n, s in shares.items()})
             rows.append(Row(f"{what}, {method}", "below even", *against(pruned, even)))
         rows.append(Row(f"{what}, even spread", None, round(even.performance, 4)))
     return rows
@@ -88,9 +96,9 @@ def compared(case: ActingCase) -> list[Row]:
 def _embedded(_folder: Path, _quick: bool, _seed: int) -> ActingCase:
     model: Any = as_module(embedded.path("shakespeare"))
     data = study_data(embedded.path("tempest.txt"), model, 64)
-    test = replace(data, x_test=data.x_test[:64])
+    plan, test = (replace(data, x_test=data.x_test[i : i + 64]) for i in (0, 64))
     return ActingCase(
-        "embedded transformer", model, test, test, ("model.layers.*",), 16, "64 windows of 64 tokens", True
+        "embedded transformer", model, plan, test, ("model.layers.*",), 16, "64 windows of 64 tokens", True
     )
 
 
