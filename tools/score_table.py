@@ -43,7 +43,7 @@ ACTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
 
 def shakespeare(folder: Path) -> ActingCase:
     """The embedded transformer on the embedded play."""
-    from strati.interventions.inputs import study_data
+    from strati.interventions.tasks import study_data
 
     model: Any = as_module(embedded.path("shakespeare"))
     data = study_data(embedded.path("tempest.txt"), model, LENGTH)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from strati import embedded, plan
-from strati.interventions.inputs import study_data
+from strati.interventions.tasks import study_data
 from strati.io.to_module import as_module
 
 BUDGETS = (("quantise", "bits=4"), ("quantise", "bits=3"), ("prune", "parameters=0.5"))

@@ -16,6 +16,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError, StoppedError
+from strati.interventions.spec_data import find_data
 from strati.interventions.study import load_study, study
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import (
@@ -23,7 +24,6 @@ from strati.interventions.study_spec import (
     builtin_names,
     read_spec,
 )
-from strati.interventions.tasks import find_data
 from strati_reproductions.trained.networks import MLP
 
 TINY: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_a_row_can_be_recomputed_by_hand(calm: Any) -> None:
     folder = Path(calm.store).parent
     tensors = dict(np.load(folder / "networks" / "network-001.npz"))
     spec = read_spec(TINY)
-    from strati.interventions.tasks import prepare, task_of
+    from strati.interventions.spec_data import prepare, task_of
     from strati_reproductions.trained.networks import initialise
 
     data = prepare(spec, find_data)

@@ -13,10 +13,9 @@ from torch import nn
 import strati
 from strati.core.errors import BadInputError, StoppedError
 from strati.interventions.blocks import find_blocks
-from strati.interventions.scores import Tally, standard_error
 from strati.interventions.study import load_study, study
 from strati.interventions.study_spec import read_spec
-from strati.interventions.tasks import StudyData, make_task
+from strati.interventions.tasks import StudyData, Tally, make_task, standard_error
 from strati_reproductions.trained.networks import MLP, CifarResNet, Transformer
 
 RNG = np.random.default_rng(0)

@@ -12,9 +12,8 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.interventions.metrics import spectral_metrics
+from strati.interventions.metrics import learning_coefficient, spectral_metrics
 from strati.interventions.targets import chosen_names
-from strati.interventions.trained_metrics import learning_coefficient
 from strati_reproductions.trained.networks import MLP, Transformer
 
 RNG = np.random.default_rng(3)

@@ -255,8 +255,7 @@ def _asked(source: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, An
 
 def _interventions(arguments: dict[str, Any]) -> list[Any]:
     """The interventions that were asked for, taken out of the options."""
-    from strati.interventions.default_kinds import STANDARD_SETTINGS, parse_intervention
-    from strati.interventions.kinds import make
+    from strati.interventions.kinds import STANDARD_SETTINGS, make, parse_intervention
 
     interventions = []
     for name in (*_WITH_SETTINGS, "drop", *_WITHOUT):
@@ -281,8 +280,7 @@ def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
     """A study of a model as a spec, which the estimate of its cost is made from."""
     from pathlib import Path
 
-    from strati.interventions.default_kinds import STANDARD
-    from strati.interventions.kinds import unit_of
+    from strati.interventions.kinds import STANDARD, unit_of
     from strati.interventions.study_spec import DataSpec, InterventionSpec, NetworkSpec, Spec
 
     language = Path(model).is_dir()

@@ -19,9 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from strati.interventions.batched_edits import Stacking, agrees, repeated, stacked_outputs
 from strati.interventions.metrics import Disagreement, as_rows
-from strati.interventions.scores import Scores, Tally
 from strati.interventions.targets import Change, Target, changed, replaced_forward
-from strati.interventions.tasks import Task
+from strati.interventions.tasks import Scores, Tally, Task
 from strati.landscape.mlp.sequential import Chain
 
 Number = float | None

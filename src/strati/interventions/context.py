@@ -140,8 +140,8 @@ def intervened(
     inputs = None
     if calibration is not None:
         from strati.interventions.input_covariance import SequentialInputs
-        from strati.interventions.inputs import calibration_data
         from strati.interventions.study_config import StudyConfig
+        from strati.interventions.tasks import calibration_data
 
         rows = calibration_data(calibration, model, StudyConfig().context)
         inputs = SequentialInputs(model, rows.calibration_batches()).of

@@ -18,7 +18,6 @@ from torch import nn
 from strati.core.display import printable
 from strati.core.errors import BadInputError, UnsupportedError
 from strati.core.rng import stream
-from strati.interventions.baselines import BlockInfluence, LayerBaselines
 from strati.interventions.cached_forward import ChainProbe, Measured, Tapes, measure_module, whole_scores
 from strati.interventions.changes import LayerEdits, Others, Values, make_change
 from strati.interventions.expert_removal import ExpertScores
@@ -27,12 +26,16 @@ from strati.interventions.initialisers import scheme_of
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, reads_inputs
 from strati.interventions.metrics import (
+    BlockInfluence,
+    LayerBaselines,
+    block_metrics,
     degeneracy_metrics,
     distances,
+    mean_metrics,
     plugin_metrics,
     spectral_metrics,
+    trained_metrics,
 )
-from strati.interventions.scores import Scores, scores_of
 from strati.interventions.sensitivity import NetworkScores, score_changes
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.targets import (
@@ -44,8 +47,7 @@ from strati.interventions.targets import (
     find_targets,
     values_of,
 )
-from strati.interventions.tasks import Task
-from strati.interventions.trained_metrics import block_metrics, mean_metrics, trained_metrics
+from strati.interventions.tasks import Scores, Task, scores_of
 from strati.jobs.engine import reason_of
 from strati.landscape.mlp.sequential import as_chain
 

@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from strati.core.errors import BadInputError, UnsupportedError
+from strati.core.errors import BadInputError, StratiError, UnsupportedError
+from strati.interventions.kinds import run_length, unit_of
+from strati.interventions.targets import Change, Target, as_matrices, as_matrix, find_targets, values_of
+from strati.interventions.tasks import IGNORED
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from strati.interventions.measure_layer import Subject
+    from strati.interventions.study_config import StudyConfig
+    from strati.interventions.tasks import Task
+
 
 Plugin = Callable[..., float]
 """``matrix -> number`` or ``(intact matrix, changed matrix) -> number``."""
@@ -179,3 +191,273 @@ def plugin_metrics(
 
 def _is_number(entry: Any) -> bool:
     return entry is None or (isinstance(entry, int | float | np.number) and not isinstance(entry, bool))
+
+
+_MOST_ROWS = 16_384
+"""Rows of a batch that count, evenly spread: a convolution has one for every pixel."""
+_DAMPING = 0.01
+_OUTLIER = 5.0
+"""OWL's M: an outlier is that many times the layer's mean."""
+
+
+class LayerBaselines:
+    """Second moments of a layer's inputs, and the scores of its changes by them.
+
+    Examples:
+        >>> net = nn.Sequential(nn.Linear(2, 1, bias=False))
+        >>> target = Target("0", "linear", "linear", (1, 2), False)
+        >>> scores = LayerBaselines(net, target)
+        >>> scores.add(torch.tensor([[1.0, 0.0], [1.0, 0.0]]))  # the second input is never used
+        >>> w = net[0].weight.detach().numpy().copy()
+        >>> w[0, 1] = 0.0
+        >>> scores.of(Change("zero", 0, w, None, ""))["activation_error"]
+        0.0
+    """
+
+    def __init__(self, model: nn.Module, target: Target) -> None:
+        self.target = target
+        self._module: Any = model.get_submodule(target.name)
+        self._weight = as_matrix(values_of(model, target)[0], target.kind).astype(np.float64)
+        side = self._weight.shape[0 if target.kind == "embedding" else 1]
+        diagonal = target.kind == "embedding"
+        self._moments: NDArray[np.float64] = np.zeros(side if diagonal else (side, side))
+        self._rows = 0
+        self._inverse: NDArray[np.float64] | None = None
+
+    def add(self, inputs: Tensor, _output: Tensor | None = None) -> None:
+        """A batch of what goes into the layer."""
+        if self.target.kind == "embedding":
+            tokens = inputs.reshape(-1)
+            self._moments += np.bincount(tokens.numpy(), minlength=len(self._moments))
+            self._rows += len(tokens)
+            return
+        rows = self._as_rows(inputs)
+        if rows is None:
+            return
+        rows = rows[:: max(1, -(-len(rows) // _MOST_ROWS))].double()
+        self._moments += (rows.T @ rows).numpy()
+        self._rows += len(rows)
+
+    def of(self, change: Change) -> dict[str, float | None]:
+        """The scores of a change; those of the inputs are not defined where none were seen."""
+        d = as_matrix(change.values, self.target.kind).astype(np.float64) - self._weight
+        if self._rows == 0 or not np.isfinite(self._moments).all():
+            unknown = ("activation_error", "wanda_score", "gptq_error", "snr", "outlier_ratio")
+            return self._of_weights(d) | dict.fromkeys(unknown)
+        w, h = self._weight, self._moments / self._rows
+        if self.target.kind == "embedding":
+            error, size = _weighted_rows(d, h), _weighted_rows(w, h)
+            norms = np.sqrt(h)[:, None]
+            curvature = 2 * h[:, None] + 2 * _DAMPING * h.mean()
+        else:
+            error, size = (float(np.einsum("ij,ij->", m @ h, m)) for m in (d, w))
+            norms = np.sqrt(np.diag(h))[None]
+            curvature = 1.0 / self._inverse_diagonal(h)[None]
+        importance = np.abs(w) * norms
+        lost, total = float((np.abs(d) * norms).sum()), float(importance.sum())
+        outliers = importance > _OUTLIER * importance.mean()
+        return self._of_weights(d) | {
+            "snr": 10 * math.log10(size / error) if error > 0 and size > 0 else None,
+            "outlier_ratio": 100.0 * float(outliers.mean()),
+            "activation_error": math.sqrt(max(error, 0.0) / size) if size > 0 else None,
+            "wanda_score": lost / total if total > 0 else None,
+            "gptq_error": float((d**2 * curvature).sum()),
+        }
+
+    def _of_weights(self, d: NDArray[np.float64]) -> dict[str, float | None]:
+        w = self._weight
+        centred = w - w.mean()
+        variance, lost, size = float((centred**2).mean()), float((d**2).sum()), float((w**2).sum())
+        return {
+            "sqnr": 10 * math.log10(size / lost) if lost > 0 and size > 0 else None,
+            "kurtosis": float((centred**4).mean()) / variance**2 - 3 if variance > 0 else None,
+        }
+
+    def _inverse_diagonal(self, h: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._inverse is None:
+            mean = float(np.diag(h).mean()) or 1.0
+            damped = 2 * h + 2 * _DAMPING * mean * np.eye(len(h))
+            self._inverse = np.diag(np.linalg.inv(damped)).copy()
+        return self._inverse
+
+    def _as_rows(self, inputs: Tensor) -> Tensor | None:
+        if self.target.kind != "conv":
+            return inputs.reshape(-1, inputs.shape[-1])
+        module = self._module
+        if inputs.ndim != 4 or module.groups != 1 or isinstance(module.padding, str):
+            return None
+        # Every pixel is a row: few images are enough, and unfolding all would cost many times their memory.
+        per_image = max(1, inputs.shape[2] * inputs.shape[3] // (module.stride[0] * module.stride[1]))
+        few = inputs[: max(1, 4 * _MOST_ROWS // per_image)]
+        patches = functional.unfold(few, module.kernel_size, module.dilation, module.padding, module.stride)
+        return patches.transpose(1, 2).reshape(-1, patches.shape[1])
+
+
+class BlockInfluence:
+    """How far each run of blocks turns its input, measured in one pass of the intact network."""
+
+    def __init__(self, model: nn.Module, task: Task, target: Target) -> None:
+        self.target = target
+        self._sums = dict.fromkeys(target.members, 0.0)
+        self._angles = dict.fromkeys(target.members, 0.0)
+        self._count = 0
+        self._measure(model, task)
+
+    def of(self, change: Change) -> dict[str, float | None]:
+        """The influence and the angular distance of the blocks changed together."""
+        if not self._count:
+            return {"block_influence": None, "angular_distance": None}
+        last = change.blocks[-1]
+        return {
+            "block_influence": 1.0 - self._sums[last] / self._count,
+            "angular_distance": self.angular_distance(last),
+        }
+
+    def angular_distance(self, last: str) -> float:
+        """The angle between what enters the first block and what leaves ``last``, over pi, averaged over tokens."""
+        return self._angles[last] / self._count
+
+    @torch.inference_mode()
+    def _measure(self, model: nn.Module, task: Task) -> None:
+        first: list[Tensor] = []
+        turned: dict[str, Tensor] = {}
+
+        def start(_module: Any, args: Any, options: Any) -> None:
+            first[:] = [args[0] if args else next(iter(options.values()))]
+
+        hooks: list[Any] = [
+            model.get_submodule(self.target.name).register_forward_pre_hook(start, with_kwargs=True)
+        ]
+        for name in self.target.members:
+
+            def end(_module: Any, _args: Any, output: Any, name: str = name) -> None:
+                first_output = output[0] if isinstance(output, tuple) else output
+                turned[name] = _cosines(first[0], first_output)
+
+            hooks.append(model.get_submodule(name).register_forward_hook(end))
+        try:
+            for inputs, _ in task.batches:
+                turned.clear()
+                task.output(model, inputs)
+                real = inputs != IGNORED if not inputs.is_floating_point() else None
+                for name, cosines in turned.items():
+                    counted = cosines[real] if real is not None and real.shape == cosines.shape else cosines
+                    self._sums[name] += float(counted.sum(dtype=torch.float64))
+                    angles = torch.arccos(counted.double().clamp(-1.0, 1.0)) / math.pi
+                    self._angles[name] += float(angles.sum())
+                self._count += counted.numel() if turned else 0
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _cosines(before: Tensor, after: Tensor) -> Tensor:
+    """One cosine per token, or per image."""
+    if before.ndim == 4:
+        before, after = before.flatten(1), after.flatten(1)
+    return functional.cosine_similarity(before.float(), after.float(), dim=-1)
+
+
+def _weighted_rows(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+    return float((matrix**2).sum(1) @ weights)
+
+
+Metrics = Mapping[str, float | None]
+_LOSS = "behavioural-kl"
+_CHAINS, _DRAWS = 8, 50  # errors of a few percent: layers differ by far more
+
+
+def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, float | None]:
+    """Counts and learning coefficient of a trained layer, where the study asks for them and there are data."""
+    counts = dict(_counts(subject, plan).get(target.name, {}))
+    return counts | (_coefficient(subject, target.name, plan) if not target.composite else {})
+
+
+def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
+    """The metrics of every block of a stack that a run of blocks from ``target`` on may hold, by name."""
+    longest = max(
+        run_length(intervention.name, dict(s))
+        for intervention in plan.interventions
+        if unit_of(intervention.name) == "block"
+        for s in intervention.settings
+    )
+    for name in target.members[:longest]:
+        if name not in subject.inside:
+            subject.inside[name] = _of_block(subject, name, plan)
+    return {name: subject.inside[name] for name in target.members[:longest]}
+
+
+def mean_metrics(parts: Sequence[Metrics]) -> dict[str, float | None]:
+    """The mean of each metric over the parts that have it; ``None`` where none has.
+
+    Examples:
+        >>> mean_metrics([{"alpha": 2.0, "mu": None}, {"alpha": 4.0, "mu": None}])
+        {'alpha': 3.0, 'mu': None}
+    """
+    means: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        defined = [value for part in parts if (value := part.get(name)) is not None and np.isfinite(value)]
+        means[name] = float(np.mean(defined)) if defined else None
+    return means
+
+
+def learning_coefficient(
+    model: nn.Module, inputs: Tensor, weights: str, *, seed: int = 0, **options: Any
+) -> tuple[float | None, float | None]:
+    """The local learning coefficient of the network's behaviour when only some weights vary, and its standard error.
+
+    The loss is the mean Kullback-Leibler divergence from the trained network's own answers: the trained weights are
+    a minimum of it, whatever they were trained on. All layers of a network are localised alike. Not defined where the
+    chains do not mix; nor where the network cannot be sampled, and then a warning says why.
+
+    Examples:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3))
+        >>> value, error = learning_coefficient(net, torch.randn(60, 2), "0", chains=4, draws=100)
+        >>> 0 < value < 4.5  # below half of its nine weights
+        True
+    """
+    from strati.landscape.llc.config import LLCConfig
+    from strati.landscape.llc.llc import llc
+    from strati.landscape.llc.parts import one_localisation
+    from strati.landscape.objective import objective
+
+    x = inputs if inputs.is_floating_point() else inputs.clamp(min=0)
+    config = LLCConfig(ladder=False, seed=seed, **options)
+    try:
+        config = one_localisation(config, objective(model, _LOSS, x))
+        estimate = llc(model, _LOSS, x, layers=[weights], config=config)
+    except StratiError as error:  # the study goes on without this number
+        warnings.warn(f"no learning coefficient of {weights}: {error}", RuntimeWarning, stacklevel=2)
+        return None, None
+    return estimate.estimate, estimate.stderr
+
+
+def _of_block(subject: Subject, name: str, plan: StudyConfig) -> Metrics:
+    layers = [t for t in find_targets(subject.model) if t.name.startswith(f"{name}.")]
+    counts = _counts(subject, plan)
+    parts: list[dict[str, float | None]] = []
+    for layer in layers:
+        weight = values_of(subject.model, layer)[0]
+        spectral = spectral_metrics(as_matrices(weight, layer.kind)) if plan.spectral else {}
+        parts.append(spectral | dict(counts.get(layer.name, {})))
+    return mean_metrics(parts) | _coefficient(subject, f"{name}.*", plan)
+
+
+def _counts(subject: Subject, plan: StudyConfig) -> Mapping[str, Metrics]:
+    if not plan.degeneracy or subject.task is None:
+        return {}
+    if subject.counts is None:
+        subject.counts = degeneracy_metrics(subject.model, subject.task.batches[0][0][: plan.samples])
+    return subject.counts
+
+
+def _coefficient(subject: Subject, weights: str, plan: StudyConfig) -> dict[str, float | None]:
+    if not plan.learning_coefficient or subject.task is None:
+        return {}
+    inputs = subject.task.batches[0][0][: plan.samples]
+    estimate, error = learning_coefficient(
+        subject.model, inputs, weights, seed=plan.seed, chains=_CHAINS, draws=_DRAWS
+    )
+    return {"learning_coefficient": estimate, "learning_coefficient_stderr": error}

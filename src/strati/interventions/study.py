@@ -200,9 +200,9 @@ def study(
         (6, 6, 1.0)
     """
     require("torch", "torch", "an intervention study")
-    from strati.interventions.inputs import as_modules, is_spec, paths_of
+    from strati.interventions.spec_data import find_data, is_spec
     from strati.interventions.study_sources import model_job, spec_job
-    from strati.interventions.tasks import find_data
+    from strati.interventions.tasks import as_modules, paths_of
 
     config = resolve(StudyConfig, config, options, of=study)
     config.check()
@@ -225,8 +225,8 @@ def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path |
 
     A network in memory is not looked for in the cache, and its study is not stored without a folder.
     """
-    from strati.interventions.inputs import as_modules, paths_of
     from strati.interventions.study_sources import model_job
+    from strati.interventions.tasks import as_modules, paths_of
 
     config.check()
     paths = paths_of(model)

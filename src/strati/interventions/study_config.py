@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.core.results import Tick, silent
-from strati.interventions.default_kinds import STANDARD
-from strati.interventions.kinds import Point, as_interventions, identity, reads_inputs, run_length, unit_of
+from strati.interventions.kinds import (
+    STANDARD,
+    Point,
+    as_interventions,
+    identity,
+    reads_inputs,
+    run_length,
+    unit_of,
+)
 from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
 from strati.io.layers import as_patterns
 from strati.jobs.driver import Run

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from strati.interventions.checkpoints import trained_networks
 from strati.interventions.measure_layer import Subject, measure_layer
+from strati.interventions.spec_data import find_data, task_of
 from strati.interventions.study_config import StudyConfig, config_of
 from strati.interventions.study_sources import open_spec
 from strati.interventions.study_spec import Spec
 from strati.interventions.study_units import other_networks, targets_of
-from strati.interventions.tasks import StudyData, find_data, task_of
+from strati.interventions.tasks import StudyData
 from strati.jobs.engine import cores, one_thread
 from strati.spectra.estimate import ScanEstimate, rates
 

@@ -17,10 +17,10 @@ from strati.core.files import write_atomic
 from strati.interventions.changes import tensors_of
 from strati.interventions.checkpoints import in_single, open_checkpoint, trained_networks
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.inputs import calibration_data, study_data
 from strati.interventions.job import Job
 from strati.interventions.measure_layer import Evaluate, Subject, failed_row
 from strati.interventions.metrics import check_plugins
+from strati.interventions.spec_data import Find, prepare, task_of
 from strati.interventions.study_config import StudyConfig, config_of
 from strati.interventions.study_spec import Spec
 from strati.interventions.study_units import (
@@ -39,7 +39,7 @@ from strati.interventions.study_units import (
     training_units,
 )
 from strati.interventions.targets import Target, weights_digest
-from strati.interventions.tasks import Find, StudyData, Task, make_task, prepare, task_of
+from strati.interventions.tasks import StudyData, Task, calibration_data, make_task, study_data
 from strati.jobs.engine import Unit
 from strati.jobs.store import Store, unit_key
 

@@ -26,10 +26,11 @@ from strati.interventions.experts import find_experts
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import KINDS, unit_of
 from strati.interventions.measure_layer import Subject, measure_layer
+from strati.interventions.spec_data import task_of
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_spec import Spec
 from strati.interventions.targets import Target, chosen_names, find_targets
-from strati.interventions.tasks import StudyData, Task, task_of
+from strati.interventions.tasks import StudyData, Task
 from strati.io.in_memory import load_arrays
 from strati.jobs.engine import Load, Unit
 from strati.jobs.store import unit_key

@@ -9,28 +9,31 @@ from __future__ import annotations
 import io
 import json
 import math
-import zipfile
-from collections.abc import Callable
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor, nn
 
-from strati.core import plugins
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
+from strati.evaluate.batches import NO_LABEL, as_batches, read_path
 from strati.evaluate.models import output_tensor
-from strati.interventions.study_spec import Spec
 from strati.io.data_files import read_data
+from strati.io.in_memory import as_array
+from strati.io.network import Network
+from strati.io.to_module import as_module
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-Find = Callable[[str], Path]
-"""Gives the local file of a data set known by name."""
+    from strati.core.results import FloatArray
+
 
 _CALIBRATION_TOKENS, _ROWS_AS_TOKENS = 4096, 16
 
@@ -180,23 +183,6 @@ def forward(model: torch.nn.Module, inputs: Tensor) -> Tensor:
     return output_tensor(model(inputs if inputs.is_floating_point() else inputs.clamp(min=0)))
 
 
-def task_of(data: StudyData, spec: Spec) -> Task:
-    """The test data in batches, scored as the spec asks.
-
-    Raises:
-        BadInputError: The measure needs labels or text that the data do not have.
-    """
-    name, size = spec.measure.performance, spec.measure.batch
-    language = data.language
-    if not language and data.y_test is None:
-        raise BadInputError("data", f"have no labels y, but measure.performance {name!r} needs them")
-    if language and name == "accuracy":
-        raise BadInputError("data", "are text without labels: measure.performance is 'loss' or 'perplexity'")
-    if not language and name == "perplexity":
-        raise BadInputError("data", "measure.performance 'perplexity' needs text")
-    return make_task(data, name, size, spec.measure.chance)
-
-
 def check_measure(data: StudyData, performance: str) -> None:
     """Refuse a measure that the data cannot be scored by.
 
@@ -239,119 +225,6 @@ def make_task(data: StudyData, performance: str, batch: int, chance: float | Non
     return Task(performance, performance == "accuracy", chance, tuple(batches))
 
 
-def find_data(name: str) -> Path:
-    """The file of a data set that an installed package knows by name.
-
-    Raises:
-        BadInputError: There is no data set of that name, or it cannot be had.
-    """
-    find = plugins.load(plugins.DATASETS, name)
-    if find is None:
-        names = plugins.names(plugins.DATASETS)
-        others = ", ".join(("digits", *names)) if names else f"digits; any other {plugins.REPRODUCTIONS}"
-        raise BadInputError(name, f"no such data set; there are {others}; or give data.path")
-    return Path(find())
-
-
-def prepare(
-    spec: Spec, find: Find, tokenise: Callable[[str], list[int]] | None = None, vocabulary: int = 0
-) -> StudyData:
-    """Read the data a spec names and bring them into canonical form.
-
-    Args:
-        spec: The study.
-        find: Gives the file of a data set known by name.
-        tokenise: A checkpoint's own tokeniser, for text; without it the text's bytes are the tokens.
-        vocabulary: The size of that tokeniser's vocabulary.
-
-    Raises:
-        BadInputError: The data are not there, broken, or lack what the study needs.
-    """
-    from strati import embedded
-
-    data_spec = spec.data
-    if data_spec.path is not None:
-        path = Path(data_spec.path)
-    else:
-        path = embedded.path("digits.npz") if data_spec.name == "digits" else Path(find(str(data_spec.name)))
-    if not path.is_file():
-        raise BadInputError(path, "no such data file")
-    data = (
-        _text(path, spec, tokenise, vocabulary) if path.suffix == ".txt" else _arrays(path, spec, vocabulary)
-    )
-    data = replace(
-        data,
-        x=data.x[: data_spec.train],
-        y=None if data.y is None else data.y[: data_spec.train],
-        x_test=data.x_test[: data_spec.test],
-        y_test=None if data.y_test is None else data.y_test[: data_spec.test],
-    )
-    if data_spec.mean is not None:
-        data = replace(data, mean=tuple(map(float, data_spec.mean)))
-    if data_spec.std is not None:
-        data = replace(data, std=tuple(map(float, data_spec.std)))
-    channels = data.shape[0] if data.shape else 1
-    for name, values in (("mean", data.mean), ("std", data.std)):
-        if len(values) not in (1, channels):
-            raise BadInputError(
-                f"data.{name}", f"has {len(values)} numbers for {channels} channels or columns"
-            )
-    if len(data.x_test) == 0 or (spec.trained_here and len(data.x) == 0):
-        raise BadInputError(path, "too few rows for a training and a test set")
-    return data
-
-
-def _arrays(path: Path, spec: Spec, vocabulary: int) -> StudyData:
-    names: set[str] = set()
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as file:
-            names = {n.removesuffix(".npy") for n in file.namelist()}
-    first = "x_train" if "x_train" in names else None
-    labels = "y_train" if "y_train" in names else None
-    train = read_data(path, inputs=first, target=labels)
-    x, y = _layout(train.x), train.y
-    if "x_test" in names:
-        test = read_data(path, inputs="x_test", target="y_test" if "y_test" in names else None)
-        x_test, y_test = _layout(test.x), test.y if "y_test" in names else None
-    elif spec.trained_here:
-        held = max(1, len(x) // 5)  # no test set: the last fifth is held out
-        x, x_test = x[:-held], x[-held:]
-        y, y_test = (None, None) if y is None else (y[:-held], y[-held:])
-    else:
-        x_test, y_test = x, y
-    if spec.network.source in ("transformer", "transformers") and np.issubdtype(x_test.dtype, np.integer):
-        if x_test.ndim == 1 and y_test is not None:
-            why = "x holds token ids in one dimension, which have no labels of their own; give rows of tokens"
-            raise BadInputError(path, why)
-        x, x_test = (
-            windows(a, spec.data.context, path) if a.ndim == 1 and len(a) else a for a in (x, x_test)
-        )
-    if _rows_of_tokens(spec, x_test):
-        largest = int(max(x.max(initial=0), x_test.max(initial=0))) + 1
-        classes = 0 if y_test is None else _classes(path, y_test, y)
-        return StudyData("tokens", classes or vocabulary or largest, x, y, x_test, y_test)
-    if y_test is None:
-        raise BadInputError(path, "has no labels: an array y (or y_test) is needed to measure performance")
-    outputs = max(_classes(path, y_test, y), vocabulary)
-    if len(y_test) != len(x_test) or (y is not None and len(y) != len(x)):
-        raise BadInputError(path, "x and y have different numbers of rows")
-    return StudyData("images" if x_test.ndim == 4 else "rows", outputs, x, y, x_test, y_test)
-
-
-def _layout(x: NDArray[Any]) -> NDArray[Any]:
-    """Images with channels first; rows and tokens as they are."""
-    if x.ndim == 3:
-        return x[:, None]
-    if x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
-        return np.ascontiguousarray(np.moveaxis(x, -1, 1))
-    return x
-
-
-def _rows_of_tokens(spec: Spec, x: NDArray[Any]) -> bool:
-    language = spec.network.source in ("transformer", "transformers")
-    return language and np.issubdtype(x.dtype, np.integer) and x.ndim == 2
-
-
 def windows(tokens: NDArray[Any], length: int, what: str | Path) -> NDArray[Any]:
     """Token ids in one dimension as windows of one length, what is left over dropped; rows of them as they are.
 
@@ -373,32 +246,220 @@ def windows(tokens: NDArray[Any], length: int, what: str | Path) -> NDArray[Any]
     return tokens[: len(tokens) // length * length].reshape(-1, length)
 
 
-def _classes(path: Path, *labels: NDArray[Any] | None) -> int:
-    count = 0
-    for y in labels:
-        if y is None:
-            continue
-        if y.ndim != 1 or not np.all(np.equal(np.mod(y, 1), 0)) or y.min(initial=0) < 0:
-            raise BadInputError(path, "the labels y have to be whole numbers from 0, one per row")
-        count = max(count, int(y.max(initial=0)) + 1)
-    return count
+MOST_GROUPS = 64
+"""Neighbouring examples are put together until so many groups are left; rows keep one number for each."""
 
 
-def _text(path: Path, spec: Spec, tokenise: Callable[[str], list[int]] | None, vocabulary: int) -> StudyData:
-    try:
-        text = path.read_text("utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise BadInputError(path, f"not a text in UTF-8 ({error})") from None
-    length = spec.data.context
-    if tokenise is not None:
-        tokens = np.asarray(tokenise(text), np.int32)
-    else:
-        alphabet, places = np.unique(np.frombuffer(text.encode(), np.uint8), return_inverse=True)
-        tokens, vocabulary = places.astype(np.int32), len(alphabet)
-    windows = tokens[: len(tokens) // length * length].reshape(-1, length)
-    if len(windows) < 2:
-        raise BadInputError(path, f"too short: fewer than two windows of {length} tokens")
-    if not spec.trained_here:
-        return StudyData("tokens", vocabulary, windows[:0], None, windows, None)
-    held = max(1, len(windows) // 10)
-    return StudyData("tokens", vocabulary, windows[:-held], None, windows[-held:], None)
+@dataclass(frozen=True)
+class Scores:
+    """The mean score, and the same by groups of examples.
+
+    Attributes:
+        performance: As the task reports it.
+        mean: The mean score per target: a share of right answers, or a loss in nats (for perplexity too).
+        groups: One pseudo-value per group: their mean is ``mean``, their scatter gives its error.
+        stderr: Standard error of ``mean`` over all examples; not defined for fewer than two.
+        examples: How many examples were scored.
+    """
+
+    performance: float
+    mean: float
+    groups: FloatArray
+    stderr: float | None
+    examples: int
+
+
+def standard_error(groups: Any) -> float | None:
+    """Standard error of the mean of independent values; not defined for fewer than two.
+
+    Examples:
+        >>> standard_error([1.0, 3.0]), standard_error([1.0])
+        (1.0, None)
+    """
+    values = np.asarray(groups, dtype=float)
+    if values.size < 2 or not np.isfinite(values).all():
+        return None
+    return float(values.std(ddof=1) / math.sqrt(values.size))
+
+
+class Tally:
+    """Adds up the scores of one network on the batches of a task."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._sums: list[FloatArray] = []
+        self._counts: list[FloatArray] = []
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """A batch."""
+        self._sums.append(self.task.each(logits, targets).cpu().numpy())
+        scored = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+        self._counts.append(scored.cpu().numpy().astype(float))
+
+    def result(self) -> Scores:
+        """The scores of all batches so far."""
+        sums = np.concatenate(self._sums) if self._sums else np.zeros(0)
+        counts = np.concatenate(self._counts) if self._counts else np.zeros(0)
+        total = sum(float(batch.sum()) for batch in self._sums)
+        count = int(counts.sum())
+        mean = total / max(count, 1)
+        return _scores(self.task.finish(total, count), mean, sums, counts)
+
+
+def scores_of(values: FloatArray) -> Scores:
+    """Scores that come one per example, as a user's function may give them.
+
+    Examples:
+        >>> scores_of(np.array([1.0, 3.0])).stderr
+        1.0
+    """
+    mean = float(values.mean())
+    return _scores(mean, mean, values, np.ones(len(values)))
+
+
+def _scores(performance: float, mean: float, sums: FloatArray, counts: FloatArray) -> Scores:
+    """Groups for comparisons that rows can hold; the error over single examples, with nothing put together."""
+    error = standard_error(_groups(sums, counts, mean, max(len(sums), 1)))
+    return Scores(performance, mean, _groups(sums, counts, mean, MOST_GROUPS), error, len(sums))
+
+
+def _groups(sums: FloatArray, counts: FloatArray, mean: float, most: int) -> FloatArray:
+    """Pseudo-values of the ratio ``sum / count``: ``R + (s_g - R n_g) G / n``, exact in the mean."""
+    if not len(sums) or not counts.sum():
+        return np.zeros(0)
+    size = -(-len(sums) // most)
+    starts = np.arange(0, len(sums), size)
+    s, n = np.add.reduceat(sums, starts), np.add.reduceat(counts, starts)
+    pseudo_values: FloatArray = mean + (s - mean * n) * (len(starts) / n.sum())
+    return pseudo_values
+
+
+def as_modules(source: Any, activation: str = "relu") -> nn.Module | dict[str, nn.Module]:
+    """A network, or networks by name, as modules; ``activation`` is that of a bare MLP.
+
+    Raises:
+        BadInputError: They are none.
+    """
+    if isinstance(source, Mapping) and source:
+        named = all(isinstance(v, nn.Module | Network | str | os.PathLike) for v in source.values())
+        if named:
+            return {str(name): _module(network, activation) for name, network in source.items()}
+    return _module(source, activation)
+
+
+def paths_of(source: Any) -> dict[str, str]:
+    """Where the networks of a study are, by name, of those that are files or folders."""
+    named = source if isinstance(source, Mapping) else {"model": source}
+    paths = {str(name): path for name, path in named.items() if isinstance(path, str | os.PathLike)}
+    return {
+        name: str(Path(path).resolve()) if Path(path).exists() else str(path) for name, path in paths.items()
+    }
+
+
+def _module(source: Any, activation: str) -> nn.Module:
+    return as_module(source, activation=activation)  # type: ignore[arg-type]
+
+
+def study_data(
+    data: Any, model: nn.Module, context: int, *, inputs: str | None = None, targets: str | None = None
+) -> StudyData:
+    """Data as a study scores them: inputs with labels, or token ids whose next token is predicted.
+
+    Of a dict as tokenizers return it ``input_ids`` are the inputs, and padding goes by ``attention_mask``.
+
+    Args:
+        data: Whatever names data.
+        model: The network they are for.
+        context: Tokens in a window, where ids come in one dimension.
+        inputs: The array or columns of a file that hold the inputs.
+        targets: The array or column of a file that holds the labels.
+
+    Raises:
+        BadInputError: They are no data, or neither labelled nor tokens.
+    """
+    if isinstance(data, StudyData):
+        return data
+    if inputs is not None or targets is not None:
+        data = _named_arrays(data, inputs, targets)
+    x, y = _arrays(data, model)
+    _check_inputs("data", x)
+    tokens = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+    if tokens and (y is None or (x.ndim == 2 and y.shape == x.shape)):
+        ids = windows(np.where(x == IGNORED, 0, x), context, "data")
+        ids = np.where(x == IGNORED, IGNORED, ids) if ids.shape == x.shape else ids
+        labels = None if y is None else np.where(y == NO_LABEL, IGNORED, y)
+        return StudyData("tokens", int(ids.max()) + 1, ids[:0], None, ids, labels)
+    if y is None:
+        raise BadInputError(
+            "data", "has no labels y, by which a network is scored; give (x, y), or token ids"
+        )
+    if len(x) != len(y) or y.ndim != 1 or y.dtype.kind not in "iub":
+        raise BadInputError(
+            "data", "x and y need as many rows as each other, y one label (a whole number) a row"
+        )
+    if tokens and x.ndim == 1:
+        why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
+        raise BadInputError("data", why)
+    return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+
+
+def calibration_data(data: Any, model: nn.Module, context: int, inputs: str | None = None) -> StudyData:
+    """Data for the input covariances of layers, whatever names them, as the rows ``x``; labels are not needed.
+
+    Raises:
+        BadInputError: They are no data.
+    """
+    x, _ = _arrays(data if inputs is None else _named_arrays(data, inputs, None), model)
+    _check_inputs("calibration", x)
+    if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
+        return StudyData("rows", 0, x, None, x[:0], None)
+    ids = windows(x, context, "calibration") if x.ndim == 1 else x
+    return StudyData("tokens", 0, ids, None, ids[:0], None)
+
+
+def _check_inputs(what: str, x: np.ndarray[Any, Any]) -> None:
+    if len(x) == 0:
+        raise BadInputError(what, "is empty; give at least one row")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise BadInputError(what, "holds values that are not finite; remove those rows first")
+    if x.dtype.kind not in "fiub":
+        raise BadInputError(what, f"holds {x.dtype}, not numbers; give arrays of numbers")
+
+
+def _named_arrays(data: Any, inputs: str | None, targets: str | None) -> Any:
+
+    if not isinstance(data, str | os.PathLike) or Path(data).suffix.lower() not in (".npz", ".csv"):
+        raise BadInputError("inputs", "names an array of an .npz file or columns of a CSV file")
+    table = read_data(Path(data), inputs=inputs, target=targets)
+    return table.x, table.y
+
+
+def _arrays(data: Any, model: nn.Module) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+    """Inputs and labels; arrays as they are, so that bytes stay bytes, everything else by way of batches."""
+    if isinstance(data, str | os.PathLike):
+        data = read_path(Path(data), model)
+    if isinstance(data, Mapping) and set(data) in ({"x"}, {"x", "y"}):
+        data = (data["x"], data.get("y"))
+    if _is_array(data):
+        return as_array(data), None
+    if isinstance(data, tuple) and len(data) == 2 and _is_array(data[0]) and _is_labels(data[1]):
+        return as_array(data[0]), None if data[1] is None else as_array(data[1])
+    batch = as_batches(data, model, context=2**31).whole("a study")
+    labels = None if batch.y is None else as_array(batch.y)
+    if not isinstance(batch.x, Mapping):
+        return as_array(batch.x), labels
+    if "input_ids" not in batch.x and len(batch.x) != 1:
+        raise BadInputError("data", f"has the inputs {', '.join(batch.x)}; a study takes one tensor")
+    if "input_ids" not in batch.x:
+        return as_array(next(iter(batch.x.values()))), labels
+    ids = as_array(batch.x["input_ids"])
+    mask = batch.x.get("attention_mask")
+    return (ids if mask is None else np.where(as_array(mask) == 0, IGNORED, ids)), labels
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and value.ndim > 0
+
+
+def _is_labels(value: Any) -> bool:
+    return value is None or _is_array(value) or isinstance(value, list)

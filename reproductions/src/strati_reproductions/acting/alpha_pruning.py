@@ -23,10 +23,9 @@ from strati.core.errors import StratiError, require
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.evaluator import InterventionEvaluator
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.inputs import study_data
 from strati.interventions.measure_layer import Subject
 from strati.interventions.targets import as_matrix, find_targets, values_of
-from strati.interventions.tasks import make_task
+from strati.interventions.tasks import make_task, study_data
 from strati.io.roles import blocks
 from strati.io.to_module import as_module
 from strati_reproductions.acting.claims import against

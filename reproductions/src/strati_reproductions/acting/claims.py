@@ -22,10 +22,9 @@ from strati.core.results import Flag, Tick
 from strati.interventions.compress.evaluator import Measurement
 from strati.interventions.compress.plan import plan
 from strati.interventions.kinds import drop
-from strati.interventions.scores import standard_error
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of
-from strati.interventions.tasks import StudyData
+from strati.interventions.tasks import StudyData, standard_error
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
 from strati_reproductions.acting.subjects import ActingCase

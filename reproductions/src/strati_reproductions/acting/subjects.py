@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from strati.core.errors import require
 from strati.core.files import write_atomic
 from strati.interventions.checkpoints import open_checkpoint
+from strati.interventions.spec_data import find_data, prepare
 from strati.interventions.study_spec import NetworkSpec, read_spec
 from strati.interventions.study_units import pack, unpack
-from strati.interventions.tasks import StudyData, find_data, prepare
+from strati.interventions.tasks import StudyData
 from strati.io.in_memory import load_arrays
 from strati.io.to_module import as_module
 from strati_reproductions import zoo

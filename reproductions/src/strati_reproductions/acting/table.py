@@ -19,9 +19,8 @@ from strati.interventions.compress.evaluator import InterventionEvaluator
 from strati.interventions.compress.plan import Plan, plan
 from strati.interventions.kinds import quantise, truncate
 from strati.interventions.measure_layer import Subject
-from strati.interventions.scores import standard_error
 from strati.interventions.study import Study, study
-from strati.interventions.tasks import make_task
+from strati.interventions.tasks import make_task, standard_error
 from strati_reproductions.acting.subjects import CASES, ActingCase
 from strati_reproductions.registry import Reproduction, Row
 

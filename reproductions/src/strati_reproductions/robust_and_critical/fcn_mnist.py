@@ -94,7 +94,7 @@ def _longer(spec: Spec, count: int, folder: Path, tick: Tick) -> list[list[float
     """The alphas of some of the networks after 7 epochs, kept in a file."""
     file = folder / f"{count}-networks-7-epochs.json"
     if not file.is_file():
-        from strati.interventions.tasks import find_data, prepare
+        from strati.interventions.spec_data import find_data, prepare
         from strati_reproductions.trained.training import train
 
         longer = replace(spec, train=replace(spec.train, epochs=7))

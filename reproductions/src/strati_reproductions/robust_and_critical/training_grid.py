@@ -18,8 +18,9 @@ import torch
 
 from strati.core.files import write_atomic
 from strati.core.results import Tick
+from strati.interventions.spec_data import find_data, prepare
 from strati.interventions.study_spec import Spec, read_spec
-from strati.interventions.tasks import StudyData, find_data, prepare
+from strati.interventions.tasks import StudyData
 from strati.spectra.spectrum import spectrum
 from strati_reproductions.pictures import COLOURS, PAPER, drawn, legend_below, panels, save
 from strati_reproductions.registry import Reproduction, Row

@@ -18,7 +18,12 @@ from strati.core.display import natural
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.interventions.audit.correlations import rank_correlations, rmse_intervals
+from strati.interventions.audit.correlations import (
+    classify,
+    rank_correlations,
+    retained_share,
+    rmse_intervals,
+)
 from strati.interventions.audit.evidence import (
     LEAST,
     Evidence,
@@ -30,7 +35,6 @@ from strati.interventions.audit.evidence import (
     significant_interventions,
 )
 from strati.interventions.audit.orders import OrderRow, order_rows
-from strati.interventions.audit.performance_ratio import classify, retained_share
 from strati.interventions.audit.verdicts import MetricCase, Verdict, typical_changes, verdict_of
 from strati.interventions.study import Study, load_study
 from strati.interventions.study_spec import KINDS as RANDOM_KINDS

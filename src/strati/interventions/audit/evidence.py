@@ -20,7 +20,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from strati.core.rng import stream
-from strati.interventions.audit.permutations import (
+from strati.interventions.audit.correlations import (
     MANY_NETWORKS,
     Design,
     design_of,

@@ -247,7 +247,7 @@ def contiguous_runs(
     """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
     if action != "drop" or candidates.loss or len(evaluators) != 1:
         return []
-    from strati.interventions.baselines import BlockInfluence
+    from strati.interventions.metrics import BlockInfluence
 
     subject, names = evaluators[0].subject, [curve.layer for curve in candidates.curves]
     if subject.task is None:

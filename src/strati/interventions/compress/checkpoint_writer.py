@@ -344,7 +344,7 @@ def _calibration(model: nn.Module, study: Study | None, calibration: Any) -> Seq
     from strati.interventions.checkpoints import in_single
     from strati.interventions.compress.evaluator import open_evaluators
     from strati.interventions.input_covariance import SequentialInputs
-    from strati.interventions.inputs import calibration_data
+    from strati.interventions.tasks import calibration_data
 
     copied = in_single(copy.deepcopy(model)).eval()
     if calibration is not None:

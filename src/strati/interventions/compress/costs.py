@@ -20,9 +20,9 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.interventions.compress.budget import Shape, full_size, monotone, option_size
-from strati.interventions.scores import standard_error
 from strati.interventions.study_config import HIGHER, LOWER
 from strati.interventions.targets import as_matrix, chosen_names, find_targets
+from strati.interventions.tasks import standard_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

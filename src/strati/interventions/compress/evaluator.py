@@ -18,7 +18,6 @@ from strati.interventions.changes import LayerEdits, Others, make_change, source
 from strati.interventions.checkpoints import in_single
 from strati.interventions.compress.costs import KEEP
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.inputs import study_data
 from strati.interventions.kinds import Point, make, read_setting
 from strati.interventions.measure_layer import Subject
 from strati.interventions.study_config import StudyConfig
@@ -31,7 +30,7 @@ from strati.interventions.targets import (
     values_of,
     weights_digest,
 )
-from strati.interventions.tasks import StudyData, Task, make_task
+from strati.interventions.tasks import StudyData, Task, make_task, study_data
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
@@ -272,7 +271,7 @@ def _reopened(study: Study, spec: Mapping[str, Any], folder: Path) -> list[Inter
 
 def _from_files(study: Study, folder: Path) -> list[InterventionEvaluator]:
     """The networks of a study that were read from files, and its data; none where one of them was in memory."""
-    from strati.interventions.inputs import as_modules
+    from strati.interventions.tasks import as_modules
 
     networks = study.origin.get("networks", {})
     if not (folder / "data.npz").is_file() or not all("path" in about for about in networks.values()):

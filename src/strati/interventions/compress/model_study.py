@@ -21,13 +21,13 @@ from strati.interventions.compress.budget import ACTIONS, Budget, choose
 from strati.interventions.compress.costs import Curve, read_curves, scale_of
 from strati.interventions.kinds import Intervention, make, setting_text, unit_of
 from strati.interventions.measure_layer import PointFailure, Subject, layer_changes, measure_layer
-from strati.interventions.scores import standard_error
 from strati.interventions.sensitivity import NetworkScores
 from strati.interventions.study import Study, study_in_cache
 from strati.interventions.study_config import StudyConfig
 from strati.interventions.study_sources import model_job
 from strati.interventions.study_units import targets_of
 from strati.interventions.targets import values_of
+from strati.interventions.tasks import standard_error
 
 if TYPE_CHECKING:
     from strati.core.results import Tick
@@ -48,7 +48,7 @@ def screened_study_of_model(
     model: Any, data: Any, budget: Budget, config: PlanConfig, tick: Tick
 ) -> tuple[Study, dict[str, Any]]:
     """The same where a score decides most settings: a study in memory, and how many settings were measured."""
-    from strati.interventions.inputs import as_modules, paths_of
+    from strati.interventions.tasks import as_modules, paths_of
 
     settings = _settings_of(model, data, budget.kind, config)
     kind = budget.kind if budget.kind != "loss" else ACTIONS[str(config.action)][0]

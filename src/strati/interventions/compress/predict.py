@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 from strati.interventions.compress.budget import choose
-from strati.interventions.scores import standard_error
+from strati.interventions.tasks import standard_error
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray, IntArray
