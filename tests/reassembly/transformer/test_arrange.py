@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import strati
-from strati.reassembly.transformer import evidence
 from strati.reassembly.transformer.arrange import arrange, merged
 from strati.reassembly.transformer.evidence import Expected
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati.reassembly.transformer.timeline import Similarity, Timeline
+from strati_reproductions.dropped_transformer.measure import measured, prior_of
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.zoo.fetch import cache
 
@@ -70,7 +70,7 @@ def test_all_210_matrices_of_smollm2_in_place_without_data():
     files = sorted((cache() / "zoo").glob("smollm2*/*.gguf"))
     if not files:
         pytest.skip("smollm2 is not cached; python -m strati_reproductions.zoo smollm2 fetches it")
-    prior = evidence.prior_of(m for k, m in evidence.measured().items() if k != "smollm2")
+    prior = prior_of(m for k, m in measured().items() if k != "smollm2")
     dropped = shuffle_transformer(files[0], seed=1)
     found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)

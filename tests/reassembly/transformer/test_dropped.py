@@ -9,12 +9,12 @@ from command import run_strati
 
 import strati
 from strati.core.errors import BadInputError, StratiError
-from strati.reassembly.transformer import evidence
 from strati.reassembly.transformer.blueprint import blueprint_of
 from strati.reassembly.transformer.identify import correspond, identify
 from strati.reassembly.transformer.pieces import canonical, stored
 from strati.reassembly.transformer.shuffle import shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
+from strati_reproductions.dropped_transformer.measure import measured, prior_of
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.zoo.fetch import cache
 
@@ -62,7 +62,7 @@ def llama(blocks=3, width=16, seed=0):
 def test_every_matrix_in_place_without_data_and_with_a_prior_of_other_networks_only(name):
     """Leave-one-network-out: nothing that was measured on the network (or its fine-tune) is used."""
     family = {"minilm", "minilm-tuned"} if name.startswith("minilm") else {name}
-    prior = evidence.prior_of(m for k, m in evidence.measured().items() if k not in family)
+    prior = prior_of(m for k, m in measured().items() if k not in family)
     for seed in (1, 2):
         dropped = shuffle_transformer(zoo(name), seed=seed)
         found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
@@ -254,8 +254,8 @@ def test_scales_moved_between_norms_and_readers_are_undone():
 
 
 def test_permuted_and_rescaled_stories_are_put_back():
-    known = evidence.measured()
-    prior = evidence.prior_of(one for name, one in known.items() if name != "stories15m")
+    known = measured()
+    prior = prior_of(one for name, one in known.items() if name != "stories15m")
     dropped = shuffle_transformer(zoo("stories15m"), seed=2, permute=True, rescale=True)
     found = solve_transformer(dropped.pieces, None, None, strati.configs.ReassembleConfig(), prior=prior)
     right = score(found.blocks, found.vectors, dropped.answer, dropped.pieces.arrays)

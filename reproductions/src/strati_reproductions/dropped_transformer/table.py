@@ -18,11 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.files import write_atomic
 from strati.reassembly.residual.config import ReassembleConfig
-from strati.reassembly.transformer import evidence
 from strati.reassembly.transformer.shuffle import ShuffledCheckpoint, shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati_reproductions.dropped_transformer import diagnostics
-from strati_reproductions.dropped_transformer.measure import measure, to_json
+from strati_reproductions.dropped_transformer.measure import (
+    MeasuredSignals,
+    from_json,
+    measure,
+    measured,
+    prior_of,
+    prior_to_json,
+    to_json,
+)
 from strati_reproductions.dropped_transformer.scoring import score
 from strati_reproductions.dropped_transformer.training import (
     FOLLOWED,
@@ -86,7 +93,7 @@ def at_hand(*, seed: int, folder: Path, tick: Tick) -> Reproduction:
 
 def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     kept = _Kept(folder / f"rows-seed{seed}")
-    known = dict(evidence.measured()) if quick else _measured(models, kept, folder, seed)
+    known = dict(measured()) if quick else _measured(models, kept, folder, seed)
     rows: list[Row] = []
     wrong: list[tuple[str, int]] = []
     sure = sure_wrong = 0
@@ -113,10 +120,8 @@ def _reproduced(models: dict[str, Any], *, quick: bool, seed: int, folder: Path,
     )
 
 
-def _measured(
-    models: dict[str, Any], kept: _Kept, folder: Path, seed: int
-) -> dict[str, evidence.MeasuredSignals]:
-    """What each signal is worth on each network, written as the package's ``measured.json`` is."""
+def _measured(models: dict[str, Any], kept: _Kept, folder: Path, seed: int) -> dict[str, MeasuredSignals]:
+    """What each signal is worth on each network, written as ``measured.json`` and the product's ``prior.json`` are."""
     plain = {}
     for name, model in models.items():
 
@@ -126,14 +131,16 @@ def _measured(
 
         plain[name] = kept.get(f"measured {name}", make)
     write_atomic(folder / "measured.json", json.dumps(plain, sort_keys=True))
-    return {name: evidence.from_json(one) for name, one in plain.items()}
+    known = {name: from_json(one) for name, one in plain.items()}
+    write_atomic(folder / "prior.json", json.dumps(prior_to_json(prior_of(known.values()))))
+    return known
 
 
 def _measure_one(
     name: str,
     model: Any,
     options: dict[str, bool],
-    known: dict[str, evidence.MeasuredSignals],
+    known: dict[str, MeasuredSignals],
     seed: int,
     data: bool,
 ) -> dict[str, Any]:
@@ -143,13 +150,13 @@ def _measure_one(
 def _solved(
     name: str,
     dropped: ShuffledCheckpoint,
-    known: dict[str, evidence.MeasuredSignals],
+    known: dict[str, MeasuredSignals],
     seed: int,
     *,
     data: bool = True,
 ) -> dict[str, Any]:
     family = name.split("-")[0] if name.startswith("minilm") else name.split(" at step")[0]
-    prior = evidence.prior_of(one for other, one in known.items() if not other.startswith(family))
+    prior = prior_of(one for other, one in known.items() if not other.startswith(family))
     began = time.perf_counter()
     pieces = _pieces(dropped)
     found = solve_transformer(pieces, None, None, ReassembleConfig(seed=seed), prior=prior)
@@ -199,7 +206,7 @@ def _sure(found: Any, answer: Any) -> tuple[int, int]:
 
 def _reasons(
     models: dict[str, Any],
-    known: dict[str, evidence.MeasuredSignals],
+    known: dict[str, MeasuredSignals],
     kept: _Kept,
     folder: Path,
     seed: int,

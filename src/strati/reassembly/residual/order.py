@@ -183,87 +183,39 @@ def sweep(
         Positions of the given blocks in the new order, the error before, and the exchanges (the first of the two
         places, the error predicted after it).
     """
-    streams, pre = _forward(parts, ins, outs, x)
-    error = parts.w_last @ parts.leave(streams[-1], 0) + parts.b_last[:, None] - y.T
-    before = float(np.mean(np.square(error, dtype=np.float64)))
     order = list(range(len(ins)))
+    before = parts.mse(ins, outs, x, y)
     if before < floor:
         return Swept(np.array(order), before, ())
-    adjoint = _backward(parts, ins, outs, streams, pre)
+    passed = run(parts, ins, outs, x)
+    streams, adjoint = passed.streams, passed.adjoint
+    error = (passed.output - y).T
     moves: list[tuple[int, float]] = []
     z = streams[0]
     ra = streams[1] - streams[0] if len(order) > 1 else z
     for k in range(len(order) - 1):
         a, b = order[k], order[k + 1]
         za = z + ra if moves else streams[k + 1]
-        rba = _residual(parts, ins[b], outs[b], za) if moves else streams[k + 2] - za
-        rb = _residual(parts, ins[b], outs[b], z)
+        rba = parts.residual(ins[b], outs[b], za) if moves else streams[k + 2] - za
+        rb = parts.residual(ins[b], outs[b], z)
         zb = z + rb
-        rab = _residual(parts, ins[a], outs[a], zb)
-        change = rb + rab
-        change -= ra
-        change -= rba
-        effect = (adjoint[k + 2] * change).sum(axis=1)
+        rab = parts.residual(ins[a], outs[a], zb)
+        effect = np.einsum("oxd,xd->ox", adjoint[k + 2], rb + rab - ra - rba)
         gain, error_of_gain = _gain(error, effect)
         if gain > caution * error_of_gain:
             order[k], order[k + 1] = b, a
-            error += effect
+            error = error + effect
             z, ra = zb, rab
-            moves.append((k, float(np.vdot(error, error)) / error.size))
+            moves.append((k, float(np.mean(np.square(error)))))
         else:
             z, ra = za, rba
     return Swept(np.array(order), before, tuple(moves))
 
 
-# The walk works on columns (width x rows): matrix products of a few hundred columns run half again as fast.
-
-
-def _residual(parts: ResidualWeights, i: int, j: int, z: Floats) -> Floats:
-    u = parts.w_in[i] @ parts.enter(z, 0)
-    u += parts.b_in[i][:, None]
-    r: Floats = parts.w_out[j] @ parts.act.spend(u)
-    r += parts.b_out[j][:, None]
-    return r
-
-
-def _forward(parts: ResidualWeights, ins: Ints, outs: Ints, x: Floats) -> tuple[list[Floats], list[Floats]]:
-    streams, pre = [np.ascontiguousarray(x.T)], []
-    for i, j in zip(ins, outs, strict=True):
-        u = parts.w_in[i] @ parts.enter(streams[-1], 0)
-        u += parts.b_in[i][:, None]
-        z = parts.w_out[j] @ parts.act.value(u)
-        z += parts.b_out[j][:, None]
-        z += streams[-1]
-        pre.append(u)
-        streams.append(z)
-    return streams, pre
-
-
-def _backward(
-    parts: ResidualWeights, ins: Ints, outs: Ints, streams: list[Floats], pre: list[Floats]
-) -> list[Floats]:
-    """Derivatives of the output by the stream before each block: (outputs, width, rows)."""
-    rows = pre[0].shape[1]
-    g: Floats = np.ascontiguousarray(np.broadcast_to(parts.w_last[:, :, None], (*parts.w_last.shape, rows)))
-    g = parts.left_back(streams[-1], g, -2)
-    adjoint = [g]
-    for k in range(len(pre) - 1, -1, -1):
-        inner = parts.w_out[outs[k]].T @ g
-        inner *= parts.act.slope(pre[k])
-        g = g + parts.entered_back(streams[k], parts.w_in[ins[k]].T @ inner, -2)
-        adjoint.append(g)
-    return adjoint[::-1]
-
-
 def _gain(error: Floats, effect: Floats) -> tuple[float, float]:
     """By how much the mean squared error would fall, with its standard error over rows."""
-    per_row = effect + error
-    per_row += error
-    per_row *= effect
-    gains = per_row[0] if len(per_row) == 1 else per_row.sum(axis=0)
-    count = len(gains)
-    mean = float(gains.sum()) / count
-    return -mean, math.sqrt(max(float(gains @ gains) / count - mean * mean, 0.0) / count)
+    gains = -((effect + 2 * error) * effect).sum(axis=0)
+    return float(gains.mean()), float(gains.std()) / math.sqrt(len(gains))
 
 
 class Seed(StrEnum):

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import permutations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -302,40 +303,20 @@ def try_every(
         rows: Of the data, taken evenly, on which all arrangements are tried; the best are judged on all.
     """
     step = max(1, len(x) // rows)
-    inputs, outputs = np.ascontiguousarray(x[::step]), y[::step]
-    best: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
-    with np.errstate(over="ignore", invalid="ignore"):
-        for stream, ins, outs in _chains(parts, inputs, (), (), pairs):
-            error = parts.leave(stream) @ parts.w_last.T + parts.b_last - outputs
-            mse = float(np.mean(np.square(error, dtype=np.float64)))
-            entry = (-mse if math.isfinite(mse) else -math.inf, ins, outs)
-            if len(best) < _FINAL:
-                heapq.heappush(best, entry)
-            elif entry > best[0]:
-                heapq.heapreplace(best, entry)
-    judged = [(parts.mse(np.array(i), np.array(o), x, y), i, o) for _, i, o in sorted(best, reverse=True)]
-    mse, ins, outs = min(judged)
-    return np.array(ins), np.array(outs), mse
+    few = np.ascontiguousarray(x[::step]), y[::step]
+    best = heapq.nsmallest(_FINAL, _arrangements(parts, pairs), key=lambda chain: parts.mse(*chain, *few))
+    ins, outs = min(best, key=lambda chain: parts.mse(*chain, x, y))
+    return ins, outs, parts.mse(ins, outs, x, y)
 
 
-def _chains(
-    parts: ResidualWeights,
-    stream: Floats,
-    ins: tuple[int, ...],
-    outs: tuple[int, ...],
-    pairs: tuple[Ints, Ints] | None,
-) -> Iterator[tuple[Floats, tuple[int, ...], tuple[int, ...]]]:
-    """Every way to go on from some blocks: the stream after the last, and the pieces in order."""
-    if len(ins) == parts.blocks:
-        yield stream, ins, outs
-        return
-    partner = None if pairs is None else dict(zip(pairs[0].tolist(), pairs[1].tolist(), strict=True))
-    for i in range(len(parts.w_in)) if partner is None else partner:
-        if i in ins or (parts.shared and i in outs):
-            continue
-        hidden = parts.act.value(parts.enter(stream) @ parts.w_in[i].T + parts.b_in[i])
-        for j in range(len(parts.w_out)) if partner is None else (partner[i],):
-            if j in outs or (parts.shared and (j == i or j in ins)):
-                continue
-            after = stream + hidden @ parts.w_out[j].T + parts.b_out[j]
-            yield from _chains(parts, after, (*ins, i), (*outs, j), pairs)
+def _arrangements(parts: ResidualWeights, pairs: tuple[Ints, Ints] | None) -> Iterator[tuple[Ints, Ints]]:
+    n = parts.blocks
+    if pairs is not None:
+        for order in permutations(range(n)):
+            yield pairs[0][list(order)], pairs[1][list(order)]
+    elif parts.shared:
+        for order in permutations(range(2 * n)):
+            yield np.array(order[:n]), np.array(order[n:])
+    else:
+        for ins, outs in product(permutations(range(n)), repeat=2):
+            yield np.array(ins), np.array(outs)

@@ -11,11 +11,11 @@ and decides where there are few blocks. The best single score is then the linear
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -201,32 +201,16 @@ def margins(table: Matrix, rows: Ints, columns: Ints) -> Matrix:
     return np.asarray(loss.min(axis=1))
 
 
-_FEW, _APART = 2, 0.2
-"""Networks that the spread of a coefficient is known from before any is measured, and that spread."""
-
-
 @dataclass(frozen=True)
-class MeasuredSignals:
-    """What one network shows.
+class Prior:
+    """What other networks showed: the mean and the spread of each signal.
 
     Attributes:
         shifts: Pair of roles that share units, to signal, to the shift of true pairs.
         same: Signal that units are of one block, to its shift.
-        coefficients: Pair of roles, or of features of vectors, to its coefficients.
         signs: Signs of direction, the right way round.
-        blocks: Number of blocks.
+        coefficients: Pair of roles, or of features of vectors, to its coefficients.
     """
-
-    shifts: Mapping[str, Mapping[str, float]]
-    same: Mapping[str, float]
-    signs: Mapping[str, float]
-    coefficients: Mapping[tuple[str, str], tuple[float, ...]]
-    blocks: int
-
-
-@dataclass(frozen=True)
-class Prior:
-    """What is to be expected, as :class:`MeasuredSignals` has it."""
 
     shifts: Mapping[str, Mapping[str, Expected]]
     same: Mapping[str, Expected]
@@ -236,56 +220,16 @@ class Prior:
 
 @cache
 def default_prior() -> Prior:
-    """The prior over all networks that were measured (``measured.json``)."""
-    return prior_of(measured().values())
+    """The prior over 29 networks whose answer is known, written by ``strati reproduce dropped-transformer``."""
+    text = resources.files("strati.reassembly.transformer").joinpath("prior.json").read_text("utf-8")
+    tables = json.loads(text)
 
+    def expected(table: Mapping[str, Sequence[float]]) -> dict[str, Expected]:
+        return {name: Expected(*numbers) for name, numbers in table.items()}
 
-@cache
-def measured() -> dict[str, MeasuredSignals]:
-    """What was measured, by name of the network; written by ``strati reproduce dropped-transformer``."""
-    text = resources.files("strati.reassembly.transformer").joinpath("measured.json").read_text("utf-8")
-    return {name: from_json(signals) for name, signals in json.loads(text).items()}
-
-
-def from_json(fields: Mapping[str, Any]) -> MeasuredSignals:
-    """The reverse of :func:`to_json`."""
-    pairs = {}
-    for name, values in fields["coefficients"].items():
-        a, _, b = name.partition("-")
-        pairs[a, b] = tuple(values)
-    return MeasuredSignals(**{**fields, "coefficients": pairs})
-
-
-def prior_of(measurements: Iterable[MeasuredSignals]) -> Prior:
-    """Mean and spread over several networks; networks of fewer than four blocks show too little to count."""
-    every = [network for network in measurements if network.blocks >= 4]
-    pairs = sorted({pair for network in every for pair in network.shifts})
-    shifts = {
-        pair: _expected([network.shifts[pair] for network in every if pair in network.shifts])
-        for pair in pairs
-    }
-    by_pair: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    for network in every:
-        for roles, values in network.coefficients.items():
-            by_pair.setdefault(roles, []).append(values)
-    means = {pair: _coefficients(rows) for pair, rows in by_pair.items()}
-    same, ways = (
-        _expected([network.same for network in every]),
-        _expected([network.signs for network in every]),
+    return Prior(
+        {pair: expected(table) for pair, table in tables["shifts"].items()},
+        expected(tables["same"]),
+        expected(tables["signs"]),
+        {(a, b): tuple(Expected(*c) for c in numbers) for a, b, *numbers in tables["coefficients"]},
     )
-    return Prior(shifts, same, ways, means)
-
-
-def _expected(rows: Sequence[Mapping[str, float]]) -> dict[str, Expected]:
-    expected = {}
-    for name in sorted({name for row in rows for name in row}):
-        values = [row[name] for row in rows if name in row]
-        expected[name] = Expected(float(np.mean(values)), max(0.1, float(np.std(values))))
-    return expected
-
-
-def _coefficients(rows: Sequence[Sequence[float]]) -> tuple[Expected, ...]:
-    """Mean and spread of coefficients; few networks do not show how far the next one may lie off."""
-    table = np.asarray(rows, dtype=np.float64)
-    spread = np.sqrt((table.var(axis=0) * len(table) + _FEW * _APART**2) / (len(table) + _FEW))
-    return tuple(Expected(float(m), float(s)) for m, s in zip(table.mean(axis=0), spread, strict=True))

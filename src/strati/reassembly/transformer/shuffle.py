@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -22,9 +22,8 @@ from strati.core.files import check_writable, write_atomic
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
-from strati.io import llama_gguf
 from strati.io.layers import is_buffer
-from strati.io.network import Network
+from strati.io.llama_gguf import as_transformers
 from strati.io.network import open as open_network
 from strati.reassembly.transformer.blueprint import Blueprint, Slot, blueprint_of
 from strati.reassembly.transformer.pieces import TransformerPieces, canonical, stored
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
+    from strati.io.network import Openable
     from strati.schemas.json_types import ShuffleFields
 
 
@@ -59,91 +59,28 @@ class PieceSource:
     folder: Path | None = None
 
 
-def source_of(model: object) -> PieceSource:
+def source_of(model: Openable) -> PieceSource:
     """The tensors of a path, a :class:`~strati.io.network.Network`, a module in memory or a state dict.
 
     Raises:
         BadInputError: It is none of these, or cannot be read.
-        UnsupportedError: It has no ``config.json`` and strati cannot make one.
+        UnsupportedError: It is a GGUF file of another architecture than Llama.
     """
-    if isinstance(model, str | Path):
-        model = open_network(model)
-    if isinstance(model, Network):
-        return _from_network(model)
-    config: Mapping[str, Any] = {}
-    if hasattr(model, "state_dict"):
-        model_config: Any = getattr(model, "config", None)
-        config = model_config.to_dict() if hasattr(model_config, "to_dict") else {}
-        state = model.state_dict()
-    elif isinstance(model, Mapping):
-        state = model
-    else:
-        raise BadInputError(type(model).__name__, "is not a network: give a path, a module or a state dict")
-    arrays = {str(name): _array(values) for name, values in state.items()}
-    if config.get("tie_word_embeddings") and "lm_head.weight" in arrays:
-        arrays.pop("lm_head.weight")
-    shapes = {
-        name: values.shape for name, values in arrays.items() if values.dtype.kind in "fV" and values.ndim
-    }
-    return _one_stack(PieceSource("network", shapes, arrays.__getitem__, config))
-
-
-def _from_network(network: Network) -> PieceSource:
+    network = open_network(model)
     if network.format == "gguf":
-        return _from_gguf(network)
+        llama = as_transformers(network)
+        shapes = {name: network[stored_name].shape for name, stored_name in llama.names.items()}
+        return PieceSource(str(network.path), shapes, llama.read, llama.config)
     shapes = {
         t.name: t.shape
         for t in network.tensors
         if t.floating and t.shape and 0 not in t.shape and t.name not in network.ties and not is_buffer(t)
     }
-    folder = network.path if network.path.is_dir() else None
-    config = network.config
-    if not config:
-        raise UnsupportedError(network.path, "has no config.json beside it; give the Hugging Face directory")
-    if network.ties and not config.get("tie_word_embeddings"):
-        config = {**config, "tie_word_embeddings": True}
+    folder = network.path if network.path.is_dir() and not network.in_memory else None
+    config = dict(network.config or {})
+    if config and network.ties:
+        config["tie_word_embeddings"] = True
     return _one_stack(PieceSource(str(network.path), shapes, network.read, config, folder=folder))
-
-
-def _from_gguf(network: Network) -> PieceSource:
-    facts = {key.removeprefix("llama."): value for key, value in (network.config or {}).items()}
-    if "block_count" not in facts:
-        kind = facts.get("general.architecture", "unknown")
-        raise UnsupportedError(network.path, f"a GGUF of architecture {kind}; only llama is put back")
-    heads, groups = int(facts["attention.head_count"]), int(facts["attention.head_count_kv"])
-    names: dict[str, str] = {}
-    for tensor in network.tensors:
-        kind = tensor.name.split(".")[-2]
-        if tensor.name.startswith("blk.") and kind in llama_gguf._NAMES:
-            names[f"model.layers.{tensor.name.split('.')[1]}.{llama_gguf._NAMES[kind]}.weight"] = tensor.name
-        elif kind in llama_gguf._WHOLE:
-            names[f"{llama_gguf._WHOLE[kind]}.weight"] = tensor.name
-
-    def read(name: str) -> NDArray[Any]:
-        values = np.asarray(network.read(names[name]), np.float32)
-        kind = names[name].split(".")[-2]
-        if kind in ("attn_q", "attn_k"):
-            return llama_gguf._halves(values, heads if kind == "attn_q" else groups)
-        return values
-
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": int(facts["embedding_length"]),
-        "intermediate_size": int(facts["feed_forward_length"]),
-        "num_hidden_layers": int(facts["block_count"]),
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "max_position_embeddings": int(facts["context_length"]),
-        "rms_norm_eps": float(facts["attention.layer_norm_rms_epsilon"]),
-        "rope_theta": float(facts["rope.freq_base"]),
-        "vocab_size": int(network[names["model.embed_tokens.weight"]].shape[0]),
-        "hidden_act": "silu",
-        "tie_word_embeddings": "lm_head.weight" not in names,
-        "torch_dtype": "float32",
-    }
-    shapes = {name: network[theirs].shape for name, theirs in names.items()}
-    return PieceSource(str(network.path), shapes, read, config)
 
 
 def _one_stack(source: PieceSource) -> PieceSource:
@@ -155,13 +92,6 @@ def _one_stack(source: PieceSource) -> PieceSource:
     encoder_shapes = {n: source.shapes[n] for n in encoder}
     left = tuple(n for n in source.shapes if n not in encoder_shapes)
     return PieceSource(source.name, encoder_shapes, source.read, source.config, left, source.folder)
-
-
-def _array(values: Any) -> NDArray[Any]:
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        values = values.float().numpy() if str(values.dtype) == "torch.bfloat16" else values.numpy()
-    return np.asarray(values)
 
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "merges.txt", "tokenizer.model", "tokenizer.bin",
@@ -227,7 +157,7 @@ class ShuffledCheckpoint(Result):
 
 
 def shuffle_transformer(
-    model: object,
+    model: Openable,
     out: str | Path | None = None,
     *,
     answer: str | Path | None = None,
@@ -265,7 +195,9 @@ def shuffle_transformer(
         raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
     source = source_of(model)
     if network is not None:
-        source = PieceSource(source.name, source.shapes, source.read, network, source.left_out)
+        source = replace(source, config=network)
+    if not source.config:
+        raise UnsupportedError(source.name, "has no config.json beside it; give the Hugging Face directory")
     if (settings.permute or settings.rescale) and not has_known_symmetries(source.config):
         kind = source.config.get("model_type")
         raise UnsupportedError(
