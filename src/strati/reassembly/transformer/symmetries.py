@@ -6,8 +6,8 @@ columns of out, of q against k, of up against down where the activation allows i
 that read them.
 
 Two blocks that differ by such changes alone compute one function and can change places. Each half of a block is
-compared at random probe vectors by quantities that no such change alters: of each head its scores and its output, of
-the MLP its output. Which changes an architecture allows depends on its positions and norms, so that only the model
+compared at random probe vectors by quantities that no such change alters: sums over heads of scores and outputs, and
+the output of the MLP. Which changes an architecture allows depends on its positions and norms, so that only the model
 types of :data:`_KNOWN_TYPES` are changed; tests run each of them.
 """
 
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from strati.core.assignment import assign
 from strati.core.rng import stream
 from strati.reassembly.transformer.pieces import canonical
 
@@ -202,11 +201,15 @@ def _by_heads(values: NDArray[np.float64], heads: int) -> NDArray[np.float64]:
     return values.reshape(heads, len(values) // heads, *values.shape[1:])
 
 
-_ATTENTION = ("q", "k", "v", "qkv", "out", "norm1")
-_MLP = ("gate", "up", "gate_up", "down", "norm2")
+_HALVES: dict[Half, tuple[str, ...]] = {
+    "attention": ("q", "k", "v", "qkv", "out", "norm1"),
+    "mlp": ("gate", "up", "gate_up", "down", "norm2"),
+}
 _PROBES = 6
+_MIXED = 16
 _ROUNDINGS = 2.0
-"""Probe vectors; relative difference, in roundings of the stored dtype, below which two functions are one."""
+"""Probe vectors; mixtures of the outputs of a head; relative difference, in roundings of the stored dtype, below which
+two functions are one."""
 
 
 @dataclass(frozen=True)
@@ -233,61 +236,35 @@ def equal_halves(pieces: TransformerPieces, blocks: Numbers, vectors: Numbers) -
     probes = stream(0, "reassembly", "probes").standard_normal((_PROBES, blueprint.width))
     tolerance = _ROUNDINGS * max(_rounding(pieces.arrays[n].dtype) for n in blocks[0].values())
     numbers = [{**m, **v} for m, v in zip(blocks, vectors, strict=True)]
-    attention: list[_Signature] = []
-    mlp: list[_Signature] = []
-    for block in (_block(pieces, block_numbers) for block_numbers in numbers):
-        attention.append(_attention_signature(block, blueprint, probes))
-        mlp.append(_mlp_signature(block, blueprint, probes))
+    signatures = [_signatures(_block(pieces, held), blueprint, probes) for held in numbers]
     layer_types = pieces.config.get("layer_types") or [None] * len(blocks)
     equal = []
     for a, b in combinations(range(len(blocks)), 2):
         pair = numbers[a], numbers[b]
-        comparable = known and layer_types[a] == layer_types[b]
-        if (
-            comparable
-            and attention[a].agrees(attention[b], tolerance)
-            and not _same(pieces, pair, _ATTENTION)
-        ):
-            equal.append(EqualHalves("attention", a, b))
-        comparable = known or _same(pieces, pair, [r for r in pair[0] if "norm" in r])
-        if comparable and mlp[a].agrees(mlp[b], tolerance) and not _same(pieces, pair, _MLP):
-            equal.append(EqualHalves("mlp", a, b))
+        comparable = {
+            "attention": known and layer_types[a] == layer_types[b],
+            "mlp": known or _same(pieces, pair, [r for r in pair[0] if "norm" in r]),
+        }
+        for half, roles in _HALVES.items():
+            same_function = _agree(signatures[a][half], signatures[b][half], tolerance)
+            if comparable[half] and same_function and not _same(pieces, pair, roles):
+                equal.append(EqualHalves(half, a, b))
     return tuple(sorted(equal, key=lambda half: half.part))
 
 
 def pieces_of(half: EqualHalves, blocks: Numbers, vectors: Numbers) -> set[int]:
     """The pieces of both blocks that could change places."""
-    roles = _ATTENTION if half.part == "attention" else _MLP
     return {
         number
         for k in (half.a, half.b)
         for role, number in (*blocks[k].items(), *vectors[k].items())
-        if role.partition(".")[0] in roles
+        if role.partition(".")[0] in _HALVES[half.part]
     }
 
 
-@dataclass(frozen=True)
-class _Signature:
-    """What half of a block does to the probes: arrays as they are, and one array per head, heads in any order."""
-
-    arrays: list[Floats]
-    heads: list[Floats]
-
-    def agrees(self, other: _Signature, tolerance: float) -> bool:
-        """Whether both are one function to rounding."""
-        sums = [(side.arrays + [heads.sum(axis=0) for heads in side.heads]) for side in (self, other)]
-        if any(_rms(x - y) > 2 * tolerance * max(_rms(x), _rms(y)) for x, y in zip(*sums, strict=True)):
-            return False  # sums over heads do not depend on their order, and nearly all blocks differ in them
-        if not self.heads:
-            return True
-        distances = np.max([_distances(x, y) for x, y in zip(self.heads, other.heads, strict=True)], axis=0)
-        return bool(distances[np.arange(len(distances)), assign(-distances)].max() <= tolerance)
-
-
-def _distances(a: Floats, b: Floats) -> Floats:
-    """Relative root mean square difference of every row of one array from every row of another."""
-    size = max(_rms(a), _rms(b), 1e-300)
-    return np.array([np.sqrt(np.square(row - b).mean(axis=1)) for row in a]) / size
+def _agree(a: list[Floats], b: list[Floats], tolerance: float) -> bool:
+    """Whether two signatures are those of one function to rounding."""
+    return all(_rms(x - y) <= 2 * tolerance * max(_rms(x), _rms(y)) for x, y in zip(a, b, strict=True))
 
 
 def _block(pieces: TransformerPieces, numbers: Mapping[str, int]) -> Block:
@@ -308,8 +285,23 @@ def _read(block: Block, role: str, norm: str, blueprint: Blueprint, probes: Floa
     return np.asarray(probes @ weight.T + bias)
 
 
-def _attention_signature(block: Block, blueprint: Blueprint, probes: Floats) -> _Signature:
-    """The scores of each head between probes and its outputs."""
+def _signatures(block: Block, blueprint: Blueprint, probes: Floats) -> dict[Half, list[Floats]]:
+    """Arrays that no change of this module alters: of attention from its scores and outputs, of the MLP its output."""
+    activation = _activation(blueprint.activation)
+    hidden = _read(block, "up", "norm2", blueprint, probes)
+    if "gate" in block:
+        hidden = hidden * activation(_read(block, "gate", "norm2", blueprint, probes))
+    else:
+        hidden = activation(hidden)
+    return {
+        "attention": _attention(block, blueprint, probes)
+        + _plain_vectors(block, blueprint, "out", "norm1", ("q", "k")),
+        "mlp": [hidden @ block["down"].T, *_plain_vectors(block, blueprint, "down", "norm2", ())],
+    }
+
+
+def _attention(block: Block, blueprint: Blueprint, probes: Floats) -> list[Floats]:
+    """Sums over heads, which do not depend on their order: of scores, of outputs, and of products of both."""
     heads, groups = blueprint.heads, blueprint.groups
     q, k, v = (_read(block, role, "norm1", blueprint, probes) for role in "qkv")
     q = q.reshape(len(probes), heads, -1)
@@ -324,18 +316,8 @@ def _attention_signature(block: Block, blueprint: Blueprint, probes: Floats) -> 
         scores = np.einsum("ahj,bhj->hab", q, k - k.mean(axis=0)).reshape(heads, -1)
     columns = block["out"].reshape(len(block["out"]), heads, -1)
     outputs = np.einsum("bhj,dhj->hbd", v, columns).reshape(heads, -1)
-    return _Signature(_plain_vectors(block, blueprint, "out", "norm1", ("q", "k")), [scores, outputs])
-
-
-def _mlp_signature(block: Block, blueprint: Blueprint, probes: Floats) -> _Signature:
-    activation = _activation(blueprint.activation)
-    hidden = _read(block, "up", "norm2", blueprint, probes)
-    if "gate" in block:
-        hidden = hidden * activation(_read(block, "gate", "norm2", blueprint, probes))
-    else:
-        hidden = activation(hidden)
-    vectors = _plain_vectors(block, blueprint, "down", "norm2", ())
-    return _Signature([hidden @ block["down"].T, *vectors], [])
+    mix = stream(0, "reassembly", "mixtures").standard_normal((outputs.shape[1], _MIXED))
+    return [scores.sum(axis=0), outputs.sum(axis=0), scores.T @ (outputs @ mix)]
 
 
 def _plain_vectors(
