@@ -13,7 +13,7 @@ from .landscape.basis.sparsify import SparsifyConfig as SparsifyConfig
 from .landscape.counts.result import DegeneracyConfig as DegeneracyConfig
 from .landscape.curvature import CurvatureConfig as CurvatureConfig
 from .landscape.llc.config import LLCConfig as LLCConfig
-from .reassembly.residual.config import ReassembleConfig as ReassembleConfig
+from .reassembly.reassemble import ReassembleConfig as ReassembleConfig
 from .spectra.scan import ScanConfig as ScanConfig
 from .spectra.spectrum import SpectrumConfig as SpectrumConfig
 from .tracking.config import TrackConfig as TrackConfig

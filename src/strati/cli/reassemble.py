@@ -14,7 +14,7 @@ from strati.core.errors import BadInputError
 from strati.core.files import check_writable
 from strati.core.options import default
 from strati.jobs.progress import progress
-from strati.reassembly.residual.config import ReassembleConfig
+from strati.reassembly.reassemble import ReassembleConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 

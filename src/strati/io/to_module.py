@@ -328,7 +328,7 @@ def _transformer(folder: Path, network: Network) -> nn.Module:
         raise UnsupportedError(
             class_name, f"is not a model class of transformers, and code beside it is not run; {_ADVICE}"
         )
-    with _quiet(transformers):
+    with quiet_transformers(transformers):
         try:
             model, report = kind.from_pretrained(
                 str(folder),
@@ -351,7 +351,7 @@ def _transformer(folder: Path, network: Network) -> nn.Module:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet_transformers(transformers: Any) -> Iterator[None]:
     """Keep transformers without bars and warnings, its settings put back afterwards."""
     log = transformers.utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()

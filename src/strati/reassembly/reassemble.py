@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -11,7 +12,6 @@ import numpy as np
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
-from strati.reassembly.residual.config import ReassembleConfig
 
 if TYPE_CHECKING:
     from strati.core.option_types import ReassembleOptions
@@ -19,6 +19,33 @@ if TYPE_CHECKING:
     from strati.reassembly.transformer.result import TransformerReassembly
 
 _TARGETS = ("pred", "y", "target", "output")
+
+
+@dataclass(frozen=True)
+class ReassembleConfig:
+    """How to put pieces back together.
+
+    Attributes:
+        activation: Of a residual network's blocks: ``relu``, ``gelu`` (erf), ``gelu-tanh``, ``tanh`` or ``silu``.
+            A transformer's is in its ``config.json``.
+        pairing: A score of :class:`~strati.reassembly.residual.pairing.Score`, ``"auto"`` (the paper's, then the
+            combined one, then the data) or ``"joint"`` (the data at once). Residual networks only.
+        seed_order: A seed of :class:`~strati.reassembly.residual.order.Seed`, or ``"auto"``. Residual networks only.
+        seconds: Time limit of the search with data; a step that has begun is finished.
+        tokens: Use only the first N tokens (rows of images) to verify a transformer.
+        inputs: Input columns (names or patterns, comma-separated) or array of a data file.
+        target: Columns or array with the network's recorded outputs.
+        seed: Random seed.
+    """
+
+    activation: str = "relu"
+    pairing: str = "auto"
+    seed_order: str = "auto"
+    seconds: float = 120.0
+    tokens: int = 256
+    inputs: str | None = None
+    target: str | None = None
+    seed: int = 0
 
 
 def reassemble(
@@ -40,7 +67,7 @@ def reassemble(
         y: The network's recorded outputs (its predictions, not the true targets), rows or rows x outputs.
         config: Options; keywords of the same names win (``activation="gelu"``).
         tick: Called after each step.
-        options: Fields of :class:`~strati.reassembly.residual.config.ReassembleConfig`.
+        options: Fields of :class:`~strati.reassembly.reassemble.ReassembleConfig`.
 
     Returns:
         The permutation of the pieces, whether it is exact, and which pieces could change places.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from strati.core.errors import BadInputError
-from strati.core.files import check_writable
 from strati.core.results import Result, Tick, silent
 from strati.core.rng import stream
 from strati.io.network import Network
 from strati.io.network import open as open_network
+from strati.reassembly.transformer.shuffle import check_places, shuffle_transformer, write_pieces
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,8 +90,6 @@ def shuffle(
         if permute or rescale:
             raise BadInputError("shuffle", "permute and rescale are for transformers")
         return _shuffle_residual(network, Path(out), answer, seed, tick)
-    from strati.reassembly.transformer.shuffle import shuffle_transformer
-
     return shuffle_transformer(
         network, out, answer=answer, permute=permute, rescale=rescale, seed=seed, tick=tick
     )
@@ -101,13 +98,7 @@ def shuffle(
 def _shuffle_residual(
     network: Network, folder: Path, answer: str | Path | None, seed: int, tick: Tick
 ) -> ShuffledResidual:
-    from safetensors.numpy import save_file
-
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadInputError(folder, "is not an empty folder; give a new one for the pieces")
-    if answer is not None and Path(answer).resolve().parent == folder.resolve():
-        raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
-    check_writable(folder)
+    check_places(folder, answer)
     layers: dict[tuple[float, int], dict[str, str]] = {}
     for tensor in network.tensors:
         match = _TENSOR.fullmatch(tensor.name)
@@ -117,15 +108,11 @@ def _shuffle_residual(
         layers.setdefault(place, {})[kind] = tensor.name
     order = stream(seed, "reassembly", "drop").permutation(len(layers))
     numbers = np.argsort(order).tolist()
-    digits = len(str(len(layers) - 1))
-    with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=f".{folder.name}.") as scratch:
-        made = Path(scratch) / "pieces"
-        made.mkdir()
-        for number, place in zip(numbers, sorted(layers), strict=True):
-            tensors = {kind: np.array(network.read(name)) for kind, name in layers[place].items()}
-            save_file(tensors, made / f"piece_{number:0{digits}d}.safetensors")
-            tick(f"piece {number}")
-        made.replace(folder)
+    pieces = (
+        (number, {kind: np.array(network.read(name)) for kind, name in layers[place].items()})
+        for number, place in zip(numbers, sorted(layers), strict=True)
+    )
+    write_pieces(folder, len(layers), pieces, tick)
     blocks = len({block for block, _ in layers if block != float("inf")})
     shuffled = ShuffledResidual(folder, blocks, tuple(int(n) for n in numbers))
     if answer is not None:

@@ -13,7 +13,7 @@ from strati.reassembly.residual.order import (
     sweep,
 )
 from strati.reassembly.residual.pieces import as_pieces, sort_out
-from strati.reassembly.residual.posterior import mixed_pass, piece_effects, to_polytope, uniform
+from strati.reassembly.residual.search import mixed_pass, piece_effects, to_polytope, uniform
 from strati_reproductions.dropped_net.ranking import _insertion_gains, insert, swap_repair
 
 

@@ -7,8 +7,7 @@ import strati
 from strati.core.errors import BadInputError
 from strati.reassembly.residual.network import Normaliser, run, stack
 from strati.reassembly.residual.pieces import as_pieces, sort_out
-from strati.reassembly.residual.posterior import posterior_means
-from strati.reassembly.residual.search import norm_effects
+from strati.reassembly.residual.search import norm_effects, posterior_means
 
 
 def network(blocks, width, hidden, *, per_block=True, final=False, centred=True, seed=0, rows=1500):

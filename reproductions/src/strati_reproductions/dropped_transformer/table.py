@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strati.core.files import write_atomic
-from strati.reassembly.residual.config import ReassembleConfig
+from strati.reassembly.reassemble import ReassembleConfig
 from strati.reassembly.transformer.shuffle import ShuffledCheckpoint, shuffle_transformer
 from strati.reassembly.transformer.solve import solve_transformer
 from strati_reproductions.dropped_transformer import diagnostics

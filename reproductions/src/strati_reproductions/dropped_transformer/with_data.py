@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.rng import derive, stream
-from strati.reassembly.residual.config import ReassembleConfig
+from strati.reassembly.reassemble import ReassembleConfig
 from strati.reassembly.transformer.output_loss import network
 from strati.reassembly.transformer.verify import answers, verified
 from strati_reproductions.datasets import sample_stories

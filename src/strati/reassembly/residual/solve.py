@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.config import ReassembleConfig
+    from strati.reassembly.reassemble import ReassembleConfig
     from strati.reassembly.residual.network import Floats, Ints
     from strati.reassembly.residual.pieces import Piece, PieceSet
     from strati.reassembly.residual.search import JointSearch, Proposal

@@ -52,17 +52,12 @@ def arrange(line: Timeline, rng: np.random.Generator) -> list[Arrangement]:
         line: Similarities and what is expected of them.
         rng: For the kicks.
     """
-    ended: dict[bytes, Arrangement] = {}
     count = line.similarity.count
+    ended: dict[bytes, Arrangement] = {}
 
     def settle(places: Mapping[str, Ints], rounds: int) -> Arrangement:
-        for _ in range(rounds):
-            before = places
-            places = _improve(_Tables(line.similarity, line.fit(places)), places)
-            if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
-                break
-        arrangement = Arrangement(places, line.log_likelihood(places))
-        ended[b"".join(places[kind].tobytes() for kind in sorted(places))] = arrangement
+        arrangement = _settled(line, places, rounds)
+        ended[b"".join(arrangement.places[kind].tobytes() for kind in sorted(places))] = arrangement
         return arrangement
 
     best = max((settle(start, 4) for start in _starts(line)), key=lambda arrangement: arrangement.fit)
@@ -79,6 +74,18 @@ def arrange(line: Timeline, rng: np.random.Generator) -> list[Arrangement]:
     return sorted(ended.values(), key=lambda arrangement: -arrangement.fit)
 
 
+def _settled(
+    line: Timeline, places: Mapping[str, Ints], rounds: int, free: Sequence[str] | None = None
+) -> Arrangement:
+    """Moves while the objective grows, the coefficients estimated again after each round."""
+    for _ in range(rounds):
+        before = places
+        places = _improve(_Tables(line.similarity, line.fit(places)), places, free)
+        if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
+            break
+    return Arrangement(places, line.log_likelihood(places))
+
+
 def initial_placement(line: Timeline, fixed: str) -> dict[str, Ints]:
     """Places of all kinds of units but one, whose units stand in order already.
 
@@ -91,24 +98,17 @@ def initial_placement(line: Timeline, fixed: str) -> dict[str, Ints]:
     tables = _Tables(similarity, line.expected())
     places |= {kind: assign(tables.others(places, kind)) for kind in free}
 
-    def settle(places: Mapping[str, Ints], rounds: int) -> tuple[float, Mapping[str, Ints]]:
-        for _ in range(rounds):
-            before = places
-            places = _improve(_Tables(similarity, line.fit(places)), places, free)
-            if all(np.array_equal(at, before[kind]) for kind, at in places.items()):
-                break
-        return line.log_likelihood(places), places
-
-    best = max(settle(places, 4), settle(_improve(tables, places, free), 4), key=lambda scored: scored[0])
+    starts = (places, _improve(tables, places, free))
+    best = max((_settled(line, start, 4, free) for start in starts), key=lambda arrangement: arrangement.fit)
     for _ in range(3):
-        before = best[0]
+        before = best.fit
         for kind in free:
-            for kicked in _shifted({kind: best[1][kind]}, similarity.count):
-                trial = settle({**best[1], **kicked}, 1)
-                best = trial if trial[0] > best[0] else best
-        if best[0] <= before:
+            for kicked in _shifted({kind: best.places[kind]}, similarity.count):
+                trial = _settled(line, {**best.places, **kicked}, 1, free)
+                best = trial if trial.fit > best.fit else best
+        if best.fit <= before:
             break
-    return dict(best[1])
+    return dict(best.places)
 
 
 class _Tables:

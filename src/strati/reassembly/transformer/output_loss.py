@@ -10,7 +10,6 @@ import difflib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import numpy as np
 from strati.core.errors import BadInputError, UnsupportedError, require
 from strati.core.results import Tick
 from strati.core.rng import stream
+from strati.io.to_module import quiet_transformers
 from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 
 if TYPE_CHECKING:
@@ -362,27 +362,12 @@ def network(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], wher
     with tempfile.TemporaryDirectory() as folder:
         save_file(plain, Path(folder) / "model.safetensors", metadata={"format": "pt"})
         (Path(folder) / "config.json").write_text(json.dumps({**config, "torch_dtype": "float32"}))
-        with _quiet():
+        with quiet_transformers(require("transformers", "transformers", "running a transformer")):
             model, info = type(empty).from_pretrained(folder, output_loading_info=True, local_files_only=True)
     missing = [k for k in sorted(info["missing_keys"]) if "pooler" not in k]
     if missing:
         raise BadInputError(where, f"the pieces lack {missing[0]}, which this network needs to run")
     return model.float().eval()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Loading reports by bars and warnings; the caller speaks for itself."""
-    logging: Any = require("transformers.utils.logging", "transformers", "running a transformer")
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()
 
 
 def _encoder(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], where: object) -> Any:
@@ -451,6 +436,8 @@ class Runner:
         """The network's output; blocks before ``start`` are not run again."""
         import torch
 
+        from strati.evaluate.models import output_tensor
+
         stack = torch.nn.ModuleList(self.layers)
         if start and self.kept:
             stack = torch.nn.ModuleList([_Kept(self.kept[start]), *self.layers[start:]])
@@ -460,7 +447,7 @@ class Runner:
                 output = self.model(**self.inputs)
         finally:
             setattr(self.owner, self.attribute, torch.nn.ModuleList(self.layers))
-        return _tensor(output)
+        return output_tensor(output)
 
     def keep(self) -> Any:
         """Run all of it and keep what enters each block."""
@@ -495,14 +482,6 @@ def _stack(model: Any, blocks: int) -> tuple[Any, str]:
 
 def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return args[0] if args else kwargs["hidden_states"]
-
-
-def _tensor(output: Any) -> Any:
-    for name in ("logits", "last_hidden_state"):
-        value = getattr(output, name, None)
-        if value is not None:
-            return value
-    return output[0] if isinstance(output, tuple) else output
 
 
 def _Kept(value: Any) -> Any:  # noqa: N802 - makes a module, and torch is not imported before it is needed

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -190,9 +191,9 @@ def shuffle_transformer(
     """
     network = options.pop("network", None)
     settings = resolve(ShuffleConfig, config, options, of=shuffle_transformer)
-    place = None if out is None else _empty(Path(out))
-    if answer is not None and place is not None and Path(answer).resolve().parent == place.resolve():
-        raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
+    place = None if out is None else Path(out)
+    if place is not None:
+        check_places(place, answer)
     source = source_of(model)
     if network is not None:
         source = replace(source, config=network)
@@ -221,7 +222,8 @@ def shuffle_transformer(
             roles[number], arrays[number] = role, values
         pieces = TransformerPieces(arrays, roles, source.config, blueprint)
     else:
-        _write_all(place, source, blueprint, len(everything), tensors, tick)
+        named = ((number, {role: values}) for number, role, values in tensors)
+        write_pieces(place, len(everything), named, tick, partial(_write_beside, source, blueprint))
     dropped = ShuffledCheckpoint(
         pieces,
         len(everything),
@@ -281,38 +283,43 @@ def _answer(
     }  # fmt: skip
 
 
-def _empty(place: Path) -> Path:
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise BadInputError(place, "is not an empty folder; give a new one for the pieces")
-    return place
+def check_places(folder: Path, answer: str | Path | None) -> None:
+    """Refuse a folder that is not empty, and an answer that would lie in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInputError(folder, "is not an empty folder; give a new one for the pieces")
+    if answer is not None and Path(answer).resolve().parent == folder.resolve():
+        raise BadInputError(answer, "would lie among the pieces; write the answer elsewhere")
+    check_writable(folder)
 
 
-def _write_all(
-    place: Path,
-    source: PieceSource,
-    blueprint: Blueprint,
+def write_pieces(
+    folder: Path,
     count: int,
-    tensors: Iterable[tuple[int, str, NDArray[Any]]],
+    pieces: Iterable[tuple[int, Mapping[str, NDArray[Any]]]],
     tick: Tick,
+    more: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """All files into a folder beside the wanted one, which takes its name when it is complete."""
+    """Write numbered pieces (and more) into a folder beside the wanted one, which takes its name when complete."""
     from safetensors.numpy import save_file
 
-    check_writable(place)
     digits = len(str(count - 1))
-    with tempfile.TemporaryDirectory(dir=place.resolve().parent, prefix=f".{place.name}.") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=f".{folder.name}.") as scratch:
         made = Path(scratch) / "pieces"
         made.mkdir()
-        for number, role, values in tensors:
-            save_file({role: np.ascontiguousarray(values)}, made / f"piece_{number:0{digits}d}.safetensors")
+        for number, tensors in pieces:
+            save_file(
+                {name: np.ascontiguousarray(values) for name, values in tensors.items()},
+                made / f"piece_{number:0{digits}d}.safetensors",
+            )
             tick(f"piece {number}")
-        write_atomic(made / "config.json", json.dumps(dict(source.config), indent=1) + "\n")
-        write_atomic(made / "blueprint.json", json.dumps(blueprint.to_dict(), indent=1) + "\n")
-        _copy_tokenizer(source, made)
-        made.replace(place)
+        more(made)
+        made.replace(folder)
 
 
-def _copy_tokenizer(source: PieceSource, place: Path) -> None:
+def _write_beside(source: PieceSource, blueprint: Blueprint, folder: Path) -> None:
+    """Write the configuration, the blueprint and the tokenizer beside the pieces."""
+    write_atomic(folder / "config.json", json.dumps(dict(source.config), indent=1) + "\n")
+    write_atomic(folder / "blueprint.json", json.dumps(blueprint.to_dict(), indent=1) + "\n")
     for name in _TOKENIZER:
         if source.folder is not None and (source.folder / name).is_file():
-            shutil.copyfile(source.folder / name, place / name)
+            shutil.copyfile(source.folder / name, folder / name)

@@ -31,7 +31,7 @@ from strati.reassembly.transformer.vectors import PlacedVector, place_vectors
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.config import ReassembleConfig
+    from strati.reassembly.reassemble import ReassembleConfig
     from strati.reassembly.transformer.blueprint import Blueprint
     from strati.reassembly.transformer.pieces import TransformerPieces
 

@@ -21,14 +21,14 @@ import numpy as np
 from strati.core.assignment import assign
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
-from strati.reassembly.residual.posterior import centred, posterior_means
+from strati.reassembly.residual.search import centred, posterior_means
 from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
 from strati.reassembly.transformer.output_loss import Move, OutputLoss, Runner, Socket, network, reversal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.reassembly.residual.config import ReassembleConfig
+    from strati.reassembly.reassemble import ReassembleConfig
     from strati.reassembly.transformer.result import TransformerReassembly
 
     Matrix = NDArray[np.float64]

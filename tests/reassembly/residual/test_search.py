@@ -7,7 +7,7 @@ import pytest
 
 import strati
 from strati.reassembly.residual.pairing import Score, aligned, pair, pairing_of, scores
-from strati.reassembly.residual.posterior import infer_pairing, soft_belief
+from strati.reassembly.residual.search import infer_pairing, soft_belief
 
 torch = pytest.importorskip("torch")
 
