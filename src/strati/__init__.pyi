@@ -33,8 +33,8 @@ from .reassembly.residual.result import Reassembly
 from .report.page import write_report
 from .spectra.scan import Scan, scan
 from .spectra.spectrum import Spectrum, spectrum
-from .tracking.track import Track, track
-from .tracking.tracker import Tracker
+from .tracking.result import Track
+from .tracking.track import Tracker, track
 
 __all__ = [
     "Applied",

@@ -113,7 +113,7 @@ def test_the_barrier_between_a_network_and_its_permuted_self_vanishes(
 def test_barriers_are_those_of_a_direct_computation() -> None:
     """A line of three points, by hand, on a linear network: the loss is quadratic along it, the barrier negative."""
     torch = pytest.importorskip("torch")
-    from strati.tracking.loss_path import loss_path
+    from strati.tracking.measure import loss_path
 
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((50, 4)).astype(np.float32), rng.standard_normal((50, 2)).astype(np.float32)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import strati
-from strati.tracking.tracker import _copied
+from strati.tracking.track import _copied
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 import strati
+from strati.configs import LLCConfig
 from strati.core.errors import BadInputError, NotFiniteError
-from strati.tracking.coefficient import Shared, calibrated, difference_error, measured, objective_of
-from strati.tracking.data_groups import grouped
+from strati.landscape.objective import objective as objective_of
+from strati.tracking.checkpoints import grouped
+from strati.tracking.coefficients import difference_error, estimate, shared_config
 
 
 def states(count: int = 4, *, rate: float = 0.05) -> tuple[list[dict[str, torch.Tensor]], nn.Module, tuple]:
@@ -47,10 +50,8 @@ def test_an_exact_value() -> None:
     model = nn.Linear(4, 1, bias=False).double()
     x = torch.randn(200, 4, dtype=torch.float64) * torch.tensor([1.0, 1.0, 0.3, 0.1])
     objective = objective_of(model, "behavioural-mse", x)
-    shared, _ = calibrated(
-        [("a", objective)], loss="behavioural-mse", nbeta=40.0, gamma=1.0, chains=8, draws=2000
-    )
-    found = measured(objective, shared)
+    shared, _ = shared_config([("a", objective)], LLCConfig(nbeta=40.0, gamma=1.0, chains=8, draws=2000))
+    found = estimate(objective, shared)
     stiff = torch.linalg.eigvalsh(2 * x.T @ x / len(x))
     exact = float((40 * stiff / (40 * stiff + 1)).sum() / 2)
     assert found.value == pytest.approx(exact, abs=5 * found.error + 0.02)
@@ -88,8 +89,8 @@ def test_the_step_is_the_smallest_that_any_checkpoint_needs() -> None:
     plain, stiffer = (
         objective_of(_filled(copy.deepcopy(model), state), "behavioural-mse", x) for state in (weights, stiff)
     )
-    one, _ = calibrated([("a", plain)], loss="behavioural-mse", chains=2, draws=40)
-    both, name = calibrated([("a", plain), ("b", stiffer)], loss="behavioural-mse", chains=2, draws=40)
+    one, _ = shared_config([("a", plain)], LLCConfig(chains=2, draws=40))
+    both, name = shared_config([("a", plain), ("b", stiffer)], LLCConfig(chains=2, draws=40))
     assert both.step < one.step / 5
     assert name == "b"
 
@@ -103,7 +104,7 @@ def test_the_localisation_is_that_of_llc_at_the_last_checkpoint(hidden: int, los
         parameter.data *= 0.1
     data = torch.randn(40, 64), torch.arange(40) % 3
     objectives = [(str(k), objective_of(model, loss, data)) for k, model in enumerate(models)]
-    shared, _ = calibrated(objectives, loss=loss, chains=2, draws=40)
+    shared, _ = shared_config(objectives, LLCConfig(chains=2, draws=40))
     whole = strati.llc(models[1], loss, data, chains=2, draws=10, warmup=10, ladder=False)
     size = sum(p.numel() for p in models[1].parameters())
     norm = sum(float(p.detach().double().square().sum()) for p in models[1].parameters())
@@ -161,11 +162,11 @@ def test_the_error_of_a_difference_is_honest() -> None:
     other_model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3))
     other_model.load_state_dict(kept[2])
     other = objective_of(other_model, "cross_entropy", data)
-    base, _ = calibrated([("a", one), ("b", other)], loss="cross_entropy", chains=4, draws=200)
+    base, _ = shared_config([("a", one), ("b", other)], LLCConfig(chains=4, draws=200))
     differences, errors = [], []
     for seed in range(8):
-        shared = Shared(**{**vars(base), "seed": seed})
-        a, b = measured(one, shared), measured(other, shared)
+        shared = replace(base, seed=seed)
+        a, b = estimate(one, shared), estimate(other, shared)
         if a.value is not None and b.value is not None:
             differences.append(b.value - a.value)
             errors.append(difference_error(a.blocks, b.blocks))
@@ -177,8 +178,8 @@ def test_a_checkpoint_that_does_not_mix_is_refused_with_its_reason() -> None:
     kept, model, data = states(2)
     wild = {k: v * 300 for k, v in kept[0].items()}
     objective = objective_of(_filled(model, kept[1]), "behavioural-mse", data[0])
-    shared, _ = calibrated([("a", objective)], loss="behavioural-mse", chains=4, draws=60)
-    refused = measured(objective_of(_filled(model, wild), "behavioural-mse", data[0]), shared)
+    shared, _ = shared_config([("a", objective)], LLCConfig(chains=4, draws=60))
+    refused = estimate(objective_of(_filled(model, wild), "behavioural-mse", data[0]), shared)
     assert refused.value is None
     assert "chains" in refused.reason
     with pytest.raises(BadInputError, match=r"nothing could be measured.*chains have not mixed"):
@@ -251,8 +252,8 @@ def test_label_columns_of_files(tmp_path: Path) -> None:
 def test_more_seconds_are_more_draws() -> None:
     kept, model, data = states(1)
     objective = objective_of(_filled(model, kept[0]), "cross_entropy", data)
-    few, _ = calibrated([("a", objective)], loss="cross_entropy", seconds=0.5)
-    many, _ = calibrated([("a", objective)], loss="cross_entropy", seconds=2.0)
+    few, _ = shared_config([("a", objective)], LLCConfig(seconds=0.5))
+    many, _ = shared_config([("a", objective)], LLCConfig(seconds=2.0))
     assert few.draws < many.draws
 
 
@@ -299,9 +300,7 @@ def test_settings_do_not_depend_on_the_seed():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     x = torch.randn(128, 4)
     found = [
-        calibrated(
-            [("one", objective_of(model, "behavioural-mse", x))], loss="behavioural-mse", draws=20, seed=seed
-        )
+        shared_config([("one", objective_of(model, "behavioural-mse", x))], LLCConfig(draws=20, seed=seed))
         for seed in (0, 1, 2)
     ]
     assert len({(s.nbeta, s.gamma, s.step) for s, _ in found}) == 1

@@ -149,7 +149,7 @@ def command(
     with progress("compare", total, quiet=output.quiet, resume=resume) as tick:
         result = compare(*networks, config=config, out=out, engine=engine, address=address, tick=tick)
     if along:
-        from strati.tracking.loss_path import loss_path
+        from strati.tracking.measure import loss_path
 
         result = replace(
             result,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strati.core.errors import MissingExtraError
-from strati.tracking.tracker import Tracker
+from strati.tracking.track import Tracker
 
 try:
     from lightning.pytorch.callbacks import Callback

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from strati.spectra.heads import Composition
     from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
-    from strati.tracking.track import Series
+    from strati.tracking.result import Series
 
 
 class NetworkFields(TypedDict):

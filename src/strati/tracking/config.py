@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
+from strati.landscape.llc.config import LLCConfig
 
 if TYPE_CHECKING:
     from strati.io.to_module import ActivationName
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 QUANTITIES = ("spectra", "loss", "llc", "scales", "curvature", "counts", "interventions")
 METRICS = ("alpha", "stable_rank", "entropy", "spectral_norm", "frobenius_norm", "spikes", "quasi_null")
 """The numbers of a scan that become series."""
+
+_SAMPLER_OPTIONS = ("nbeta", "gamma", "chains", "draws", "batch", "seconds", "seed")
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,15 @@ class TrackConfig:
         for head in self.heads or ():
             if not re.fullmatch(r"\d+\.\d+", head):
                 raise BadInputError("heads", f"{head!r} is not block.head, such as 0.3; both count from 0")
-        for name in ("rows", "chains", "draws", "batch", "nbeta", "gamma", "seconds"):
-            number = getattr(self, name)
-            if number is not None and not number > 0:
-                raise BadInputError(name, f"must be positive, not {number}; leave it out for the default")
+        if self.rows is not None and not self.rows > 0:
+            raise BadInputError("rows", f"must be positive, not {self.rows}; leave it out for the default")
+        self.sampler_config()
         if not 0 < self.level < 1:
             raise BadInputError("level", "a probability lies strictly between 0 and 1; 0.05 is usual")
+
+    def sampler_config(self) -> LLCConfig:
+        """The options of the learning coefficient's sampler, checked."""
+        return LLCConfig(sampler="sgld", **{name: getattr(self, name) for name in _SAMPLER_OPTIONS})
 
 
 def _listed(words: Any) -> tuple[Any, ...] | None:

@@ -1,146 +1,53 @@
-"""``strati.track``: a training run followed checkpoint by checkpoint, and where it changes.
+"""``strati.track`` and ``strati.Tracker``: follow a training run from its checkpoints, or inside the training loop.
 
 One store holds one row per checkpoint and quantity: stop it, add later checkpoints, add a quantity, and only what is
 missing is computed. Learning coefficients have the same data, temperature, localisation, step and random numbers at
 every checkpoint, chosen once and kept in the store, so that they can be compared.
+
+A tracker copies the weights to the CPU every ``every`` steps and scans them in a thread; if the last scan is not done,
+the step is skipped and counted. Nothing raises into the loop: an error becomes a warning, once.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from strati.core.errors import BadInputError, NotFiniteError
+import numpy as np
+
+from strati.core.errors import BadInputError
 from strati.core.options import resolve
-from strati.core.results import Flag, Result, Tick, silent
-from strati.io.roles import places
+from strati.core.results import Tick, silent
+from strati.io.in_memory import is_module
 from strati.io.to_module import as_module
 from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
 from strati.jobs.engine import Outcome, Unit
 from strati.jobs.store import Finished, Store, unit_key
-from strati.tracking.change_points import LEAST, find_changes
-from strati.tracking.checkpoints import Checkpoint, in_order, left_out
-from strati.tracking.coefficient import difference_error
-from strati.tracking.config import TrackConfig
-from strati.tracking.data_groups import digest, grouped
-from strati.tracking.measure import (
-    GROUPS,
-    HEADS,
-    LAYERS,
-    RANKS,
-    SPECTRUM,
-    UNIT,
-    Measurer,
-    as_network,
-    loss_name,
-    whole_data,
-)
+from strati.tracking.checkpoints import data_identity, grouped, in_order, left_out
+from strati.tracking.config import METRICS, TrackConfig
+from strati.tracking.measure import GROUPS, HEADS, LAYERS, Measurer, Point
+from strati.tracking.result import Reading, Track, assemble
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
+    from numpy.typing import NDArray
     from torch import nn
 
     from strati.core.option_types import TrackOptions
     from strati.io.network import Openable
-    from strati.schemas.json_types import TrackFields
 
 STORE = "track.sqlite"
 LAYOUT = 4
-CHANGE = "llc_change"
-"""The series of differences between neighbouring checkpoints, whose errors are smaller than those of ``llc``."""
 
-
-@dataclass(frozen=True)
-class Series:
-    """One number over the run: a metric of a layer, or of the whole network (``layer`` is ``None``)."""
-
-    what: str
-    layer: str | None
-    values: tuple[float | None, ...]
-    stderr: tuple[float | None, ...]
-
-
-@dataclass(frozen=True)
-class Track(Result):
-    """A run over time: ``series`` and ``changes`` are data frames.
-
-    Attributes:
-        steps: Of the checkpoints, in order. curves: The series. breaks: Where they change. settings: What is the same
-        for the learning coefficient of every checkpoint. failed: What could not be measured, and why. store: The file
-        that keeps it. warnings: What a reader must know. spectra: To draw them by: ``layers`` with ``values`` per
-        checkpoint, decimal logarithms of eigenvalues in units of
-            ``1 / unit``, at the shares ``ranks`` of all eigenvalues; ``None`` where there is none. states: The state
-            of every layer at every checkpoint. ends: Paths of the first and the last checkpoint, if they are files.
-    """
-
-    verb: ClassVar[str] = "track"
-
-    steps: tuple[float, ...]
-    curves: tuple[Series, ...]
-    breaks: tuple[dict[str, Any], ...]
-    settings: Mapping[str, Any]
-    failed: tuple[dict[str, Any], ...] = ()
-    store: str | None = None
-    warnings: tuple[Flag, ...] = ()
-    spectra: Mapping[str, Any] = field(default_factory=dict)
-    states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    ends: tuple[str, str] | None = None
-
-    @property
-    def series(self) -> pd.DataFrame:
-        """One row per step and series: ``step``, ``what``, ``layer``, ``value``, ``stderr``."""
-        import pandas as pd
-
-        rows = [
-            {"step": step, "what": s.what, "layer": s.layer, "value": value, "stderr": error}
-            for s in self.curves
-            for step, value, error in zip(self.steps, s.values, s.stderr, strict=True)
-        ]
-        return pd.DataFrame(rows, columns=["step", "what", "layer", "value", "stderr"])
-
-    @property
-    def changes(self) -> pd.DataFrame:
-        """One row per change: ``what``, ``layer``, ``step``, ``low``, ``high``, ``pvalue``, slopes before and after."""
-        import pandas as pd
-
-        columns = ["what", "layer", "step", "low", "high", "pvalue", "before", "after"]
-        return pd.DataFrame(list(self.breaks), columns=columns)
-
-    def payload(self) -> TrackFields:
-        """Steps, series, changes, settings; what failed and why."""
-        return {
-            "steps": self.steps,
-            "series": self.curves,
-            "changes": self.breaks,
-            "settings": dict(self.settings),
-            "failed": self.failed,
-            "store": self.store,
-            "warnings": self.warnings,
-            "spectra": dict(self.spectra),
-            "states": dict(self.states),
-            "layers": places(s.layer for s in self.curves if s.layer is not None),
-        }
-
-    def frame(self) -> pd.DataFrame:
-        """The series, one row per step and series."""
-        return self.series
-
-    def summary(self) -> RenderableType:
-        """The whole network's series from first to last, and the changes in order of their steps."""
-        from strati.tracking.summary import summarise
-
-        return summarise(self)
-
-    def plot(self, **options: Any) -> Any:
-        """Draw the series over the steps, changes marked with their intervals."""
-        from strati.report.plots.track import plot_track
-
-        return plot_track(self, **options)
+Log = Callable[[Mapping[str, float], int], object]
+"""Takes ``(values, step)``; ``wandb.log`` is one."""
 
 
 def track(
@@ -206,41 +113,139 @@ def track(
         )
         stack.enter_context(interruptible(lambda: len(store.keys()), run))
         used, labels = grouped(data, settled.data_groups)
-        data_digest = digest(used) if set(what) - {"spectra"} else ""
-        settings = _settings(store, ordered, used, data_digest, holder, settled) if "llc" in what else {}
-        body = Measurer(ordered, used, holder, settled, settings, labels)
-        units = _units(
-            ordered, [part for q in what for part in _parts(q, settled, data_digest, settings, labels)]
-        )
+        identity = data_identity(used) if set(what) - {"spectra"} else ""
+        job = Measurer(ordered, used, holder, settled, labels)
+        if "llc" in what:
+            job = replace(job, settings=_settings(store, job, identity))
+        units = list(_units(job, what, identity))
         done = store.keys(failed=not settled.retry)
         todo = [unit for unit in units if unit.key not in done]
         run.expect(len(todo))
-        drive(store, body, todo, _keep, run)
-        tracked = _result(
-            store, ordered, units, settings, settled, None if out is None else str(folder / STORE)
+        drive(store, job, todo, _keep, run)
+        return assemble(
+            _readings(store, units),
+            ordered,
+            job.settings,
+            settled,
+            store=None if out is None else str(folder / STORE),
+            left_out=left_out(checkpoints),
         )
-    skipped = left_out(checkpoints)
-    if not skipped:
-        return tracked
-    text = f"not followed, as their names have no step: {', '.join(skipped[:5])}"
-    return replace(tracked, warnings=(*tracked.warnings, Flag("left-out", text)))
 
 
-def _units(ordered: tuple[Checkpoint, ...], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Unit]:
-    units = []
-    for place, checkpoint in enumerate(ordered):
-        identity = checkpoint.identity()
-        for quantity, depends in parts:
-            identifying = {
-                "checkpoint": identity,
-                "step": checkpoint.step,
-                "quantity": quantity,
-                "layout": LAYOUT,
+class Tracker:
+    """Follows the spectra of a model while it trains.
+
+    Args:
+        model: The module; it is only read.
+        every: Steps between two scans.
+        out: A folder; ``track.jsonl`` in it gets one line per scan.
+        log: Called with ``({"layer/metric": value}, step)`` after each scan, from the tracker's thread.
+        layers: Patterns that choose layers (as ``layers=`` everywhere).
+        metrics: Which numbers of a scan are kept.
+        share: The largest share of the loop's time that it may take: copying the weights, which the loop waits for, and
+            scanning them, which may hold it up. Beyond it scans are skipped.
+
+    Attributes:
+        skipped: Steps whose scan was left out because the last one was not done, or the share was used up.
+        done: Number of scans.
+
+    Examples:
+        >>> import torch, tempfile
+        >>> model = torch.nn.Linear(20, 30)
+        >>> with Tracker(model, every=1, out=tempfile.mkdtemp()) as tracker:
+        ...     tracker.step(0)
+        >>> tracker.done
+        1
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int = 100,
+        out: str | Path | None = None,
+        log: Log | None = None,
+        layers: str | tuple[str, ...] | list[str] | None = None,
+        metrics: tuple[str, ...] = METRICS,
+        share: float = 0.05,
+    ) -> None:
+        if not is_module(model):
+            raise BadInputError("model", f"is a {type(model).__name__}; give the nn.Module that is trained")
+        if every < 1:
+            raise BadInputError("every", "must be at least 1")
+        if out is None and log is None:
+            raise BadInputError("Tracker", "writes nowhere; give out= (a folder) or log= (a function)")
+        self.model, self.every, self.log, self.layers, self.metrics = model, every, log, layers, metrics
+        from strati.spectra.scan import scan  # now: an import in the thread would hold up the loop
+
+        self._look = scan
+        self.share = share
+        self.skipped = 0
+        self.done = 0
+        self._path = None if out is None else Path(out) / "track.jsonl"
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self._began = time.perf_counter()
+        self._cost = 0.0
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def step(self, step: int) -> None:
+        """Call it once per training step; most calls do nothing."""
+        if step % self.every:
+            return
+        try:
+            if self._thread is not None and self._thread.is_alive():
+                self.skipped += 1
+                return
+            now = time.perf_counter()
+            if self.done and self._cost > self.share * (now - self._began):
+                self.skipped += 1
+                return
+            weights = _copied(self.model)
+            self._cost += time.perf_counter() - now
+            self._thread = threading.Thread(target=self._scan, args=(weights, step), daemon=True)
+            self._thread.start()
+        except Exception as error:  # nothing may stop the training: said once, as a warning
+            self._warn(error)
+
+    def close(self) -> None:
+        """Wait for the scan that is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _scan(self, weights: Mapping[str, NDArray[Any]], step: int) -> None:
+        began = time.perf_counter()
+        try:
+            scanned = self._look(weights, layers=self.layers, workers=1)
+            rows = {item.layer.name: item.row() for item in scanned}
+            values = {
+                f"{name}/{metric}": float(row[metric])
+                for name, row in rows.items()
+                for metric in self.metrics
+                if row.get(metric) is not None
             }
-            name = f"{checkpoint.name}: {quantity}"
-            where = {"place": place, "quantity": quantity}
-            units.append(Unit(unit_key(identifying | dict(depends)), name, identity, where))
-    return units
+            self._cost += time.perf_counter() - began
+            if self._path is not None:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"step": step, "values": values}) + "\n")
+            if self.log is not None:
+                self.log(values, step)
+            self.done += 1
+        except Exception as error:  # as above
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            text = f"strati.Tracker: {type(error).__name__}: {error}; further errors are not shown, training goes on"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 _DEPENDS = {
@@ -258,228 +263,69 @@ _DEPENDS = {
 """The options that each quantity's numbers depend on, besides the seed; those of the sampler are in the settings."""
 
 
-def _parts(
-    quantity: str, config: TrackConfig, data: str, settings: Mapping[str, Any], labels: tuple[str, ...] | None
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The units that a quantity comes to at a checkpoint, each with all that its numbers depend on."""
-    quantities = [quantity]
-    if quantity == "llc":
-        requested = {LAYERS: config.per_layer, HEADS: bool(config.heads), GROUPS: labels is not None}
-        quantities += [part for part, is_requested in requested.items() if is_requested]
-    for part in quantities:
-        depends: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS[part]}
-        if quantity != "spectra":
-            depends["data"] = data
+def _units(job: Measurer, what: Sequence[str], data: str) -> Iterator[Unit]:
+    """One unit per checkpoint and quantity, identified by all that its numbers depend on."""
+    config = job.config
+    quantities: list[str] = []
+    for quantity in what:
+        quantities.append(quantity)
         if quantity == "llc":
-            depends["settings"] = dict(settings)
-        if part == GROUPS:
-            depends["labels"] = labels
-        yield part, depends
+            requested = {LAYERS: config.per_layer, HEADS: bool(config.heads), GROUPS: job.labels is not None}
+            quantities += [part for part, is_requested in requested.items() if is_requested]
+    for place, checkpoint in enumerate(job.checkpoints):
+        identity = checkpoint.identity()
+        for quantity in quantities:
+            depends: dict[str, Any] = {name: getattr(config, name) for name in _DEPENDS[quantity]}
+            depends |= {
+                "checkpoint": identity,
+                "step": checkpoint.step,
+                "quantity": quantity,
+                "layout": LAYOUT,
+            }
+            if quantity != "spectra":
+                depends["data"] = data
+            if quantity.startswith("llc"):
+                depends["settings"] = dict(job.settings)
+            if quantity == GROUPS:
+                depends["labels"] = job.labels
+            where = {"place": place, "quantity": quantity}
+            yield Unit(unit_key(depends), f"{checkpoint.name}: {quantity}", identity, where)
 
 
 def _keep(outcome: Outcome) -> Finished:
     unit = outcome.unit
-    value = {"points": [list(point) for point in outcome.value] if outcome.reason is None else []}
-    return Finished(unit.key, unit.name, value, outcome.reason)
+    points = [list(point) for point in outcome.value] if outcome.reason is None else []
+    return Finished(unit.key, unit.name, {"points": points}, outcome.reason)
 
 
-def _settings(
-    store: Store,
-    ordered: tuple[Checkpoint, ...],
-    data: Any,
-    shown: str,
-    model: nn.Module | None,
-    config: TrackConfig,
-) -> dict[str, Any]:
+def _readings(store: Store, units: Sequence[Unit]) -> Iterator[Reading]:
+    stored = {unit.key: unit for unit in store.units()}
+    for unit in units:
+        if row := stored.get(unit.key):
+            points = [Point(*point) for point in row.value.get("points", ())]
+            yield Reading(unit.config["place"], unit.config["quantity"], points, row.reason)
+
+
+def _settings(store: Store, job: Measurer, data: str) -> dict[str, Any]:
     """Temperature, localisation, step, chains and draws for every checkpoint, chosen once and kept in the store."""
     names = ("loss", "rows", "nbeta", "gamma", "chains", "draws", "batch", "seconds", "activation")
-    options = {name: getattr(config, name) for name in names}
-    key = unit_key({"work": "track settings", "layout": LAYOUT, "data": shown, "options": options})
+    options = {name: getattr(job.config, name) for name in names}
+    key = unit_key({"work": "track settings", "layout": LAYOUT, "data": data, "options": options})
     for unit in store.units():
         if unit.key == key:
             return dict(unit.value["settings"])
-    calibrated = _calibrated(ordered, data, model, config) | {"data": shown}
-    store.put(Finished(key, "settings", {"settings": calibrated, "points": []}))
-    return calibrated
+    settings = job.shared_settings() | {"data": data}
+    store.put(Finished(key, "settings", {"settings": settings, "points": []}))
+    return settings
 
 
-def _calibrated(
-    ordered: tuple[Checkpoint, ...], data: Any, model: nn.Module | None, config: TrackConfig
-) -> dict[str, Any]:
-    """The step that the stiffest checkpoint needs, for all of them."""
-    from strati.landscape.objective import Objective
-    from strati.tracking.coefficient import calibrated, objective_of
+def _copied(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """The weights on the CPU, as numpy arrays of their own; no tensor of the model is kept."""
+    import torch
 
-    loss = config.loss
-    refused: list[BadInputError] = []
-
-    def objectives() -> Iterator[tuple[str, Objective]]:
-        nonlocal loss
-        for checkpoint in ordered:
-            try:
-                network = as_network(checkpoint, model, config)
-            except BadInputError as error:
-                refused.append(error)  # its own unit names it
-                continue
-            loss = loss or loss_name(data, network, config)
-            try:
-                yield checkpoint.name, objective_of(network, loss, whole_data(data, network, config))
-            except NotFiniteError:
-                continue  # its own unit names it
-        if len(refused) == len(ordered):
-            raise refused[0]
-
-    shared, name = calibrated(
-        objectives(),
-        loss=loss or "",
-        nbeta=config.nbeta,
-        gamma=config.gamma,
-        chains=config.chains,
-        draws=config.draws,
-        batch=config.batch,
-        seconds=config.seconds,
-        seed=config.seed,
-    )
-    settings = asdict(shared) | {"loss": loss, "sampler": "sgld", "calibrated_on": name}
-    return settings | {"rows": config.rows}
-
-
-def _result(
-    store: Store,
-    ordered: tuple[Checkpoint, ...],
-    units: Sequence[Unit],
-    settings: Mapping[str, Any],
-    config: TrackConfig,
-    path: str | None,
-) -> Track:
-    stored = {unit.key: unit for unit in store.units()}
-    table: dict[tuple[str, str | None], dict[int, tuple[float | None, float | None]]] = {}
-    blocks: dict[tuple[str, str | None], dict[int, Any]] = {}
-    spectra: dict[str, dict[int, list[int]]] = {}
-    states: dict[str, dict[int, str]] = {}
-    lower = set()
-    failed = []
-    for unit in units:
-        row = stored.get(unit.key)
-        if row is None:
-            continue
-        place = unit.config["place"]
-        if row.reason is not None:
-            failed.append(
-                {"checkpoint": ordered[place].name, "quantity": unit.config["quantity"], "reason": row.reason}
-            )
-        for what, layer, value, error, *more in row.value.get("points", ()):
-            details, name = more[0] if more else {}, ordered[place].name
-            if what == SPECTRUM:
-                spectra.setdefault(layer, {})[place] = details["spectrum"]
-                states.setdefault(layer, {})[place] = details["state"]
-                continue
-            table.setdefault((what, layer), {})[place] = (value, error)
-            if details.get("blocks"):
-                blocks.setdefault((what, layer), {})[place] = details["blocks"]
-            if details.get("off_minimum"):
-                lower.add(name)
-            if details.get("reason") is not None:
-                part = f"{what} of {layer}" if layer else what
-                failed.append({"checkpoint": name, "quantity": part, "reason": details["reason"]})
-    if failed and len(failed) == len(units):
-        raise BadInputError(failed[0]["checkpoint"], f"nothing could be measured: {failed[0]['reason']}")
-    curves = tuple(
-        Series(
-            what,
-            layer,
-            tuple(points.get(i, (None, None))[0] for i in range(len(ordered))),
-            tuple(points.get(i, (None, None))[1] for i in range(len(ordered))),
-        )
-        for (what, layer), points in table.items()
-    )
-    curves += tuple(
-        _changed(series, blocks[series.what, series.layer])
-        for series in curves
-        if (series.what, series.layer) in blocks
-    )
-    steps = tuple(checkpoint.step for checkpoint in ordered)
-    warnings = []
-    if lower:
-        text = (
-            f"at {len(lower)} of {len(ordered)} checkpoints the chains found lower losses than the checkpoint's own: "
-            "in the middle of training the values are lower than a minimum's would be, and may be negative"
-        )
-        warnings.append(Flag("off-minimum", text))
-    if failed:
-        warnings.append(Flag("incomplete", _failures(failed, len(ordered))))
-    return Track(
-        steps,
-        curves,
-        _breaks(steps, curves, config),
-        settings,
-        tuple(failed),
-        path,
-        tuple(warnings),
-        _drawn(spectra, len(ordered)),
-        {name: tuple(at.get(i) for i in range(len(ordered))) for name, at in states.items()},
-        _ends(ordered),
-    )
-
-
-def _failures(failed: Sequence[Mapping[str, str]], checkpoints: int) -> str:
-    """What could not be measured, at how many checkpoints, with the reason of the last of them."""
-    by_quantity: dict[str, list[str]] = {}
-    for row in failed:
-        by_quantity.setdefault(row["quantity"], []).append(row["reason"])
-    texts = [
-        f"no {quantity} at {len(reasons)} of {checkpoints} checkpoints ({reasons[-1]})"
-        for quantity, reasons in by_quantity.items()
-    ]
-    more = f"; and {len(texts) - 2} more quantities" if len(texts) > 2 else ""
-    return "; ".join(texts[:2]) + more
-
-
-def _ends(ordered: tuple[Checkpoint, ...]) -> tuple[str, str] | None:
-    first, last = ordered[0].source, ordered[-1].source
-    if len(ordered) < 2 or not all(isinstance(source, str | Path) for source in (first, last)):
-        return None
-    return str(first), str(last)
-
-
-def _drawn(spectra: Mapping[str, Mapping[int, list[int]]], count: int) -> dict[str, Any]:
-    """The spectra as the page takes them."""
-    if not spectra:
-        return {}
-    layers = [
-        {"layer": name, "values": [places.get(i) or None for i in range(count)]}
-        for name, places in spectra.items()
-    ]
-    return {"unit": UNIT, "ranks": [round(rank, 4) for rank in RANKS], "layers": layers}
-
-
-def _changed(series: Series, blocks: Mapping[int, Any]) -> Series:
-    """What a learning coefficient changed by since the checkpoint before, with the error that shared noise leaves."""
-    values: list[float | None] = []
-    errors: list[float | None] = []
-    before: int | None = None
-    for place, value in enumerate(series.values):
-        last = None if before is None else series.values[before]
-        comparable = value is not None and last is not None and before is not None
-        values.append(value - last if value is not None and last is not None else None)
-        errors.append(
-            difference_error(blocks.get(before), blocks.get(place))
-            if comparable and before is not None
-            else None
-        )
-        before = place if value is not None else before
-    return Series(series.what.replace("llc", CHANGE, 1), series.layer, tuple(values), tuple(errors))
-
-
-def _breaks(
-    steps: tuple[float, ...], curves: tuple[Series, ...], config: TrackConfig
-) -> tuple[dict[str, Any], ...]:
-    followed = [s for s in curves if not s.what.startswith(CHANGE)]
-    long = [s for s in followed if sum(v is not None for v in s.values) >= LEAST]
-    breaks = []
-    for series in long:
-        for change in find_changes(
-            steps, series.values, level=config.level, series=len(long), seed=config.seed
-        ):
-            breaks.append({"what": series.what, "layer": series.layer, **vars(change)})
-    return tuple(sorted(breaks, key=lambda row: (row["step"], row["what"], row["layer"] or "")))
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.ndim >= 2:
+            plain = tensor.detach().to("cpu", torch.float32, copy=True)
+            arrays[name] = np.asarray(plain.numpy())
+    return arrays

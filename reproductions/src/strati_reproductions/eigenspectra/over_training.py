@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from strati.tracking.track import Track
+    from strati.tracking.result import Track
 
 
 SEE = (

@@ -34,7 +34,7 @@ from strati_reproductions.rows import Fact
 if TYPE_CHECKING:
     from torch import nn
 
-    from strati.tracking.track import Track
+    from strati.tracking.result import Track
 
 SEE = (
     "The training loss falls first and the test loss long after it, but only with weight decay. Below are the learning "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from strati.tracking.track import Track
+    from strati.tracking.result import Track
 
 _HELD_OUT = 0.05  # of the text, at its end
 _APPEARS = 0.3  # mean attention to the right place from which on a head counts as one of that kind

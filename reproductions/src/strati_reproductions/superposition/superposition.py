@@ -39,7 +39,7 @@ from strati_reproductions.superposition.polygons import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from strati.tracking.track import Track
+    from strati.tracking.result import Track
 
 ROWS, BATCH, RATE = 1000, 50, 0.3
 NBETA, GAMMA = 1000.0, 60.0
