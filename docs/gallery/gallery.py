@@ -83,9 +83,7 @@ figure = study.plot(metric="stable_rank")
 figure = strati.audit(study).plot(metric="frobenius_norm")
 
 # %%
-from strati.report.plots.study import by_metric
-
-figure = by_metric(study, ["alpha", "stable_rank", "frobenius_norm", "activation_disagreement"])
+figure = study.plot(metric=["alpha", "stable_rank", "frobenius_norm", "activation_disagreement"])
 
 # %% [markdown]
 # ## Loss landscape
@@ -142,7 +140,7 @@ figure = strati.modules(graph).plot()
 
 # %%
 from strati.landscape.basis.ablation import compare_bases
-from strati.report.plots.basis import plot_ablation, plot_strengths
+from strati.report.plots.landscape import plot_ablation, plot_strengths
 
 beside = compare_bases(model, x[:200], labels=y[:200])
 figure = plot_strengths(beside.graphs)
@@ -158,7 +156,6 @@ figure = plot_ablation(beside.ablation)
 # %%
 from strati.reassembly.residual.make import Recipe, make
 from strati.reassembly.residual.pieces import read_pieces
-from strati.report.plots import reassembly as drawn
 
 folder = Path(tempfile.mkdtemp())
 make(folder, Recipe(blocks=6, epochs=4, rows=600, seed=0))
@@ -166,38 +163,6 @@ table = np.loadtxt(folder / "data.csv", delimiter=",", skiprows=1)
 inputs, outputs = table[:, :24], table[:, 24:25]
 found = strati.reassemble(read_pieces(folder), inputs, outputs)
 figure = found.plot()
-
-# %% [markdown]
-# Its parts: the scores alone, the orders alone, and the data that were given.
-
-# %%
-figure = drawn.separation(found)
-
-# %%
-figure = drawn.progressions([found.stages[k] for k in (0, len(found.stages) // 2, -1)])
-
-# %%
-figure = drawn.dataset(inputs, outputs[:, 0], table[:, -1])
-
-# %% [markdown]
-# The products of the paired projections, and what changes along the depth of the network.
-
-# %%
-weights = {piece.number: piece.weight for piece in read_pieces(folder)}
-pairs = list(zip(found.permutation[:-1:2], found.permutation[1::2], strict=True))
-product = np.stack([weights[b] @ weights[a] for a, b in pairs])
-figure = drawn.products(product, [f"block {k}" for k in range(len(product))], columns=6)
-
-# %%
-singular = np.linalg.svd(product, compute_uv=False)
-share = singular**2 / (singular**2).sum(axis=1, keepdims=True)
-effective = np.exp(-(share * np.log(share)).sum(axis=1))
-passed = [np.maximum(inputs @ weights[a].T, 0) for a, _ in pairs]
-norms = [
-    float(np.linalg.norm(p @ weights[b].T, axis=1).mean()) for p, (_, b) in zip(passed, pairs, strict=True)
-]
-active = [float((p > 0).mean()) for p in passed]
-figure = drawn.properties(singular, effective, {"raw inputs": norms}, {"raw inputs": active})
 
 # %% [markdown]
 # ## More pictures of spectra and data

@@ -7,7 +7,7 @@ import pytest
 
 import strati
 from strati import embedded
-from strati.report.plots.table import plot_table
+from strati.report.plots import plot_table
 
 
 def test_a_panel_for_each_of_the_first_numbers() -> None:

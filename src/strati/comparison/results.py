@@ -304,6 +304,6 @@ class Comparison(Result):
 
     def plot(self, **options: Any) -> Any:
         """Alpha and change over depth for two networks; phases over training for a series."""
-        from strati.report.plots.compare import plot_comparison
+        from strati.report.plots.spectra import plot_comparison
 
         return plot_comparison(self, **options)

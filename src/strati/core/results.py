@@ -95,7 +95,7 @@ class Result:
 
     def plot(self, **options: Any) -> Any:
         """Draw the result with matplotlib and return the figure; by default its table as bars."""
-        from strati.report.plots.table import plot_table
+        from strati.report.plots import plot_table
 
         return plot_table(self.frame(), **{"title": self.verb} | options)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,7 +143,7 @@ class Study(Result):
 
         return study_summary(self)
 
-    def plot(self, *, metric: str | None = None, **options: Any) -> Any:
+    def plot(self, *, metric: str | Sequence[str] | None = None, **options: Any) -> Any:
         """Performance against a metric, one panel per layer, as figures 2 to 11 of the paper."""
         from strati.report.plots.study import scatter
 

@@ -1,7 +1,7 @@
 r"""What is measured of one checkpoint, and of the straight line between two networks.
 
-Each quantity of a checkpoint is one unit of work whose value is a list of :class:`Point`. It depends on the checkpoint,
-the data and the settings alone, so that it can be done anywhere and once.
+Each quantity of a checkpoint is one unit of work whose value is a list of :class:`SeriesPoint`. It depends on the
+checkpoint, the data and the settings alone, so that it can be done anywhere and once.
 
 On the line :math:`L(t) = L((1-t)\,\theta_A + t\,\theta_B)` the barrier is the largest
 :math:`L(t) - (1-t) L(0) - t L(1)` (Frankle, Dziugaite, Roy and Carbin 2020); between networks that differ only by the
@@ -44,7 +44,7 @@ UNIT = 100
 _SHARED = ("sampler", "nbeta", "gamma", "step", "chains", "draws", "batch", "seed")
 
 
-class Point(NamedTuple):
+class SeriesPoint(NamedTuple):
     """One number of one checkpoint.
 
     Attributes:
@@ -82,7 +82,7 @@ class Measurer:
     labels: tuple[str, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, unit: Unit, load: Load) -> list[Point]:
+    def __call__(self, unit: Unit, load: Load) -> list[SeriesPoint]:
         """One quantity of one checkpoint."""
         checkpoint = self.checkpoints[unit.config["place"]]
         if unit.config["quantity"] == "spectra":
@@ -312,7 +312,7 @@ def _renumbered_state(
     return {**state, **new} if new else None
 
 
-def _spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
+def _spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[SeriesPoint]:
     """The metrics of every layer, as ``scan`` has them."""
     from strati.spectra.scan import scan
 
@@ -321,19 +321,21 @@ def _spectra(checkpoint: Checkpoint, config: TrackConfig) -> list[Point]:
         row, layer = item.row(), item.layer.name
         for name in METRICS:
             value = None if row.get(name) is None else float(row[name])
-            points.append(Point(name, layer, value, row.get("alpha_stderr") if name == "alpha" else None))
+            points.append(
+                SeriesPoint(name, layer, value, row.get("alpha_stderr") if name == "alpha" else None)
+            )
         drawn = {"spectrum": quantiles(item.spectrum.eigenvalues), "state": row["state"]}
-        points.append(Point(SPECTRUM, layer, None, None, drawn))
+        points.append(SeriesPoint(SPECTRUM, layer, None, None, drawn))
     return points
 
 
-def _loss(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _loss(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """The mean loss over the data with its standard error over rows; nothing for a behavioural loss, which is zero."""
     name = job.loss_name(model)
     if not name.startswith("behavioural"):
         losses = row_losses(model, job.data, name)[: job.config.rows]
         error = float(losses.std() / math.sqrt(losses.numel())) if losses.numel() > 1 else None
-        yield Point("loss", None, float(losses.mean()), error)
+        yield SeriesPoint("loss", None, float(losses.mean()), error)
 
 
 def _objective(model: nn.Module, loss: str, data: Any, **options: Any) -> Objective:
@@ -349,19 +351,19 @@ def _level(model: nn.Module, job: Measurer, data: Any = None, **options: Any) ->
     return estimate(_objective(model, job.settings["loss"], rows, **options), config)
 
 
-def _coefficient(what: str, layer: str | None, level: Level) -> Point:
+def _coefficient(what: str, layer: str | None, level: Level) -> SeriesPoint:
     details = {"blocks": level.blocks, "reason": level.reason, "off_minimum": level.off_minimum}
-    return Point(what, layer, level.value, level.error, details)
+    return SeriesPoint(what, layer, level.value, level.error, details)
 
 
-def _llc(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _llc(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     level = _level(model, job)
     if level.value is None:
         raise BadInputError("llc", level.reason or "the chains did not mix")
     yield _coefficient("llc", None, level)
 
 
-def _llc_of_layers(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _llc_of_layers(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """Of the weights that spectra have, by the same names: those of two dimensions and more."""
     from strati.landscape.objective import FlatModel
 
@@ -371,7 +373,7 @@ def _llc_of_layers(model: nn.Module, job: Measurer) -> Iterator[Point]:
             yield _coefficient("llc", name, _level(model, job, layers=[name]))
 
 
-def _llc_of_heads(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _llc_of_heads(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     from strati.landscape.llc.parts import PartModel, head_entries
 
     for head in job.config.heads or ():
@@ -380,7 +382,7 @@ def _llc_of_heads(model: nn.Module, job: Measurer) -> Iterator[Point]:
         yield _coefficient("llc", f"head {head}", _level(part, job, job.rows(model)))
 
 
-def _llc_of_groups(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _llc_of_groups(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     from strati.landscape.llc.parts import data_groups, number_of_rows, rows_of
 
     rows = job.rows(model)
@@ -390,7 +392,7 @@ def _llc_of_groups(model: nn.Module, job: Measurer) -> Iterator[Point]:
         yield _coefficient(f"llc[{label}]", None, _level(model, job, rows_of(rows, index)))
 
 
-def _scales(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _scales(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """``N_eff`` at every loss scale."""
     from strati.landscape.llc.scales import effective_parameters
 
@@ -400,31 +402,31 @@ def _scales(model: nn.Module, job: Measurer) -> Iterator[Point]:
         error, value = row.get("stderr"), row["effective"]
         details = {"reason": row.get("reason") if value is None else None}
         name = f"effective_parameters[{row['epsilon']:g}]"
-        yield Point(name, None, value, None if error is None else 2 * error, details)
+        yield SeriesPoint(name, None, value, None if error is None else 2 * error, details)
 
 
-def _curvature(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _curvature(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """Largest eigenvalue and trace of the Hessian of the mean loss, and the share of negative eigenvalues."""
     from strati.landscape.curvature import curvature
 
     spectrum = curvature(model, job.loss_name(model), job.rows(model), top=1, seed=job.config.seed)
-    yield Point("curvature_top", None, spectrum.top[0], spectrum.top_residuals[0])
-    yield Point("curvature_trace", None, spectrum.trace, spectrum.trace_stderr)
-    yield Point("curvature_negative", None, spectrum.negative, spectrum.negative_stderr)
+    yield SeriesPoint("curvature_top", None, spectrum.top[0], spectrum.top_residuals[0])
+    yield SeriesPoint("curvature_trace", None, spectrum.trace, spectrum.trace_stderr)
+    yield SeriesPoint("curvature_negative", None, spectrum.negative, spectrum.negative_stderr)
 
 
-def _counts(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _counts(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """Free directions and effective parameters."""
     from strati.landscape.counts.degeneracy import degeneracy
 
     counts = degeneracy(model, job.inputs(model)).to_dict()
-    yield Point("free", None, counts["free"])
-    yield Point("effective", None, counts["effective"])
+    yield SeriesPoint("free", None, counts["free"])
+    yield SeriesPoint("effective", None, counts["effective"])
     for layer in counts["layers"]:
-        yield Point("free", layer["name"], layer["free"])
+        yield SeriesPoint("free", layer["name"], layer["free"])
 
 
-def _interventions(model: nn.Module, job: Measurer) -> Iterator[Point]:
+def _interventions(model: nn.Module, job: Measurer) -> Iterator[SeriesPoint]:
     """Performance with each layer set to zero in turn, and intact."""
     require("torch", "torch", "interventions")
     from strati.interventions.kinds import zero
@@ -433,13 +435,13 @@ def _interventions(model: nn.Module, job: Measurer) -> Iterator[Point]:
     study_options: dict[str, Any] = {"layers": job.config.layers}
     studied = study(model, data=job.rows(model), interventions=[zero()], **study_options)
     done = [row for row in studied.rows if row["status"] == "done"]
-    yield Point("intact", None, done[0]["intact_performance"] if done else None)
+    yield SeriesPoint("intact", None, done[0]["intact_performance"] if done else None)
     for row in done:
         if row["intervention"] == "zero":
-            yield Point("zeroed", row["layer"], row["performance"])
+            yield SeriesPoint("zeroed", row["layer"], row["performance"])
 
 
-_QUANTITIES: Mapping[str, Callable[[nn.Module, Measurer], Iterator[Point]]] = {
+_QUANTITIES: Mapping[str, Callable[[nn.Module, Measurer], Iterator[SeriesPoint]]] = {
     "loss": _loss,
     "llc": _llc,
     LAYERS: _llc_of_layers,

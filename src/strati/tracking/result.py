@@ -16,7 +16,7 @@ from strati.io.roles import places
 from strati.spectra.verdicts import LayerState
 from strati.tracking.change_points import LEAST, find_changes
 from strati.tracking.coefficients import difference_error
-from strati.tracking.measure import RANKS, SPECTRUM, UNIT, Point
+from strati.tracking.measure import RANKS, SPECTRUM, UNIT, SeriesPoint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ _LAYERS = 8  # rows of it, per metric
 _CHANGES = 8
 _TITLES = {"llc": "learning coefficient", "stable_rank": "stable rank"}
 _LAYER_METRIC = "stable_rank"
-_NO_POINT = Point("", None, None)
+_NO_POINT = SeriesPoint("", None, None)
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,17 @@ class Track(Result):
         return plot_track(self, **options)
 
 
-class Reading(NamedTuple):
+class MeasuredUnit(NamedTuple):
     """A measured unit: the number of its checkpoint, the quantity, its points, and why there are none."""
 
     place: int
     quantity: str
-    points: Sequence[Point]
+    points: Sequence[SeriesPoint]
     reason: str | None
 
 
 def assemble(
-    readings: Iterable[Reading],
+    readings: Iterable[MeasuredUnit],
     checkpoints: tuple[Checkpoint, ...],
     settings: Mapping[str, Any],
     config: TrackConfig,
@@ -160,7 +160,7 @@ def assemble(
     Raises:
         BadInputError: Nothing could be measured.
     """
-    by_place: dict[tuple[str, str | None], dict[int, Point]] = {}
+    by_place: dict[tuple[str, str | None], dict[int, SeriesPoint]] = {}
     failed: list[dict[str, Any]] = []
     readings = list(readings)
     for reading in readings:
@@ -240,7 +240,7 @@ def _ends(checkpoints: tuple[Checkpoint, ...]) -> tuple[str, str] | None:
     return (str(first), str(last)) if are_files and len(checkpoints) > 1 else None
 
 
-def _differences(what: str, layer: str | None, points: Sequence[Point]) -> Series:
+def _differences(what: str, layer: str | None, points: Sequence[SeriesPoint]) -> Series:
     """What a learning coefficient changed by since the checkpoint before, with the error that shared noise leaves."""
     values: list[float | None] = []
     errors: list[float | None] = []

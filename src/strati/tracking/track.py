@@ -33,8 +33,8 @@ from strati.jobs.engine import Outcome, Unit
 from strati.jobs.store import Finished, Store, unit_key
 from strati.tracking.checkpoints import data_identity, grouped, in_order, left_out
 from strati.tracking.config import METRICS, TrackConfig
-from strati.tracking.measure import GROUPS, HEADS, LAYERS, Measurer, Point
-from strati.tracking.result import Reading, Track, assemble
+from strati.tracking.measure import GROUPS, HEADS, LAYERS, Measurer, SeriesPoint
+from strati.tracking.result import MeasuredUnit, Track, assemble
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -298,12 +298,12 @@ def _keep(outcome: Outcome) -> Finished:
     return Finished(unit.key, unit.name, {"points": points}, outcome.reason)
 
 
-def _readings(store: Store, units: Sequence[Unit]) -> Iterator[Reading]:
+def _readings(store: Store, units: Sequence[Unit]) -> Iterator[MeasuredUnit]:
     stored = {unit.key: unit for unit in store.units()}
     for unit in units:
         if row := stored.get(unit.key):
-            points = [Point(*point) for point in row.value.get("points", ())]
-            yield Reading(unit.config["place"], unit.config["quantity"], points, row.reason)
+            points = [SeriesPoint(*point) for point in row.value.get("points", ())]
+            yield MeasuredUnit(unit.config["place"], unit.config["quantity"], points, row.reason)
 
 
 def _settings(store: Store, job: Measurer, data: str) -> dict[str, Any]:

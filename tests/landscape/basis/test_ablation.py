@@ -63,7 +63,7 @@ def test_labels_that_are_not_classes_give_no_accuracy(network):
 
 
 def test_pictures(network, tmp_path):
-    from strati.report.plots.basis import plot_ablation, plot_strengths
+    from strati.report.plots.landscape import plot_ablation, plot_strengths
 
     net, x, labels = network
     found = compare_bases(net, x, labels=labels)

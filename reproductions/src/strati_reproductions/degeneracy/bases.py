@@ -275,7 +275,7 @@ def _transformer(quick: bool, seed: int) -> tuple[Comparison, list[Row]]:
 
 def _draw(name: str, comparison: Comparison, folder: Path) -> tuple[str, ...]:
     from strati.landscape.basis.modules import modules
-    from strati.report.plots.basis import plot_ablation, plot_strengths
+    from strati.report.plots.landscape import plot_ablation, plot_strengths
 
     stem = name.replace(" ", "-")
     figures = {

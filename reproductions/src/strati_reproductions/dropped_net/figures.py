@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def dropped_net_figures(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Draw them, and the numbers that the paper's captions give. Needs matplotlib."""
-    from strati.report.plots import reassembly as plots
+    from strati_reproductions.dropped_net import plots
 
     found = puzzle()
     result = reassemble(read_pieces(external_data("dropped-net", "pieces")), found.x, found.y)

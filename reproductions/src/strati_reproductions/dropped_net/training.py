@@ -73,7 +73,7 @@ def appendix_a(
 
 
 def _figure_seven(network: Trained, folder: Path, name: str) -> tuple[str, ...]:
-    from strati.report.plots.reassembly import products
+    from strati_reproductions.dropped_net.plots import products
 
     parts, _ = in_order(network)
     product = parts.w_out @ parts.w_in

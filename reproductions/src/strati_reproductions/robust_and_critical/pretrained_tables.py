@@ -289,12 +289,12 @@ def _first_matrices(measured: Study) -> list[Row]:
 
 def case_figures(case: PretrainedCase, measured: Study, folder: Path) -> tuple[str, ...]:
     """Figures 5 and 6: performance against alpha; figures 8 to 11: against the other metrics, one panel each."""
-    from strati.report.plots.study import by_metric, scatter
+    from strati.report.plots.study import scatter
 
     alone, others = (f"{name.replace(',', '').replace(' ', '-')}-{case.name}" for name in case.figures)
     return (
         *save(scatter(measured, "alpha", pooled=True), folder, alone),
-        *save(by_metric(measured, FIGURE_METRICS[1:]), folder, others),
+        *save(scatter(measured, FIGURE_METRICS[1:]), folder, others),
     )
 
 

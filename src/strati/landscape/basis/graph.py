@@ -108,7 +108,7 @@ class InteractionGraph(Result):
 
     def plot(self, **options: Any) -> Any:
         """The layered graph."""
-        from strati.report.plots.basis import plot_graph
+        from strati.report.plots.landscape import plot_graph
 
         return plot_graph(self, **options)
 

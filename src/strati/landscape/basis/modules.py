@@ -171,7 +171,7 @@ class Modules(Result):
 
     def plot(self, **options: Any) -> Any:
         """The layered graph with modules coloured."""
-        from strati.report.plots.basis import plot_graph
+        from strati.report.plots.landscape import plot_graph
 
         return plot_graph(self.graph, modules=self, **options)
 

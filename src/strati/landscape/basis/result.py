@@ -236,7 +236,7 @@ class InteractionBasis(Result):
 
     def plot(self, **options: Any) -> Any:
         """Eigenvalues of every layer."""
-        from strati.report.plots.basis import plot_eigenvalues
+        from strati.report.plots.landscape import plot_eigenvalues
 
         return plot_eigenvalues(self, **options)
 

@@ -154,7 +154,7 @@ class Influence(Result):
 
     def plot(self, **options: Any) -> Any:
         """The matrix, an embedding of the rows, and the strongest rows."""
-        from strati.report.plots.influence import plot_influence
+        from strati.report.plots.landscape import plot_influence
 
         return plot_influence(self, **options)
 

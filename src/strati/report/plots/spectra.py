@@ -1,23 +1,43 @@
-"""Pictures of spectra: the eigenvalue density with bulk and tail, the scree plot, metrics over depth."""
+"""Pictures of spectra and of comparisons: densities with bulk and tail, metrics over depth, phases over training."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strati.core.display import printable
-from strati.core.errors import BadInputError, require
-from strati.report.plots.compare import PHASES, ROLE_COLOURS
+from strati.core.errors import BadInputError
+from strati.report.plots import new_figure
 from strati.spectra import marchenko_pastur as law
 from strati.spectra.tails import exponents
 
 if TYPE_CHECKING:
+    from strati.comparison.layer_statistics import CheckpointSeries
+    from strati.comparison.results import Comparison
     from strati.core.results import FloatArray
     from strati.spectra.scan import Scan
     from strati.spectra.spectrum import Spectrum
 
+ROLE_COLOURS = {
+    "attention.q": "#0072B2",
+    "attention.k": "#56B4E9",
+    "attention.v": "#009E73",
+    "attention.qkv": "#0072B2",
+    "attention.out": "#332288",
+    "mlp.in": "#E69F00",
+    "mlp.gate": "#F0E442",
+    "mlp.out": "#D55E00",
+    "embedding": "#CC79A7",
+    "head": "#882255",
+    "conv": "#999999",
+    "linear": "#000000",
+}
+"""Okabe-Ito and similar colours, which colour-blind readers can distinguish; one colour per role everywhere."""
+
+PHASES = ("random-like", "bleeding-out", "bulk+spikes", "bulk-decay", "heavy-tailed", "rank-collapse")
 _BULK, _TAIL, _SPIKE, _DATA = "#D55E00", "#0072B2", "#CC79A7", "#BBBBBB"
 
 
@@ -34,11 +54,10 @@ def plot_spectrum(sp: Spectrum, *, title: str | None = None) -> Any:
     Raises:
         BadInputError: There are no eigenvalues to draw.
     """
-    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
     values = sp.eigenvalues[sp.eigenvalues > 0]
     if values.size == 0:
         raise BadInputError("spectrum", "has no positive eigenvalues; there is nothing to draw")
-    figure = figure_class(figsize=(11, 3.4), layout="constrained")
+    figure = new_figure(11, 3.4)
     linear, logarithmic, scree = figure.subplots(1, 3)
     _density(linear, sp, values, logarithmic=False)
     _density(logarithmic, sp, values, logarithmic=True)
@@ -62,11 +81,10 @@ def plot_alpha(sp: Spectrum, *, title: str | None = None) -> Any:
     Raises:
         BadInputError: No tail was fitted.
     """
-    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
     if sp.tail is None:
         raise BadInputError("spectrum", "has no fitted tail; there is no alpha to draw")
     starts, alphas, errors = alpha_over_xmin(sp.eigenvalues)
-    figure = figure_class(figsize=(5.5, 3.6), layout="constrained")
+    figure = new_figure(5.5, 3.6)
     axes = figure.subplots()
     axes.fill_between(
         starts, alphas - errors, alphas + errors, color=_TAIL, alpha=0.2, lw=0, label="error, start fixed"
@@ -107,12 +125,10 @@ def alpha_over_xmin(eigenvalues: FloatArray) -> tuple[FloatArray, FloatArray, Fl
 
 def plot_scan(scan: Scan) -> Any:
     """Draw alpha, stable rank and phase of every layer over depth, coloured by role."""
-    figure_class = require("matplotlib.figure", "plot", "drawing").Figure
-    lines = require("matplotlib.lines", "plot", "drawing")
     table = scan.table
     if table.empty:
         raise BadInputError(scan.path, "has no weight matrices; there is nothing to draw")
-    figure = figure_class(figsize=(9, 7.5), layout="constrained")
+    figure = new_figure(9, 7.5)
     axes = figure.subplots(3, 1, sharex=True)
     places = np.arange(len(table))
     colours = [ROLE_COLOURS.get(role, "#000000") for role in table["role"]]
@@ -140,8 +156,7 @@ def plot_scan(scan: Scan) -> Any:
     axes[2].set_ylim(-0.5, len(PHASES) - 0.5)
     axes[2].xaxis.get_major_locator().set_params(integer=True)
     axes[2].set_xlabel("layer, in network order")
-    present = [role for role in ROLE_COLOURS if (table["role"] == role).any()]
-    handles = [lines.Line2D([], [], marker="o", ls="", color=ROLE_COLOURS[r], label=r) for r in present]
+    handles = _role_handles(set(table["role"]))
     figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize="small")
     figure.suptitle(printable(Path(scan.path).name))
     return figure
@@ -192,3 +207,67 @@ def _scree(axes: Any, sp: Spectrum, values: FloatArray) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("rank of the eigenvalue")
     axes.set_ylabel("eigenvalue")
+
+
+def plot_comparison(result: Comparison) -> Any:
+    """Draw a series as phases over training, anything else as metrics over depth."""
+    if result.series is not None:
+        return _plot_series(result.series)
+    return _plot_depth(result)
+
+
+def _plot_depth(result: Comparison) -> Any:
+    figure = new_figure(8, 8)
+    axes = figure.subplots(3, 1, sharex=True)
+    places = np.arange(len(result.layers))
+    colours = [ROLE_COLOURS.get(layer.role, "#000000") for layer in result.layers]
+    for ax, name in ((axes[0], "alpha"), (axes[1], "stable_rank")):
+        for n, marker in zip(range(len(result.networks)), "osD^v<>" * 9, strict=False):
+            values = [_nan(layer.metrics[name][n]) for layer in result.layers]
+            ax.scatter(places, values, c=colours, marker=marker, s=18, label=f"network {n}")
+        ax.set_ylabel(name.replace("_", " "))
+    axes[0].legend(fontsize="small")
+    axes[2].bar(places, [_nan(layer.relative_change) for layer in result.layers], color=colours)
+    axes[2].set_ylabel("relative change")
+    axes[2].set_xlabel("layer, in network order")
+    roles = {layer.role for layer in result.layers}
+    axes[2].legend(handles=_role_handles(roles), fontsize="small", ncols=4)
+    return figure
+
+
+def _plot_series(series: CheckpointSeries) -> Any:
+    from matplotlib import colormaps
+
+    figure = new_figure(8, 6)
+    axes = figure.subplots(2, 1, height_ratios=(2, 1))
+    grid = np.array(
+        [[PHASES.index(p) if p in PHASES else np.nan for p in layer.phase] for layer in series.layers]
+    )
+    colours = colormaps["viridis"].resampled(len(PHASES))
+    picture = axes[0].imshow(
+        grid, aspect="auto", cmap=colours, vmin=-0.5, vmax=len(PHASES) - 0.5, interpolation="none"
+    )
+    axes[0].set_yticks(range(len(series.layers)), [layer.name for layer in series.layers], fontsize="small")
+    bar = figure.colorbar(picture, ax=axes[0], ticks=range(len(PHASES)))
+    bar.ax.set_yticklabels(PHASES, fontsize="small")
+    for layer in series.layers:
+        axes[1].plot(
+            [_nan(v) for v in layer.alpha], color=ROLE_COLOURS.get(layer.role, "#000000"), label=layer.name
+        )
+    axes[1].set_ylabel("alpha")
+    axes[1].set_xlabel("checkpoint")
+    if len(series.layers) <= 8:
+        axes[1].legend(fontsize="small")
+    return figure
+
+
+def _role_handles(roles: Collection[str]) -> list[Any]:
+    """Entries of a legend, one per role that occurs."""
+    from matplotlib.lines import Line2D
+
+    present = {role: colour for role, colour in ROLE_COLOURS.items() if role in roles}
+    return [Line2D([], [], marker="o", ls="", color=colour, label=role) for role, colour in present.items()]
+
+
+def _nan(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

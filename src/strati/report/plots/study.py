@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError, require
+from strati.core.errors import BadInputError
 from strati.interventions.audit.correlations import kendall, linear_rmse, spearman
+from strati.report.plots import new_figure
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,78 +24,43 @@ _OTHERS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999", "#000000")
 NAMES = {"reinitialise": "re-initialised", "rerandomise": "re-randomised"}
 
 
-def scatter(study: Study, metric: str | None = None, *, pooled: bool | None = None) -> Any:
+def scatter(study: Study, metric: str | Sequence[str] | None = None, *, pooled: bool | None = None) -> Any:
     """Performance against a metric: one panel per layer, or one for all of a network with many layers.
 
     Args:
         study: The rows.
-        metric: The metric on the horizontal axis; by default ``alpha``, or the first that has a value.
+        metric: The metric on the horizontal axis; by default ``alpha``, or the first that has a value. Of several
+            metrics each has one panel with all layers, and those without a value are left out.
         pooled: One panel for all layers; default: when there are more than eight.
 
     Raises:
         BadInputError: The study has no such metric, or no value of it.
     """
-    require("matplotlib", "plot", "drawing")
-    from matplotlib.figure import Figure
-
-    metric = metric or _first_metric(study)
-    if metric not in study.metrics:
-        raise BadInputError(metric, f"not a metric of this study; there are {', '.join(study.metrics)}")
-    table = study.frame()
-    table = table[_changed(table) & table[metric].notna()]
-    if len(table) == 0:
-        raise BadInputError(metric, "has no value on any changed layer of this study")
-    layers = list(dict.fromkeys(table["layer"]))
-    if pooled is None:
-        pooled = len(layers) > 8
-    panels = [("all layers", table)] if pooled else [(k, table[table["layer"] == k]) for k in layers]
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
-    for i, (title, part) in enumerate(panels):
-        _panel(figure.add_subplot(rows, columns, i + 1), str(title), part, metric, study.performance["name"])
-    return figure
-
-
-def _first_metric(study: Study) -> str:
-    """``alpha`` where the study has values of it; of small layers, where no tail can be fitted, another."""
-    table = study.frame()
-    there = [
-        name
-        for name in ("alpha", *study.metrics)
-        if name in table and table.loc[_changed(table), name].notna().any()
-    ]
-    return there[0] if there else "alpha"
-
-
-def _changed(table: Any) -> Any:
-    return (table["status"] == "done") & (table["intervention"] != "intact")
-
-
-def by_metric(study: Study, metrics: Sequence[str]) -> Any:
-    """Performance against each of several metrics, all layers in one panel, as figures 8 to 11.
-
-    Args:
-        study: The rows.
-        metrics: One panel each; those without a value are left out.
-
-    Raises:
-        BadInputError: None of them has a value.
-    """
-    require("matplotlib", "plot", "drawing")
-    from matplotlib.figure import Figure
-
     table = study.frame()
     table = table[(table["status"] == "done") & (table["intervention"] != "intact")]
-    available = [m for m in metrics if m in study.metrics and table[m].notna().any()]
+    defined = [name for name in ("alpha", *study.metrics) if name in table and table[name].notna().any()]
+    metrics = (
+        [metric or (defined or ["alpha"])[0]] if metric is None or isinstance(metric, str) else [*metric]
+    )
+    if len(metrics) == 1 and metrics[0] not in study.metrics:
+        raise BadInputError(metrics[0], f"not a metric of this study; there are {', '.join(study.metrics)}")
+    available = [name for name in metrics if name in defined]
     if not available:
-        raise BadInputError(", ".join(metrics), "have no value on any changed layer of this study")
-    columns = min(len(available), 4)
-    rows = -(-len(available) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.3 * rows), layout="constrained")
-    for i, metric in enumerate(available):
-        part = table[table[metric].notna()]
-        _panel(figure.add_subplot(rows, columns, i + 1), metric, part, metric, study.performance["name"])
+        raise BadInputError(", ".join(metrics), "has no value on any changed layer of this study")
+    if len(metrics) > 1:
+        panels = [(name, name, table[table[name].notna()]) for name in available]
+    else:
+        name = available[0]
+        table = table[table[name].notna()]
+        layers = list(dict.fromkeys(table["layer"]))
+        pooled = len(layers) > 8 if pooled is None else pooled
+        panels = [(str(layer), name, table[table["layer"] == layer]) for layer in layers]
+        panels = [("all layers", name, table)] if pooled else panels
+    columns = min(len(panels), 4 if len(metrics) > 1 else 3)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(4.2 * columns, 3.3 * rows)
+    for i, (title, name, part) in enumerate(panels):
+        _panel(figure.add_subplot(rows, columns, i + 1), title, part, name, study.performance["name"])
     return figure
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import require
+from strati.report.plots import new_figure
 
 if TYPE_CHECKING:
-    from strati.tracking.track import Track
+    from strati.tracking.result import Track
 
 
 def plot_track(result: Track, *, most: int = 8, layer: str | None = None) -> Any:
@@ -26,15 +26,11 @@ def plot_track(result: Track, *, most: int = 8, layer: str | None = None) -> Any
     Returns:
         The matplotlib figure.
     """
-    require("matplotlib", "plot", "plots")
-    from matplotlib import pyplot
-
     whats = list(dict.fromkeys(series.what for series in result.curves))[:most]
     drawn = (result.spectra or {}).get("layers", [])
     count = max(len(whats), 1) + bool(drawn)
-    figure, axes = pyplot.subplots(
-        count, 1, figsize=(8, 2.1 * count), sharex=not drawn, squeeze=False, layout="constrained"
-    )
+    figure = new_figure(8, 2.1 * count)
+    axes = figure.subplots(count, 1, sharex=not drawn, squeeze=False)
     for axis, what in zip(axes[:, 0], whats, strict=False):
         _course(axis, result, what)
     axes[max(len(whats), 1) - 1, 0].set_xlabel("training step")
