@@ -2,7 +2,8 @@
 
     python tools/compression_table.py shakespeare
     python tools/compression_table.py stories15m --plans
-    python tools/compression_table.py stories15m --tokens
+    python tools/compression_table.py stories15m --tokens --figure docs/images/calibration_tokens.png
+    python tools/compression_table.py smollm2 --only truncate parameters=0.8 --only quantise bits=3,group=32
 
 Calibration rows, rows to plan on and rows to judge by are different. Every layer of a row of the first table gets the
 same setting. ``sequential`` computes each layer's covariance on the network already changed, as ``strati apply`` does.
@@ -20,15 +21,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import nn
 
 import strati
 from strati.evaluate.batches import read_path
-from strati.interventions.compress.evaluator import InterventionEvaluator
+from strati.interventions.compress.evaluator import InterventionEvaluator, Measurement
 from strati.interventions.compress.plan import plan
 from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.measure_layer import Subject
+from strati.interventions.scores import standard_error
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
 from strati.interventions.tasks import StudyData, make_task
@@ -58,7 +61,7 @@ PLANS = (
         ("parameters=0.5", "parameters=0.3"),
     ),
 )
-TOKENS = (128, 512, 2048, 8192)
+TOKENS = (256, 1024, 4096, 16_384)
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,34 @@ def stories15m() -> Network:
     from strati_reproductions import zoo
 
     model = as_module(zoo.path("stories15m")).float().eval()
-    path = Path(tempfile.gettempdir()) / "strati-stories-312x64.npy"
+    path = Path(tempfile.gettempdir()) / "strati-stories-184x256.npy"
     if not path.is_file():
         torch.manual_seed(0)
-        start = torch.ones((312, 1), dtype=torch.long)
+        start = torch.ones((184, 1), dtype=torch.long)
         drawn = model.generate(
-            start, do_sample=True, temperature=1.0, top_k=0, max_length=64, min_length=64, pad_token_id=0
+            start, do_sample=True, temperature=1.0, top_k=0, max_length=256, min_length=256, pad_token_id=0
         )
         np.save(path, drawn.numpy())
-    return _text(model, np.load(path), (152, 40, 120))
+    return _text(model, np.load(path), (64, 40, 80), batch=8)
 
 
-def _text(model: nn.Module, rows: np.ndarray, counts: tuple[int, int, int]) -> Network:
+def smollm2() -> Network:
+    """SmolLM2-135M on windows of WikiText."""
+    from strati_reproductions import zoo
+    from strati_reproductions.datasets import wikitext_tokens
+
+    path = zoo.path("smollm2")
+    model = as_module(path).float().eval()
+    rows = np.asarray(wikitext_tokens(path, 24 * 512)).reshape(24, 512)
+    return _text(model, rows[np.random.default_rng(0).permutation(24)], (16, 0, 8), batch=2)
+
+
+def _text(model: nn.Module, rows: np.ndarray, counts: tuple[int, int, int], batch: int = 20) -> Network:
     parts = np.split(rows, np.cumsum(counts))[:3]
     vocabulary = int(model.config.vocab_size)
     calibration, planning, test = (StudyData("tokens", vocabulary, p[:0], None, p, None) for p in parts)
     calibration = replace(calibration, x=calibration.x_test)
-    return Network(model, ("model.layers.*",), calibration, planning, test, 20)
+    return Network(model, ("model.layers.*",), calibration, planning, test, batch)
 
 
 def resnet20() -> Network:
@@ -121,11 +135,13 @@ def resnet20() -> Network:
     return Network(case.model, ("*",), calibration, few, parts[1], 100)
 
 
-NETWORKS = {"shakespeare": shakespeare, "stories15m": stories15m, "resnet20": resnet20}
+NETWORKS = {"shakespeare": shakespeare, "stories15m": stories15m, "resnet20": resnet20, "smollm2": smollm2}
 
 
-def loss_of(network: Network, action: str, choices: dict[str, str], *, sequential: bool = False) -> float:
-    """The loss on the test data with a setting for every layer."""
+def measured(
+    network: Network, action: str, choices: dict[str, str], *, sequential: bool = False
+) -> Measurement:
+    """The network with a setting for every layer, on the test data."""
     model = copy.deepcopy(network.model)
     inputs = (SequentialInputs if sequential else CalibrationInputs)(
         model, network.calibration.calibration_batches()
@@ -142,7 +158,19 @@ def loss_of(network: Network, action: str, choices: dict[str, str], *, sequentia
             put_values(model, *changes[-1])
     for target, change in changes:
         put_values(model, target, change)
-    return evaluator.now().performance
+    return evaluator.now()
+
+
+def loss_of(network: Network, action: str, choices: dict[str, str], *, sequential: bool = False) -> str:
+    """The loss on the test data with a setting for every layer."""
+    return f"{measured(network, action, choices, sequential=sequential).performance:.3f}"
+
+
+def gain(better: Measurement, worse: Measurement) -> str:
+    """How much less the first loses, compared example by example, with a 95 % interval."""
+    difference = worse.groups - better.groups
+    half = stats.t.ppf(0.975, len(difference) - 1) * standard_error(difference)
+    return f"{difference.mean():.3f} ± {half:.3f}"
 
 
 def everywhere(network: Network, setting: str) -> dict[str, str]:
@@ -150,29 +178,29 @@ def everywhere(network: Network, setting: str) -> dict[str, str]:
     return dict.fromkeys((t.name for t in find_targets(network.model, network.layers)), setting)
 
 
-def edits_table(network: Network) -> Iterator[tuple[str, ...]]:
+def edits_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
     """Plain and data-aware edits, the same setting in every layer."""
     yield ("edit", "intact covariance", "sequential")
-    yield ("none", f"{loss_of(network, 'truncate', {}):.3f}", "")
+    yield ("none", loss_of(network, "truncate", {}), "")
     for action, setting, variants in EDITS:
+        if only and [action, setting] not in only:
+            continue
         for variant in variants:
             choices = everywhere(network, ",".join(filter(None, (setting, variant))))
             aware = variant not in ("", "method=hqq")
-            after = f"{loss_of(network, action, choices, sequential=True):.3f}" if aware else ""
-            yield (
-                f"{action} {choices[next(iter(choices))]}",
-                f"{loss_of(network, action, choices):.3f}",
-                after,
-            )
+            after = loss_of(network, action, choices, sequential=True) if aware else ""
+            yield (f"{action} {choices[next(iter(choices))]}", loss_of(network, action, choices), after)
 
 
-def plans_table(network: Network) -> Iterator[tuple[str, ...]]:
+def plans_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
     """Plans of plain and of data-aware edits, judged on data that neither covariances nor plan saw."""
-    yield ("budget", "plan of plain edits", "even, data-aware", "plan of data-aware edits")
+    heads = ("budget", "plan, plain", "even, aware", "plan, aware", "gain over even", "gain over plain")
+    yield heads
     for action, settings, aware, budgets in PLANS:
-        cells: dict[str, list[str]] = {budget: [] for budget in budgets}
-        for extra in ({}, read_setting(aware)):
-            measured = study(
+        budgets = [budget for budget in budgets if not only or [action, budget] in only]
+        rows: dict[str, list[Measurement]] = {budget: [] for budget in budgets}
+        for extra in ({}, read_setting(aware)) if budgets else ():
+            rows_of_study = study(
                 network.model,
                 data=network.plan,
                 calibration=network.calibration.x,
@@ -184,23 +212,24 @@ def plans_table(network: Network) -> Iterator[tuple[str, ...]]:
                 activations=False,
             )
             for budget in budgets:
-                made = plan(measured, budget=budget, action=action, combinations=4)
+                made = plan(rows_of_study, budget=budget, action=action, combinations=4)
                 if extra:
-                    even = loss_of(network, action, dict(made.uniform["layers"]), sequential=True)
-                    cells[budget].append(f"{even:.3f}")
-                planned = loss_of(network, action, made.choices, sequential=bool(extra))
-                cells[budget].append(f"{planned:.3f}")
-        for budget, losses in cells.items():
-            yield (f"{action} {budget}", *losses)
+                    even = dict(made.uniform["layers"])
+                    rows[budget].append(measured(network, action, even, sequential=True))
+                rows[budget].append(measured(network, action, made.choices, sequential=bool(extra)))
+        for budget, (plain, even, planned) in rows.items():
+            losses = (f"{m.performance:.3f}" for m in (plain, even, planned))
+            yield (f"{action} {budget}", *losses, gain(planned, even), gain(planned, plain))
 
 
-def tokens_table(network: Network) -> Iterator[tuple[str, ...]]:
+def tokens_table(network: Network, only: list[list[str]]) -> Iterator[tuple[str, ...]]:
     """Loss against the number of calibration tokens."""
     settings = (
         ("truncate", "parameters=0.6,metric=inputs"),
         ("quantise", "bits=3,group=32,method=gptq"),
         ("prune", "share=0.7,method=sparsegpt"),
     )
+    settings = tuple(pair for pair in settings if not only or list(pair) in only)
     yield ("calibration tokens", *(f"{a} {s}" for a, s in settings))
     length = network.calibration.x.shape[1]
     for tokens in TOKENS:
@@ -208,7 +237,23 @@ def tokens_table(network: Network) -> Iterator[tuple[str, ...]]:
             network, calibration=replace(network.calibration, x=network.calibration.x[: tokens // length])
         )
         losses = [loss_of(fewer, a, everywhere(network, s), sequential=True) for a, s in settings]
-        yield (str(len(fewer.calibration.x) * length), *(f"{loss:.3f}" for loss in losses))
+        yield (str(len(fewer.calibration.x) * length), *losses)
+
+
+def draw(rows: list[tuple[str, ...]], path: str) -> None:
+    """The table of calibration tokens as a figure."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    heads, tokens = rows[0], [int(row[0]) for row in rows[1:]]
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for place, name in enumerate(heads[1:], start=1):
+        axes.plot(tokens, [float(row[place]) for row in rows[1:]], marker="o", label=name)
+    axes.set(xscale="log", xlabel=heads[0], ylabel="loss on unseen data (nats)")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:
@@ -219,13 +264,19 @@ def main() -> None:
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("--plans", action="store_true", help="plans instead of the even spread")
     parser.add_argument("--tokens", action="store_true", help="loss against calibration tokens")
+    parser.add_argument("--only", nargs=2, action="append", default=[], metavar=("ACTION", "SETTING"))
+    parser.add_argument("--figure", metavar="FILE.png", help="draw the table of --tokens")
     options = parser.parse_args()
     table = plans_table if options.plans else tokens_table if options.tokens else edits_table
     start = time.perf_counter()
-    for number, cells in enumerate(table(NETWORKS[options.network]())):
+    rows = []
+    for cells in table(NETWORKS[options.network](), options.only):
         print(f"| {' | '.join(cells)} |", flush=True)
-        if number == 0:
+        if not rows:
             print("|" + " --- |" * len(cells), flush=True)
+        rows.append(cells)
+    if options.figure:
+        draw(rows, options.figure)
     print(f"\n{time.perf_counter() - start:.0f} seconds")
 
 
