@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from scipy import stats
+from strati.interventions.scores import standard_error
 from torch import nn
 
 import strati
@@ -31,7 +32,6 @@ from strati.interventions.compress.plan import plan
 from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs
 from strati.interventions.kinds import make, read_setting
 from strati.interventions.measure_layer import Subject
-from strati.interventions.scores import standard_error
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
 from strati.interventions.tasks import StudyData, make_task
@@ -61,7 +61,7 @@ PLANS = (
         ("parameters=0.5", "parameters=0.3"),
     ),
 )
-TOKENS = (256, 1024, 4096, 16_384)
+TOKENS = (512, 2048, 8192, 32_768)
 
 
 @dataclass(frozen=True)
@@ -86,20 +86,20 @@ def shakespeare() -> Network:
     return _text(model, rows, (160, 100, 300))
 
 
-def stories15m() -> Network:
-    """stories15M on sequences sampled from it at temperature 1."""
+def stories15m(length: int = 32) -> Network:
+    """stories15M on sequences sampled from it at temperature 1: 1024 to calibrate, 60 to plan, 120 to judge by."""
     from strati_reproductions import zoo
 
     model = as_module(zoo.path("stories15m")).float().eval()
-    path = Path(tempfile.gettempdir()) / "strati-stories-184x256.npy"
+    counts = (1024, 60, 120)
+    path = Path(tempfile.gettempdir()) / f"strati-stories-{sum(counts)}x{length}.npy"
     if not path.is_file():
         torch.manual_seed(0)
-        start = torch.ones((184, 1), dtype=torch.long)
-        drawn = model.generate(
-            start, do_sample=True, temperature=1.0, top_k=0, max_length=256, min_length=256, pad_token_id=0
-        )
+        start = torch.ones((sum(counts), 1), dtype=torch.long)
+        options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": 0}
+        drawn = model.generate(start, max_length=length, min_length=length, **options)
         np.save(path, drawn.numpy())
-    return _text(model, np.load(path), (64, 40, 80), batch=8)
+    return _text(model, np.load(path), counts)
 
 
 def smollm2() -> Network:
@@ -265,12 +265,15 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="plans instead of the even spread")
     parser.add_argument("--tokens", action="store_true", help="loss against calibration tokens")
     parser.add_argument("--only", nargs=2, action="append", default=[], metavar=("ACTION", "SETTING"))
+    parser.add_argument("--rows", type=int, metavar="N", help="use only N calibration rows")
     parser.add_argument("--figure", metavar="FILE.png", help="draw the table of --tokens")
     options = parser.parse_args()
     table = plans_table if options.plans else tokens_table if options.tokens else edits_table
     start = time.perf_counter()
     rows = []
-    for cells in table(NETWORKS[options.network](), options.only):
+    network = NETWORKS[options.network]()
+    calibration = replace(network.calibration, x=network.calibration.x[: options.rows])
+    for cells in table(replace(network, calibration=calibration), options.only):
         print(f"| {' | '.join(cells)} |", flush=True)
         if not rows:
             print("|" + " --- |" * len(cells), flush=True)

@@ -46,6 +46,11 @@ _FORMATS = (
     type=click.Choice(_ACTIONS),
     help="What is done to the layers. [default: quantise for bits, else truncate]",
 )
+@click.option(
+    "--unit",
+    type=click.Choice(["head", "neuron"]),
+    help="With --action prune: remove whole attention heads or MLP neurons, the same share in every layer.",
+)
 @data_options(required=False)
 @calibration_option
 @activation_option(None)

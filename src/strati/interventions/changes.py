@@ -136,6 +136,8 @@ class LayerEdits:
     def _by_method(self, plain: Callable[..., NDArray[Any]], values: dict[str, Any]) -> NDArray[Any]:
         """The weight quantised or pruned by a published method, or plainly where none is given."""
         method = values.pop("method", None)
+        if "unit" in values:
+            return data_aware_edits.prune_units(self.matrix, self.covariance, **values)
         if method is None:
             return plain(self.matrix, **values)
         if method == "hqq":

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import linalg
 
+from strati.core.errors import BadInputError
 from strati.interventions.edits import Directions, Grid, grouped, pruned_places
+from strati.interventions.unit_removal import removed_units
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +28,7 @@ _RIDGE = 1e-10
 _DAMPING = 0.01
 """Of the mean input's power, added to the diagonal by GPTQ and SparseGPT, as in the published code."""
 _BLOCK = 128
+_UNIT_ROUNDS = 32
 _AWQ_POWERS = np.linspace(0.0, 1.0, 21)
 _HQQ_STEPS, _HQQ_NORM, _HQQ_BETA, _HQQ_GROWTH = 20, 0.7, 10.0, 1.01
 
@@ -200,6 +203,51 @@ def sparsegpt(
         return np.where(gone[:, column], 0.0, current[:, column])
 
     return _compensated(w, covariance, masked, size)
+
+
+def prune_units(
+    matrix: NDArray[Any], covariance: InputCovariance, share: float, unit: str = "neuron"
+) -> FloatArray:
+    r"""Zero the columns of whole neurons or heads, and adjust the other columns to make up for them.
+
+    Without the columns :math:`S` the least output error is
+    :math:`\mathrm{tr}\, W_S [(C^{-1})_{SS}]^{-1} W_S^T`, reached by
+    :math:`W - W_S [(C^{-1})_{SS}]^{-1} (C^{-1})_{S:}`. The units of least error are removed in several
+    rounds, each on the weights and covariance that the round before left.
+
+    References:
+        Kurtic et al. 2023, ZipLM: inference-aware structured pruning of language models.
+
+    Examples:
+        >>> from strati.interventions.input_covariance import InputCovariance
+        >>> inputs = InputCovariance("fc", np.diag([1.0, 0.01, 1.0]), 100)
+        >>> prune_units(np.array([[1.0, 2.0, 3.0]]), inputs, 0.3).round(6).tolist()
+        [[1.0, 0.0, 3.0]]
+    """
+    w = np.array(matrix, dtype=np.float64)
+    if unit == "head" and not covariance.heads:
+        raise BadInputError(
+            covariance.layer, "the number of attention heads is not known; its config has none"
+        )
+    count = covariance.heads if unit == "head" and covariance.heads else w.shape[1]
+    size = w.shape[1] // count
+    factor = _inverse_factor(covariance.matrix)
+    inverse = factor.T @ factor
+    remaining = np.arange(count)
+    for part in np.array_split(np.arange(removed_units(count, share)), _UNIT_ROUNDS):
+        if not len(part):
+            continue
+        blocks = inverse.reshape(count, size, count, size)[remaining, :, remaining]
+        columns = w.reshape(len(w), count, size)[:, remaining].transpose(1, 2, 0)
+        errors = np.einsum("usr,usr->u", columns, np.linalg.solve(blocks, columns))
+        worst = np.argsort(errors, kind="stable")[: len(part)]
+        gone = (remaining[worst, None] * size + np.arange(size)).reshape(-1)
+        update = np.linalg.solve(inverse[np.ix_(gone, gone)], inverse[gone])
+        w -= w[:, gone] @ update
+        inverse = inverse - inverse[:, gone] @ update
+        w[:, gone] = inverse[:, gone] = 0.0  # exactly: later rounds leave them as they are
+        remaining = np.delete(remaining, worst)
+    return w
 
 
 def _inverse_factor(covariance: FloatArray) -> FloatArray:

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from strati.core.errors import BadInputError
 from strati.interventions.cached_forward import Tapes
+from strati.interventions.kinds import UNIT_READERS
 from strati.interventions.targets import Target, find_targets, tied_names
 from strati.interventions.tasks import IGNORED, forward
+from strati.interventions.unit_removal import head_count
 
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
@@ -50,12 +52,14 @@ class InputCovariance:
         tokens: How many there were.
         row_weights: Of an embedding: the share of each token, with every token counted once more than it occurred, so
             that tokens which did not occur keep a weight. ``None`` for all other layers.
+        heads: Of the layer behind an attention: how many heads (of grouped queries: key/value heads) it reads.
     """
 
     layer: str
     matrix: FloatArray
     tokens: int
     row_weights: FloatArray | None = None
+    heads: int | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -89,8 +93,8 @@ class InputMoments:
         [[5.0, 7.0], [7.0, 10.0]]
     """
 
-    def __init__(self, module: Any, target: Target) -> None:
-        self.target, self.module = target, module
+    def __init__(self, module: Any, target: Target, heads: int | None = None) -> None:
+        self.target, self.module, self.heads = target, module, heads
         self._diagonal = target.kind == "embedding"
         self._side = (
             target.shape[0] if target.kind in ("embedding", "conv1d") else math.prod(target.shape[1:])
@@ -140,7 +144,8 @@ class InputMoments:
             weights = (self._sum + 1.0) / (self._sum.sum() + self._side)
             return InputCovariance(name, np.eye(self.target.shape[1]), self.tokens, weights)
         upper = self._sum / max(self.tokens, 1)
-        return InputCovariance(name, np.triu(upper) + np.triu(upper, 1).T, self.tokens)
+        matrix = np.triu(upper) + np.triu(upper, 1).T
+        return InputCovariance(name, matrix, self.tokens, heads=self.heads)
 
 
 def patches(module: Any, inputs: Tensor) -> Tensor:
@@ -240,7 +245,8 @@ def _moments(model: nn.Module, targets: Sequence[Target]) -> dict[str, InputMome
             module = model.get_submodule(sharing[target.name])
             kind = "embedding" if isinstance(module, nn.Embedding) else "linear"
             target = Target(target.name, kind, target.type, target.shape, target.bias)
-        moments[target.name] = InputMoments(module, target)
+        heads = head_count(model) if target.type == UNIT_READERS["head"] else None
+        moments[target.name] = InputMoments(module, target, heads)
     return moments
 
 

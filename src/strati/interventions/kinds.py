@@ -71,6 +71,7 @@ KINDS: dict[str, Kind] = {
             "share": _SHARE,
             "pattern": Rule(str, pattern=(r"\d{1,4}:\d{1,4}", "2:4")),
             "method": Rule(str, choices=("wanda", "sparsegpt")),
+            "unit": Rule(str, choices=("head", "neuron")),
         },
         ("share", "pattern"),
     ),
@@ -92,7 +93,13 @@ KINDS: dict[str, Kind] = {
 }
 """Every intervention strati knows by name."""
 
-_DATA_AWARE = {"metric": ("inputs",), "method": ("gptq", "awq", "wanda", "sparsegpt")}
+_DATA_AWARE = {
+    "metric": ("inputs",),
+    "method": ("gptq", "awq", "wanda", "sparsegpt"),
+    "unit": ("head", "neuron"),
+}
+UNIT_READERS = {"head": "attention.out", "neuron": "mlp.out"}
+"""Role of the layer that reads the units: removing a unit removes columns of its weight."""
 
 BLOCK_KINDS = ("drop", "reorder", "repeat", "parallel")
 EXPERT_KINDS = ("drop-experts", "merge-experts")
@@ -106,6 +113,17 @@ def unit_of(name: str) -> str:
         ('layer', 'block', 'experts')
     """
     return "block" if name in BLOCK_KINDS else "experts" if name in EXPERT_KINDS else "layer"
+
+
+def suits(setting: Pairs, role: str) -> bool:
+    """Whether a layer of a role takes a setting: heads and neurons are removed in the layer that reads them.
+
+    Examples:
+        >>> suits((("share", 0.5), ("unit", "head")), "attention.out"), suits((("unit", "head"),), "mlp.out")
+        (True, False)
+    """
+    unit = dict(setting).get("unit")
+    return unit is None or UNIT_READERS[unit] == role
 
 
 def run_length(name: str, setting: Mapping[str, Any]) -> int:
@@ -274,20 +292,24 @@ def prune(
     share: float | Sequence[float] = (),
     pattern: str | Sequence[str] = (),
     method: str | Sequence[str] = (),
+    unit: str | Sequence[str] = (),
 ) -> Intervention:
-    """Set entries of the weight to zero, by default the smallest.
+    """Set entries of the weight to zero, by default the smallest, or remove whole units.
 
     Args:
         share: The share of entries to zero.
         pattern: ``"2:4"`` keeps 2 of every 4 neighbouring inputs.
         method: ``"wanda"`` ranks entries by their size times the power of their input, ``"sparsegpt"`` also adjusts the
             entries that stay. Both need calibration data.
+        unit: ``"neuron"`` removes hidden neurons of MLPs, ``"head"`` attention heads (with grouped queries: a key/value
+            head and its queries). A share of those that the layer behind them can best do without is removed, and its
+            other columns are adjusted; ``apply`` writes a smaller dense network. Needs calibration data.
 
     Examples:
         >>> [setting_text(s) for s in prune(share=[0.5, 0.7], method="wanda").settings]
         ['share=0.5,method=wanda', 'share=0.7,method=wanda']
     """
-    return make("prune", {"share": share, "pattern": pattern, "method": method})
+    return make("prune", {"share": share, "pattern": pattern, "method": method, "unit": unit})
 
 
 def zero() -> Intervention:
@@ -447,6 +469,8 @@ def _settings(name: str, kind: Kind, lists: Mapping[str, tuple[Any, ...]]) -> tu
             raise BadInputError("quantise.bits", "symmetric levels need at least 2 bits")
         if chosen_values.get("symmetric") and chosen_values.get("method") == "hqq":
             raise BadInputError("quantise.symmetric", "hqq fits zero points; leave symmetric out")
+        if "unit" in chosen_values and {"pattern", "method"} & set(chosen_values):
+            raise BadInputError("prune.unit", "takes a share of whole units; leave pattern and method out")
         count, _, of = str(chosen_values.get("pattern", "1:2")).partition(":")
         if not 0 < int(count) < int(of):
             raise BadInputError("prune.pattern", f"must be n:m with 0 < n < m, such as 2:4, not {count}:{of}")

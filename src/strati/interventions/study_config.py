@@ -17,6 +17,7 @@ from strati.interventions.kinds import (
     identity,
     reads_inputs,
     run_length,
+    suits,
     unit_of,
 )
 from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
@@ -135,7 +136,8 @@ class StudyConfig:
             if unit_of(intervention.name) != unit or (intervention.name == "reinitialise" and not initial):
                 continue
             for setting in intervention.settings:
-                if run_length(intervention.name, dict(setting)) <= max(len(target.members), 1):
+                fits = run_length(intervention.name, dict(setting)) <= max(len(target.members), 1)
+                if fits and suits(setting, target.type):
                     points += [
                         Point(intervention.name, setting, draw)
                         for draw in range(intervention.times(self.draws))

@@ -24,7 +24,7 @@ from strati.interventions.changes import Others, source_key, tensors_of
 from strati.interventions.checkpoints import open_checkpoint, trained_networks
 from strati.interventions.experts import find_experts
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.kinds import KINDS, unit_of
+from strati.interventions.kinds import KINDS, suits, unit_of
 from strati.interventions.measure_layer import Subject, measure_layer
 from strati.interventions.spec_data import task_of
 from strati.interventions.study_config import StudyConfig
@@ -228,7 +228,11 @@ def targets_of(model: nn.Module, plan: StudyConfig, run: Callable[[], object]) -
             return experts
         return (*targets_of(model, replace(plan, interventions=others), run), *experts)
     if "block" not in units:
-        return find_targets(model, plan.patterns)
+        targets = find_targets(model, plan.patterns)
+        settings = [setting for intervention in plan.interventions for setting in intervention.settings]
+        if any(any(suits(setting, t.type) for t in targets) for setting in settings):
+            return tuple(t for t in targets if any(suits(setting, t.type) for setting in settings))
+        raise BadInputError("prune.unit", "no layer that reads attention heads or MLP neurons was found")
     alone = units == {"block"}
     blocks = find_blocks(model, run, plan.patterns, required=alone)
     if not blocks:

@@ -68,18 +68,23 @@ class Edits:
                 )
             self.evaluator = evaluators[0]
         self.experts: dict[str, Change] = {}
+        self.units: dict[str, tuple[int, ...]] = {}
         self.weights: dict[str, NDArray[Any]] = {}
         self.factors: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
         self.parameters_before = _parameters(model)
         saved = sum(self._edit(name, choice, factored) for name, choice in self.chosen.items())
-        self.parameters_after = self.parameters_before - saved
+        self.reduced = self._reduced() if self.experts or self.units else None
+        self.parameters_after = (
+            self.parameters_before - saved if not self.units else _parameters(self.reduced)
+        )
 
     def _edit(self, name: str, choice: str, factored: bool) -> int:
         """Make one layer's change; returns how many parameters that saves."""
         from strati.interventions.compress.factored import can_factor
         from strati.interventions.edits import truncated_parameters
-        from strati.interventions.targets import put_values
+        from strati.interventions.targets import as_matrix, put_values, values_of
+        from strati.interventions.unit_removal import head_count, removed_units, zero_units
 
         target = self.evaluator.target(name)
         if self.action == "drop":
@@ -92,13 +97,17 @@ class Edits:
         if self.evaluator.subject.calibration is not None:
             put_values(self.evaluator.subject.model, target, change)
         self.weights[name] = change.values
+        setting = read_setting(choice)
+        if "unit" in setting:
+            count = int(head_count(self.model) or 1) if setting["unit"] == "head" else edits.matrix.shape[1]
+            removed = removed_units(count, float(setting["share"]))
+            self.units[name] = zero_units(as_matrix(change.values, target.kind), count, removed)
+            return 0
         if self.action == "prune":
-            from strati.interventions.targets import values_of
-
             return int((values_of(self.model, target)[0] != 0).sum() - (change.values != 0).sum())
         if self.action != "truncate":
             return 0
-        directions, rank = edits.truncation(read_setting(choice))
+        directions, rank = edits.truncation(setting)
         rows, cols = directions.matrix.shape
         if factored and can_factor(self.model.get_submodule(name), target, rank):
             second, first = directions.factors(slice(0, rank))
@@ -109,23 +118,32 @@ class Edits:
 
     def write(self, source: Path | None, folder: Path) -> None:
         """The changed network in the format of its source; without one, as ``model.safetensors``."""
-        if self.experts:
-            self._write_experts(source, folder)
+        if self.reduced is not None:
+            self._write_reduced(source, folder)
         elif source is None:
             self.write_module(folder)
         else:
             self.write_file(source, folder)
 
-    def _without_experts(self) -> Any:
-        """A copy of the network without the experts, its config with their new number.
+    def _reduced(self) -> Any:
+        """A copy of the network without the experts, heads or neurons that the plan removes, its config adjusted.
 
         Raises:
-            UnsupportedError: Layers would have different numbers of experts, which no config can say.
+            UnsupportedError: Layers would have different numbers of them, which no config can say.
         """
         from strati.interventions.expert_removal import remove_experts
         from strati.interventions.experts import find_experts
+        from strati.interventions.targets import Change, find_targets, put_values
+        from strati.interventions.unit_removal import remove_units
 
         made: Any = copy.deepcopy(self.model)
+        if self.units:
+            unit = str(read_setting(next(iter(self.chosen.values())))["unit"])
+            for name in self.units:
+                change = Change("prune", 0, self.weights[name], None, "")
+                put_values(made, self.evaluator.target(name), change)
+            remove_units(made, self.units, unit, find_targets(made))
+            return made
         counts = {
             t.shape[0] - len(getattr(self.experts.get(t.name), "experts", ())) for t in find_experts(made)
         }
@@ -143,22 +161,26 @@ class Edits:
                     setattr(config, key, before - len(change.experts))
         return made
 
-    def _write_experts(self, source: Path | None, folder: Path) -> None:
+    def _write_reduced(self, source: Path | None, folder: Path) -> None:
         import shutil
+
+        import torch
 
         from strati.interventions.compress.rewrite_checkpoint import write_safetensors
 
-        made = self._without_experts()
+        made: Any = self.reduced
         if source is None or not hasattr(made, "save_pretrained"):
             write_safetensors(
                 folder / "model.safetensors", {n: _plain(v) for n, v in made.state_dict().items()}
             )
             return
+        if not source.is_dir():
+            raise UnsupportedError(
+                source, "is one file; a network of fewer units needs a directory with a config"
+            )
         stored = json.loads((source / "config.json").read_text("utf-8"))
         dtype = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
-        import torch
-
-        made.to(getattr(torch, dtype)).save_pretrained(folder)
+        copy.deepcopy(made).to(getattr(torch, dtype)).save_pretrained(folder)
         for file in source.iterdir():
             weights = file.suffix in (".safetensors", ".bin", ".pt") or file.name.endswith(".index.json")
             if file.is_file() and not weights and not (folder / file.name).exists():
@@ -311,8 +333,8 @@ class Edits:
 
         from strati.interventions.compress.factored import load_factored
 
-        if self.experts and (source is None or not source.is_dir()):
-            return self._without_experts().eval()  # type: ignore[no-any-return]
+        if self.reduced is not None and (source is None or not source.is_dir()):
+            return self.reduced.eval()  # type: ignore[no-any-return]
         if self.factors:
             return load_factored(folder, None if source is not None and source.is_dir() else self.model)
         if source is not None:

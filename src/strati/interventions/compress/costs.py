@@ -20,6 +20,7 @@ import numpy as np
 
 from strati.core.errors import BadInputError
 from strati.interventions.compress.budget import Shape, full_size, monotone, option_size
+from strati.interventions.kinds import read_setting
 from strati.interventions.study_config import HIGHER, LOWER
 from strati.interventions.targets import as_matrix, chosen_names, find_targets
 from strati.interventions.tasks import standard_error
@@ -272,6 +273,7 @@ def read_curves(
     *,
     layers: Sequence[str] = ("*",),
     energy_rank: Callable[[str, str], int] | None = None,
+    unit: str | None = None,
 ) -> list[Curve]:
     """The curve of every layer that the study put the action on.
 
@@ -281,6 +283,7 @@ def read_curves(
         kind: The unit of sizes: ``parameters``, ``bits`` or ``rank``.
         layers: Patterns of the layers to plan.
         energy_rank: Gives the rank of a layer under a setting that depends on its weights.
+        unit: Of ``prune``: only the rows that removed these units; ``None``: those that zeroed entries.
 
     Raises:
         BadInputError: The study has no such intervention, a pattern matches nothing, or a layer's shape is not known.
@@ -288,9 +291,12 @@ def read_curves(
     rows = [r for r in study.rows if r["intervention"] == action and r["status"] == "done"]
     if action == "drop":
         rows = [r for r in rows if r.get("setting") in (None, "run=1")]
+    if action == "prune":
+        rows = [r for r in rows if read_setting(r.get("setting")).get("unit") == unit]
     if not rows:
         there = sorted({r["intervention"] for r in study.rows} - {"intact"})
-        why = f"the study has no measured {action!r}; it has {', '.join(there) or 'none'}: study it first"
+        what = action if unit is None else f"{action} of {unit}s"
+        why = f"the study has no measured {what!r}; it has {', '.join(there) or 'none'}: study it first"
         raise BadInputError(study.name, why)
     intact = {
         (r["network"], r["layer"]): r for r in study.rows if r["intervention"] == "intact" and "groups" in r

@@ -67,7 +67,7 @@ def _settings_of(model: Any, data: Any, budget_kind: str, config: PlanConfig) ->
             "adapt", "needs the base network: make a study with adapt(base, rank=[...]) first"
         )
     return StudyConfig(
-        interventions=(_planned_settings(action, budget_kind),),
+        interventions=(_planned_settings(action, budget_kind, config.unit),),
         layers=config.layers,
         spectral=False,
         activations=False,
@@ -82,13 +82,14 @@ def _settings_of(model: Any, data: Any, budget_kind: str, config: PlanConfig) ->
 
 
 _SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_UNIT_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 _PLAN_SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {
     "truncate": {"rank": tuple(2**k for k in range(13))},
     "quantise": {"bits": (2, 3, 4, 5, 6, 8)},
     "prune": {"share": _SHARES[1:]},
     "drop": {},
-    "drop-experts": {"share": (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)},
-    "merge-experts": {"share": (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)},
+    "drop-experts": {"share": _UNIT_SHARES},
+    "merge-experts": {"share": _UNIT_SHARES},
 }
 """The settings that a plan from a model measures."""
 
@@ -101,7 +102,9 @@ _DATA_AWARE = {
 """The edits that lose least: a plan from a model has data, so it measures these."""
 
 
-def _planned_settings(action: str, kind: str) -> Intervention:
+def _planned_settings(action: str, kind: str, unit: str | None) -> Intervention:
+    if unit is not None:
+        return make(action, {"share": _UNIT_SHARES, "unit": unit})
     by_share = action == "truncate" and kind == "parameters"
     settings = {"parameters": _SHARES} if by_share else _PLAN_SETTINGS[action]
     return make(action, settings | _DATA_AWARE.get(action, {}))

@@ -110,6 +110,8 @@ class PlanConfig:
         inputs: Of a plan from a model: the array or columns of a data file that hold the inputs.
         targets: Of a plan from a model: the array or column of a data file that holds the labels.
         activation: Of a plan from a model: the activation function of a bare MLP.
+        unit: Of the action ``prune``: ``"head"`` or ``"neuron"`` removes whole attention heads or MLP neurons, the same
+            share in every layer.
         calibration: Of a plan from a model: data for the input covariances; default a quarter of the data, which is
             then not used for measuring.
     """
@@ -125,6 +127,7 @@ class PlanConfig:
     inputs: str | None = None
     targets: str | None = None
     activation: str = "relu"
+    unit: str | None = None
     calibration: Any = None
 
     @property
@@ -142,6 +145,8 @@ class PlanConfig:
             raise BadInputError(self.action, f"no such action; there are {', '.join(ACTIONS)}")
         if self.combinations < 0 or self.uniform < 1:
             raise BadInputError("combinations", "has to be at least 0, uniform at least 1")
+        if self.unit not in (None, "head", "neuron") or (self.unit and self.action != "prune"):
+            raise BadInputError("unit", f"is head or neuron, for the action prune, not {self.unit!r}")
         if self.screen not in (None, "fisher"):
             raise BadInputError("screen", f"no score {self.screen!r} to screen by; there is fisher")
         if not 0.5 <= self.confidence < 1.0:
@@ -338,7 +343,7 @@ def plan(
             tick,
         )
     ranks = evaluators[0].energy_rank if evaluators else None
-    curves = read_curves(measured, action, kind, layers=config.patterns, energy_rank=ranks)
+    curves = read_curves(measured, action, kind, layers=config.patterns, energy_rank=ranks, unit=config.unit)
     about = quantity, _hashes(measured, evaluators)
     made = _plan(curves, parsed_budget, kind, config, measured, evaluators, about, tick)
     return dataclasses.replace(made, screen=screen)
@@ -402,7 +407,8 @@ def _plan(
     scale = scale_of(study)
     shapes = [c.shape for c in curves]
     action = str(config.action)
-    together = action in EXPERT_KINDS  # config.json has one number of experts for all layers
+    # config.json has one number of experts, heads or neurons for all layers
+    together = action in EXPERT_KINDS or config.unit is not None
     measuring = CombinationEvaluator(curves, action, scale, evaluators)
     rng = np.random.default_rng(config.seed)
     candidates = Candidates(curves, scale, budget, kind, rng)

@@ -94,6 +94,8 @@ def verdict_of(plan: Plan) -> str:
     if plan.outcome is PlanOutcome.UNIFORM:
         if plan.action in EXPERT_KINDS:
             return "All layers keep the same number of experts: a config has one number."
+        if any("unit=" in layer.choice for layer in plan.layers):
+            return "All layers keep the same number of units: a config has one number."
         return "Mixed does not beat uniform beyond its error: use uniform, which is the plan."
     if plan.outcome is PlanOutcome.NO_ERROR:
         word = "better" if plan.uniform["gain"]["gain"] > 0 else "not better"
