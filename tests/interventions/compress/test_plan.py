@@ -19,10 +19,11 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
+from strati.interventions.compress.apply import load_plan
 from strati.interventions.compress.budget import Budget, Shape, choose, monotone, read_budget
 from strati.interventions.compress.candidates import Candidates
 from strati.interventions.compress.costs import CostScale, Curve, CurveOption, read_curves
-from strati.interventions.compress.plan import _predicted, load_plan
+from strati.interventions.compress.plan import _predicted
 from strati.interventions.compress.predict import (
     Combination,
     Prediction,
