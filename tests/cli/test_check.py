@@ -122,6 +122,105 @@ def test_what_cannot_be_asked() -> None:
         strati.check(TRAINED, fail_one="dense")
 
 
+def test_limits_on_numbers_replace_the_failure_on_every_change(tmp_path: Path) -> None:
+    tuned = load_file(TRAINED)
+    rng = np.random.default_rng(0)
+    tuned["0.weight"] = (tuned["0.weight"] * 1.3).astype(np.float32)
+    tuned["2.weight"] = (tuned["2.weight"] + 1e-3 * rng.standard_normal((64, 96))).astype(np.float32)
+    save_file(tuned, tmp_path / "tuned.safetensors")
+    path = tmp_path / "tuned.safetensors"
+    assert not strati.check(path, TRAINED).passed
+    checked = strati.check(path, TRAINED, fail_if="changed > 20%")
+    assert [(x.layer, x.code) for x in checked.found] == [("0.weight", "over-limit")]
+    assert not checked.passed and checked.fail_if == ("changed > 20%",)
+    assert "30%" in checked.found[0].text
+    assert strati.check(path, TRAINED, fail_if="relative_change > 0.4").passed
+    both = strati.check(
+        path, TRAINED, fail_if=["changed >= 30%", "update rank > 5"], fail_on="untouched"
+    ).found
+    assert {(x.layer, x.code) for x in both} >= {("2.weight", "over-limit"), ("4.weight", "untouched")}
+    done = run(path, "--base", TRAINED, "--fail-if", "changed > 20%")
+    assert done.returncode == 3 and done.stdout.startswith("FAIL: over-limit in 0.weight.")
+
+
+def test_limits_on_numbers_of_a_scan() -> None:
+    ranks = {row["name"]: row["stable_rank"] for row in strati.scan(TRAINED).to_dict()["layers"]}
+    limit = sorted(ranks.values())[1]
+    found = strati.check(TRAINED, fail_if=f"stable_rank > {limit}").found
+    assert [x.layer for x in found] == [name for name, rank in ranks.items() if rank > limit]
+    assert strati.check(TRAINED, fail_if="stable_rank < 0").passed
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"),
+    [
+        ("changed", "cannot read"),
+        ("changed > much", "cannot read"),
+        ("changed > 1.2.3", "cannot read"),
+        ("chnged > 20%", "did you mean 'changed'"),
+        ("changed > 20%", "against a base"),
+        ("", "cannot read"),
+    ],
+)
+def test_limits_that_cannot_be_asked(limit: str, reason: str) -> None:
+    done = run(TRAINED, "--fail-if", limit)
+    assert done.returncode == 2 and done.stdout == ""
+    assert reason in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_annotations_of_github_actions(broken: Path) -> None:
+    done = run(broken, "--format", "github")
+    assert done.returncode == 3
+    answer, annotation = done.stdout.splitlines()
+    assert answer.startswith("FAIL: not-finite in 2.weight.")
+    assert annotation.startswith(f"::error file={broken},title=not-finite::2.weight: 64 of 6,144 entries")
+    assert run(TRAINED, "--format", "github").stdout.splitlines()[1:] == []
+    assert run(broken, "--format", "github", "--quiet").stdout == ""
+
+
+def test_annotations_escape_what_the_runner_would_read() -> None:
+    from strati.comparison.check_results import Check
+    from strati.comparison.damage import Finding
+
+    found = (Finding("a%\nb", "hole", "50% zeros"), Finding(None, "quantised", "a note"))
+    lines = Check("x:y,z.npz", None, ("hole",), 1, 1, 1, 1, 1, found).annotations()
+    assert lines[0].startswith("::error file=x%3Ay%2Cz.npz,title=hole::a%25") and "\n" not in lines[0]
+    assert lines[0].endswith("b: 50%25 zeros")
+    assert lines[1] == "::notice file=x%3Ay%2Cz.npz,title=quantised::a note"
+
+
+def test_defaults_stand_in_pyproject(broken: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "project" / "weights"
+    inner.mkdir(parents=True)
+    table = tmp_path / "project" / "pyproject.toml"
+    table.write_text('[tool.strati.check]\nfail-on = "hole"\nformat = "github"\n')
+    assert run_strati("check", broken, cwd=inner).returncode == 0
+    assert run_strati("check", broken, "--fail-on", "not-finite", cwd=inner).stdout.count("::error") == 1
+    save_file(load_file(TRAINED), tmp_path / "project" / "base.safetensors")
+    table.write_text('[tool.strati.check]\nbase = "base.safetensors"\nfail-if = ["changed > 150%"]\n')
+    done = run_strati("check", INITIAL, "--json", tmp_path / "c.json", cwd=inner)
+    fields = json.loads((tmp_path / "c.json").read_text())
+    assert fields["fail_if"] == ["changed > 150%"] and fields["base"].endswith("base.safetensors")
+    assert done.returncode == (0 if fields["passed"] else 3)
+    for text, reason in (
+        ("[tool.strati.check]\nfail-one = 'hole'\n", "did you mean 'fail-on'"),
+        ("[tool.strati.check]\nfail-on = 'hole\n", "cannot be read"),
+        ("[tool.strati]\ncheck = 3\n", "cannot be read"),
+        ("[tool.strati.check]\nfail-on = 'holes'\n", "did you mean 'hole'"),
+    ):
+        table.write_text(text)
+        done = run_strati("check", TRAINED, cwd=inner)
+        assert done.returncode == 2 and reason in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_several_networks_fail_if_one_does(broken: Path) -> None:
+    done = run(TRAINED, broken)
+    assert done.returncode == 3
+    assert done.stdout.splitlines()[0].startswith(str(TRAINED)[:40]) and "FAIL: not-finite" in done.stdout
+    assert run(TRAINED, INITIAL).returncode == 0
+    assert run(TRAINED, broken, "--json", "-").returncode == 2
+
+
 def test_the_codes_are_listed() -> None:
     done = run("--list")
     assert done.returncode == 0
@@ -153,7 +252,7 @@ def test_the_recommended_recipes_pass_the_embedded_network() -> None:
 def test_every_code_of_networks_and_spectra_can_be_asked_for() -> None:
     """The codes are read from the source: a new one must be registered."""
     missing = set()
-    for path in [*(SOURCE / "network").rglob("*.py"), *(SOURCE / "spectra").rglob("*.py")]:
+    for path in [*(SOURCE / "io").rglob("*.py"), *(SOURCE / "spectra").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Flag":
                 code = node.args[0] if node.args else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import click
 
 from strati.cli.common import (
@@ -11,17 +15,56 @@ from strati.cli.common import (
     layers_option,
     output_options,
     seed_option,
+    show,
     workers_option,
 )
 from strati.comparison.check import CheckConfig
+from strati.core.errors import BadInputError
+from strati.core.options import default, nearest
 from strati.jobs.progress import progress
 
 FOUND = 3
 """The exit code of a check that found what it looked for."""
 
 
-@click.command("check", cls=Command)
-@click.argument("model", required=False)
+class ConfiguredCommand(Command):
+    """A command whose defaults come from a table of the nearest ``pyproject.toml``: ``[tool.strati.check]``."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the table before the words of the command line, which win."""
+        return super().make_context(info_name, args, parent, default_map=self.defaults(Path.cwd()), **extra)
+
+    def defaults(self, folder: Path) -> dict[str, Any]:
+        """The table's options by parameter name; paths are relative to the file.
+
+        Raises:
+            BadInputError: The file cannot be read, or the table has an unknown option.
+        """
+        path = next((p for f in (folder, *folder.parents) if (p := f / "pyproject.toml").is_file()), None)
+        if path is None:
+            return {}
+        try:
+            tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+            table = dict(tool.get("strati", {}).get(self.name, {}))
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise BadInputError(path, f"[tool.strati.{self.name}] cannot be read: {error}") from None
+        known = {p.opts[0].lstrip("-"): p for p in self.params if isinstance(p, click.Option)}
+        options = {}
+        for name, value in table.items():
+            if name not in known:
+                why = f"[tool.strati.{self.name}] has no option {name!r}; {nearest(name, list(known))}"
+                raise BadInputError(path, why)
+            if known[name].multiple and isinstance(value, str):
+                value = [value]
+            beside = path.parent / str(value)
+            options[str(known[name].name)] = str(beside) if name == "base" and beside.exists() else value
+        return options
+
+
+@click.command("check", cls=ConfiguredCommand)
+@click.argument("models", nargs=-1, metavar="MODEL...")
 @click.option("--base", metavar="MODEL", help="Compare with this network: needed for kinds of update.")
 @click.option(
     "--fail-on",
@@ -30,8 +73,23 @@ FOUND = 3
     help="Codes that fail (--list shows all), with commas; repeatable. Default: the codes of damage and, with "
     "--base, every change but conversions.",
 )
+@click.option(
+    "--fail-if",
+    multiple=True,
+    metavar="LIMIT",
+    help="Fail where a layer's number is beyond a limit: 'changed > 20%' (with --base, instead of on every change), "
+    "'alpha > 8'. Repeatable.",
+)
 @click.option("--spectra", is_flag=True, help="Compute spectra too; report their codes and rank-collapse.")
 @click.option("--list", "listed", is_flag=True, help="List the codes and exit; needs no model.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "github"]),
+    default="text",
+    show_default=True,
+    help="Findings as text, or as annotations of GitHub Actions.",
+)
 @layers_option
 @workers_option
 @seed_option
@@ -39,11 +97,13 @@ FOUND = 3
 @click.pass_context
 def command(
     context: click.Context,
-    model: str | None,
+    models: tuple[str, ...],
     base: str | None,
     fail_on: tuple[str, ...],
+    fail_if: tuple[str, ...],
     spectra: bool,
     listed: bool,
+    form: str,
     layers: tuple[str, ...],
     workers: int | None,
     seed: int,
@@ -52,41 +112,58 @@ def command(
     """Find damage in MODEL and exit with 3: NaN, missing tensors, holes, wild entries, unfaithful conversions.
 
     Every floating-point tensor is read once; nothing else is computed unless you ask for it. One line per finding.
-    With --base the network is compared as well, and every change but a conversion or rounding fails.
+    With --base the network is compared as well, and every change but a conversion or rounding fails. Defaults of the
+    options can stand in [tool.strati.check] of pyproject.toml.
 
     \b
     Example:
       strati check model.safetensors
       strati check model.gguf --base model/
       strati check tuned/ --base base/ --fail-on dense
+      strati check tuned/ --base base/ --fail-if 'changed > 20%'
     """
-    from strati.cli.common import show
-    from strati.comparison.check import check
-    from strati.comparison.check_codes import CODES
-    from strati.core.files import write_atomic
-    from strati.core.options import default
-    from strati.io.network import open as open_network
-    from strati.report.page import build_page
-    from strati.spectra.scan import scan
+    from strati.comparison.check_results import CODES
+    from strati.explain import explain
 
     if listed:
-        for code, meaning in CODES.items():
-            show(f"{code}: {meaning}")
+        for code in CODES:
+            show(f"{code}: {explain(code).entries[0].meaning.replace('`', '')}")
         return
-    if model is None:
+    if not models:
         raise click.UsageError("give a model, or --list for the codes")
+    if len(models) > 1 and (output.json or output.html or output.plot):
+        raise click.UsageError("--json, --html and --plot write the result of one network; give one")
     config = CheckConfig(
         fail_on=fail_on or default(CheckConfig, "fail_on"),
+        fail_if=fail_if or default(CheckConfig, "fail_if"),
         spectra=spectra,
         layers=layers,
         seed=seed,
         workers=workers,
     )
-    with progress("check", None, quiet=output.quiet) as tick:
-        result = check(model, base, config=config, tick=tick)
-    if output.html is not None:
-        evidence = result.evidence or (scan(open_network(model), eigenvalues=True),)
-        write_atomic(output.html, build_page([item.to_dict() for item in evidence]))
-    emit(result, Output(output.json, None, output.quiet))
-    if not result.passed:
+    passed = [_check(model, base, config, form, output, title=len(models) > 1) for model in models]
+    if not all(passed):
         context.exit(FOUND)
+
+
+def _check(
+    model: str, base: str | None, config: CheckConfig, form: str, output: Output, *, title: bool
+) -> bool:
+    from strati.comparison.check import check
+    from strati.core.files import write_atomic
+    from strati.io.network import open as open_network
+    from strati.report.page import build_page
+    from strati.spectra.scan import scan
+
+    with progress("check", None, quiet=output.quiet) as tick:
+        checked = check(model, base, config=config, tick=tick)
+    if output.html is not None:
+        evidence = checked.evidence or (scan(open_network(model), eigenvalues=True),)
+        write_atomic(output.html, build_page([item.to_dict() for item in evidence]))
+    in_words = form == "text"
+    if title and in_words and not output.quiet:
+        show(f"{model}:")
+    emit(checked, Output(output.json, None, output.quiet or not in_words, output.plot))
+    if not in_words and not output.quiet and output.json != "-":
+        click.echo("\n".join([checked.answer(), *checked.annotations()]))
+    return checked.passed

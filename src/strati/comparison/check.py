@@ -1,37 +1,39 @@
 """Damage in a network, for continuous integration: what was found, and whether the network passes.
 
 By default every floating-point tensor is read once (:mod:`~strati.comparison.damage`), and names and shapes
-are held against what should be there (:mod:`~strati.comparison.expected_tensors`). Spectra are computed where a code
-asks for them. With a base, the codes of the comparison are added: the kinds of update (``untouched``, ``rounding``,
-``low-rank``, ``dense``, ``undecided``) and ``moved-vectors``.
+are compared with what should be there (:mod:`~strati.comparison.expected_tensors`). Spectra are computed where a code
+or a limit asks for them. With a base, the codes of the comparison are added: the kinds of update (``untouched``,
+``rounding``, ``low-rank``, ``dense``, ``undecided``) and ``moved-vectors``.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Unpack
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Unpack
 
-from strati.comparison.check_codes import CODES as CODES
-from strati.comparison.check_codes import INTEGRITY as INTEGRITY
-from strati.comparison.compare import CompareConfig, compare
-from strati.comparison.damage import (
-    Finding,
-    TensorSummary,
-    damage,
-    duplicates,
-    odd_ones,
-    summarise,
+import numpy as np
+
+from strati.comparison.check_results import (
+    CHANGES,
+    CODES,
+    INTEGRITY,
+    NUMBERS_OF_BASE,
+    OF_BASE,
+    OF_FILE,
+    OF_SPECTRA,
+    Check,
+    Limit,
 )
+from strati.comparison.compare import CompareConfig, compare
+from strati.comparison.damage import Finding, TensorSummary, damage, duplicates, odd_ones, summarise
 from strati.comparison.expected_tensors import Expectation, expectation, is_known_buffer
 from strati.comparison.matching import bare_names
 from strati.comparison.update_rank import UpdateKind
-from strati.core.display import printable
+from strati.comparison.vectors import norm_offset
 from strati.core.errors import BadInputError, IncompleteError
 from strati.core.options import nearest, resolve
-from strati.core.results import Result, Tick, silent
+from strati.core.results import Tick, silent
 from strati.io.adapters.merge import is_adapter
 from strati.io.layers import as_patterns, select
 from strati.io.network import Network, Openable
@@ -41,39 +43,8 @@ from strati.spectra.scan import scan
 from strati.spectra.verdicts import Phase
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from rich.console import RenderableType
-
-    from strati.comparison.results import ComparedLayer, Comparison
+    from strati.comparison.results import Comparison
     from strati.core.option_types import CheckOptions
-    from strati.schemas.json_types import CheckFields
-
-_KINDS = frozenset(UpdateKind)
-_OF_BASE = _KINDS | {
-    "shapes-differ",
-    "unmatched-layers",
-    "vocabulary-resized",
-    "rounded-worse",
-    "moved-vectors",
-}
-_OF_MODEL = frozenset(CODES) - (_OF_BASE - {"untouched"})
-_CHANGES = tuple(sorted(_OF_BASE - {"untouched", "rounding"}))
-_OF_FILE = frozenset(
-    {
-        "adapter-scale-unknown",
-        "dora-without-base",
-        "adapter-changed-base",
-        "adapter-not-read",
-        "left-aside",
-        "wrong-ending",
-        "no-matrices",
-        "unlisted-tensors",
-        "lambda-layer",
-    }
-)
-_OF_SPECTRA = _OF_MODEL - _OF_FILE - _OF_BASE - set(INTEGRITY)
-_ZERO_CENTRED = ("gemma", "recurrent_gemma", "qwen3_next", "nemotron")
-_MOST_LINES = 10
 
 
 @dataclass(frozen=True)
@@ -82,7 +53,10 @@ class CheckConfig:
 
     Attributes:
         fail_on: The codes that let a network fail: a list, or text with commas between them. ``None`` for all codes of
-            damage and, with a base, every change that is no named conversion or rounding to another dtype.
+            damage and, with a base but without ``fail_if``, every change that is no named conversion or rounding to
+            another dtype.
+        fail_if: Limits on numbers of layers, such as ``changed > 20%`` (with a base) or ``alpha > 8``; one text or
+            several.
         spectra: Compute spectra as well, and report their codes and ``rank-collapse``.
         layers: Patterns over names, roles and blocks; empty for all tensors.
         seed: Random seed of the simulated rounding noise.
@@ -90,14 +64,16 @@ class CheckConfig:
     """
 
     fail_on: str | Sequence[str] | None = None
+    fail_if: str | Sequence[str] | None = None
     spectra: bool = False
     layers: str | Sequence[str] | None = None
     seed: int = 0
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse unknown codes before any work is done."""
+        """Refuse unknown codes and numbers before any work is done."""
         as_patterns(self.layers)
+        self.limits()
         if self.workers is not None and self.workers < 0:
             raise BadInputError("workers", "must be 0 (one per processor) or more")
         if not self.codes():
@@ -109,128 +85,15 @@ class CheckConfig:
     def codes(self, *, with_base: bool = False) -> tuple[str, ...]:
         """The codes that fail, one by one."""
         if self.fail_on is None:
-            return (*INTEGRITY, *_CHANGES) if with_base else INTEGRITY
+            return (*INTEGRITY, *sorted(CHANGES)) if with_base and not self.fail_if else INTEGRITY
         texts = [self.fail_on] if isinstance(self.fail_on, str) else list(self.fail_on)
         words = [code.strip() for text in texts for code in str(text).split(",")]
         return tuple(dict.fromkeys(code for code in words if code))
 
-
-@dataclass(frozen=True)
-class Check(Result):
-    """What a check found.
-
-    Attributes:
-        model: The network that was checked.
-        base: What it was compared with, if anything.
-        fail_on: The codes that let it fail.
-        tensors: Number of tensors in the network.
-        checked: Number of floating-point tensors that were looked at.
-        finite: How many of them are finite.
-        layers: Number of weight matrices that are there.
-        expected_layers: Number of weight matrices that should be there.
-        found: What was found, in the network's order.
-        evidence: The comparison behind it, for a page.
-    """
-
-    verb: ClassVar[str] = "check"
-
-    model: str
-    base: str | None
-    fail_on: tuple[str, ...]
-    tensors: int
-    checked: int
-    finite: int
-    layers: int
-    expected_layers: int
-    found: tuple[Finding, ...]
-    evidence: tuple[Result, ...] = field(default=(), repr=False)
-
-    @property
-    def passed(self) -> bool:
-        """Whether nothing was found that lets the network fail."""
-        return not any(self._fails(finding) for finding in self.found)
-
-    def _fails(self, finding: Finding) -> bool:
-        changed = {"low-rank", "dense"} & set(self.fail_on)  # an undecided change may be either
-        same_dtype = finding.code == "rounding" and "moved-vectors" in self.fail_on
-        return finding.code in self.fail_on or (finding.code == "undecided" and bool(changed)) or same_dtype
-
-    def payload(self) -> CheckFields:
-        """What was looked for and found."""
-        return {
-            "model": self.model,
-            "base": self.base,
-            "fail_on": self.fail_on,
-            "tensors": self.tensors,
-            "checked": self.checked,
-            "found": self.found,
-            "passed": self.passed,
-        }
-
-    def frame(self) -> pd.DataFrame:
-        """One row per finding."""
-        import pandas as pd
-
-        return pd.DataFrame([vars(finding) for finding in self.found], columns=["layer", "code", "text"])
-
-    def summary(self) -> RenderableType:
-        """The answer, then one line per finding, then what to run next."""
-        from rich.console import Group
-
-        from strati.core.display import NextCommand, Paragraph, command_path
-
-        failures = [finding for finding in self.found if self._fails(finding)]
-        notes = [finding for finding in self.found if not self._fails(finding)]
-        lines = [self._answer(failures)]
-        lines += [
-            f"{printable(self.model if finding.layer is None else finding.layer, 120)}: {finding.code}: "
-            f"{printable(finding.text, 300)}"
-            for finding in _first_of_each_code(failures)
-        ]
-        failed = Counter(finding.code for finding in failures)
-        lines += [
-            f"{count - _MOST_LINES} more with {code}; --json - lists all"
-            for code, count in failed.items()
-            if count > _MOST_LINES
-        ]
-        if notes:
-            count = f"{len(notes)} note{'s do' if len(notes) > 1 else ' does'}"
-            by_code = ", ".join(
-                f"{code} {n}" for code, n in Counter(note.code for note in notes).most_common()
-            )
-            lines.append(f"{count} not fail the check ({by_code}); --json - lists all")
-        explain = f"strati explain {failures[0].code if failures else 'wild-entry'}"
-        commands: tuple[str, ...] = (explain,)
-        if Path(self.model).exists():
-            base = "" if self.base is None else f"{command_path(self.base)} "
-            model = command_path(self.model)
-            compare = (f"strati compare {base}{model}",) if base else ()
-            commands = (*compare, f"strati scan {model}", explain)
-        return Group(*(Paragraph(line) for line in lines), NextCommand(commands))
-
-    def _answer(self, failures: Sequence[Finding]) -> str:
-        counts = (
-            f"{self.finite} of {self.checked} tensors finite,"
-            f" {self.layers} of {self.expected_layers} expected layers present"
-        )
-        if failures:
-            first = failures[0]
-            where = printable("the file" if first.layer is None else first.layer, 50)
-            more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-            return f"FAIL: {first.code} in {where}{more}. {counts[0].upper()}{counts[1:]}."
-        if set(INTEGRITY) <= set(self.fail_on):
-            return f"{counts}, no damage found."
-        return f"PASS: {_counted(self.checked, 'tensor')}, none {_either(self.fail_on)}."
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _either(codes: Sequence[str]) -> str:
-    if len(codes) > 6:
-        return f"with any of {len(codes)} codes"
-    return codes[0] if len(codes) == 1 else f"{', '.join(codes[:-1])} or {codes[-1]}"
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits on numbers."""
+        texts = [self.fail_if] if isinstance(self.fail_if, str) else list(self.fail_if or ())
+        return tuple(Limit.parse(text) for text in texts)
 
 
 def check(
@@ -260,54 +123,59 @@ def check(
         (False, [('fc.weight', 'constant')])
     """
     settings = resolve(CheckConfig, config, options, of=check)
-    failing_codes = settings.codes(with_base=base is not None)
-    needs_base = [code for code in failing_codes if code in _OF_BASE - _OF_MODEL]
+    failing_codes, limits = settings.codes(with_base=base is not None), settings.limits()
+    needs_base = [code for code in failing_codes if code in CHANGES or code == UpdateKind.ROUNDING]
+    needs_base += [limit.name for limit in limits if limit.name in NUMBERS_OF_BASE]
     if base is None and needs_base:
         raise BadInputError("check", f"{needs_base[0]} is decided against a base; give `base` as well")
     try:
         network = open_network(model)
     except IncompleteError as error:
-        missing = [
-            Finding(name, "missing-tensors", "the index lists it, its shard lacks it") for name in error.names
-        ]
+        text = "the index lists it, its shard lacks it"
+        missing = tuple(Finding(name, "missing-tensors", text) for name in error.names)
         if "missing-tensors" not in failing_codes:
             raise
-        return Check(str(model), None, failing_codes, 0, 0, 0, 0, len(missing), tuple(missing))
+        return Check(str(model), None, failing_codes, 0, 0, 0, 0, len(missing), missing)
     explicit = settings.fail_on is not None
-    comparison: Comparison | None = None
-    findings: list[Finding] = []
-    looked = _look(network, settings, tick)
-    findings += [finding for finding in looked.findings if not explicit or finding.code in failing_codes]
+    scan_look = _look(network, settings, tick)
+    findings = [f for f in scan_look.findings if not explicit or f.code in failing_codes]
     findings += [
         Finding(None, flag.code, flag.text)
         for flag in (network.warnings if "no-matrices" in failing_codes else network.contents.warnings)
-        if flag.code in _OF_FILE and flag.code in failing_codes
+        if flag.code in OF_FILE and flag.code in failing_codes
     ]
+    comparison: Comparison | None = None
     if base is not None:
         compare_settings = CompareConfig(
             layers=settings.layers, seed=settings.seed, workers=settings.workers, eigenvalues=True
         )
         other = open_network(base)
         comparison = compare(other, network, config=compare_settings, tick=tick)
-        findings += _against_base(comparison, failing_codes)
-        if not explicit:
+        findings += _against_base(comparison, failing_codes, limits)
+        if not explicit and not limits:
             findings += _rounded_in_one_dtype(comparison, other, network)
-        findings += [finding for finding in _vectors_of_one(other, network) if finding.code in failing_codes]
-    if settings.spectra or _OF_SPECTRA & set(failing_codes):
-        codes = frozenset(failing_codes) if explicit else _OF_SPECTRA
+        findings += [f for f in _vectors_of_one(other, network) if f.code in failing_codes]
+    by_spectra = any(limit.name not in NUMBERS_OF_BASE for limit in limits)
+    if settings.spectra or by_spectra or _needs_spectra(failing_codes, base):
+        codes = frozenset(failing_codes if explicit else OF_SPECTRA if settings.spectra else ())
         findings += _spectral(network, settings, codes, tick)
     return Check(
         model=str(network.path),
         base=str(open_network(base).path) if base is not None else None,
         fail_on=failing_codes,
         tensors=len(network.tensors),
-        checked=looked.checked,
-        finite=looked.finite,
-        layers=looked.matrices,
-        expected_layers=looked.matrices + looked.expected.missing_matrices,
+        checked=scan_look.checked,
+        finite=scan_look.finite,
+        layers=scan_look.matrices,
+        expected_layers=scan_look.matrices + scan_look.expected.missing_matrices,
         found=tuple(dict.fromkeys(findings)),
+        fail_if=tuple(limit.text for limit in limits),
         evidence=(comparison,) if comparison is not None else (),
     )
+
+
+def _needs_spectra(codes: Sequence[str], base: Openable | None) -> bool:
+    return bool(set(OF_SPECTRA) & set(codes)) or (base is None and UpdateKind.UNTOUCHED in codes)
 
 
 @dataclass(frozen=True)
@@ -327,24 +195,24 @@ def _look(network: Network, settings: CheckConfig, tick: Tick) -> _Look:
         names = {layer.tensor for layer in select(network.layers(), settings.layers)}
     summaries: list[TensorSummary] = []
     buffers: list[TensorSummary] = []
-    matrices = 0
     for tensor in network.tensors:
         small_float = tensor.dtype.startswith("float8_") and not tensor.quantised
         if (tensor.floating or small_float) and tensor.size and (names is None or tensor.name in names):
-            buffer = is_known_buffer(tensor)
             exact = not tensor.quantised and not small_float
             if tensor.name in network.contents.adapters:
                 summary = _of_update(network, tensor.name)
             else:
                 summary = summarise(tensor.name, network.read(tensor.name), exact=exact)
-            (buffers if buffer else summaries).append(summary)
-            matrices += not buffer and not summary.vector
+            (buffers if is_known_buffer(tensor) else summaries).append(summary)
         tick(tensor.name)
     expected = expectation(network) if names is None else Expectation((), 0)
-    kind = str((network.config or {}).get("model_type", ""))
-    findings = [*damage(summaries, table=_is_table(network), zero_centred=kind.startswith(_ZERO_CENTRED))]
+
+    def is_table(name: str) -> bool:
+        return network.names.by_role(name) in (Role.EMBEDDING, Role.HEAD)
+
+    findings = damage(summaries, table=is_table, zero_centred=bool(norm_offset(network)))
     # A causal mask holds minus infinity; NaN in running statistics is damage.
-    findings += [f for f in damage(buffers) if f.code == "not-finite" and not _is_mask(network, f)]
+    findings += [f for f in damage(buffers) if f.code == "not-finite" and "mask" not in str(f.layer).lower()]
     if not is_adapter(network):
         plain = [summary for summary in summaries if summary.exact]
         damaged = {finding.layer for finding in findings}  # a hole or a wild entry changes the scale
@@ -353,38 +221,16 @@ def _look(network: Network, settings: CheckConfig, tick: Tick) -> _Look:
     findings += expected.findings
     order = {tensor.name: place for place, tensor in enumerate(network.tensors)}
     findings.sort(key=lambda finding: order.get(finding.layer or "", len(order)))
-    everything = [*summaries, *buffers]
-    finite = sum(not summary.not_finite for summary in everything)
-    return _Look(tuple(findings), len(everything), finite, matrices, expected)
+    finite = sum(not summary.not_finite for summary in (*summaries, *buffers))
+    matrices = sum(not summary.vector for summary in summaries)
+    return _Look(tuple(findings), len(summaries) + len(buffers), finite, matrices, expected)
 
 
 def _of_update(network: Network, name: str) -> TensorSummary:
     """The factors of a low-rank update in one summary: only whether they are finite matters."""
-    import numpy as np
-
     factors = [np.asarray(factor).reshape(-1) for factor in network.contents.adapters[name].factors()]
     summary = summarise(name, np.concatenate(factors), exact=False)
-    return TensorSummary(**{**vars(summary), "shape": (len(factors), summary.size // len(factors))})
-
-
-def _is_table(network: Network) -> Callable[[str], bool]:
-    def table(name: str) -> bool:
-        return network.names.by_role(name) in (Role.EMBEDDING, Role.HEAD)
-
-    return table
-
-
-def _is_mask(network: Network, finding: Finding) -> bool:
-    return finding.layer is not None and "mask" in finding.layer.lower()
-
-
-def _first_of_each_code(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """At most ten findings of each code."""
-    counts: Counter[str] = Counter()
-    for finding in findings:
-        counts[finding.code] += 1
-        if counts[finding.code] <= _MOST_LINES:
-            yield finding
+    return replace(summary, shape=(len(factors), summary.size // len(factors)))
 
 
 def _spectral(
@@ -394,18 +240,24 @@ def _spectral(
     if not names and is_adapter(network):
         return
     for scanned in scan(network, layers=settings.layers, workers=settings.workers, tick=tick):
-        if scanned.layer.name not in names:
+        name = scanned.layer.name
+        if name not in names:
             continue
         for flag in scanned.row()["warnings"]:
             if flag.code in codes and flag.code not in INTEGRITY:
-                yield Finding(scanned.layer.name, flag.code, flag.text)
+                yield Finding(name, flag.code, flag.text)
         if scanned.spectrum.phase == Phase.RANK_COLLAPSE and "rank-collapse" in codes:
-            text = "almost all of its singular values vanish beside the others"
-            yield Finding(scanned.layer.name, "rank-collapse", text)
+            yield Finding(name, "rank-collapse", "almost all of its singular values vanish beside the others")
+        for limit in settings.limits():
+            finding = limit.finding(name, scanned.row())
+            if finding is not None:
+                yield finding
 
 
-def _against_base(comparison: Comparison, failing_codes: Sequence[str]) -> Iterator[Finding]:
-    kinds = _KINDS & set(failing_codes)
+def _against_base(
+    comparison: Comparison, failing_codes: Sequence[str], limits: Sequence[Limit]
+) -> Iterator[Finding]:
+    kinds = set(UpdateKind) & set(failing_codes)
     if kinds & {UpdateKind.LOW_RANK, UpdateKind.DENSE}:
         kinds |= {UpdateKind.UNDECIDED}  # it changed, and may have changed in this way
     for layer in comparison.layers:
@@ -413,8 +265,12 @@ def _against_base(comparison: Comparison, failing_codes: Sequence[str]) -> Itera
         if layer.update_kind in kinds:
             yield Finding(name, str(layer.update_kind), _kind_text(layer.update_kind, layer.update_rank))
         for flag in layer.warnings:
-            if flag.code in failing_codes and flag.code in _OF_BASE:
+            if flag.code in failing_codes and flag.code in OF_BASE:
                 yield Finding(name, flag.code, flag.text)
+        for limit in limits:
+            finding = limit.finding(name, vars(layer)) if limit.name in NUMBERS_OF_BASE else None
+            if finding is not None:
+                yield finding
     if "moved-vectors" in failing_codes and comparison.movement is not None:
         for name in comparison.movement.moved_vectors:
             yield Finding(name, "moved-vectors", "differs from the base by more than rounding")
@@ -444,24 +300,23 @@ def _vectors_of_one(base: Network, network: Network) -> Iterator[Finding]:
 
 def _rounded_in_one_dtype(comparison: Comparison, base: Network, network: Network) -> Iterator[Finding]:
     """Layers that changed by rounding, although both files store them in one dtype and nothing was converted."""
-    before = {layer.name: layer for layer in base.layers()}
-    after = {layer.name: layer for layer in network.layers()}
-
-    def same(layer: ComparedLayer) -> bool:
-        a, b = before.get(layer.name), after.get(layer.partner[-1])
-        return a is not None and b is not None and a.dtype == b.dtype and not (a.quantised or b.quantised)
-
+    before, after = ({layer.name: layer for layer in net.layers()} for net in (base, network))
+    text = "changed by about one rounding step, although both files have one dtype"
     for layer in comparison.layers:
-        if layer.update_kind == UpdateKind.ROUNDING and layer.aligned is None and same(layer):
-            text = "changed by about one rounding step, although both files have one dtype"
+        a, b = before.get(layer.name), after.get(layer.partner[-1])
+        if layer.update_kind != UpdateKind.ROUNDING or layer.aligned is not None or a is None or b is None:
+            continue
+        if a.dtype == b.dtype and not (a.quantised or b.quantised):
             yield Finding(layer.partner[-1], "rounding", text)
 
 
+_KIND_TEXTS: dict[str | None, str] = {
+    UpdateKind.UNTOUCHED: "the same as in the base, bit for bit",
+    UpdateKind.ROUNDING: "the same as in the base up to rounding",
+    UpdateKind.UNDECIDED: "changed by less than the dtype resolves: low-rank or dense cannot be decided",
+}
+
+
 def _kind_text(kind: str | None, rank: int | None) -> str:
-    if kind == UpdateKind.UNTOUCHED:
-        return "the same as in the base, bit for bit"
-    if kind == UpdateKind.ROUNDING:
-        return "the same as in the base up to rounding"
-    if kind == UpdateKind.UNDECIDED:
-        return "changed by less than the dtype resolves: low-rank or dense cannot be decided"
-    return f"differs from the base in {rank} direction{'s' if rank != 1 else ''} beyond rounding"
+    directions = f"differs from the base in {rank} direction{'s' if rank != 1 else ''} beyond rounding"
+    return _KIND_TEXTS.get(kind, directions)

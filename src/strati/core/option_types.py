@@ -55,6 +55,7 @@ class CheckOptions(TypedDict, total=False):
     """Keywords of CheckConfig."""
 
     fail_on: str | Sequence[str] | None
+    fail_if: str | Sequence[str] | None
     spectra: bool
     layers: str | Sequence[str] | None
     seed: int

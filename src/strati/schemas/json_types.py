@@ -368,6 +368,7 @@ class CheckFields(TypedDict):
     model: str
     base: str | None
     fail_on: Sequence[str]
+    fail_if: Sequence[str]
     tensors: int
     checked: int
     found: Sequence[Finding]
