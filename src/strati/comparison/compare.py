@@ -453,38 +453,23 @@ def _compare_layer(row: Sequence[Version], step: PairUpdate, *, tied: bool) -> C
     shared = [k for k in plain if all(k in m for m in metrics)]
     for values, (side, layer) in zip(metrics, row, strict=True):
         values["state"] = str(Scanned(layer, side.spectra[layer.name]).state)
-    codes = {flag.code for flag in step.warnings}
+    update = step.numbers
+    codes = {flag.code for flag in update.warnings}
     flags = [flag for flag in _spectrum_flags(row) if flag.code not in codes]
     before = {flag.code for flag in row[0][0].warnings(row[0][1])}
     new = [flag.code for flag in row[-1][0].warnings(row[-1][1]) if flag.code not in before]
-    how = [word for word in (step.aligned, "tied-head" if tied else None) if word is not None]
+    how = [word for word in (update.aligned, "tied-head" if tied else None) if word is not None]
     first = row[0][1]
+    changed = {"aligned": ", ".join(how) or None, "warnings": (*flags, *update.warnings)}
     return ComparedLayer(
+        **(vars(update) | changed),
         name=first.name,
         partner=tuple(layer.name for _, layer in row[1:]),
         role=str(first.role),
         block=first.block,
         metrics={k: tuple(m[k] for m in metrics) for k in shared},
         spectral_distance=spectral_distance(spectra[0].eigenvalues, spectra[-1].eigenvalues),
-        relative_change=step.relative_change,
-        update_stable_rank=step.stable_rank,
-        update_rank=step.rank,
-        update_rank_pvalue=step.pvalue,
-        update_kind=step.kind,
-        subspace_overlap=step.overlap,
-        overlap_by_chance=step.chance,
-        subspace_directions=step.directions,
-        aligned=", ".join(how) or None,
-        rounding=step.rounding,
-        interference=step.interference,
-        mixture=step.mixture,
-        agreement=step.agreement,
-        intruders=step.intruders,
-        pattern=step.pattern,
-        pattern_share=step.pattern_share,
-        warnings=(*flags, *step.warnings),
-        new_warnings=tuple(dict.fromkeys([*new, *(flag.code for flag in step.warnings)])),
-        update_eigenvalues=np.array(step.eigenvalues) if step.eigenvalues is not None else None,
+        new_warnings=tuple(dict.fromkeys([*new, *(flag.code for flag in update.warnings)])),
         eigenvalues=tuple(spectrum.eigenvalues for spectrum in spectra),
     )
 

@@ -12,44 +12,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from strati.core.display import without_shared_prefix
 from strati.io.roles import Place, place_of
+
+if TYPE_CHECKING:
+    from strati.io.layers import Layer
 
 WRAPPERS = frozenset(
     {"model", "module", "base_model", "transformer", "bert", "roberta", "vit", "resnet", "net", "_orig_mod"}
     | {"language_model", "backbone", "distilbert", "electra", "deit", "gpt_neox", "_fsdp_wrapped_module"}
 )
 """Words that libraries put in front of a network inside another one."""
-
-
-class Named(Protocol):
-    """What matching needs to know of a layer."""
-
-    @property
-    def name(self) -> str:
-        """The layer's name."""
-
-    @property
-    def role(self) -> str:
-        """Its role."""
-
-    @property
-    def block(self) -> int | None:
-        """Its block number."""
-
-    @property
-    def kind(self) -> str:
-        """What it is: linear, conv, ..."""
-
-    @property
-    def count(self) -> int:
-        """Number of matrices: the positions of a convolution's kernel."""
-
-    @property
-    def expert(self) -> int | None:
-        """Which expert of a mixture it is, if any."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +51,7 @@ class Matching:
     unmatched: tuple[Unmatched, ...]
 
 
-def match(networks: Sequence[Sequence[Named]], labels: Sequence[Sequence[str]] | None = None) -> Matching:
+def match(networks: Sequence[Sequence[Layer]], labels: Sequence[Sequence[str]] | None = None) -> Matching:
     """Find corresponding layers; each has at most one partner per network.
 
     Names decide for networks of the same depth, prefixes that one network has and another has not (``model.``,
@@ -116,7 +91,7 @@ def _depth(names: Sequence[str]) -> tuple[int, ...]:
     )
 
 
-def _by_name(networks: Sequence[Sequence[Named]], keys: list[dict[str, int]]) -> Matching:
+def _by_name(networks: Sequence[Sequence[Layer]], keys: list[dict[str, int]]) -> Matching:
     common = set(keys[0]).intersection(*keys[1:])
     rows = [tuple(k[key] for k in keys) for key in keys[0] if key in common]
     sure = [row for row in rows if _alike([networks[n][i] for n, i in enumerate(row)])]
@@ -125,13 +100,13 @@ def _by_name(networks: Sequence[Sequence[Named]], keys: list[dict[str, int]]) ->
     )
 
 
-def _alike(layers: Sequence[Named]) -> bool:
+def _alike(layers: Sequence[Layer]) -> bool:
     """Whether layers of one name do the same thing."""
     return len({(layer.role, _kernel(layer)) for layer in layers}) == 1
 
 
 def _lost(
-    networks: Sequence[Sequence[Named]], rows: Sequence[tuple[int, ...]], reason: str
+    networks: Sequence[Sequence[Layer]], rows: Sequence[tuple[int, ...]], reason: str
 ) -> tuple[Unmatched, ...]:
     used = [{row[n] for row in rows} for n in range(len(networks))]
     return tuple(
@@ -146,7 +121,7 @@ Group = list[int]
 """Indices of layers in one network."""
 
 
-def _by_place(networks: Sequence[Sequence[Named]], names: Sequence[Sequence[str]]) -> Matching:
+def _by_place(networks: Sequence[Sequence[Layer]], names: Sequence[Sequence[str]]) -> Matching:
     places = [[place_of(name) for name in network_names] for network_names in names]
     sorts = [
         [_sort(layer, name) for layer, name in zip(layers, network_names, strict=True)]
@@ -165,7 +140,7 @@ def _by_place(networks: Sequence[Sequence[Named]], names: Sequence[Sequence[str]
     return Matching("role, block and place", tuple(rows), _lost(networks, rows, why))
 
 
-def _sort(layer: Named, name: str) -> tuple[Hashable, ...]:
+def _sort(layer: Layer, name: str) -> tuple[Hashable, ...]:
     """What two layers must share to be compared: role, branch or purpose, kernel, expert."""
     text = name.lower()
     detail = ""
@@ -179,7 +154,7 @@ def _sort(layer: Named, name: str) -> tuple[Hashable, ...]:
     return (layer.role, detail, _kernel(layer), layer.expert)
 
 
-def _kernel(layer: Named) -> Hashable:
+def _kernel(layer: Layer) -> Hashable:
     return (layer.kind, layer.count) if layer.kind in ("conv", "depthwise") else None
 
 

@@ -23,11 +23,11 @@ from threadpoolctl import threadpool_limits
 
 from strati.comparison.dtypes import effective_dtype, is_conversion, quantised_variance, rounding_variance
 from strati.comparison.merging import Interference, Mixture, interference, mixture
-from strati.comparison.results import RoundingError
+from strati.comparison.results import LayerUpdate, RoundingError
 from strati.comparison.unit_alignment import Renumbering
 from strati.comparison.update import Intruder, Update, agreement, relative_change, update_between
 from strati.comparison.update_rank import RankTest, UpdateKind
-from strati.core.results import Flag
+from strati.core.results import Flag, jsonable
 from strati.core.rng import stream
 from strati.io.adapters.lora import resolution
 from strati.io.align import Aligned, align, rescaled
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 STORE = "updates.sqlite"
 """The store's file in the folder of a resumable comparison."""
 
-LAYOUT = 10
+LAYOUT = 11
 """Changes whenever what is kept of a pair, or how it is computed, does."""
 
 WORSE = 1.25
@@ -72,26 +72,15 @@ _COMPENSATED = frozenset({"gptq", "compressed-tensors"})
 
 @dataclass(frozen=True)
 class PairUpdate:
-    """The update between two versions of a layer; every number is ``None`` where they cannot be subtracted."""
+    """The update between two versions of a layer.
 
-    relative_change: float | None = None
-    stable_rank: float | None = None
-    rank: int | None = None
-    pvalue: float | None = None
-    kind: str | None = None
-    agreement: float | None = None
-    overlap: float | None = None
-    chance: float | None = None
-    directions: int | None = None
-    aligned: str | None = None
-    rounding: RoundingError | None = None
-    interference: Interference | None = None
-    mixture: Mixture | None = None
-    warnings: tuple[Flag, ...] = ()
-    eigenvalues: tuple[float, ...] | None = None
-    intruders: tuple[Intruder, ...] = ()
-    pattern: str | None = None
-    pattern_share: float | None = None
+    Attributes:
+        numbers: Its numbers.
+        removed: Of a projection, a sketch of the direction that was removed.
+        folded: The norm whose weights one network keeps in this layer.
+    """
+
+    numbers: LayerUpdate
     removed: tuple[float, ...] | None = None
     folded: str | None = None
 
@@ -241,7 +230,8 @@ class VersionReader:
 def _work(unit: Unit, load: Load) -> dict[str, Any]:
     with threadpool_limits(limits=1):
         versions = [load(str(n)) for n in range(len(unit.files))]
-        return asdict(in_thread(partial(pair_update, versions, unit.config)))
+        plain: dict[str, Any] = jsonable(in_thread(partial(pair_update, versions, unit.config)))
+        return plain
 
 
 def _keep(outcome: Outcome) -> Finished:
@@ -249,7 +239,7 @@ def _keep(outcome: Outcome) -> Finished:
 
 
 def _from_record(record: dict[str, Any]) -> PairUpdate:
-    fields = dict(record)
+    fields = dict(record["numbers"])
     records: dict[str, Any] = {"rounding": RoundingError, "interference": Interference, "mixture": Mixture}
     for name, record_type in records.items():
         if fields[name] is not None:
@@ -257,9 +247,10 @@ def _from_record(record: dict[str, Any]) -> PairUpdate:
             fields[name] = record_type(**values)
     fields["warnings"] = tuple(Flag(**flag) for flag in fields["warnings"])
     fields["intruders"] = tuple(Intruder(**intruder) for intruder in fields["intruders"])
-    for name in ("eigenvalues", "removed"):
-        fields[name] = None if fields[name] is None else tuple(fields[name])
-    return PairUpdate(**fields)
+    if fields["update_eigenvalues"] is not None:
+        fields["update_eigenvalues"] = np.array(fields["update_eigenvalues"])
+    removed = None if record["removed"] is None else tuple(record["removed"])
+    return PairUpdate(LayerUpdate(**fields), removed, record["folded"])
 
 
 def _facts(row: PairedRow, seed: int, merge: bool) -> dict[str, Any]:
@@ -300,9 +291,9 @@ def pair_update(read: Sequence[LayerVersion], facts: Any) -> PairUpdate:
     aligned = _aligned(versions[0], versions[-1], facts)
     if aligned is None:
         flag = _shapes_differ(versions[0][0].shape, versions[-1][0].shape)
-        return PairUpdate(warnings=(flag,), mixture=mixed)
+        return PairUpdate(LayerUpdate(warnings=(flag,), mixture=mixed))
     if not all(np.isfinite(m.astype(np.float64, copy=False)).all() for m in (aligned.first, aligned.second)):
-        return PairUpdate(warnings=(_NOT_FINITE,), mixture=mixed)
+        return PairUpdate(LayerUpdate(warnings=(_NOT_FINITE,), mixture=mixed))
     noise = _quantisation_noise(aligned, read, facts)
     formats = [(facts["schemes"][n], facts["bits"][n], facts["groups"][n]) for n in (0, -1)]
     folded, aligned = _unfolded(aligned, facts["gains"])
@@ -321,7 +312,7 @@ def pair_update(read: Sequence[LayerVersion], facts: Any) -> PairUpdate:
     rounding = _rounding(aligned, errors[0] + errors[-1])
     schemes = {facts["schemes"][0], facts["schemes"][-1]}
     flags = _extra_rows(aligned, len(versions)) + _rounded_worse(rounding, bool(schemes & _COMPENSATED))
-    return replace(
+    numbers = replace(
         _of_update(update),
         agreement=agreement(aligned.first, aligned.second),
         aligned=", ".join(filter(None, ["units" if facts["units"] else None, aligned.how])) or None,
@@ -329,8 +320,8 @@ def pair_update(read: Sequence[LayerVersion], facts: Any) -> PairUpdate:
         mixture=mixed,
         interference=_between_updates(versions, facts) if facts["several"] else None,
         warnings=tuple(flags),
-        folded=folded,
     )
+    return PairUpdate(numbers, update.removed, folded)
 
 
 def _between_updates(versions: Sequence[Sequence[Matrix]], facts: Any) -> Interference | None:
@@ -371,21 +362,20 @@ def _unfolded(aligned: Aligned, gains: Sequence[Any]) -> tuple[str | None, Align
     return norm, unfolded
 
 
-def _of_update(update: Update) -> PairUpdate:
-    return PairUpdate(
+def _of_update(update: Update) -> LayerUpdate:
+    return LayerUpdate(
         relative_change=update.relative_change,
-        stable_rank=update.stable_rank,
-        rank=update.rank.rank,
-        pvalue=update.rank.pvalue,
-        kind=str(update.rank.kind),
-        overlap=update.subspace_overlap,
-        chance=update.overlap_by_chance,
-        directions=update.directions,
-        eigenvalues=tuple(update.eigenvalues.tolist()),
+        update_stable_rank=update.stable_rank,
+        update_rank=update.rank.rank,
+        update_rank_pvalue=update.rank.pvalue,
+        update_kind=str(update.rank.kind),
+        subspace_overlap=update.subspace_overlap,
+        overlap_by_chance=update.overlap_by_chance,
+        subspace_directions=update.directions,
+        update_eigenvalues=update.eigenvalues,
         intruders=update.intruders,
         pattern=None if update.pattern is None else str(update.pattern),
         pattern_share=update.pattern_share,
-        removed=update.removed,
     )
 
 
@@ -393,10 +383,10 @@ def _between_adapters(versions: Sequence[Factors], facts: Any) -> PairUpdate:
     """The update from the first to the last of several low-rank updates, by their factors."""
     shapes = [(left.shape[0], right.shape[1]) for left, right, _ in versions]
     if len(set(shapes)) > 1:
-        return PairUpdate(warnings=(_shapes_differ(shapes[0], shapes[-1]),))
+        return PairUpdate(LayerUpdate(warnings=(_shapes_differ(shapes[0], shapes[-1]),)))
     small = reduced(versions)
     if not all(np.isfinite(matrix).all() for matrix in small):
-        return PairUpdate(warnings=(_NOT_FINITE,))
+        return PairUpdate(LayerUpdate(warnings=(_NOT_FINITE,)))
     (rows, columns), first, last = shapes[0], small[0], small[-1]
     update = update_between(first, last)
     eps = max(resolution(left, right) for left, right, _ in (versions[0], versions[-1])) * sqrt(
@@ -412,11 +402,10 @@ def _between_adapters(versions: Sequence[Factors], facts: Any) -> PairUpdate:
         overlap_by_chance=None if update.overlap_by_chance is None else chance,
         intruders=(),
         pattern=None,
-        removed=None,
     )
     mixed = mixture(small[:-1], small[-1]) if facts["merge"] else None
     between = interference(small, (rows, columns), least=eps, signs=False)
-    return replace(_of_update(update), interference=between, mixture=mixed)
+    return PairUpdate(replace(_of_update(update), interference=between, mixture=mixed))
 
 
 def scaled_factors(update: AdapterUpdate) -> list[Matrix]:

@@ -13,7 +13,7 @@ from strati.comparison.compare import matched_layers
 from strati.comparison.dtypes import effective_dtype, is_conversion
 from strati.comparison.pair_update import whole
 from strati.comparison.unit_alignment import UnitOrder, unit_order
-from strati.comparison.update import agreement
+from strati.comparison.update import agreement, grid_step
 from strati.comparison.update_rank import UpdateKind, rank_test
 from strati.core.rng import stream
 from strati.io.roles import Role
@@ -31,8 +31,6 @@ _UNLIKE = 0.5  # cosine below which a layer may be a new one
 _DTYPE = 0.01  # relative change above which no conversion of a dtype lies between two layers
 _ZEROS = 0.02  # share of new zeros that is no accident
 _UNCHANGED = 0.01  # relative change of the weights that pruning left
-_CHUNKS = 24  # of a matrix, to look for a grid
-_LEVELS = 257
 _STEPS = 0.75  # root mean square error of rounding to a grid, in steps; 0.29 to the nearest
 _FAR = 0.25  # squared distance, relative to the norms, beyond which units may be scaled
 _RANKED = 4  # layers whose update's rank is tested
@@ -274,40 +272,7 @@ def _step_of(layer: Layer, matrix: Matrix) -> float | None:
     rounding = layer.rounding()
     if rounding is not None and rounding.error > 0:
         return float(np.sqrt(12 * rounding.error))
-    rows, columns = matrix.shape
-    picked = np.asarray(matrix[np.linspace(0, rows - 1, min(rows, _CHUNKS)).astype(int)], np.float64)
-    for width in dict.fromkeys((columns, 128, 64, 32, 16)):
-        if width > columns or width < 8:
-            continue
-        starts = (np.arange(len(picked)) * width) % (columns - width + 1) // width * width
-        steps = [_grid_step(row[start : start + width]) for row, start in zip(picked, starts, strict=True)]
-        regular = [step for step in steps if step is not None]
-        if len(regular) >= 0.9 * len(steps) and any(step > 0 for step in regular):
-            return float(np.median([step for step in regular if step > 0]))
-    return None
-
-
-def _grid_step(entries: Matrix) -> float | None:
-    """The spacing of equally spaced levels; of few uneven ones, their mean spacing; ``None`` where there are none."""
-    levels = np.unique(entries)
-    if levels.size < 2:
-        return 0.0
-    gaps = np.diff(levels)
-    close = gaps > 1e-4 * (levels[-1] - levels[0])  # decoding leaves levels a rounding apart
-    levels = np.concatenate([levels[:1], levels[1:][close]])
-    gaps = np.diff(levels)
-    if levels.size < 2:
-        return 0.0
-    if levels.size <= 16 and entries.size >= 4 * levels.size:
-        return float(gaps.mean())
-    if levels.size > 0.95 * entries.size and entries.size > _LEVELS:
-        return None
-    step = float(gaps.min())
-    many = (levels[-1] - levels[0]) / step
-    if many > _LEVELS:
-        return None
-    places = (levels - levels[0]) / step
-    return step if np.abs(places - np.rint(places)).max() < 0.05 else None
+    return grid_step(matrix)
 
 
 def _low_rank(

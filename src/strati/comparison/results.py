@@ -57,19 +57,10 @@ class RoundingError:
 
 
 @dataclass(frozen=True)
-class ComparedLayer:
-    """One layer in every network.
-
-    ``metrics`` has a value per network; the other numbers lead from the first network to the last. They are ``None``
-    where the shapes differ (all but ``spectral_distance``) or a value is not defined.
+class LayerUpdate:
+    """The update from the first version of a layer to the last; ``None`` where they cannot be subtracted.
 
     Attributes:
-        name: Its name in the first network.
-        partner: Its names in the others.
-        role: What it does.
-        block: The block it belongs to in the first network.
-        metrics: Every number of a scan, a value per network.
-        spectral_distance: Between the spectra, on a logarithmic scale.
         relative_change: ``||B - A|| / ||A||``.
         update_stable_rank: Of ``B - A``.
         update_rank: Singular values of ``B - A`` beyond rounding.
@@ -81,23 +72,15 @@ class ComparedLayer:
         aligned: What was undone before subtracting (``rope-permutation``, ``transposed``, ...), ``None`` if nothing.
         rounding: The error of quantisation against what its step predicts, where one of the two is quantised.
         interference: Of two adapters, or of several networks after their base: whether their updates oppose each other.
+        mixture: Weights of the parents, where a merge was asked for.
+        agreement: z-score of whether the layer's units are where the first network has them; by chance below 5.
         intruders: Leading directions of the last network's layer without a partner in the first's.
         pattern: A change with a name: ``zeros``, ``grid``, ``projection`` or ``sparse``; ``None`` for any other.
         pattern_share: Of the entries that became zero or changed.
-        mixture: Weights of the parents, where a merge was asked for.
-        agreement: z-score of whether the layer's units are where the first network has them; by chance below 5.
         warnings: What a reader must know, of any of the networks.
-        new_warnings: Codes that the last network has and the first has not, and those of the comparison itself.
         update_eigenvalues: Of ``(B - A)^T (B - A)``.
-        eigenvalues: Of the layer in every network.
     """
 
-    name: str
-    partner: tuple[str, ...]
-    role: str
-    block: int | None
-    metrics: dict[str, tuple[Any, ...]]
-    spectral_distance: float | None
     relative_change: float | None = None
     update_stable_rank: float | None = None
     update_rank: int | None = None
@@ -115,8 +98,34 @@ class ComparedLayer:
     pattern: str | None = None
     pattern_share: float | None = None
     warnings: tuple[Flag, ...] = ()
-    new_warnings: tuple[str, ...] = ()
     update_eigenvalues: FloatArray | None = field(default=None, metadata={"optional": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedLayer(LayerUpdate):
+    """One layer in every network.
+
+    ``metrics`` has a value per network; the other numbers lead from the first network to the last. They are ``None``
+    where the shapes differ (all but ``spectral_distance``) or a value is not defined.
+
+    Attributes:
+        name: Its name in the first network.
+        partner: Its names in the others.
+        role: What it does.
+        block: The block it belongs to in the first network.
+        metrics: Every number of a scan, a value per network.
+        spectral_distance: Between the spectra, on a logarithmic scale.
+        new_warnings: Codes that the last network has and the first has not, and those of the comparison itself.
+        eigenvalues: Of the layer in every network.
+    """
+
+    name: str
+    partner: tuple[str, ...]
+    role: str
+    block: int | None
+    metrics: dict[str, tuple[Any, ...]]
+    spectral_distance: float | None
+    new_warnings: tuple[str, ...] = ()
     eigenvalues: tuple[FloatArray, ...] = field(default=(), metadata={"optional": True})
 
 
@@ -242,12 +251,11 @@ class Comparison(Result):
 
     def payload(self) -> CompareFields:
         """Networks, layers, roles, series, and what could not be compared."""
-        layers: list[Any] = []
-        for layer in self.layers:
-            fields = dict(vars(layer))
-            if not self.keep_eigenvalues:
-                del fields["eigenvalues"], fields["update_eigenvalues"]
-            layers.append(fields)
+        omitted = () if self.keep_eigenvalues else ("eigenvalues", "update_eigenvalues")
+        names = [*ComparedLayer.__annotations__, *LayerUpdate.__annotations__]
+        layers: list[Any] = [
+            {name: getattr(layer, name) for name in names if name not in omitted} for layer in self.layers
+        ]
         return {
             "networks": self.networks,
             "related": self.related,
@@ -277,15 +285,10 @@ class Comparison(Result):
         """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
         import pandas as pd
 
-        fields = ["name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"]
-        fields += [
-            "update_rank",
-            "update_rank_pvalue",
-            "update_kind",
-            "subspace_overlap",
-            "aligned",
-            "pattern",
-        ]
+        fields = (
+            *("name", "role", "block", "spectral_distance", "relative_change", "update_stable_rank"),
+            *("update_rank", "update_rank_pvalue", "update_kind", "subspace_overlap", "aligned", "pattern"),
+        )
         rows = []
         for layer in self.layers:
             row = {key: getattr(layer, key) for key in fields} | {"intruders": len(layer.intruders)}
