@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import strati
 from strati import embedded
-from strati.comparison.layer_table import percent
+from strati.comparison.summary import percent
 from strati.core.errors import BadInputError
 
 INITIAL, TRAINED = embedded.path("digits-mlp-init.safetensors"), embedded.path("digits-mlp.safetensors")

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import strati
 from strati import embedded
-from strati.comparison.layer_table import short_names
+from strati.comparison.summary import short_names
 from strati.core.display import as_text
 
 START, TRAINED, ADAPTER = (embedded.path(f"shakespeare{end}") for end in ("-init", "", "-lora"))

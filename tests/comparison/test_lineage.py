@@ -15,8 +15,7 @@ from scipy.stats import binomtest
 
 import strati
 from strati import embedded
-from strati.comparison.hidden_units import chains
-from strati.comparison.independence import SMALLEST, compare_chains, log_tail, pooled_pvalue
+from strati.comparison.independence import SMALLEST, chains, compare_chains, log_tail, pooled_pvalue
 from strati.core.errors import BadInputError
 
 Weights = dict[str, np.ndarray[Any, Any]]

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 
 from strati.comparison.compare import matched_layers, with_adapters_merged
-from strati.comparison.hidden_units import UnitChain, chains
-from strati.comparison.independence import Agreement, compare_chains, pooled_pvalue, screening_score
+from strati.comparison.independence import (
+    Agreement,
+    UnitChain,
+    chains,
+    compare_chains,
+    pooled_pvalue,
+    screening_score,
+)
 from strati.comparison.lineage_results import BLOCK_LEVEL, Lineage, LineageBlock, LineagePair, TreeEdge
 from strati.comparison.merging import mixture
 from strati.comparison.pair_update import whole
@@ -27,7 +33,7 @@ from strati.io.network import Network, Openable
 from strati.io.network import open as open_network
 
 if TYPE_CHECKING:
-    from strati.comparison.hidden_units import Weights
+    from strati.comparison.independence import Weights
     from strati.core.option_types import LineageOptions
     from strati.core.results import FloatArray
 

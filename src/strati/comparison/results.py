@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strati.comparison import summary as comparison_text
-from strati.core.display import TableOptions
+from strati.comparison.summary import headline, is_merge, lines, listed, percent, short_names, state_name
+from strati.core.display import TableOptions, command_path, printable
+from strati.core.errors import BadInputError
+from strati.core.options import nearest
 from strati.core.results import Flag, Result
 
 if TYPE_CHECKING:
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
     from strati.comparison.merging import Interference, Mixture
     from strati.comparison.unit_alignment import UnitOrder
     from strati.comparison.update import Intruder
+    from strati.core.display import Column
     from strati.core.results import FloatArray
     from strati.schemas.json_types import CompareFields
 
@@ -279,7 +286,7 @@ class Comparison(Result):
 
     def lines(self) -> list[str]:
         """The lines of :meth:`text`."""
-        return comparison_text.lines(self)
+        return lines(self)
 
     def frame(self) -> pd.DataFrame:
         """One row per layer: the changes, then each metric once per network (``alpha_0``, ``alpha_1``, ...)."""
@@ -303,10 +310,144 @@ class Comparison(Result):
 
     def summary(self) -> RenderableType:
         """The sentences, the layers, and the roles' differences."""
-        return comparison_text.renderable(self)
+        return _renderable(self)
 
     def plot(self, **options: Any) -> Any:
         """Alpha and change over depth for two networks; phases over training for a series."""
         from strati.report.plots.spectra import plot_comparison
 
         return plot_comparison(self, **options)
+
+
+def _renderable(result: Comparison) -> RenderableType:
+    """The lines above the table, the layers, notes, and the next command."""
+    from rich.console import Group
+
+    from strati.core.display import NextCommand, Paragraph
+
+    notes = []
+    if result.unmatched:
+        short = short_names([layer.name for layer in result.unmatched])
+        pairs = zip(short, result.unmatched, strict=True)
+        names = [f"{name} (network {layer.network})" for name, layer in pairs]
+        notes.append(f"{len(names)} layers have no partner: {listed(names)}")
+    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings if flag.code != "unmatched-layers"]
+    return Group(
+        *(Paragraph(line, "bold" if n == 0 else "") for n, line in enumerate(headline(result))),
+        _layer_table(result, result.view),
+        *(Paragraph(printable(note, 400), "dim") for note in notes),
+        NextCommand(_next_commands(result)),
+    )
+
+
+def _next_commands(result: Comparison) -> tuple[str, ...]:
+    """Useful commands after this one, the best first; the last one needs no path, so that it always fits."""
+    kinds = Counter(
+        layer.update_kind for layer in result.layers if layer.update_kind not in (None, "untouched")
+    )
+    explain = f"strati explain {kinds.most_common(1)[0][0] if kinds else 'update_kind'}"
+    sources = [network.adapter or network.path for network in result.networks]
+    if not all(Path(source).exists() for source in sources):
+        return (explain,)
+    paths = [command_path(source) for source in sources]
+    if result.series is not None:
+        return f"strati track {' '.join(paths)} --out track", explain
+    if is_merge(result) or result.related is not True:
+        return f"strati lineage {' '.join(paths)}", explain
+    if not kinds:
+        return f"strati check {paths[-1]}", explain
+    if result.networks[-1].adapter is not None:
+        return f"strati scan {paths[-1]}", explain
+    if set(kinds) <= {"rounding"}:
+        return f"strati check {paths[-1]} --base {paths[0]}", f"strati scan {paths[-1]}", explain
+    most = max(result.layers, key=lambda layer: layer.relative_change or 0.0)
+    pattern = shlex.quote(most.partner[-1].partition("[")[0].removesuffix(".weight"))
+    lineage = f"strati lineage {' '.join(paths)}"
+    return f"strati scan {paths[-1]} --layers {pattern}", lineage, explain
+
+
+def _layer_table(result: Comparison, options: TableOptions) -> RenderableType:
+    """The table of layers: by default change, kind, leading directions, state and notes; else the columns asked for."""
+    from strati.core.display import Column, rows_of, table
+
+    names = dict(
+        zip((x.name for x in result.layers), short_names([x.name for x in result.layers]), strict=True)
+    )
+    frame = result.frame()
+    if options.sort is not None or options.columns:
+        for name in (*options.columns, *([options.sort.removeprefix("-")] if options.sort else [])):
+            if name != "all" and name not in frame:
+                raise BadInputError(
+                    f"column {name}", f"there is none of that name; {nearest(name, [str(c) for c in frame])}"
+                )
+    layers = list(result.layers)
+    if options.sort is not None:
+        frame = frame.sort_values(options.sort.removeprefix("-"), ascending=not options.sort.startswith("-"))
+        by_name = {layer.name: layer for layer in layers}
+        layers = [by_name[name] for name in frame["name"]]
+    if options.columns:
+        fields = [str(c) for c in frame] if options.columns == ("all",) else list(options.columns)
+        cells = rows_of(frame[[c for c in fields if c != "name"]])
+        columns = [Column(c, right=True) for c in fields if c != "name"]
+        rows = [(names[layer.name], *row) for layer, row in zip(layers, cells, strict=True)]
+        return table([Column("layer", keep=True), *columns], rows)
+    cell_by_column = _columns(result)
+    return table(
+        [Column("layer", keep=True), *cell_by_column],
+        [[names[layer.name], *(cell(layer) for cell in cell_by_column.values())] for layer in layers],
+    )
+
+
+def _columns(result: Comparison) -> dict[Column, Callable[[ComparedLayer], str]]:
+    from strati.core.display import Column
+
+    cells: dict[Column, Callable[[ComparedLayer], str]] = {}
+    if result.related is not False:
+        cells = {
+            Column("changed", right=True, keep=True): lambda x: percent(x.relative_change),
+            Column("update", keep=True): _update_cell,
+            Column("same leading\ndirections\n(by chance)", keep=True): _directions_cell,
+        }
+    cells[Column("state", gives=0, words=True)] = _state_cell
+    partners = short_names([layer.partner[-1] for layer in result.layers])
+    if partners != short_names([layer.name for layer in result.layers]):
+        by_name = dict(zip((x.name for x in result.layers), partners, strict=True))
+        cells[Column("partner", gives=2)] = lambda x: by_name[x.name]
+    if any(_note(x) for x in result.layers):
+        cells[Column("note", gives=3, words=True)] = _note
+    return cells
+
+
+def _update_cell(layer: ComparedLayer) -> str:
+    if layer.update_kind == "low-rank":
+        return f"low-rank {layer.update_rank}"
+    return layer.update_kind or "-"
+
+
+def _directions_cell(layer: ComparedLayer) -> str:
+    if layer.subspace_overlap is None or layer.overlap_by_chance is None:
+        return "-"
+    return f"{layer.subspace_overlap:.0%} ({layer.overlap_by_chance:.0%})"
+
+
+def _state_cell(layer: ComparedLayer) -> str:
+    states = [state_name(state) for state in layer.metrics.get("state", ())]
+    if not states:
+        return "-"
+    return states[0] if states[0] == states[-1] else f"{states[0]} → {states[-1]}"
+
+
+def _note(layer: ComparedLayer) -> str:
+    """Patterns, intruders, what was undone, weights of a merge, rounding, and warnings that only the last has."""
+    parts = [layer.pattern] if layer.pattern else []
+    if layer.intruders:
+        parts.append(f"{len(layer.intruders)} intruder{'s' if len(layer.intruders) > 1 else ''}")
+    if layer.interference is not None and layer.interference.opposed:
+        parts.append(f"opposed {layer.interference.cosine:.2f}")
+    parts += [layer.aligned] if layer.aligned else []
+    if layer.mixture is not None and layer.mixture.weights[0] is not None:
+        pairs = zip(layer.mixture.weights, layer.mixture.stderr, strict=True)
+        parts.append(" ".join(f"{w:.3f}±{e:.2g}" for w, e in pairs if w is not None and e is not None))
+    if layer.rounding is not None:
+        parts.append(f"rounding {layer.rounding.ratio:.2f}")
+    return " ".join([*parts, *layer.new_warnings])

@@ -7,20 +7,17 @@ than rounding. A layer whose update lies below the dtype's step is no evidence: 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.comparison.layer_table import layer_table, percent, short_names, state_name
-from strati.core.display import command_path, printable
+from strati.comparison.matching import bare_names
+from strati.core.display import printable
+from strati.io.roles import place_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from strati.comparison.results import ComparedLayer, Comparison, LossLine
 
 _INCOMPLETE = 0.03  # of what the parents differ by; a merge of the parents leaves nothing beyond rounding
@@ -44,18 +41,15 @@ _SHORT_ROLES = {
 
 def lines(result: Comparison) -> list[str]:
     """Everything in words: the answer, then one line for each kind of number."""
-    if result.series is not None:
-        return _series_lines(result)
-    changed = [layer for layer in result.layers if layer.relative_change]
-    details = [] if result.related is False else [_role_text(changed), _directions_text(changed)]
-    return [line for line in [*headline(result), *details, _spectra_text(result)] if line]
+    shown = result.series is not None or result.related is False
+    return [*headline(result), *filter(None, [] if shown else [_spectra_text(result)])]
 
 
 def headline(result: Comparison) -> list[str]:
     """The lines above the table: the answer, the most important number, and what a reader must know besides."""
     if result.series is not None:
         return _series_lines(result)
-    answer_line = mixture_text(result) if _is_merge(result) else answer(result)
+    answer_line = mixture_text(result) if is_merge(result) else answer(result)
     if result.related is False:
         return [line for line in (answer_line, _path_text(result), _spectra_text(result)) if line]
     notes = [_path_text(result), _interference_text(result), _pattern_text(result), _intruder_text(result)]
@@ -63,7 +57,8 @@ def headline(result: Comparison) -> list[str]:
     return [line for line in [answer_line, _size_text(result), *notes] if line]
 
 
-def _is_merge(result: Comparison) -> bool:
+def is_merge(result: Comparison) -> bool:
+    """Whether the weights of parents were asked for."""
     return any(layer.mixture is not None for layer in result.layers)
 
 
@@ -155,7 +150,7 @@ def _by_rank(changed: list[ComparedLayer]) -> dict[int, list[ComparedLayer]]:
 def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> str:
     roles = list(dict.fromkeys(layer.role for layer in changed))
     if set(roles) <= {"linear", "conv"}:
-        return _listed([layer.name for layer in changed], "layers")
+        return listed([layer.name for layer in changed], "layers")
     order = list(_SHORT_ROLES)
     words = [
         _SHORT_ROLES.get(r, r)
@@ -166,7 +161,8 @@ def _where(changed: list[ComparedLayer], layers: tuple[ComparedLayer, ...]) -> s
     return text if len(every) == len(changed) else f"{text} ({len(changed)} of {len(every)} such layers)"
 
 
-def _listed(names: Sequence[str], noun: str = "") -> str:
+def listed(names: Sequence[str], noun: str = "") -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - _NAMES} more {noun}".rstrip() if len(names) > _NAMES else ""
     return ", ".join(printable(name, 60) for name in names[:_NAMES]) + more
 
@@ -197,7 +193,7 @@ def _interference_text(result: Comparison) -> str:
         numbers += f"; sign conflicts {min(conflicts):.0%} to {max(conflicts):.0%} (50% by chance)"
     if opposed:
         return (
-            f"A merge would damage {_listed(opposed, 'layers')}: their updates oppose each other. {numbers}."
+            f"A merge would damage {listed(opposed, 'layers')}: their updates oppose each other. {numbers}."
         )
     return f"No layer's updates oppose each other, so a merge would not cancel them. {numbers}."
 
@@ -259,7 +255,7 @@ def _size_text(result: Comparison) -> str:
     else:
         shared = f"{movement.moved} of {movement.shared} shared tensors differ"
         few = len(movement.untouched) <= _NAMES
-        shared += f" (all but {_listed(movement.untouched)})." if movement.untouched and few else "."
+        shared += f" (all but {listed(movement.untouched)})." if movement.untouched and few else "."
     sizes = [layer.relative_change for layer in result.layers if layer.relative_change]
     if not sizes:
         return shared
@@ -269,16 +265,6 @@ def _size_text(result: Comparison) -> str:
     low, high = percent(min(sizes), 2), percent(max(sizes), 2)
     median = percent(float(np.median(sizes)), 2)
     return f"{shared} Relative change of {len(sizes)} layers: {low} to {high}, median {median}."
-
-
-def _role_text(changed: list[ComparedLayer]) -> str:
-    roles: dict[str, list[float]] = {}
-    for layer in changed:
-        roles.setdefault(layer.role, []).append(layer.relative_change or 0.0)
-    if len(roles) < 2:
-        return ""
-    ranked = sorted(((float(np.median(v)), r) for r, v in roles.items()), reverse=True)
-    return f"Median by role: {', '.join(f'{role} {percent(size)}' for size, role in ranked)}."
 
 
 def _pattern_text(result: Comparison) -> str:
@@ -339,22 +325,9 @@ def _rounding_text(result: Comparison) -> str:
     text = f"Rounding error against what the step predicts: median {np.median(ratios):.2f} times."
     if worse:
         text += (
-            f" Rounded worse than predicted: {_listed([f'{name} ({ratio:.2f})' for ratio, name in worse])}."
+            f" Rounded worse than predicted: {listed([f'{name} ({ratio:.2f})' for ratio, name in worse])}."
         )
     return text
-
-
-def _directions_text(changed: list[ComparedLayer]) -> str:
-    ranks = [layer.update_stable_rank for layer in changed if layer.update_stable_rank is not None]
-    overlaps = [layer.subspace_overlap for layer in changed if layer.subspace_overlap is not None]
-    text = f"The updates have a median stable rank of {np.median(ranks):.1f}. " if ranks else ""
-    if overlaps:
-        chances = [layer.overlap_by_chance for layer in changed if layer.overlap_by_chance is not None]
-        text += (
-            f"The layers keep {np.median(overlaps):.0%} of their leading directions "
-            f"(median; {np.median(chances):.0%} by chance; least {min(overlaps):.0%})."
-        )
-    return text.strip()
 
 
 def _spectra_text(result: Comparison) -> str:
@@ -405,50 +378,34 @@ def _series_lines(result: Comparison) -> list[str]:
     return [parts[0], " ".join([*parts[1:9], *more])]
 
 
-def renderable(result: Comparison) -> RenderableType:
-    """The lines above the table, the layers, notes, and the next command."""
-    from rich.console import Group
+def percent(share: float | None, digits: int = 3) -> str:
+    """A share in percent, to some significant digits.
 
-    from strati.core.display import NextCommand, Paragraph
-
-    notes = []
-    if result.unmatched:
-        names = [f"{name} (network {u.network})" for name, u in _with_short_names(result)]
-        notes.append(f"{len(names)} layers have no partner: {_listed(names)}")
-    notes += [f"{flag.code}: {flag.text}" for flag in result.warnings if flag.code != "unmatched-layers"]
-    return Group(
-        *(Paragraph(line, "bold" if n == 0 else "") for n, line in enumerate(headline(result))),
-        layer_table(result, result.view),
-        *(Paragraph(printable(note, 400), "dim") for note in notes),
-        NextCommand(_next_commands(result)),
-    )
+    Examples:
+        >>> [percent(x) for x in (1.88254, 0.0123456, 1.5e-7, 0.0, None)]
+        ['188%', '1.23%', '0.000015%', '0%', '-']
+    """
+    if share is None:
+        return "-"
+    return f"{np.format_float_positional(100 * share, precision=digits, fractional=False, trim='-')}%"
 
 
-def _with_short_names(result: Comparison) -> list[tuple[str, Any]]:
-    return list(zip(short_names([u.name for u in result.unmatched]), result.unmatched, strict=True))
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names from the block number on, without wrappers and ``.weight``, where they stay different.
+
+    Examples:
+        >>> short_names(["bert.encoder.layer.0.output.dense.weight", "bert.pooler.dense.weight"])
+        ['0.output.dense', 'pooler.dense']
+    """
+    bare = [name.removesuffix(".weight") for name in bare_names(names)]
+    short = []
+    for name in bare:
+        number = place_of(name).number
+        _, block, tail = name.partition(f".{number}.") if number is not None else ("", "", name)
+        short.append(f"{block}{tail}".lstrip("."))
+    return short if len(set(short)) == len(set(names)) else bare
 
 
-def _next_commands(result: Comparison) -> tuple[str, ...]:
-    """Useful commands after this one, the best first; the last one needs no path, so that it always fits."""
-    kinds = Counter(
-        layer.update_kind for layer in result.layers if layer.update_kind not in (None, "untouched")
-    )
-    explain = f"strati explain {kinds.most_common(1)[0][0] if kinds else 'update_kind'}"
-    sources = [network.adapter or network.path for network in result.networks]
-    if not all(Path(source).exists() for source in sources):
-        return (explain,)
-    paths = [command_path(source) for source in sources]
-    if result.series is not None:
-        return f"strati track {' '.join(paths)} --out track", explain
-    if _is_merge(result) or result.related is not True:
-        return f"strati lineage {' '.join(paths)}", explain
-    if not kinds:
-        return f"strati check {paths[-1]}", explain
-    if result.networks[-1].adapter is not None:
-        return f"strati scan {paths[-1]}", explain
-    if set(kinds) <= {"rounding"}:
-        return f"strati check {paths[-1]} --base {paths[0]}", f"strati scan {paths[-1]}", explain
-    most = max(result.layers, key=lambda layer: layer.relative_change or 0.0)
-    pattern = shlex.quote(most.partner[-1].partition("[")[0].removesuffix(".weight"))
-    lineage = f"strati lineage {' '.join(paths)}"
-    return f"strati scan {paths[-1]} --layers {pattern}", lineage, explain
+def state_name(state: Any) -> str:
+    """A layer's state in words."""
+    return "too small" if state == "too-small" else "-" if state is None else str(state)
