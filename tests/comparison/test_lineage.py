@@ -351,3 +351,78 @@ def test_the_direction_names_its_evidence() -> None:
         assert pair.scheme == ("grid" if kind == "quantised" else None)
     (pair,) = strati.lineage(a, {n: w + rng.normal(size=w.shape) * 0.1 for n, w in a.items()}).pairs
     assert (pair.direction, pair.direction_by) == (None, None)
+
+
+@pytest.mark.thorough
+def test_pairs_are_kept_and_resumed_with_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, _ = family()
+    few = {name: members[name] for name in ("one", "two", "one-tuned", "one-4bit", "two-half")}
+    folder = saved(few, tmp_path / "nets")
+    plain = strati.lineage(folder, workers=1).to_dict()
+    assert strati.lineage(folder, workers=3).to_dict() == plain
+    names: list[str] = []
+    assert strati.lineage(folder, out=tmp_path / "out", workers=2, tick=names.append).to_dict() == plain
+    assert len(names) == 10
+    from strati.comparison import lineage as module
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(module, "_pair", refuse)
+    assert strati.lineage(folder, out=tmp_path / "out", workers=1).to_dict() == plain
+
+
+def test_a_stopped_lineage_says_how_to_resume_ctrl_c(tmp_path: Path) -> None:
+    from strati.core.errors import StoppedError
+
+    members, _ = family()
+    folder = saved({name: members[name] for name in ("one", "two", "alone")}, tmp_path / "nets")
+    done: list[str] = []
+
+    def stop(name: str) -> None:
+        done.append(name)
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(StoppedError, match="2 done"):
+        strati.lineage(folder, out=tmp_path / "out", workers=1, tick=stop)
+    more: list[str] = []
+    strati.lineage(folder, out=tmp_path / "out", workers=1, tick=more.append)
+    assert len(more) == 1
+
+
+@pytest.mark.thorough
+def test_many_networks_are_screened_by_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten roots, a permuted, noisy child of each: only the ten related pairs are looked at closely."""
+    from strati.comparison import lineage as module
+
+    def gated(seed: int) -> Weights:
+        rng = np.random.default_rng(seed)
+        shapes = {"mlp.up_proj": (200, 100), "mlp.gate_proj": (200, 100), "mlp.down_proj": (100, 200)}
+        return {
+            f"model.layers.{n}.{name}.weight": (rng.gamma(2, size=(shape[0], 1)) * rng.normal(size=shape))
+            for n in range(2)
+            for name, shape in shapes.items()
+        }
+
+    def child(network: Weights, seed: int) -> Weights:
+        order = np.random.default_rng(seed).permutation(200)
+        moved = {k: w[:, order] if "down" in k else w[order] for k, w in network.items()}
+        return noisy(moved, 0.3, seed)
+
+    roots = [gated(seed) for seed in range(10)]
+    networks = [*roots, *(child(root, seed) for seed, root in enumerate(roots))]
+    looked: list[object] = []
+    full = module._pair
+    monkeypatch.setattr(module, "_pair", lambda a, b, c: (looked.append((a, b)), full(a, b, c))[1])
+    family_of_twenty = strati.lineage(*networks, workers=1)
+    related = {(p.a, p.b) for p in family_of_twenty.pairs if p.related}
+    names = family_of_twenty.networks
+    assert related == {(names[n], names[n + 10]) for n in range(10)}
+    assert all(p.kind in ("unrelated", "undecided") for p in family_of_twenty.pairs if not p.related)
+    assert (
+        10 <= len(looked) < 80
+    )  # a fifth of the 180 unrelated pairs are looked at by chance, with standard error 5
+    assert len(family_of_twenty.families()) == 10

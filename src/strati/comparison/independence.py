@@ -46,7 +46,9 @@ SMALLEST = 1e-300
 """P-values below it are given as it."""
 
 _SAMPLE = 512  # units of one network that are matched, where nothing depends on the rest
-_SCREENED = 64
+_SCREENED = 64  # units of each block in a first look
+_SKETCHED = 64  # numbers that stand for the weights of a unit
+_LOOKS = 4  # blocks of each network that are sketched, or whose spectra are compared
 _TERMS = 60
 _PER_AGREEMENT = 2
 """Agreements come in groups, since similar units compete: so many count as one (``tools/calibrate_lineage.py``)."""
@@ -280,13 +282,90 @@ def _match(
 
 def own_agreements(chain: UnitChain, layer: int, sample: int | None) -> int:
     """Units whose nearest other unit of the same network by incoming weights is also that by outgoing ones."""
-    sides = {"front": chain.weights[layer], "back": _reversed(chain.weights[layer : layer + 2])[0]}
+    sides = {"front": chain.weights[layer], "back": _outgoing(chain, layer)}
     picked = _picked(chain.weights[layer][0].shape[1], sample)
     by_front, by_back = (
         _match(_rows(weights), _rows(weights), picked, side, others=True).partner
         for side, weights in sides.items()
     )
     return int(np.count_nonzero((by_front == by_back) & (by_front >= 0)))
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A few chains of a network, small enough to keep for many networks.
+
+    Attributes:
+        chains: Number of chains that the network has.
+        names: Of the sketched ones.
+        signatures: Of the sketched ones.
+        sides: Of each, random projections of the units' incoming and of their outgoing weights, part by part.
+        spectra: Eigenvalues of their weights.
+        unit_norms: Norms of their units.
+    """
+
+    chains: int
+    names: tuple[str, ...]
+    signatures: tuple[tuple[object, ...], ...]
+    sides: tuple[tuple[list[NDArray[np.float32]], ...], ...]
+    spectra: tuple[list[FloatArray], ...]
+    unit_norms: tuple[list[FloatArray], ...]
+
+
+def spaced(count: int) -> list[int]:
+    """Places of a few chains among many, first and last included."""
+    return np.unique(np.linspace(0, count - 1, _LOOKS).astype(int)).tolist() if count else []
+
+
+def sketch(network: Network) -> Sketch | None:
+    """Read a few chains once; ``None`` where a network has none of two layers, whose units show their place alone."""
+    every = chains(network)
+    picked = [every[place] for place in spaced(len(every))]
+    if not picked or any(len(chain.names) > 1 for chain in picked):
+        return None
+    return Sketch(
+        len(every),
+        tuple(chain.names[0] for chain in picked),
+        tuple(chain.signature for chain in picked),
+        tuple(
+            tuple([_projected(part) for part in _rows(side)] for side in (chain.weights[0], _outgoing(chain)))
+            for chain in picked
+        ),
+        tuple(chain.spectra() for chain in picked),
+        tuple(chain.unit_norms() for chain in picked),
+    )
+
+
+def _outgoing(chain: UnitChain, layer: int = 0) -> tuple[Weights, ...]:
+    return _reversed(chain.weights[layer : layer + 2])[0]
+
+
+def _projected(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    size = rows.shape[1]
+    if size <= _SKETCHED:
+        return rows
+    probes = stream(0, "lineage sketch", str(size)).standard_normal((size, _SKETCHED), dtype=np.float32)
+    projected = rows @ probes
+    norms = np.linalg.norm(projected, axis=1, keepdims=True)
+    return np.asarray(projected / np.where(norms > 0, norms, 1), np.float32)
+
+
+def screen(first: Sketch, second: Sketch) -> list[Agreement] | None:
+    """The agreements of a sample of units by their sketches; ``None`` where the networks are not built alike."""
+    if first.chains != second.chains or first.signatures != second.signatures:
+        return None
+    blocks = []
+    for n, (ours, theirs) in enumerate(zip(first.sides, second.sides, strict=True)):
+        units, others = ours[0][0].shape[0], theirs[0][0].shape[0]
+        picked = _picked(units, _SCREENED)
+        front, back = (
+            _match(a, b, picked, side) for a, b, side in zip(ours, theirs, ("front", "back"), strict=True)
+        )
+        agreeing = int(np.count_nonzero((front.partner == back.partner) & (front.partner >= 0)))
+        in_place = int(np.count_nonzero(front.partner == picked)) if units == others else 0
+        sizes = min(picked.size, others), max(others, picked.size)
+        blocks.append(Agreement(first.names[n], second.names[n], *sizes, agreeing, in_place, None))
+    return blocks
 
 
 def screening_score(first: UnitChain, second: UnitChain) -> int:
@@ -297,7 +376,7 @@ def screening_score(first: UnitChain, second: UnitChain) -> int:
     picked = _picked(a[0][0].shape[1], _SCREENED)
     by_front, by_back = (
         np.sum([np.abs(x[picked] @ y.T) for x, y in zip(_rows(ours), _rows(theirs), strict=True)], axis=0)
-        for ours, theirs in ((a[0], b[0]), (_reversed(a[:2])[0], _reversed(b[:2])[0]))
+        for ours, theirs in ((a[0], b[0]), (_outgoing(first), _outgoing(second)))
     )
     return int(np.count_nonzero(by_front.argmax(axis=1) == by_back.argmax(axis=1)))
 
@@ -319,10 +398,24 @@ class UnitChain:
     heads: int = 0
 
     @cached_property
-    def ends(self) -> tuple[int, int]:
-        """Width of what the chain reads and of what it writes."""
+    def signature(self) -> tuple[object, ...]:
+        """What two chains must share to be compared: all sizes but the numbers of hidden units."""
         weights = self.weights
-        return weights[0][0].shape[2], weights[-1][0].shape[1]
+        ends = weights[0][0].shape[2], weights[-1][0].shape[1]
+        positions = tuple(tuple(part.shape[0] for part in layer) for layer in weights)
+        return self.kind, len(self.names), ends, positions
+
+    def spectra(self) -> list[FloatArray]:
+        """Eigenvalues of every weight's Gram matrix, which a change of basis leaves as they are."""
+        flat = [
+            np.concatenate(list(part.astype(np.float64)), axis=1) for layer in self.weights for part in layer
+        ]
+        grams = [m @ m.T if m.shape[0] <= m.shape[1] else m.T @ m for m in flat]
+        return [np.asarray(np.linalg.eigvalsh(gram), np.float64) for gram in grams]
+
+    def unit_norms(self) -> list[FloatArray]:
+        """Norms of the incoming weights of every unit, which a change of basis leaves as they are."""
+        return [np.linalg.norm(layer[0], axis=(0, 2)).astype(np.float64) for layer in self.weights[:-1]]
 
     @cached_property
     def weights(self) -> tuple[tuple[Weights, ...], ...]:

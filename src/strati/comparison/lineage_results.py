@@ -55,11 +55,12 @@ class LineagePair:
         related: Whether they share training; ``None`` where it cannot be decided.
         kind: What lies between them.
         direction: ``a-to-b``, ``b-to-a`` or ``None`` where the weights show none.
-        blocks: Evidence, block by block.
+        blocks: Evidence, block by block; of networks that a first look at sketches set apart, a few blocks.
         direction_by: What shows the direction: ``finer-dtype``, ``grid``, ``zeros-or-units``, ``absent-update``,
             ``mixture`` or ``adapter-file``; ``None`` where there is none.
         scheme: Of a quantised network, the scheme that its file names; ``grid`` where only the weights show it.
         distance: Of all layers, relative to their norms; ``None`` where they are not related.
+        separation: The same distance, not relative, which compares pairs of one family.
         new_layers: Layers of B that resemble A's no more than chance allows, where others do.
         rank: Of a LoRA.
         renumbered: B numbers its units otherwise than A.
@@ -76,6 +77,7 @@ class LineagePair:
     direction: LineageDirection | None
     blocks: tuple[LineageBlock, ...]
     distance: float | None = None
+    separation: float | None = None
     new_layers: tuple[str, ...] = ()
     rank: int | None = None
     renumbered: bool = False
