@@ -23,7 +23,7 @@ from strati.comparison.check_results import (
     OF_FILE,
     OF_SPECTRA,
     Check,
-    Limit,
+    NumberLimit,
 )
 from strati.comparison.compare import CompareConfig, compare
 from strati.comparison.damage import Finding, TensorSummary, damage, duplicates, odd_ones, summarise
@@ -90,10 +90,10 @@ class CheckConfig:
         words = [code.strip() for text in texts for code in str(text).split(",")]
         return tuple(dict.fromkeys(code for code in words if code))
 
-    def limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[NumberLimit, ...]:
         """The limits on numbers."""
         texts = [self.fail_if] if isinstance(self.fail_if, str) else list(self.fail_if or ())
-        return tuple(Limit.parse(text) for text in texts)
+        return tuple(NumberLimit.parse(text) for text in texts)
 
 
 def check(
@@ -255,7 +255,7 @@ def _spectral(
 
 
 def _against_base(
-    comparison: Comparison, failing_codes: Sequence[str], limits: Sequence[Limit]
+    comparison: Comparison, failing_codes: Sequence[str], limits: Sequence[NumberLimit]
 ) -> Iterator[Finding]:
     kinds = set(UpdateKind) & set(failing_codes)
     if kinds & {UpdateKind.LOW_RANK, UpdateKind.DENSE}:

@@ -73,11 +73,11 @@ _MOST_LINES = 10
 
 
 @dataclass(frozen=True)
-class Limit:
+class NumberLimit:
     """A condition on a number of a layer that lets a network fail.
 
     Examples:
-        >>> limit = Limit.parse("changed > 20%")
+        >>> limit = NumberLimit.parse("changed > 20%")
         >>> limit.name, limit.bound, limit.exceeded(0.25), limit.exceeded(None)
         ('relative_change', 0.2, True, False)
     """
@@ -86,9 +86,10 @@ class Limit:
     name: str
     sign: str
     bound: float
+    percent: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: str) -> NumberLimit:
         """Read a condition such as ``changed > 20%``.
 
         Raises:
@@ -102,7 +103,8 @@ class Limit:
         name = "relative_change" if name == "changed" else name
         if name not in names:
             raise BadInputError("fail-if", f"no number {match[1]!r}; {nearest(name, ('changed', *names))}")
-        return cls(text.strip(), name, match[2], float(match[3]) / (100 if match[4] else 1))
+        percent = bool(match[4])
+        return cls(text.strip(), name, match[2], float(match[3]) / (100 if percent else 1), percent)
 
     def exceeded(self, number: Any) -> bool:
         """Whether a number meets the condition; one that is not defined does not."""
@@ -113,7 +115,7 @@ class Limit:
         number = numbers.get(self.name)
         if not self.exceeded(number):
             return None
-        shown = f"{100 * number:.3g}%" if "%" in self.text else f"{number:.4g}"
+        shown = f"{100 * number:.3g}%" if self.percent else f"{number:.4g}"
         return Finding(layer, OVER_LIMIT, f"{self.name} is {shown}; the limit is: {self.text}")
 
 
