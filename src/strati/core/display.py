@@ -91,19 +91,15 @@ class Table:
         yield from (Text(printable(note, 400), "dim") for note in notes)
 
     def _fitting(self, cells: list[list[Text]], width: int) -> tuple[list[int], list[int]]:
-        """The columns that fit, and those that are dropped."""
+        """The columns that fit, the most important ones first, and those that are dropped."""
         widths = self._least(cells)
-        fitting = list(range(len(self.columns)))
-        order = sorted(
-            (i for i in fitting if not self.columns[i].keep), key=lambda i: (-self.columns[i].gives, -i)
-        )
-        dropped = []
-        for index in order:
-            if self._total([widths[i] for i in fitting]) <= width:
-                break
-            fitting.remove(index)
-            dropped.append(index)
-        return fitting, sorted(dropped)
+        columns = range(len(self.columns))
+        fitting = [i for i in columns if self.columns[i].keep]
+        optional = [i for i in columns if not self.columns[i].keep]
+        for index in sorted(optional, key=lambda i: (self.columns[i].gives, i)):
+            if self._total([widths[i] for i in [*fitting, index]]) <= width:
+                fitting.append(index)
+        return sorted(fitting), [i for i in columns if i not in fitting]
 
     def _widths(self, cells: list[list[Text]]) -> list[int]:
         return [
