@@ -85,6 +85,6 @@ def test_the_matrix_tries_every_extra() -> None:
 
     matrix = tool("matrix")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {extra for extra, _, _ in matrix.CELLS.values()} == {"", *extras} - {"all", "dev"}
+    assert {extra for extra, _, _ in matrix.CELLS.values()} == {"", *extras} - {"dev"}
     assert {versions for _, versions, _ in matrix.CELLS.values()} == {"oldest", "newest", "pinned"}
     assert matrix.found("no-such-python") is None

@@ -3,8 +3,8 @@
     python tools/matrix.py [--python 3.12]... [--cell plain-oldest]...
 
 For every interpreter named (default: those of Python 3.11 to 3.13 that are there, pyenv's among them): a new
-environment, the wheel, and the verb that needs it, or an import. The package alone with the oldest versions that
-pyproject.toml allows, the newest there are, and the pinned ones; then every extra alone, pinned. The pinned torch is a
+environment, the wheel, and the command that needs it, or an import. The package alone with the oldest versions that
+pyproject.toml allows, the newest there are, and the pinned ones; then every extra alone and all together, pinned. The pinned torch is a
 wheel for Python 3.11 alone, so extras that need torch are tried there; the oldest versions have no wheels for 3.13.
 Prints one line per cell; exit code 1 if any failed.
 """
@@ -43,9 +43,10 @@ CELLS = {
         "pinned",
         ("python -c 'import transformers, strati; strati.as_module'",),
     ),
+    "all": ("all", "pinned", ("strati demo --out demo -q",)),
 }
 """Cell -> extra, versions of what it needs, what must work with it alone."""
-NEEDS_TORCH = ("torch", "transformers")
+NEEDS_TORCH = ("torch", "transformers", "all")
 VERSIONS = ("3.11", "3.12", "3.13")
 OLD = ("3.11", "3.12")
 
