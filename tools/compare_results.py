@@ -134,7 +134,7 @@ def _zoo_path(name: str) -> Path:
     listed = subprocess.run(
         [sys.executable, "-m", "strati.zoo", name], capture_output=True, text=True, check=True
     )
-    return Path(listed.stdout.strip().splitlines()[-1])
+    return Path(listed.stdout.split()[-1])  # version 0.1.0 printed the name before the path
 
 
 def record(folder: Path, only: list[str], *, zoo: bool) -> None:
