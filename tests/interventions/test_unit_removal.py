@@ -94,7 +94,11 @@ def _llama(folder: Path, **options: Any) -> Path:
     ("unit", "sizes"),
     [
         ("neuron", {"intermediate_size": 24}),
-        ("head", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}),
+        pytest.param(
+            "head",
+            {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4},
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_the_smaller_network_loads_in_transformers_and_agrees(

@@ -27,6 +27,11 @@ from strati.cli.common import (
     is_flag=True,
     help="Store truncated layers as two smaller matrices (load with strati.load_factored).",
 )
+@click.option(
+    "--packed",
+    is_flag=True,
+    help="Store quantised layers as packed integers (compressed-tensors; transformers and vLLM load them).",
+)
 @output_options
 def command(
     plan: str,
@@ -37,6 +42,7 @@ def command(
     targets: str | None,
     calibration: str | None,
     factored: bool,
+    packed: bool,
     output: Output,
 ) -> None:
     """Write the network that PLAN (the JSON of strati plan) makes of MODEL, then measure it.
@@ -51,7 +57,15 @@ def command(
     from strati.interventions.compress.apply import apply
 
     measured_on = named_data(data, inputs, targets)
-    written = apply(plan, model, out=folder, data=measured_on, factored=factored, calibration=calibration)
+    written = apply(
+        plan,
+        model,
+        out=folder,
+        data=measured_on,
+        factored=factored,
+        packed=packed,
+        calibration=calibration,
+    )
     emit(written, output)
     if not output.quiet and output.json != "-":
         show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")

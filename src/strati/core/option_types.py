@@ -20,6 +20,7 @@ class ApplyOptions(TypedDict, total=False):
     """Keywords of ApplyConfig."""
 
     factored: bool
+    packed: bool
     calibration: Any
 
 

@@ -96,17 +96,23 @@ def gptq(
     References:
         Frantar et al. 2023, GPTQ: accurate post-training quantization for generative pre-trained transformers.
     """
+    return gptq_grids(matrix, covariance, bits, group, symmetric)[0]
+
+
+def gptq_grids(
+    matrix: NDArray[Any], covariance: FloatArray, bits: int, group: int | None, symmetric: bool
+) -> tuple[FloatArray, list[Grid]]:
+    """The weights that :func:`gptq` gives, and the grid of every group of columns."""
     w = np.asarray(matrix, dtype=np.float64)
     size = min(group or w.shape[1], w.shape[1])
-    grid = Grid.of(w[:, :size], bits, symmetric)
+    grids: list[Grid] = []
 
     def rounded(column: int, current: FloatArray) -> FloatArray:
-        nonlocal grid
-        if column and column % size == 0:  # a scale of the weights as they are now
-            grid = Grid.of(current[:, column : column + size], bits, symmetric)
-        return grid.nearest(current[:, column, None])[:, 0]
+        if column % size == 0:  # a scale of the weights as they are now
+            grids.append(Grid.of(current[:, column : column + size], bits, symmetric))
+        return grids[-1].nearest(current[:, column, None])[:, 0]
 
-    return _compensated(w, covariance, rounded, size)
+    return _compensated(w, covariance, rounded, size), grids
 
 
 def awq(

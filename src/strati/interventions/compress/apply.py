@@ -81,11 +81,14 @@ class ApplyConfig:
     Attributes:
         factored: Truncated layers as two matrices, with a module map (:func:`strati.load_factored` reads it), where
             that is smaller.
+        packed: Layers that the plan quantises as packed integers with scales, in the layout of compressed-tensors,
+            which transformers and vLLM load. For a Hugging Face directory and plain or GPTQ quantisation.
         calibration: Data for the input covariances of data-aware edits, which are computed again, layer by layer, on
             the network already changed. Default: the study's own.
     """
 
     factored: bool = False
+    packed: bool = False
     calibration: Any = None
 
 
@@ -171,7 +174,8 @@ def apply(
     module = as_module(model) if source is None else open_network_of(source, study)
     _check_network(plan_document, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
-    edits = Edits(plan_document, module, study, settings.factored, settings.calibration)
+    _check_packed(settings, plan_document, source)
+    edits = Edits(plan_document, module, study, settings)
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
             edits.write(source, Path(folder))
@@ -278,6 +282,17 @@ def _check_place(out: Path, source: Path | None) -> None:
         raise BadInputError(
             out, f"its folder {out.resolve().parent} cannot be written to; choose another place"
         )
+
+
+def _check_packed(settings: ApplyConfig, plan_document: Mapping[str, Any], source: Path | None) -> None:
+    if not settings.packed:
+        return
+    if plan_document["action"] != "quantise":
+        raise BadInputError(
+            "packed", f"is for quantised layers; the plan's action is {plan_document['action']}"
+        )
+    if source is None or not (source / "config.json").is_file():
+        raise BadInputError("packed", "needs a Hugging Face directory: its config says how layers are packed")
 
 
 def _check_network(plan_document: Mapping[str, Any], module: nn.Module, source: Path | None) -> None:

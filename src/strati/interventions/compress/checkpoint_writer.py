@@ -19,6 +19,8 @@ from strati.interventions.targets import Change
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from strati.interventions.compress.apply import ApplyConfig
+    from strati.interventions.compress.packed import PackedLayer
     from strati.interventions.compress.rewrite_checkpoint import Rewrite
     from strati.interventions.input_covariance import SequentialInputs
     from strati.interventions.study import Study
@@ -32,8 +34,7 @@ class Edits:
         wanted: Mapping[str, Any],
         model: nn.Module,
         study: Study | None,
-        factored: bool,
-        calibration: Any = None,
+        settings: ApplyConfig,
     ) -> None:
         from strati.interventions.compress.evaluator import InterventionEvaluator, open_evaluators
         from strati.interventions.measure_layer import Subject
@@ -56,7 +57,7 @@ class Edits:
                 )
         # Data-aware edits are computed on a copy, in which every layer reads what the layers changed before it give.
         aware = any(reads_inputs(tuple(read_setting(c).items())) for c in self.chosen.values() if "=" in c)
-        inputs = _calibration(model, study, calibration) if aware else None
+        inputs = _calibration(model, study, settings.calibration) if aware else None
         self.evaluator = InterventionEvaluator(
             Subject("model", model if inputs is None else inputs.model, calibration=inputs), layers, others
         )
@@ -71,25 +72,35 @@ class Edits:
         self.units: dict[str, tuple[int, ...]] = {}
         self.weights: dict[str, NDArray[Any]] = {}
         self.factors: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}
+        self.packed: dict[str, PackedLayer] = {}
         self.removed: list[str] = sorted(self.chosen) if self.action == "drop" else []
         self.parameters_before = _parameters(model)
-        saved = sum(self._edit(name, choice, factored) for name, choice in self.chosen.items())
+        saved = sum(self._edit(name, choice, settings) for name, choice in self.chosen.items())
         self.reduced = self._reduced() if self.experts or self.units else None
         self.parameters_after = (
             self.parameters_before - saved if not self.units else _parameters(self.reduced)
         )
 
-    def _edit(self, name: str, choice: str, factored: bool) -> int:
+    def _edit(self, name: str, choice: str, settings: ApplyConfig) -> int:
         """Make one layer's change; returns how many parameters that saves."""
         from strati.interventions.compress.factored import can_factor
+        from strati.interventions.compress.packed import packed_layer
         from strati.interventions.edits import truncated_parameters
-        from strati.interventions.targets import as_matrix, put_values, values_of
+        from strati.interventions.targets import as_matrix, from_matrix, put_values, values_of
         from strati.interventions.unit_removal import head_count, removed_units, zero_units
 
         target = self.evaluator.target(name)
         if self.action == "drop":
             return sum(p.numel() for p in self.model.get_submodule(name).parameters())
-        change = self.evaluator.change(self.action, name, choice)
+        if settings.packed:
+            layer = packed_layer(self.evaluator.edits(target), read_setting(choice))
+            if layer is not None:
+                self.packed[name] = layer
+        if name in self.packed:
+            weight = from_matrix(self.packed[name].values, target.kind, target.shape)
+            change = Change(self.action, 0, weight, None, "packed integers", choice)
+        else:
+            change = self.evaluator.change(self.action, name, choice)
         if self.action in EXPERT_KINDS:
             self.experts[name] = change
             return len(change.experts) * target.shape[1]
@@ -109,7 +120,7 @@ class Edits:
             return 0
         directions, rank = edits.truncation(setting)
         rows, cols = directions.matrix.shape
-        if factored and can_factor(self.model.get_submodule(name), target, rank):
+        if settings.factored and can_factor(self.model.get_submodule(name), target, rank):
             second, first = directions.factors(slice(0, rank))
             # Equal shares of the singular values: neither factor's entries grow with the square of the other's.
             size = np.sqrt(np.linalg.norm(second, axis=0) / np.maximum(np.linalg.norm(first, axis=1), 1e-300))
@@ -236,6 +247,7 @@ class Edits:
         """A file or directory in the format it came in."""
         from strati.interventions.compress import rewrite_checkpoint as files
         from strati.interventions.compress.factored import write_map
+        from strati.interventions.compress.packed import write_config
         from strati.io.network import open as open_network
 
         network = open_network(source)
@@ -244,6 +256,8 @@ class Edits:
             files.rewrite_directory(source, folder, rewrite)
             if self.removed:
                 self._shorten_config(folder)
+            if self.packed:
+                write_config(folder, self.packed)
         elif network.format == "safetensors":
             files.rewrite_safetensors(source, folder / source.name, rewrite)
         elif network.format == "npz":
@@ -269,7 +283,10 @@ class Edits:
             target = self.evaluator.target(layer)
             name, turned = find_tensor(layer, values_of(self.model, target)[0], shapes, network.read)
             places[layer] = name
-            if layer in self.factors:
+            if layer in self.packed:
+                dtype = np.asarray(network.read(name)[:0]).dtype
+                replace[name] = self.packed[layer].tensors(name.removesuffix(".weight"), dtype)
+            elif layer in self.factors:
                 replace[name] = factor_tensors(layer, *self.factors[layer], target)
             else:
                 replace[name] = {name: new.T if turned else new}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,7 +195,7 @@ def llm_compressor(plan: Plan) -> dict[str, Any]:
     """A recipe of llm-compressor: GPTQ, AWQ or rounding for a plan of bits, SparseGPT or Wanda for one of sparsity."""
     if plan.action == "prune":
         return {"strati_stage": _pruning_modifiers(plan)}
-    groups = _config_groups(schemes_of(plan, "llm-compressor"))
+    groups = config_groups(schemes_of(plan, "llm-compressor"))
     methods = {read_setting(layer.choice).get("method") for layer in plan.layers if layer.choice != KEEP}
     modifiers = {"gptq": "GPTQModifier", "awq": "AWQModifier"}
     modifier = (
@@ -238,12 +238,13 @@ def compressed_tensors(plan: Plan) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": _config_groups(schemes_of(plan, "compressed-tensors")),
+        "config_groups": config_groups(schemes_of(plan, "compressed-tensors")),
         "ignore": _kept(plan),
     }
 
 
-def _config_groups(schemes: dict[str, WeightScheme]) -> dict[str, Any]:
+def config_groups(schemes: Mapping[str, WeightScheme]) -> dict[str, Any]:
+    """Groups of layers with one scheme each, as compressed-tensors names them."""
     layers: dict[WeightScheme, list[str]] = {}
     for name, scheme in schemes.items():
         layers.setdefault(scheme, []).append(name)

@@ -66,12 +66,11 @@ def rewrite_safetensors(source: Path, target: Path, rewrite: Rewrite) -> list[st
         place = 0
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
             if name in rewrite.replace:
-                written = [
-                    (n, about["dtype"], list(v.shape), cast(v, about["dtype"], name).tobytes())
-                    for n, v in rewrite.replace[name].items()
-                ]
-                for other, dtype, shape, raw in written:
-                    new[other] = {"dtype": dtype, "shape": shape, "data_offsets": [place, place + len(raw)]}
+                for other, values in rewrite.replace[name].items():
+                    stored = cast(values, about["dtype"], name)
+                    raw, kind = stored.tobytes(), _NAMES[stored.dtype]
+                    ends = [place, place + len(raw)]
+                    new[other] = {"dtype": kind, "shape": list(values.shape), "data_offsets": ends}
                     parts.append(raw)
                     place += len(raw)
                 continue
@@ -124,11 +123,13 @@ def _header(header: Mapping[str, Any]) -> bytes:
 
 
 def cast(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Values in the precision the file had them in.
+    """Values in the precision the file had them in; integers stay as they are.
 
     Raises:
         UnsupportedError: The tensor is stored in a form that real values cannot be put back into.
     """
+    if values.dtype.kind in "iu":
+        return np.ascontiguousarray(values)
     if dtype not in DTYPES:
         raise UnsupportedError(name, f"is stored as {dtype}; apply writes F64, F32, F16 and BF16 tensors")
     return np.ascontiguousarray(values.astype(DTYPES[dtype]))

@@ -274,8 +274,10 @@ def _file_size(applied: Applied) -> str:
         factored = byte_size(round(share * applied.bytes_before))
         return f"The file is as large as before ({after}): matrices are stored whole; --factored writes {factored}."
     if applied.action in ("quantise", "prune"):
-        what = "rounded" if applied.action == "quantise" else "pruned"
-        return f"The file is as large as before ({after}): {what} weights are stored in their own precision."
+        how = "pruned weights are stored in full."
+        if applied.action == "quantise":
+            how = "weights keep their precision; --packed writes integers."
+        return f"The file is as large as before ({after}): {how}"
     return f"File {before} -> {after}."
 
 
