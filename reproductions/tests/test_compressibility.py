@@ -23,6 +23,7 @@ from strati_reproductions.compressibility.compressibility import (
     truncation_losses,
 )
 from strati_reproductions.compressibility.networks import Checkpoint
+from strati_reproductions.grokking.modular_addition import SmallAdder, table
 
 
 @settings(max_examples=50, deadline=None)
@@ -84,9 +85,38 @@ def test_edits_of_all_matrices_start_from_zeros_and_end_at_the_network() -> None
         intact = model(checkpoint.x).log_softmax(-1)
         constant = model[2].bias.log_softmax(-1).expand(40, 3)
     empty = float((intact.exp() * (intact - constant)).sum(-1).mean())
-    for losses, full in ((rounding_losses(checkpoint), 10.0), (truncation_losses(checkpoint), 48.0 + 24.0)):
-        assert losses[0] == (0.0, pytest.approx(empty, rel=1e-5))
-        assert losses[-1] == (full, pytest.approx(0, abs=1e-5))
+    for aware in (False, True):
+        for losses, full in (
+            (rounding_losses(checkpoint, data_aware=aware), 10.0),
+            (truncation_losses(checkpoint, data_aware=aware), 48.0 + 24.0),
+        ):
+            assert losses[0] == (0.0, pytest.approx(empty, rel=1e-5))
+            assert losses[-1] == (full, pytest.approx(0, abs=1e-5))
+
+
+def test_a_linear_layer_is_truncated_best_in_the_metric_of_its_inputs() -> None:
+    """Inputs in a plane that the large singular directions do not touch: two directions reproduce the outputs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    model[0].weight.data = torch.diag(torch.tensor([9.0, 9, 9, 9, 9, 9, 1, 1]))
+    x = torch.zeros(40, 8)
+    x[:, 6:] = torch.randn(40, 2)
+    checkpoint = Checkpoint("digits", "run", 0, model, x, torch.zeros(40, dtype=torch.long))
+    share = 3  # 2 of 8 directions: 4 sixteenths, after the entry of zeros
+    plain, aware = (truncation_losses(checkpoint, data_aware=a)[share + 1][1] for a in (False, True))
+    assert plain > 0.01
+    assert aware == pytest.approx(0, abs=1e-5)
+
+
+def test_embeddings_are_edited_without_inputs() -> None:
+    model = SmallAdder(5, width=4, hidden=6)
+    x, y = table(5, 0.8, 0)[0]
+    checkpoint = Checkpoint("addition", "run", 0, model, x, y)
+    for losses in (
+        rounding_losses(checkpoint, data_aware=True),
+        truncation_losses(checkpoint, data_aware=True),
+    ):
+        assert losses[-1][1] < 1e-3 < losses[0][1]
 
 
 def test_layers_as_points() -> None:

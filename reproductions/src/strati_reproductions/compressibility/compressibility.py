@@ -8,6 +8,8 @@ tolerance ``eps`` in this loss:
 - bits: all weights are rounded to the same number of bits; the least number that keeps the loss below ``eps``,
   interpolated, times the number of weights;
 - rank: all matrices keep the same share of their singular directions; the parameters of the least share that does;
+- both by the data-aware edits, which use the layers' inputs on the same rows: GPTQ, and truncation in the metric of the
+  inputs;
 - the learning coefficient ``lambda(eps)`` at the temperature that sees ``eps``, with one gamma for all networks.
 """
 
@@ -51,7 +53,14 @@ GAMMA = 30.0
 """Localisation of every learning coefficient: weights move by 0.18 at most, about the size of a trained weight."""
 TOLERANCES = (0.03, 0.1, 0.3)
 """Nats of the mean Kullback-Leibler divergence."""
-EDITS = ("bits", "rank")
+EDITS = {
+    "bits": "bits",
+    "bits_gptq": "bits by GPTQ",
+    "rank": "rank",
+    "rank_inputs": "rank in the metric of the inputs",
+}
+"""The edits, as attributes of :class:`Measured`, and their names in tables."""
+_DATA_AWARE = ("method", "metric")
 _BITS = range(1, 11)
 _SHARES = np.arange(1, 17) / 16
 _STRONG = 0.8
@@ -84,6 +93,8 @@ class Measured:
         stderr: Its standard error.
         bits: Bits of all weights together at the tolerance.
         rank: Parameters at the tolerance when matrices are truncated.
+        bits_gptq: ``bits`` when the rounding error of a column is compensated in the following ones.
+        rank_inputs: ``rank`` when directions are chosen by what they contribute to the layer's outputs.
     """
 
     family: str
@@ -96,6 +107,8 @@ class Measured:
     stderr: float | None
     bits: float
     rank: float
+    bits_gptq: float = 0.0
+    rank_inputs: float = 0.0
 
 
 def compressibility(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
@@ -133,9 +146,9 @@ def compressibility(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Repr
     title = "Does the learning coefficient say how far a network can be compressed?"
     figures = drawn(_draw, estimated, tolerances[len(tolerances) // 2], folder)
     captions = {
-        "law": "bits (left) and parameters after truncation (right) at the tolerance against the learning coefficient "
-        "at the same scale, a point for every checkpoint, a colour for every size. One law would put all of them on "
-        "one line."
+        "law": "bits of all weights (top) and parameters after truncation (bottom) at the tolerance, by plain edits "
+        "(left) and data-aware ones (right), against the learning coefficient at the same scale, a point for every "
+        "checkpoint, a colour for every size. One law would put all of them on one line."
     }
     return Reproduction("compressibility", title, tuple(rows), figures, captions=captions)
 
@@ -156,6 +169,8 @@ def measure(checkpoint: Checkpoint, tolerances: Sequence[float], seed: int) -> l
     norm = math.sqrt(sum(float(p.detach().square().sum()) for p in matrices.values()) / weights)
     curve = effective_parameters(model, x, scales=tolerances, loss="behavioural-kl", gamma=GAMMA, seed=seed)
     by_bits, by_rank = rounding_losses(checkpoint), truncation_losses(checkpoint)
+    by_bits_gptq = rounding_losses(checkpoint, data_aware=True)
+    by_rank_inputs = truncation_losses(checkpoint, data_aware=True)
     return [
         Measured(
             checkpoint.family,
@@ -168,27 +183,34 @@ def measure(checkpoint: Checkpoint, tolerances: Sequence[float], seed: int) -> l
             scale.stderr,
             weights * size_at(by_bits, scale.epsilon),
             size_at(by_rank, scale.epsilon),
+            weights * size_at(by_bits_gptq, scale.epsilon),
+            size_at(by_rank_inputs, scale.epsilon),
         )
         for scale in curve.rows
     ]
 
 
-def rounding_losses(checkpoint: Checkpoint) -> list[tuple[float, float]]:
+def rounding_losses(checkpoint: Checkpoint, *, data_aware: bool = False) -> list[tuple[float, float]]:
     """Bits per weight and the loss with all matrices rounded to them; 0 bits are matrices of zeros."""
     reference = _log_outputs(checkpoint)
+    method = {"method": "gptq"} if data_aware else {}
     losses = [(0.0, _divergence(checkpoint, reference, "zero", None))]
-    return losses + [(float(b), _divergence(checkpoint, reference, "quantise", b)) for b in _BITS]
+    return losses + [
+        (float(b), _divergence(checkpoint, reference, "quantise", {"bits": b} | method)) for b in _BITS
+    ]
 
 
-def truncation_losses(checkpoint: Checkpoint) -> list[tuple[float, float]]:
+def truncation_losses(checkpoint: Checkpoint, *, data_aware: bool = False) -> list[tuple[float, float]]:
     """Parameters and the loss with all matrices truncated to the same share of their singular directions."""
     reference = _log_outputs(checkpoint)
+    metric = {"metric": "inputs"} if data_aware else {}
     shapes = [(p.shape[0], p.shape[1]) for p in checkpoint.model.parameters() if p.ndim == 2]
     losses = [(0.0, _divergence(checkpoint, reference, "zero", None))]
     for share in _SHARES:
         ranks = [max(1, round(share * min(shape))) for shape in shapes]
         size = sum(truncated_parameters(a, b, k) for (a, b), k in zip(shapes, ranks, strict=True))
-        losses.append((float(size), _divergence(checkpoint, reference, "truncate", ranks)))
+        settings = [{"rank": rank} | metric for rank in ranks]
+        losses.append((float(size), _divergence(checkpoint, reference, "truncate", settings)))
     return losses
 
 
@@ -219,10 +241,13 @@ def _log_outputs(checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _divergence(checkpoint: Checkpoint, reference: torch.Tensor, kind: str, setting: Any) -> float:
-    """The mean divergence from the intact outputs with every matrix changed."""
+    """The mean divergence from the intact outputs with every matrix changed; embeddings have no inputs to use."""
     names = [n.removesuffix(".weight") for n, p in checkpoint.model.named_parameters() if p.ndim == 2]
     settings = dict(zip(names, setting if isinstance(setting, list) else [setting] * len(names), strict=True))
-    with iv.intervened(checkpoint.model, kind, settings):
+    for name in names:
+        if settings[name] and isinstance(checkpoint.model.get_submodule(name), torch.nn.Embedding):
+            settings[name] = {k: v for k, v in settings[name].items() if k not in _DATA_AWARE}
+    with iv.intervened(checkpoint.model, kind, settings, calibration=checkpoint.x):
         outputs = _log_outputs(checkpoint)
     return float((reference.exp() * (reference - outputs)).sum(-1).mean())
 
@@ -267,7 +292,7 @@ def _law_rows(known: Sequence[Measured], edit: str, tolerance: float) -> list[Ro
             continue
         intervals = law(points, edit)
         rho, low, high = intervals["rank correlation"]
-        where = f"{family}, {edit} at {tolerance:g} nats"
+        where = f"{family}, {EDITS[edit]} at {tolerance:g} nats"
         facts: dict[str, Fact] = {"family": family, "edit": edit, "rho": rho, "low": low, "high": high}
         runs = len({p.run for p in points})
         note = f"95 % interval {low:.2f} to {high:.2f} over {runs} trainings; {len(points)} networks"
@@ -374,14 +399,14 @@ def _prediction_rows(known: Sequence[Measured], edit: str, tolerance: float) -> 
             "share": scores[name],
         }
         rows.append(
-            Row(f"{edit} at {tolerance:g} nats predicted from {name}: share explained", None,
+            Row(f"{EDITS[edit]} at {tolerance:g} nats predicted from {name}: share explained", None,
                 round(scores[name], 3), note, seeds=len({p.run for p in digits}), key="prediction", facts=facts)
         )  # fmt: skip
     if additions and len(digits) > 2:
         error = transfer_error(digits, additions, edit)
         note = "the power law fitted to the digits networks, applied to modular addition; 0 would be one law for both"
         rows.append(
-            Row(f"{edit} at {tolerance:g} nats: median error of the digits' law on modular addition, decades",
+            Row(f"{EDITS[edit]} at {tolerance:g} nats: median error of the digits' law on modular addition, decades",
                 None, round(error, 3), note, seeds=len({p.run for p in additions}))
         )  # fmt: skip
     return rows
@@ -488,11 +513,9 @@ def _audited(rows: Sequence[Mapping[str, Any]], setting: str) -> list[Row]:
 
 
 def _draw(known: Sequence[Measured], tolerance: float, folder: Path) -> tuple[str, ...]:
-    figure, axes = panels(2, title=f"Compressed to {tolerance:g} nats", size=(4.6, 3.6))
+    figure, axes = panels(4, columns=2, title=f"Compressed to {tolerance:g} nats", size=(4.2, 3.0))
     groups = list(dict.fromkeys((p.family, p.weights) for p in known))
-    for axis, edit, label in zip(
-        axes, EDITS, ("bits of all weights", "parameters after truncation"), strict=True
-    ):
+    for axis, (edit, label) in zip(axes, EDITS.items(), strict=True):
         for (family, weights), colour in zip(groups, COLOURS, strict=False):
             points = [p for p in known if (p.family, p.weights, p.tolerance) == (family, weights, tolerance)]
             axis.loglog(
