@@ -87,9 +87,9 @@ def stories15m(quick: bool, seed: int) -> Case:
 def smollm2(quick: bool, seed: int) -> Case:
     """SmolLM2-135M-Instruct on WikiText; its weights are stored in 4 bits."""
     path = zoo.path("smollm2")
-    windows = torch.from_numpy(wikitext_tokens(path, 2048)).reshape(8, 256)
+    windows = torch.from_numpy(wikitext_tokens(path, 512)).reshape(8, 64)
     note = (
-        "8 windows of 256 tokens of WikiText; 4-bit weights, whose rounding noise covers the smallest values"
+        "8 windows of 64 tokens of WikiText; 4-bit weights, whose rounding noise covers the smallest values"
     )
     return Case("SmolLM2", llama_from_gguf(path).eval(), windows, note)
 
