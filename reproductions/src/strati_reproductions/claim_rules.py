@@ -126,6 +126,12 @@ def all_agree(rows: Rows, key: str) -> bool | None:
     return all(answer == "yes" for answer in answers) if answers else None
 
 
+def one_variant_is_exact(rows: Rows) -> bool | None:
+    """Whether a variant gives all numbers of table 1 of dropped-neural-net."""
+    counts = [row["facts"]["exact"] for row in _rows_of(rows, "table-1-variants")]
+    return None if not counts else counts[0] > 0
+
+
 def changes_with_the_scale(rows: Rows) -> bool | None:
     """Whether the coefficients at the smallest and the largest scale are the paper's, and surely differ."""
     ends = [row for row in _rows_of(rows, "lambda-at-scale") if row["paper"] is not None]

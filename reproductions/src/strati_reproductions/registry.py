@@ -177,6 +177,11 @@ ENTRIES: dict[str, Entry] = {
         _DROPPED,
         "tables 1, 2, 3, Bradley-Terry, near-commutativity and appendix B on the public puzzle",
     ),
+    "dropped-net-table-1": Entry(
+        "dropped_net.table_one:dropped_net_table_1",
+        _DROPPED,
+        "table 1 by every reading of the text: rows, target, start of the strengths, direction of the sweeps",
+    ),
     "dropped-net-figures": Entry(
         "dropped_net.figures:dropped_net_figures", _DROPPED, "figures 2 to 9 of the public puzzle"
     ),

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from strati.core.results import Tick
     from strati.reassembly.residual.network import Floats, Ints
 
-_TABLE_1 = ((21, 0.001025), (7, 0.000553), (5, 0.000200), (3, 0.000052), (1, 0.000000))
+TABLE_1 = ((21, 0.001025), (7, 0.000553), (5, 0.000200), (3, 0.000052), (1, 0.000000))
+"""Exchanges and errors of the repair's rounds as the paper prints them."""
 _TABLE_2 = (
     *((23, 0.021690), (20, 0.012919), (21, 0.008559), (15, 0.005873), (11, 0.004097), (9, 0.002745)),
     *(
@@ -96,7 +97,7 @@ def dropped_net_tables(*, quick: bool, seed: int, folder: Path, tick: Tick) -> R
         order_by_strength, ranking_rows = ranked(found, folder, tick)
         table += ranking_rows
         for title, chain, paper_rounds in (
-            ("table 1 (from Bradley-Terry)", order_by_strength, _TABLE_1),
+            ("table 1 (from Bradley-Terry)", order_by_strength, TABLE_1),
             ("table 2 (from delta-norm)", found.seeded(Seed.DELTA_NORM), _TABLE_2),
             ("table 3 (from ||W_out||_F)", found.seeded(Seed.FROBENIUS), _TABLE_3),
         ):
