@@ -17,11 +17,9 @@ from strati_reproductions.compressibility.compressibility import (
     held_out_share,
     law,
     layer_points,
-    rounding_losses,
-    size_at,
     transfer_error,
-    truncation_losses,
 )
+from strati_reproductions.compressibility.edited_losses import rounding_losses, size_at, truncation_losses
 from strati_reproductions.compressibility.networks import Checkpoint
 from strati_reproductions.grokking.modular_addition import SmallAdder, table
 

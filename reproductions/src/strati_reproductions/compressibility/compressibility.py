@@ -29,9 +29,9 @@ from strati import interventions as iv
 from strati.core.files import write_atomic
 from strati.core.results import Tick
 from strati.interventions.audit.audit import audit
-from strati.interventions.edits import truncated_parameters
 from strati.interventions.study import Study, study
 from strati.landscape.llc.scales import effective_parameters
+from strati_reproductions.compressibility.edited_losses import rounding_losses, size_at, truncation_losses
 from strati_reproductions.compressibility.networks import (
     ADDITION,
     DIGITS,
@@ -60,9 +60,6 @@ EDITS = {
     "rank_inputs": "rank in the metric of the inputs",
 }
 """The edits, as attributes of :class:`Measured`, and their names in tables."""
-_DATA_AWARE = ("method", "metric")
-_BITS = range(1, 11)
-_SHARES = np.arange(1, 17) / 16
 _STRONG = 0.8
 """A rank correlation from which on two quantities are called closely correlated."""
 _LAYER_BITS, _LAYER_SHARES = (1, 2, 3, 4, 5, 6), (0.2, 0.35, 0.5, 0.7, 0.85)
@@ -188,68 +185,6 @@ def measure(checkpoint: Checkpoint, tolerances: Sequence[float], seed: int) -> l
         )
         for scale in curve.rows
     ]
-
-
-def rounding_losses(checkpoint: Checkpoint, *, data_aware: bool = False) -> list[tuple[float, float]]:
-    """Bits per weight and the loss with all matrices rounded to them; 0 bits are matrices of zeros."""
-    reference = _log_outputs(checkpoint)
-    method = {"method": "gptq"} if data_aware else {}
-    losses = [(0.0, _divergence(checkpoint, reference, "zero", None))]
-    return losses + [
-        (float(b), _divergence(checkpoint, reference, "quantise", {"bits": b} | method)) for b in _BITS
-    ]
-
-
-def truncation_losses(checkpoint: Checkpoint, *, data_aware: bool = False) -> list[tuple[float, float]]:
-    """Parameters and the loss with all matrices truncated to the same share of their singular directions."""
-    reference = _log_outputs(checkpoint)
-    metric = {"metric": "inputs"} if data_aware else {}
-    shapes = [(p.shape[0], p.shape[1]) for p in checkpoint.model.parameters() if p.ndim == 2]
-    losses = [(0.0, _divergence(checkpoint, reference, "zero", None))]
-    for share in _SHARES:
-        ranks = [max(1, round(share * min(shape))) for shape in shapes]
-        size = sum(truncated_parameters(a, b, k) for (a, b), k in zip(shapes, ranks, strict=True))
-        settings = [{"rank": rank} | metric for rank in ranks]
-        losses.append((float(size), _divergence(checkpoint, reference, "truncate", settings)))
-    return losses
-
-
-def size_at(losses: Sequence[tuple[float, float]], tolerance: float) -> float:
-    """The least size from which on the loss stays below the tolerance, interpolated in the logarithm of the loss.
-
-    Examples:
-        >>> round(size_at([(0, 1.0), (1, 0.1), (2, 0.01)], 0.1), 6)
-        1.0
-        >>> round(size_at([(0, 1.0), (2, 0.01)], 0.1), 6)
-        1.0
-        >>> size_at([(0, 0.01), (1, 0.001)], 0.1)
-        0.0
-    """
-    above = [place for place, (_, loss) in enumerate(losses) if loss > tolerance]
-    if not above:
-        return float(losses[0][0])
-    if above[-1] + 1 == len(losses):
-        return float(losses[-1][0])
-    (small, high), (large, low) = losses[above[-1]], losses[above[-1] + 1]
-    share = math.log(high / tolerance) / math.log(high / max(low, 1e-12))
-    return float(small + share * (large - small))
-
-
-@torch.no_grad()
-def _log_outputs(checkpoint: Checkpoint) -> torch.Tensor:
-    return checkpoint.model(checkpoint.x).log_softmax(-1)  # type: ignore[no-any-return]
-
-
-def _divergence(checkpoint: Checkpoint, reference: torch.Tensor, kind: str, setting: Any) -> float:
-    """The mean divergence from the intact outputs with every matrix changed; embeddings have no inputs to use."""
-    names = [n.removesuffix(".weight") for n, p in checkpoint.model.named_parameters() if p.ndim == 2]
-    settings = dict(zip(names, setting if isinstance(setting, list) else [setting] * len(names), strict=True))
-    for name in names:
-        if settings[name] and isinstance(checkpoint.model.get_submodule(name), torch.nn.Embedding):
-            settings[name] = {k: v for k, v in settings[name].items() if k not in _DATA_AWARE}
-    with iv.intervened(checkpoint.model, kind, settings, calibration=checkpoint.x):
-        outputs = _log_outputs(checkpoint)
-    return float((reference.exp() * (reference - outputs)).sum(-1).mean())
 
 
 def layer_study(checkpoint: Checkpoint, seed: int) -> list[dict[str, Any]]:
