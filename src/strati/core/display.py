@@ -408,17 +408,19 @@ def _escape(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+def natural(text: str) -> list[Any]:
     """A sort key that orders the numbers in names by their size: ``h.2`` before ``h.10``.
 
     Examples:
         >>> sorted(["h.10.w", "h.2.w", "h", "b"], key=natural)
         ['b', 'h', 'h.2.w', 'h.10.w']
     """
-    pieces = (
-        piece.lstrip("0") if piece.isdecimal() else piece for piece in re.split(r"([0-9]+)", text) if piece
-    )
-    return tuple((0, len(p), p) if not p or p.isdecimal() else (1, 0, p) for p in pieces)
+    parts: list[Any] = _NUMBER.split(text)  # text and numbers in turn
+    parts[1::2] = [(len(digits), digits) for digits in (part.lstrip("0") for part in parts[1::2])]
+    return parts
+
+
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 def without_shared_prefix(names: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -270,22 +271,44 @@ def auxiliary_reason(name: str) -> str | None:
 
 def is_buffer(tensor: Tensor) -> bool:
     """Whether a tensor is known to hold no parameters: running statistics, rotary tables, masks, optimiser state."""
-    return bool(_STATISTICS.search(tensor.name) or _OPTIMISER.search(tensor.name)) or _is_mask(
-        tensor, tensor.name
-    )
+    meaning = _meaning(_DIGITS.sub("0", tensor.name))
+    return meaning.statistics or meaning.optimiser or _is_mask(tensor, meaning)
 
 
-def _is_mask(tensor: Tensor, label: str) -> bool:
+@dataclass(frozen=True)
+class _Meaning:
+    """What a name says about a tensor that is no weight."""
+
+    auxiliary: str | None
+    statistics: bool
+    optimiser: bool
+    mask: bool
+    masking_bias: bool
+    bias: bool
+
+
+_DIGITS = re.compile(r"[0-9]+")
+
+
+@lru_cache(maxsize=4096)
+def _meaning(name: str) -> _Meaning:
+    """The meaning of a name whose numbers are all 0: the same for all blocks."""
+    patterns = (_STATISTICS, _OPTIMISER, _MASK, _MASKING_BIAS, _BIAS)
+    return _Meaning(auxiliary_reason(name), *(bool(pattern.search(name)) for pattern in patterns))
+
+
+def _is_mask(tensor: Tensor, meaning: _Meaning) -> bool:
     if len(tensor.shape) < 2:
         return False
-    if _MASK.search(tensor.name) or _MASK.search(label):
-        return True
     *leading, rows, cols = tensor.shape  # GPT-2 keeps its causal mask as attn.bias of (1, 1, n, n)
-    return bool(_MASKING_BIAS.search(tensor.name)) and rows == cols and all(side == 1 for side in leading)
+    return meaning.mask or (meaning.masking_bias and rows == cols and all(side == 1 for side in leading))
 
 
 def _skip_reason(network: Network, tensor: Tensor) -> str | None:
     """Why a tensor is no weight matrix, or ``None``."""
+    meaning = _meaning(_DIGITS.sub("0", tensor.name))
+    label = network.names.label(tensor.name)
+    mask = _is_mask(tensor, meaning) or (label != tensor.name and bool(_MASK.search(label)))
     if tensor.name in network.ties:
         return f"tied to {network.ties[tensor.name]}, counted there"
     if network.format == "peft" and ".base_layer." in tensor.name:
@@ -294,20 +317,19 @@ def _skip_reason(network: Network, tensor: Tensor) -> str | None:
         return "empty: one of its sides is 0"
     if len(tensor.shape) == 0:
         return "a single number"
-    auxiliary = auxiliary_reason(tensor.name)
-    if auxiliary is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
-        return auxiliary
+    if meaning.auxiliary is not None and len(tensor.shape) > 1 and not is_buffer(tensor):
+        return meaning.auxiliary
     if not tensor.floating:
         return f"dtype {tensor.dtype} is not analysed"
     if len(tensor.shape) == 1:
         return "one dimension (a bias, norm or scale)"
-    if _is_mask(tensor, network.names.label(tensor.name)):
+    if mask:
         return "a mask, not a weight"
-    if _OPTIMISER.search(tensor.name):
+    if meaning.optimiser:
         return "optimizer state, not part of the network"
-    if is_buffer(tensor):
+    if meaning.statistics:
         return "a table of statistics or rotary angles, not a weight"
-    if _BIAS.search(tensor.name):
+    if meaning.bias:
         return f"a bias of shape {tensor.shape[:8]} (per head or expert), not a weight matrix"
     if len(tensor.shape) > 2 and tensor.size == max(tensor.shape):
         return f"one dimension in the shape {tensor.shape[:8]}"

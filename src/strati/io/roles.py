@@ -309,6 +309,15 @@ def _counts(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) < 9
 
 
+_FIRST_NUMBER = re.compile(r"(?<=[./])[0-9]+(?=[./])")
+"""In the name of a tensor of a block: the number of the block, or of the stage that it is in."""
+
+
+@lru_cache(maxsize=4096)
+def _role_in_block(name: str, outside: bool, siblings: frozenset[str]) -> Role:
+    return role_of(name, None if outside else 0, siblings)
+
+
 class Names:
     """Roles, blocks and heads of a network that follow from all its names and shapes together."""
 
@@ -355,7 +364,9 @@ class Names:
             label = self.label(name)
             words = modules(label)
             siblings = self._siblings.get(".".join(words[:-1]), set())
-            role = role_of(label, self.blocks[name], siblings)
+            outside = self.blocks[name] is None
+            template = label if outside else _FIRST_NUMBER.sub("0", label, 1)
+            role = _role_in_block(template, outside, frozenset(siblings))
             if role in (Role.LINEAR, Role.HEAD) and _place(words) in self._classifiers.values():
                 # The last matrix of a convolutional network's classifier is its head, those before it are not.
                 role = Role.HEAD if name in self._classifiers else Role.LINEAR
