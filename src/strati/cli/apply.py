@@ -14,6 +14,7 @@ from strati.cli.common import (
     output_options,
     show,
 )
+from strati.jobs.progress import progress
 
 
 @click.command("apply", cls=Command)
@@ -32,6 +33,12 @@ from strati.cli.common import (
     is_flag=True,
     help="Store quantised layers as packed integers (compressed-tensors; transformers and vLLM load them).",
 )
+@click.option(
+    "--heal",
+    type=click.IntRange(1),
+    metavar="STEPS",
+    help="Train a LoRA on the data for so many steps; reports the loss on held-out rows before and after.",
+)
 @output_options
 def command(
     plan: str,
@@ -43,6 +50,7 @@ def command(
     calibration: str | None,
     factored: bool,
     packed: bool,
+    heal: int | None,
     output: Output,
 ) -> None:
     """Write the network that PLAN (the JSON of strati plan) makes of MODEL, then measure it.
@@ -57,15 +65,18 @@ def command(
     from strati.interventions.compress.apply import apply
 
     measured_on = named_data(data, inputs, targets)
-    written = apply(
-        plan,
-        model,
-        out=folder,
-        data=measured_on,
-        factored=factored,
-        packed=packed,
-        calibration=calibration,
-    )
+    with progress("apply", None if heal is None else heal + 2, quiet=output.quiet) as tick:
+        written = apply(
+            plan,
+            model,
+            out=folder,
+            data=measured_on,
+            factored=factored,
+            packed=packed,
+            heal=heal or 0,
+            calibration=calibration,
+            tick=tick,
+        )
     emit(written, output)
     if not output.quiet and output.json != "-":
         show(f"next: strati compare {model} {folder}" if not factored else f"next: strati inspect {folder}")

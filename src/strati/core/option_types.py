@@ -21,6 +21,7 @@ class ApplyOptions(TypedDict, total=False):
 
     factored: bool
     packed: bool
+    heal: int
     calibration: Any
 
 

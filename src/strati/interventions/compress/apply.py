@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.core.option_types import ApplyOptions
-    from strati.interventions.compress.checkpoint_writer import Edits
+    from strati.interventions.measure_layer import Subject
 
 _SPARE = 1.05
 """Free space needed, as a multiple of the weights' size."""
@@ -52,6 +52,7 @@ class Applied(Result):
     performance: Mapping[str, Any]
     seconds_before: float | None = None
     seconds_after: float | None = None
+    healed: Mapping[str, Any] | None = None
 
     def payload(self) -> dict[str, Any]:
         """All fields."""
@@ -83,12 +84,16 @@ class ApplyConfig:
             that is smaller.
         packed: Layers that the plan quantises as packed integers with scales, in the layout of compressed-tensors,
             which transformers and vLLM load. For a Hugging Face directory and plain or GPTQ quantisation.
+        heal: Steps of training of a LoRA on three quarters of the data after compression; 0 trains nothing. It is
+            written as the PEFT adapter ``adapter`` beside the compressed weights, which stay as they are; a module that
+            is returned has it merged.
         calibration: Data for the input covariances of data-aware edits, which are computed again, layer by layer, on
             the network already changed. Default: the study's own.
     """
 
     factored: bool = False
     packed: bool = False
+    heal: int = 0
     calibration: Any = None
 
 
@@ -164,6 +169,7 @@ def apply(
     require("torch", "torch", "applying a plan")
     settings = resolve(ApplyConfig, config, options, of=apply)
     from strati.interventions.compress.checkpoint_writer import Edits, open_network_of
+    from strati.interventions.compress.heal import heal
     from strati.io.to_module import as_module
 
     plan_document = _wanted(plan)
@@ -174,12 +180,16 @@ def apply(
     module = as_module(model) if source is None else open_network_of(source, study)
     _check_network(plan_document, module, source)
     before = _weight_bytes(source) if source is not None else _module_bytes(module)
-    _check_packed(settings, plan_document, source)
+    _check_settings(settings, plan_document, source)
     edits = Edits(plan_document, module, study, settings)
     if out is None:
         with tempfile.TemporaryDirectory() as folder:
             edits.write(source, Path(folder))
-            return edits.reopen(Path(folder), source, study)
+            made = edits.reopen(Path(folder), source, study)
+        if settings.heal:
+            subject = _subject(plan_document, study, module, made, data)
+            heal(made, None if subject is None else subject.task, settings.heal, tick)[0].merge()
+        return made
     with _new_folder(Path(out), before) as folder:
         edits.write(source, folder)
         after = _weight_bytes(folder)
@@ -187,8 +197,14 @@ def apply(
             edits.write_adapter(folder / "adapter")
         tick("written")
         made = edits.reopen(folder, source, study)
-        measured, seconds = _measure(plan_document, study, module, made, data, edits)
+        subject = _subject(plan_document, study, module, made, data)
+        measured = _measure(plan_document, subject)
+        seconds = _seconds(module, made, subject) if edits.factors and subject is not None else (None, None)
         tick("measured")
+        healed = None
+        if settings.heal:
+            lora, healed = heal(made, None if subject is None else subject.task, settings.heal, tick)
+            lora.write(folder / "adapter", str(out))
     return Applied(
         written=str(out),
         parameters_before=edits.parameters_before,
@@ -199,8 +215,9 @@ def apply(
         measured=measured,
         action=str(plan_document["action"]),
         performance=dict(plan_document["performance"]),
-        seconds_before=seconds[0] if edits.factors else None,
-        seconds_after=seconds[1] if edits.factors else None,
+        seconds_before=seconds[0],
+        seconds_after=seconds[1],
+        healed=healed,
     )
 
 
@@ -284,7 +301,11 @@ def _check_place(out: Path, source: Path | None) -> None:
         )
 
 
-def _check_packed(settings: ApplyConfig, plan_document: Mapping[str, Any], source: Path | None) -> None:
+def _check_settings(settings: ApplyConfig, plan_document: Mapping[str, Any], source: Path | None) -> None:
+    if settings.heal < 0:
+        raise BadInputError("heal", f"is a number of training steps from 0, not {settings.heal}")
+    if settings.heal and plan_document["action"] == "adapt":
+        raise BadInputError("heal", "is for compressed networks; the action adapt writes an adapter itself")
     if not settings.packed:
         return
     if plan_document["action"] != "quantise":
@@ -331,33 +352,35 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _measure(
-    plan_document: Mapping[str, Any],
-    study: Study | None,
-    module: nn.Module,
-    made: nn.Module,
-    data: Any,
-    edits: Edits,
-) -> tuple[dict[str, Any], tuple[float | None, float | None]]:
-    from scipy import stats
-
+def _subject(
+    plan_document: Mapping[str, Any], study: Study | None, module: nn.Module, made: nn.Module, data: Any
+) -> Subject | None:
+    """The written network with the data to measure it on: those given, or the study's; ``None`` without any."""
     from strati.interventions.checkpoints import in_single
-    from strati.interventions.compress.costs import CostScale
-    from strati.interventions.compress.evaluator import InterventionEvaluator, as_task, open_evaluators
+    from strati.interventions.compress.evaluator import as_task, open_evaluators
     from strati.interventions.measure_layer import Subject
 
-    nothing = {"performance": None, "low": None, "high": None}
-    about = plan_document["performance"]
     if data is not None:
         made = in_single(made)
-        task = as_task(data, study or Study("plan", about, (), 0), made)
-        subject = Subject("written", made, None, task)
-    else:
-        evaluators = open_evaluators(study, model=module) if study is not None else []
-        if not evaluators:
-            return nothing | {"reason": "the study's data are not at hand; give data"}, (None, None)
-        made = made if evaluators[0].subject.task is None else in_single(made)
-        subject = Subject("written", made, None, evaluators[0].subject.task, evaluators[0].subject.evaluate)
+        task = as_task(data, study or Study("plan", plan_document["performance"], (), 0), made)
+        return Subject("written", made, None, task)
+    evaluators = open_evaluators(study, model=module) if study is not None else []
+    if not evaluators:
+        return None
+    made = made if evaluators[0].subject.task is None else in_single(made)
+    return Subject("written", made, None, evaluators[0].subject.task, evaluators[0].subject.evaluate)
+
+
+def _measure(plan_document: Mapping[str, Any], subject: Subject | None) -> dict[str, Any]:
+    from scipy import stats
+
+    from strati.interventions.compress.costs import CostScale
+    from strati.interventions.compress.evaluator import InterventionEvaluator
+
+    if subject is None:
+        reason = "the study's data are not at hand; give data"
+        return {"performance": None, "low": None, "high": None, "reason": reason}
+    about = plan_document["performance"]
     measurement = InterventionEvaluator(subject, {}, {}).now()
     scale = CostScale(
         str(about["name"]),
@@ -369,16 +392,18 @@ def _measure(
     low = high = None
     if measurement.stderr is not None:
         low, high = scale.interval(0.0, measurement.stderr, float(stats.norm.ppf(0.975)))
-    seconds = _seconds(in_single(module), made, subject) if edits.factors else (None, None)
-    return {"performance": measurement.performance, "low": low, "high": high}, seconds
+    return {"performance": measurement.performance, "low": low, "high": high}
 
 
 def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float | None, float | None]:
     """Time of one forward pass of both on the first batch, in turns, the shortest of five: other work only adds."""
     import torch
 
+    from strati.interventions.checkpoints import in_single
+
     if subject.task is None:
         return None, None
+    before = in_single(before)
     inputs = subject.task.batches[0][0]
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():

@@ -259,6 +259,11 @@ def applied_summary(applied: Applied) -> RenderableType:
     before, after = applied.parameters_before, applied.parameters_after
     lines.append(f"Effective parameters {before:,} -> {after:,} ({100 * after / max(before, 1):.0f} %).")
     lines.append(_file_size(applied))
+    if applied.healed is not None:
+        healed = applied.healed
+        losses = f"loss {healed['loss_before']:.4g} -> {healed['loss_after']:.4g}"
+        lines.append(f"Healed in {healed['steps']} steps: {losses} on {healed['held_out']} held-out rows.")
+        lines.append(f"The LoRA is in {applied.written}/adapter.")
     if applied.seconds_before is not None and applied.seconds_after is not None:
         times = 1e3 * applied.seconds_before, 1e3 * applied.seconds_after
         lines.append(f"Forward pass {times[0]:.3g} ms -> {times[1]:.3g} ms.")
