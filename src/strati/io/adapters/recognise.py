@@ -34,6 +34,7 @@ _PART = re.compile(
     r"(?:\.(?P<adapter>(?!weight$)[^.]+))?(?:\.weight)?$"
 )
 _PREFIX = "base_model.model."
+_MARKED = re.compile(r"\.(?:lora|hada|lokr|alpha|dora)")  # faster than the whole pattern
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to initialise an adapter that take the first update out of the base's weights."""
 
@@ -42,7 +43,7 @@ def updates(contents: RawCheckpoint) -> RawCheckpoint:
     """The same checkpoint with every pair of factors as one tensor, their product; others come back as they are."""
     parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
     for tensor in contents.tensors:
-        match = _PART.fullmatch(tensor.name)
+        match = _PART.fullmatch(tensor.name) if ".lora_" in tensor.name else None
         if match is not None and tensor.floating:
             key = (match["module"], match["adapter"])
             parts.setdefault(key, {})[match["part"].removeprefix("lora_").removeprefix("embedding_")] = tensor
@@ -64,7 +65,7 @@ def updates(contents: RawCheckpoint) -> RawCheckpoint:
 def _lycoris(contents: RawCheckpoint) -> dict[str, tuple[AdapterUpdate, tuple[str, ...]]]:
     parts: dict[tuple[str, str | None], dict[str, Tensor]] = {}
     for tensor in contents.tensors:
-        match = LYCORIS_PART.fullmatch(tensor.name)
+        match = LYCORIS_PART.fullmatch(tensor.name) if _MARKED.search(tensor.name) else None
         if match is not None and tensor.floating:
             parts.setdefault((match["module"], match["adapter"]), {})[match["part"]] = tensor
     made = {}

@@ -38,6 +38,8 @@ DECODED = frozenset(
 )
 """Values of ``quant_method`` (with hyphens) whose tensors are decoded; others are named and skipped."""
 
+_UNPACKED = frozenset({"float16", "bfloat16", "float32", "float64"})
+
 _METHODS = {
     "fp8": frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"}),
     "int8": frozenset({"compressed-tensors", "modelopt"}),
@@ -53,6 +55,8 @@ def decoded(contents: RawCheckpoint) -> RawCheckpoint:
 
     A checkpoint without quantised weights is returned unchanged.
     """
+    if contents.config is None and all(tensor.dtype in _UNPACKED for tensor in contents.tensors):
+        return contents  # every scheme stores codes in integers or in floats of 8 bits
     search = _Search(contents)
     search.run()
     if not search.packed and not search.skipped:
