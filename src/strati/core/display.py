@@ -408,19 +408,23 @@ def _escape(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def natural(text: str) -> list[Any]:
+def natural(text: str) -> str:
     """A sort key that orders the numbers in names by their size: ``h.2`` before ``h.10``.
 
     Examples:
         >>> sorted(["h.10.w", "h.2.w", "h", "b"], key=natural)
         ['b', 'h', 'h.2.w', 'h.10.w']
     """
-    parts: list[Any] = _NUMBER.split(text)  # text and numbers in turn
-    parts[1::2] = [(len(digits), digits) for digits in (part.lstrip("0") for part in parts[1::2])]
-    return parts
+    return _NUMBER.sub(_by_size, text)
 
 
-_NUMBER = re.compile(r"([0-9]+)")
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def _by_size(match: re.Match[str]) -> str:
+    """A number as text that sorts before other text, shorter numbers first."""
+    digits = match[0].lstrip("0")
+    return f"\0{chr(len(digits))}{digits}"
 
 
 def without_shared_prefix(names: Sequence[str]) -> list[str]:
