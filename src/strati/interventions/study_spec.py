@@ -294,7 +294,7 @@ def _section(kind: type, entries: Mapping[str, Any], what: str, section: str, fo
 
 def _network(folder: Path, name: str) -> str:
     """Where a network is: beside the spec, or that of its name in the local Hugging Face cache."""
-    from strati.io.hf_cache import cached_model, is_cache_id
+    from strati.io.formats.hf_directory import cached_model, is_cache_id
 
     beside = folder / name
     return str(beside if beside.exists() or not is_cache_id(name) else cached_model(name))

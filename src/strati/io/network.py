@@ -93,7 +93,7 @@ def _resolve_path(path: str) -> str | Path:
         there = True
     if there:
         return path
-    from strati.io.hf_cache import cached_model, is_cache_id
+    from strati.io.formats.hf_directory import cached_model, is_cache_id
 
     return cached_model(path) if is_cache_id(path) else path
 

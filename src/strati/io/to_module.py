@@ -30,7 +30,7 @@ from strati.io.in_memory import check_values, is_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import nn
+    from torch import Tensor, nn
 
     from strati.core.option_types import ModuleOptions
     from strati.io.network import Network, Openable
@@ -138,7 +138,6 @@ def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Mo
 
     from strati.io import vision_models as vision
     from strati.io.in_memory import load_arrays
-    from strati.io.residual_network import is_residual, residual_module
 
     shapes = {tensor.name: tensor.shape for tensor in network.tensors}
     if vision.is_resnet(shapes) or vision.is_vit(shapes):
@@ -149,9 +148,57 @@ def _from_tensors(network: Network, activation: str, heads: int | None) -> nn.Mo
             arrays = {name: _real(a) if network[name].floating else a for name, a in arrays.items()}
         load_arrays(model.double() if double else model, arrays, network.path)
         return model.eval()
-    if is_residual(network):
-        return residual_module(network, getattr(nn, _CLASSES[activation])())
+    if _is_residual(network):
+        return _residual_module(network, getattr(nn, _CLASSES[activation])())
     return _perceptron(network, activation)
+
+
+_RESIDUAL_NAME = re.compile(r"(blocks\.\d+\.(inp|out)|last)\.(weight|bias)")
+
+
+def _is_residual(network: Network) -> bool:
+    """Whether a checkpoint is a residual network as ``strati reassemble --out`` writes it."""
+    names = [tensor.name for tensor in network.tensors]
+    return any(name.startswith("blocks.") for name in names) and all(
+        _RESIDUAL_NAME.fullmatch(name) for name in names
+    )
+
+
+def _residual_module(network: Network, activation: nn.Module) -> nn.Module:
+    """Residual blocks ``x + out(act(inp(x)))``, then ``last``, in evaluation mode."""
+    from torch import nn
+
+    class Block(nn.Module):
+        """``x + out(act(inp(x)))``."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.inp = _linear(network, f"{name}.inp")
+            self.activation = activation
+            self.out = _linear(network, f"{name}.out")
+
+        def forward(self, x: Tensor) -> Tensor:
+            """The stream with the block's contribution added."""
+            output: Tensor = x + self.out(self.activation(self.inp(x)))
+            return output
+
+    count = 1 + max(int(t.name.split(".")[1]) for t in network.tensors if t.name.startswith("blocks."))
+    model = nn.Sequential()
+    model.add_module("blocks", nn.Sequential(*(Block(f"blocks.{i}") for i in range(count))))
+    model.add_module("last", _linear(network, "last"))
+    return model.eval()
+
+
+def _linear(network: Network, name: str) -> nn.Linear:
+    from torch import from_numpy, nn
+
+    weight = from_numpy(network.read(f"{name}.weight").copy())
+    biased = any(tensor.name == f"{name}.bias" for tensor in network.tensors)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=biased, dtype=weight.dtype)
+    linear.weight.data.copy_(weight)
+    if biased:
+        linear.bias.data.copy_(from_numpy(network.read(f"{name}.bias").copy()))
+    return linear
 
 
 def _perceptron(network: Network, activation: str) -> nn.Module:

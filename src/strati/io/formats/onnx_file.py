@@ -34,23 +34,11 @@ if TYPE_CHECKING:
 MAX_DEPTH = 12
 MAX_FIELDS = 4_000_000
 
-_DTYPES = {1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string"}
-_DTYPES |= {
-    9: "bool",
-    10: "float16",
-    11: "float64",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-}
-_DTYPES |= {
-    16: "bfloat16",
-    17: "float8_e4m3fn",
-    18: "float8_e4m3fnuz",
-    19: "float8_e5m2",
-    20: "float8_e5m2fnuz",
-}
+_DTYPES = dict(enumerate((
+    "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "float64", "uint32",
+    "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz",
+), start=1))  # fmt: skip
 _TYPED_FIELDS = {4: "float32", 10: "float64", 7: "varint", 5: "varint", 11: "varint", 6: "string"}
 _ANONYMOUS = re.compile(r"(onnx::\w+|[0-9]+|\w*constant\w*|val_[0-9]+|initializer_[0-9]+)", re.IGNORECASE)
 _OPERATOR = re.compile(r"[./](matmul|gemm|gather|conv|transpose|identity)[^./]*$", re.IGNORECASE)

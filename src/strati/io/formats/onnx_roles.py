@@ -8,61 +8,26 @@ to the residual stream, are an MLP. Blocks are counted by their attentions. The 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-_LINEAR = frozenset({"MatMul", "Gemm", "FusedMatMul"})
-_FUSED_ATTENTION = frozenset({"Attention", "MultiHeadAttention", "GroupQueryAttention"})
-_SCORES = frozenset(
-    {
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Where",
-        "Cast",
-        "Reshape",
-        "Transpose",
-        "Identity",
-        "Dropout",
-        "Slice",
-        "Clip",
-        "Tanh",
-    }
-    | {"Unsqueeze", "Squeeze", "Expand"}
+
+def _operators(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LINEAR = _operators("MatMul Gemm FusedMatMul")
+_FUSED_ATTENTION = _operators("Attention MultiHeadAttention GroupQueryAttention")
+_SHAPING = _operators("Transpose Reshape Cast Identity Squeeze Unsqueeze Dropout")
+_SCORES = _SHAPING | _operators("Add Sub Mul Div Where Slice Clip Tanh Expand")
+_NONLINEAR = _operators(
+    "Pow Erf Tanh Sigmoid Relu Gelu LeakyRelu Elu Selu HardSigmoid HardSwish Softplus Mish Swish FastGelu QuickGelu"
+    " BiasGelu PRelu Celu"
 )
-_NONLINEAR = frozenset(
-    {
-        "Pow",
-        "Erf",
-        "Tanh",
-        "Sigmoid",
-        "Relu",
-        "Gelu",
-        "LeakyRelu",
-        "Elu",
-        "Selu",
-        "HardSigmoid",
-        "HardSwish",
-        "Softplus",
-    }
-    | {"Mish", "Swish", "FastGelu", "QuickGelu", "BiasGelu", "PRelu", "Celu"}
-)
-_ELEMENTWISE = _NONLINEAR | {
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Sqrt",
-    "Cast",
-    "Clip",
-    "Identity",
-    "Dropout",
-    "Split",
-    "Slice",
-}
-_CARRIED = frozenset({"Add", "Mul", "Cast", "Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze"})
+_ELEMENTWISE = _NONLINEAR | _operators("Add Sub Mul Div Sqrt Cast Clip Identity Dropout Split Slice")
+_CARRIED = _operators("Add Mul Cast Identity Dropout Reshape Squeeze Unsqueeze")
+_AFTER_SOFTMAX = _operators("Dropout Cast Identity Where Mul")
 
 
 class GraphNode(Protocol):
@@ -148,52 +113,40 @@ class _Flow:
             node.operator in _LINEAR and position not in self.linears and len(self.activations(position)) > 1
         )
 
-    def behind(self, value: str) -> list[_Linear]:
-        """The linear maps that a value comes from, through anything that is no matrix product."""
-        return list(self._back(value, None))
-
-    def back_to_product(self, value: str) -> int | None:
-        """The product of activations before a softmax."""
-        visited, waiting = set[str](), [value]
+    def back(self, nodes: Iterable[int], passes: Callable[[int], bool]) -> Iterator[int]:
+        """Nodes from which others get their activations, themselves first; the walk goes on behind those that pass."""
+        visited, waiting = set[int](), list(nodes)
         while waiting:
-            here = waiting.pop()
-            maker = self.made_by.get(here)
-            if here in visited or maker is None:
-                continue
-            visited.add(here)
-            if self.product(maker):
-                return maker
-            if self.nodes[maker].operator in _SCORES:
-                waiting += self.activations(maker)
-        return None
+            node = waiting.pop()
+            if node not in visited:
+                visited.add(node)
+                yield node
+                if passes(node):
+                    waiting += [self.made_by[value] for value in self.activations(node)]
+
+    def behind(self, value: str, allowed: frozenset[str] | None = None) -> list[_Linear]:
+        """The linear maps that a value comes from, through allowed operators or anything that is no matrix product."""
+
+        def passes(node: int) -> bool:
+            through = allowed is None or self.nodes[node].operator in allowed
+            return through and node not in self.linears and not self.product(node)
+
+        return [self.linears[node] for node in self.back(self.makers(value), passes) if node in self.linears]
+
+    def makers(self, value: str) -> list[int]:
+        """The node that makes a value, if there is one."""
+        return [self.made_by[value]] if value in self.made_by else []
+
+    def in_scores(self, node: int) -> bool:
+        """Whether a node only changes scores between their product and the softmax."""
+        return self.nodes[node].operator in _SCORES
 
     def masks(self, softmax: int) -> Iterator[str]:
         """Weights of two axes or more that join the scores between product and softmax."""
-        visited, waiting = set[int](), [softmax]
-        while waiting:
-            maker = waiting.pop()
-            if maker in visited or self.product(maker) or maker in self.linears:
-                continue
-            visited.add(maker)
-            if maker != softmax and self.nodes[maker].operator not in _SCORES:
-                continue
-            for value in self.nodes[maker].inputs:
+        for node in self.back([softmax], lambda n: n == softmax or self.in_scores(n)):
+            for value in self.nodes[node].inputs if node == softmax or self.in_scores(node) else ():
                 if value in self.weights and self.dimensions.get(self.weights[value], 0) >= 2:
                     yield self.weights[value]
-            waiting += [self.made_by[v] for v in self.activations(maker)]
-
-    def _back(self, value: str, allowed: frozenset[str] | None) -> Iterator[_Linear]:
-        visited, waiting = set[str](), [value]
-        while waiting:
-            here = waiting.pop()
-            maker = self.made_by.get(here)
-            if here in visited or maker is None:
-                continue
-            visited.add(here)
-            if maker in self.linears:
-                yield self.linears[maker]
-            elif not self.product(maker) and (allowed is None or self.nodes[maker].operator in allowed):
-                waiting += self.activations(maker)
 
     def ahead(self, values: Sequence[str], allowed: frozenset[str]) -> Iterator[int]:
         """Nodes reached from values through allowed operators; the first others are included."""
@@ -216,12 +169,11 @@ class _Flow:
 
 
 def _attention(flow: _Flow, position: int, softmax: GraphNode, labelled: _Labels) -> None:
-    scores = flow.back_to_product(softmax.inputs[0]) if softmax.inputs else None
-    if scores is None:
-        return
-    carried = frozenset({"Dropout", "Cast", "Identity", "Where", "Mul", "IsNaN"})
+    makers = flow.makers(softmax.inputs[0]) if softmax.inputs else []
+    scores = next((n for n in flow.back(makers, flow.in_scores) if flow.product(n)), None)
+    carried = _AFTER_SOFTMAX | {"IsNaN"}
     mixed = next((n for n in flow.ahead(softmax.outputs, carried) if flow.product(n)), None)
-    if mixed is None:
+    if scores is None or mixed is None:
         return
     values = [v for v in flow.activations(mixed) if not _comes_from(flow, v, position)]
     operands = flow.activations(scores)
@@ -234,20 +186,7 @@ def _attention(flow: _Flow, position: int, softmax: GraphNode, labelled: _Labels
 
 def _comes_from(flow: _Flow, value: str, softmax: int) -> bool:
     """Whether a value is the softmax's result, through dropout and the like."""
-    waiting = [value]
-    while waiting:
-        maker = flow.made_by.get(waiting.pop())
-        if maker == softmax:
-            return True
-        if maker is not None and flow.nodes[maker].operator in (
-            "Dropout",
-            "Cast",
-            "Identity",
-            "Where",
-            "Mul",
-        ):
-            waiting += flow.activations(maker)
-    return False
+    return softmax in flow.back(flow.makers(value), lambda n: flow.nodes[n].operator in _AFTER_SOFTMAX)
 
 
 def _name_attention(
@@ -272,10 +211,7 @@ def _name_attention(
             key.weight, f"{place}.{'kv_proj' if key.weight == value.weight else 'k_proj'}"
         )
         labelled.labels.setdefault(value.weight, f"{place}.v_proj")
-    shaping = frozenset(
-        {"Transpose", "Reshape", "Cast", "Identity", "Concat", "Squeeze", "Unsqueeze", "Dropout"}
-    )
-    after = next((n for n in flow.ahead(results, shaping) if n in flow.linears), None)
+    after = next((n for n in flow.ahead(results, _SHAPING | {"Concat"}) if n in flow.linears), None)
     if after is not None:
         labelled.labels.setdefault(flow.linears[after].weight, f"{place}.out_proj")
 
@@ -288,7 +224,7 @@ def _mlp(flow: _Flow, last: _Linear, labelled: _Labels) -> None:
     maker = flow.made_by.get(last.source)
     if maker is None or flow.nodes[maker].operator not in _ELEMENTWISE:
         return
-    first = list(flow._back(last.source, _ELEMENTWISE))
+    first = flow.behind(last.source, _ELEMENTWISE)
     weights = {linear.weight for linear in first} - labelled.labels.keys()
     place = f"blocks.{len(before) - 1}.mlp"
     if len(weights) == 1 and len(first) == 1 and _bends(flow, first[0], last):
@@ -310,7 +246,7 @@ def _bends(flow: _Flow, first: _Linear, last: _Linear, *, through_products: bool
         if operator in _NONLINEAR and node < last.position:
             return True
         if operator == "Mul" and not through_products and len(flow.activations(node)) > 1:
-            makers = {x.weight for v in flow.activations(node) for x in flow._back(v, _ELEMENTWISE)}
+            makers = {x.weight for v in flow.activations(node) for x in flow.behind(v, _ELEMENTWISE)}
             if len(makers) > 1 and not _nonlinear_before(flow, node, first):
                 return False
     return False
@@ -319,7 +255,7 @@ def _bends(flow: _Flow, first: _Linear, last: _Linear, *, through_products: bool
 def _nonlinear_before(flow: _Flow, product: int, first: _Linear) -> bool:
     """Whether the branch of ``first`` into a product of two branches holds a nonlinearity."""
     for value in flow.activations(product):
-        branch = list(flow._back(value, _ELEMENTWISE))
+        branch = flow.behind(value, _ELEMENTWISE)
         maker = flow.made_by.get(value)
         if first in branch and maker is not None and flow.nodes[maker].operator in (_NONLINEAR | {"Mul"}):
             return True
