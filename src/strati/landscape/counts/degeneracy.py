@@ -130,7 +130,9 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
         warnings.append(undecided(open_ones))
     ranks = None
     if exactly_too:
-        ranks = exactly.exact_ranks(exactly.chain_rows(chain, x, places), sizes, values, statistics.data)
+        ranks = exactly.exact_ranks(
+            exactly.chain_rows(chain, x, places), sizes, values, statistics.data, epsilon=epsilon
+        )
         ranks = replace(
             ranks, hidden=ranks.hidden or any(c.least_slope < SATURATED for c in statistics.layers)
         )

@@ -24,7 +24,10 @@ from strati.landscape.counts.ranks import (
     TWIN,
     Factor,
     RankRange,
+    balanced,
+    decide,
     fold,
+    gram_of,
     hides,
     independent,
     nudged,
@@ -45,7 +48,8 @@ WEAK = 1e-6
 """Below this share of the largest singular value a direction moves the outputs by less than float32 rounding."""
 SPREAD = 1e15
 """Parameters whose effects differ by more than this are remarked on."""
-TOLERANCE = 1e-12
+MOST_KEPT = 8_000_000
+"""Entries of the Jacobian and its twin that are kept, not computed again for the second pass."""
 CANCELLED, BESIDE, SURE = 0.1, 1e-10, 1e-9
 """A column that differs from its twin by more than this share is what rounding left of terms that cancel (the gradient
 of a bias of keys), if it is smaller than so much beside the usual column and the usual column is known so well."""
@@ -60,7 +64,7 @@ class ExactRanks:
 
     Attributes:
         ranges: One per layer, in the order of the layers: ``ranges[l]`` is of layers ``l`` and later.
-        eigenvalues: Of ``J^T J / n`` over all layers, ascending, those not zero.
+        above: Eigenvalues of ``J^T J / n`` over all layers above a loss scale, if one was given.
         weak: Directions that are used, but move the outputs by less than :data:`WEAK` of the strongest.
         spread: Largest over smallest size of a parameter's effect, among those that have one.
         hidden: Entries of the Jacobian are real but too small to be seen beside others, so that no singular value
@@ -69,7 +73,7 @@ class ExactRanks:
     """
 
     ranges: tuple[RankRange, ...]
-    eigenvalues: Tensor
+    above: int | None
     weak: int = 0
     spread: float = 1.0
     hidden: bool = False
@@ -107,7 +111,9 @@ def affordable(parameters: int, values: int) -> bool:
     return fits and smaller <= MOST_DIMENSIONS and 2.0 * larger * smaller**2 <= MOST_FLOPS
 
 
-def exact_ranks(rows: Rows, sizes: list[int], values: int, data: int) -> ExactRanks:
+def exact_ranks(
+    rows: Rows, sizes: list[int], values: int, data: int, *, epsilon: float | None = None
+) -> ExactRanks:
     """Ranks of the Hessian by layers.
 
     Args:
@@ -115,16 +121,21 @@ def exact_ranks(rows: Rows, sizes: list[int], values: int, data: int) -> ExactRa
         sizes: Number of parameters of each layer, first layer first.
         values: Number of data times number of outputs.
         data: Number of data.
+        epsilon: Also count the eigenvalues of ``J^T J / n`` above this.
     """
     edges = torch.tensor([0, *sizes[::-1]]).cumsum(0).tolist()
-    columns, size, spectrum = _columns(rows, edges[-1], values, data)
+    if 2 * edges[-1] * values <= MOST_KEPT:
+        kept_rows = list(rows())
+        rows = lambda: iter(kept_rows)  # noqa: E731
+    columns, size = _columns(rows, edges[-1])
     even = _Even(rows, columns)
     ranges, singular = (_tall if edges[-1] <= values else _wide)(even, edges)
     used = singular[: ranges[-1].low]
     weak = int((used < WEAK * singular[0]).sum()) if used.numel() else 0
     live = size[columns <= 2 * size]  # not those that are little more than rounding
     spread = float(live.max() / live.min()) if live.numel() else 1.0
-    return ExactRanks(tuple(ranges[::-1]), spectrum, weak, spread, even.hidden, min(edges[-1], values))
+    above = None if epsilon is None else _above(rows, edges[-1] <= values, epsilon * data)
+    return ExactRanks(tuple(ranges[::-1]), above, weak, spread, even.hidden, min(edges[-1], values))
 
 
 def settled(ranks: ExactRanks, ranges: tuple[RankRange, ...] | None) -> ExactRanks:
@@ -141,34 +152,27 @@ def settled(ranks: ExactRanks, ranges: tuple[RankRange, ...] | None) -> ExactRan
     return replace(ranks, ranges=ranges, hidden=False, weak=weak)
 
 
-def _columns(rows: Rows, number: int, values: int, data: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What every column is divided by, its size, and the eigenvalues of ``J^T J / n`` that are not zero."""
-    power = error = None
-    gram, parts = None, []
+def _columns(rows: Rows, number: int) -> tuple[Tensor, Tensor]:
+    """What every column is divided by, and its size."""
+    power = error = torch.zeros(number, dtype=torch.float64)
     for part, twin in rows():
-        if power is None:
-            power, error = part.new_zeros(number), part.new_zeros(number)
-            gram = part.new_zeros(number, number) if number <= values else None
-        assert error is not None
-        power += part.square().sum(0)
-        error += (part - twin).square().sum(0)
-        if gram is not None:
-            gram += part.T @ part
-        else:
-            parts.append(part)
-    assert power is not None and error is not None
-    if gram is None:
-        jacobian = torch.cat(parts)
-        gram = jacobian @ jacobian.T
-    spectrum = torch.linalg.eigvalsh(gram / data)
-    spectrum = spectrum[spectrum > TOLERANCE * spectrum[-1].clamp(min=0)]
+        power = power.to(part.device) + part.square().sum(0)
+        error = error.to(part.device) + (part - twin).square().sum(0)
     size, error = power.sqrt(), error.sqrt()
     live = size > 0
     rho = torch.where(live, error / size.clamp(min=1e-300), torch.zeros_like(size))
     usual = max(LEAST_NOISE, 4 * float(rho[live].median())) if bool(live.any()) else LEAST_NOISE
     live &= ~_cancelled(size, rho)
     scale = torch.where(live, size * (rho / usual).clamp(min=1.0), torch.full_like(size, torch.inf))
-    return scale, size, spectrum
+    return scale, size
+
+
+def _above(rows: Rows, tall: bool, threshold: float) -> int:
+    """How many eigenvalues of ``J^T J`` exceed a threshold."""
+    parts = [part for part, _ in rows()]
+    gram = sum(part.T @ part for part in parts) if tall else gram_of(torch.cat(parts))
+    assert isinstance(gram, Tensor)
+    return int((torch.linalg.eigvalsh(gram) > threshold).sum())
 
 
 def _cancelled(size: Tensor, rho: Tensor) -> Tensor:
@@ -211,8 +215,11 @@ def _tall(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
         factor.add(part)
         factor.compare(part, twin)
     upper, noise = factor.matrix, factor.noise
-    ranges = [rank_range(upper[:end, :end], noise[:end], factor.count) for end in edges[1:]]
-    return ranges, torch.linalg.svdvals(upper)
+    ranges = [rank_range(upper[:end, :end], noise[:end], factor.count) for end in edges[1:-1]]
+    scaled, floor = balanced(upper, noise)
+    singular = torch.linalg.svdvals(scaled)
+    whole_range = decide(singular, floor, factor.count) if scaled.numel() else RankRange(0, 0)
+    return [*ranges, whole_range], singular
 
 
 def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
@@ -228,13 +235,14 @@ def _wide(even: _Even, edges: list[int]) -> tuple[list[RankRange], Tensor]:
     gram, noise = rows.new_zeros(len(rows), len(rows)), rows.new_zeros(len(rows))
     for start, end in pairwise(edges):
         block = rows[:, start:end]
-        gram += block @ block.T
+        gram += gram_of(block)
         noise += (block - twins[:, start:end]).square().sum(1)
         if end >= len(rows) and independent(gram, noise):
             full = RankRange(len(rows), len(rows))
             ranges += [full] * (len(edges) - 1 - len(ranges))
             remaining = rows[:, end:]
-            return ranges, torch.linalg.eigvalsh(gram + remaining @ remaining.T).clamp(min=0).sqrt().flip(0)
+            eigenvalues = torch.linalg.eigvalsh(gram + gram_of(remaining))
+            return ranges, eigenvalues.clamp(min=0).sqrt().flip(0)
         factor.add(block.T)
         factor.compare(block.T, twins[:, start:end].T)
         ranges.append(rank_range(factor.matrix, factor.noise, factor.count))

@@ -107,7 +107,7 @@ def count_module(
     total = values * int(inputs.shape[0])
     if (is_subset or flat.size == parameters) and wanted(config.exact, parameters, total):
         ranks = _exact(
-            flat, inputs, layers, warnings, step, required=config.exact is True, rest=not is_subset
+            flat, inputs, layers, warnings, step, epsilon, required=config.exact is True, rest=not is_subset
         )
     size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
     return assemble(
@@ -317,6 +317,7 @@ def _exact(
     layers: list[Watched],
     warnings: list[Flag],
     step: float,
+    epsilon: float | None,
     *,
     required: bool,
     rest: bool,
@@ -332,7 +333,7 @@ def _exact(
     sizes = [sum(named[n].numel() for n in part) for part in parts.values()]
     try:
         rows, values, data = exactly.module_rows(flat.module, x, list(parts.values()), step=step)
-        return exactly.exact_ranks(rows, sizes, values, data)
+        return exactly.exact_ranks(rows, sizes, values, data, epsilon=epsilon)
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if required:

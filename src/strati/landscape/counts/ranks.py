@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -248,8 +249,18 @@ def independent(gram: Tensor, error: Tensor) -> bool:
     if not len(square) or not bool((square > 0).all()):
         return False
     size = square.sqrt()
-    smallest = float(torch.linalg.eigvalsh(gram / size / size[:, None])[0])
-    return smallest > max(1e-9, 1e4 * float((error / square).max()) * len(gram))
+    least = max(1e-9, 1e4 * float((error / square).max()) * len(gram))
+    shifted = gram / size / size[:, None]
+    shifted.diagonal().sub_(least)  # positive definite if the least eigenvalue is larger
+    return least < 1 and int(torch.linalg.cholesky_ex(shifted).info) == 0
+
+
+def gram_of(rows: Tensor) -> Tensor:
+    """``rows rows^T``; numpy takes half the work of torch, knowing that it is symmetric."""
+    if rows.device.type != "cpu":
+        return rows @ rows.T
+    array = rows.numpy()
+    return torch.from_numpy(array @ array.T)
 
 
 def hides(scaled: Tensor, rows: Tensor, twin: Tensor) -> bool:
@@ -336,6 +347,7 @@ def pairs_above(first: Tensor, second: Tensor, threshold: float) -> int:
 
 TALL, TOGETHER = 4, 32
 """Rows that are factorised at once: so many times the columns, at least as many as are mixed."""
+_HADAMARD = scipy.linalg.hadamard(TOGETHER) / math.sqrt(TOGETHER)
 
 
 def upper(rows: Tensor) -> Tensor:
@@ -370,10 +382,7 @@ def upper(rows: Tensor) -> Tensor:
 def _mixed(rows: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(derive(0, "mixed rows", *rows.shape))
     signs = torch.randint(0, 2, (len(rows), 1), generator=generator).to(rows) * 2 - 1
-    hadamard = rows.new_ones(1, 1)
-    while len(hadamard) < TOGETHER:
-        hadamard = torch.cat([torch.cat([hadamard, hadamard], 1), torch.cat([hadamard, -hadamard], 1)])
     end = len(rows) // TOGETHER * TOGETHER
     blocks, remainder = (rows * signs).split([end, len(rows) - end])
-    mixed = (hadamard / TOGETHER**0.5) @ blocks.reshape(-1, TOGETHER, rows.shape[1])
+    mixed = torch.from_numpy(_HADAMARD).to(rows) @ blocks.reshape(-1, TOGETHER, rows.shape[1])
     return torch.cat([mixed.reshape(end, -1), remainder])

@@ -297,9 +297,7 @@ def _with_ranks(result: Degeneracy, size: ProblemSize, ranks: exactly.ExactRanks
         result,
         free_at_most=most,
         weakly_used=ranks.weak,
-        effective_at_epsilon=None
-        if result.epsilon is None
-        else int((ranks.eigenvalues > result.epsilon).sum()),
+        effective_at_epsilon=ranks.above,
     )
     if low < high:
         text = (
