@@ -89,7 +89,7 @@ def test_products_in_pieces_are_those_of_one_pass(loss, matrix):
     kind = module.CurvatureMatrix(matrix)
     vector = torch.randn(mean.flat.size, dtype=torch.float64)
     expected = exact_hessian(mean, mean.flat.theta) @ vector
-    one, pieces = Products(mean, kind), Products(mean, kind, numbers=40)
+    one, pieces = Products(mean, kind), Products(mean, kind, graph_bytes=10_000)
     assert len(one._pieces) == 1 and len(pieces._pieces) > 3
     if matrix == "hessian":
         torch.testing.assert_close(one(vector), expected)
@@ -143,9 +143,31 @@ def test_the_same_seed_gives_the_same_numbers(monkeypatch):
     assert one == again != other
 
 
+def test_rows_are_drawn_where_all_would_take_long(monkeypatch):
+    """The number of rows follows from counted operations, and the rows from the seed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 3))
+    x = torch.randn(500, 20)
+    every = strati.curvature(model, "behavioural-mse", x, top=2)
+    assert every.warnings == ()
+    monkeypatch.setattr(module, "_MOST_FLOPS", 1e8)
+    first, again, other = (
+        strati.curvature(model, "behavioural-mse", x, top=2, seed=seed) for seed in (0, 0, 1)
+    )
+    passes = 2 * (20 * 40 + 40 * 3)  # floating-point operations of one row
+    products = 12 * 6 + 30 + 4 * 24
+    (flag,) = first.warnings
+    assert flag.code == "sampled-rows"
+    assert f"on {int(1e8 / (products * 6.3 * passes))} of 500 rows" in flag.text
+    assert first.top == again.top != other.top
+    assert first.products <= products + 2
+    assert strati.curvature(model, "behavioural-mse", x, top=2, rows=500).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"rows": 0}, "at least 1"),
         ({"matrix": "jacobian"}, "no such matrix"),
         ({"top": 0}, "at least 1"),
         ({"epsilons": [-1.0]}, "positive"),

@@ -70,12 +70,13 @@ def command(
     from strati.landscape.curvature import curvature
 
     problem = read_problem(model, data, inputs, targets, activation=activation, loss=loss, rows=rows)
-    with progress("curvature", 3, quiet=output.quiet) as tick:
+    with progress("curvature", None, quiet=output.quiet) as tick:
         spectrum = curvature(
             *problem,
             matrix=matrix,
             top=top,
             per_layer=per_layer,
+            rows=rows,
             layers=layers or None,
             seed=seed,
             device=device,

@@ -86,6 +86,7 @@ class CurvatureOptions(TypedDict, total=False):
     epsilons: Sequence[float] | None
     layers: str | Sequence[str] | None
     per_layer: bool
+    rows: int | None
     seed: int
     device: str | None
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import numpy as np
+import scipy.linalg
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
@@ -23,6 +25,7 @@ from strati.core.results import Flag, Result, Tick, silent
 from strati.core.rng import derive
 from strati.evaluate.models import on_device
 from strati.io.to_module import as_module
+from strati.jobs.progress import as_ticker
 from strati.landscape.curvature_products import CurvatureMatrix as CurvatureMatrix
 from strati.landscape.curvature_products import Products
 from strati.landscape.llc.parts import layer_names
@@ -41,14 +44,29 @@ EXACT_UP_TO = 600
 """Parameters up to which the matrix is computed whole, column by column, and every number is exact."""
 
 _DOUBLE_UP_TO = 20_000  # parameters whose products are computed in double precision
-_PROBES, _DEPTH = 8, 40  # of the density
-_TRACE_PRODUCTS = 60
 _BLOCK_MARGIN = 4  # columns of a block beyond the eigenvalues asked for
-_MOST_COLUMNS = 400  # of the Krylov space
+_MOST_FLOPS = (
+    4e12  # of all products: a minute or two; beyond it fewer products are made, on rows drawn at random
+)
+_PRODUCT = 6.3  # cost of a product in passes through the network: 2.1 gradients of three passes
 _MOST_BYTES = 1 << 30  # that the Krylov space may take
 _CONVERGED = 1e-5  # residual over the largest eigenvalue in size
 _Nodes = tuple["FloatArray", "FloatArray"]
 _SCALES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the largest eigenvalue
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """How many products are made: columns of the Krylov space, of the trace, probes of the density and their depth."""
+
+    columns: int = 400
+    trace: int = 60
+    probes: int = 8
+    depth: int = 40
+
+    @property
+    def products(self) -> int:
+        return self.columns + self.trace + self.probes * self.depth
 
 
 @dataclass(frozen=True)
@@ -184,7 +202,8 @@ class CurvatureConfig:
         epsilons: Scales of ``effective``; five decades below the largest eigenvalue by default.
         layers: Vary only these weights.
         per_layer: Also the diagonal block of each layer.
-        seed: Random seed of the probes.
+        rows: Rows of data to use, drawn at random; by default as many as a minute or two allow.
+        seed: Random seed of the probes and of the rows.
         device: Where to compute; where the model is by default.
     """
 
@@ -193,6 +212,7 @@ class CurvatureConfig:
     epsilons: Sequence[float] | None = None
     layers: str | Sequence[str] | None = None
     per_layer: bool = False
+    rows: int | None = None
     seed: int = 0
     device: str | None = None
 
@@ -217,7 +237,7 @@ def curvature(
         loss: A name or a function of (output, target), as for :func:`strati.llc`.
         data: As for :func:`strati.llc`.
         config: Options; keywords of the same names win.
-        tick: Called after each stage.
+        tick: Called after each product.
         **options: Fields of :class:`CurvatureConfig`.
 
     Raises:
@@ -234,24 +254,28 @@ def curvature(
         ([5.0], 5.0, 0.0)
     """
     settings = resolve(CurvatureConfig, config, options, of=curvature)
-    kind = _checked(settings.matrix, settings.top, settings.epsilons)
+    kind = _checked(settings)
     network = on_device(as_module(model), settings.device)
-    size = sum(p.numel() for p in network.parameters())
-    dtype = torch.float64 if size <= _DOUBLE_UP_TO else None
+    dtype = torch.float64 if sum(p.numel() for p in network.parameters()) <= _DOUBLE_UP_TO else None
     x, y = collect(data, network)
-    rows = x if y is None else (x, y)
-    products = Products(objective(network, loss, rows, layers=settings.layers, dtype=dtype), kind)
-    spectrum = _spectrum(products, settings, tick)
-    if not settings.per_layer:
-        return spectrum
+    names = layer_names(network, settings.layers) if settings.per_layer else []
+    pair, effort, flags = _affordable(network, loss, (x, y), settings, 1 + len(names))
+    ticker = as_ticker(tick)
+    ticker.expect(effort.products * (1 + len(names)))
+
+    def spectrum(layers: str | Sequence[str] | None, top: int) -> Curvature:
+        mean = objective(network, loss, pair, layers=layers, dtype=dtype)
+        products = Products(mean, kind, done=lambda: ticker("products"))
+        return _spectrum(products, dataclasses.replace(settings, top=top), effort)
+
+    total = spectrum(settings.layers, settings.top)
     blocks = []
-    for name in layer_names(network, settings.layers):
-        single = Products(objective(network, loss, rows, layers=[name], dtype=dtype), kind)
-        block = _spectrum(single, dataclasses.replace(settings, top=1))
+    for name in names:
+        block = spectrum([name], 1)
         blocks.append(
             LayerCurvature(
                 name,
-                single.size,
+                block.parameters,
                 block.top[0],
                 block.top_residuals[0],
                 block.trace,
@@ -259,11 +283,42 @@ def curvature(
                 block.negative,
             )
         )
-        tick(name)
-    return dataclasses.replace(spectrum, layers=tuple(blocks))
+    return dataclasses.replace(total, layers=tuple(blocks), warnings=(*total.warnings, *flags))
 
 
-def _spectrum(products: Products, settings: CurvatureConfig, tick: Tick = silent) -> Curvature:
+def _affordable(
+    network: nn.Module, loss: Loss, data: tuple[Any, Any], settings: CurvatureConfig, matrices: int
+) -> tuple[Any, _Effort, tuple[Flag, ...]]:
+    """The rows to use, how many products to make, and what a reader must know of that."""
+    x, y = data
+    count = len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
+    few = _taken(x, y, slice(0, 2))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        size = objective(network, loss, few, layers=settings.layers).flat.size
+    # The loss is computed twice, on the way to an objective.
+    pass_flops = counter.get_total_flops() / 2 / min(count, 2)
+    effort = _Effort(columns=size, trace=0, probes=0) if size <= EXACT_UP_TO else _Effort()
+    budget = _MOST_FLOPS / matrices
+    cost = _PRODUCT * pass_flops
+    if effort.products * cost * min(count, settings.rows or count) > budget and size > EXACT_UP_TO:
+        effort = _Effort(columns=12 * (settings.top + _BLOCK_MARGIN), trace=30, probes=4, depth=24)
+    rows = settings.rows or max(2, int(budget / max(1.0, effort.products * cost)))
+    if rows >= count:
+        return _taken(x, y, slice(None)), effort, ()
+    generator = torch.Generator().manual_seed(derive(settings.seed, "rows"))
+    places = torch.randperm(count, generator=generator)[:rows].sort().values
+    text = f"computed on {rows:,} of {count:,} rows, drawn at random"
+    more = "" if settings.rows else f" so that it takes a minute or two; rows={count} (--rows) takes all"
+    return _taken(x, y, places), effort, (Flag("sampled-rows", text + more),)
+
+
+def _taken(x: Any, y: Any, rows: slice | Tensor) -> Any:
+    """Some rows of inputs, with their targets if there are any."""
+    inputs = {name: part[rows] for name, part in x.items()} if isinstance(x, Mapping) else x[rows]
+    return inputs if y is None else (inputs, y[rows])
+
+
+def _spectrum(products: Products, settings: CurvatureConfig, effort: _Effort) -> Curvature:
     count = min(settings.top, products.size)
     condition = None
     if products.size <= EXACT_UP_TO:
@@ -277,13 +332,9 @@ def _spectrum(products: Products, settings: CurvatureConfig, tick: Tick = silent
             condition = float(sizes.max() / sizes.min())
     else:
         generator = torch.Generator().manual_seed(derive(settings.seed, "curvature"))
-        values, residuals = _largest(products, count, generator)
-        tick("top eigenvalues")
-        trace, error = _hutch(products, generator)
-        tick("trace")
-        probes = [_quadrature(products, generator) for _ in range(_PROBES)]
-        nodes, halves = [probe[0] for probe in probes], [probe[1] for probe in probes]
-        tick("density")
+        values, residuals = _largest(products, count, generator, effort.columns)
+        trace, error = _hutch(products, generator, effort.trace // 3)
+        nodes, halves = _quadrature(products, generator, effort.probes, effort.depth)
         warnings = _unconverged(values[:count], residuals[:count])
     scale = max(float(np.abs(values).max()), np.finfo(float).tiny)
     epsilons = (
@@ -313,11 +364,13 @@ def _spectrum(products: Products, settings: CurvatureConfig, tick: Tick = silent
     )
 
 
-def _checked(matrix: str, top: int, epsilons: Sequence[float] | None) -> CurvatureMatrix:
+def _checked(settings: CurvatureConfig) -> CurvatureMatrix:
+    matrix, top, epsilons, rows = settings.matrix, settings.top, settings.epsilons, settings.rows
     if matrix not in set(CurvatureMatrix):
         raise BadInputError("matrix", f"no such matrix {matrix!r}; there are: {', '.join(CurvatureMatrix)}")
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise BadInputError("top", f"must be a whole number of at least 1, not {top!r}")
+    for name, number in (("top", top), ("rows", rows)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise BadInputError(name, f"must be a whole number of at least 1, not {number!r}")
     if epsilons is not None and not all(math.isfinite(e) and e > 0 for e in epsilons):
         raise BadInputError("epsilons", "must be positive numbers")
     return CurvatureMatrix(matrix)
@@ -334,11 +387,13 @@ def _dense(products: Products) -> tuple[FloatArray, FloatArray]:
     return _array(values.flip(0)), _array(residuals.flip(0))
 
 
-def _largest(products: Products, count: int, generator: torch.Generator) -> tuple[FloatArray, FloatArray]:
+def _largest(
+    products: Products, count: int, generator: torch.Generator, columns: int
+) -> tuple[FloatArray, FloatArray]:
     """The algebraically largest eigenvalues, descending, and their residuals, by block Lanczos."""
     width = min(count + _BLOCK_MARGIN, products.size)
     each = products.size * products.theta.element_size() * 2
-    most = max(width, min(products.size, max(_MOST_COLUMNS, 3 * width), int(_MOST_BYTES / each)))
+    most = max(width, min(products.size, max(columns, 3 * width), int(_MOST_BYTES / each)))
     basis = torch.linalg.qr(products.random_signs(width, generator))[0]
     images = products.block(basis)
     while True:
@@ -365,9 +420,8 @@ def _largest(products: Products, count: int, generator: torch.Generator) -> tupl
         images = torch.cat([images, products.block(following)], dim=1)
 
 
-def _hutch(products: Products, generator: torch.Generator) -> tuple[float, float]:
+def _hutch(products: Products, generator: torch.Generator, part: int) -> tuple[float, float]:
     """The trace and its standard error, by Hutch++: exact on a sketched subspace, sampled on the rest."""
-    part = _TRACE_PRODUCTS // 3
     basis = torch.linalg.qr(products.block(products.random_signs(part, generator)))[0]
     inside = float((basis * products.block(basis)).sum())
     probes = products.random_signs(part, generator)
@@ -376,30 +430,45 @@ def _hutch(products: Products, generator: torch.Generator) -> tuple[float, float
     return inside + float(samples.mean()), float(samples.std(ddof=1)) / math.sqrt(part)
 
 
-def _quadrature(products: Products, generator: torch.Generator) -> tuple[_Nodes, _Nodes]:
-    """Nodes and weights of the spectral density seen by one random vector, and those at half the depth."""
-    depth = max(
-        2, min(_DEPTH, products.size, int(_MOST_BYTES / (products.size * products.theta.element_size())))
-    )
-    vector = products.random_signs(1, generator)[:, 0]
-    vector = vector / vector.norm()
-    basis, diagonal, beside = [vector], [], []
-    for _ in range(depth):
-        image = products(basis[-1])
-        diagonal.append(float(basis[-1] @ image))
-        stacked = torch.stack(basis, dim=1)
-        for _ in range(2):
-            image = image - stacked @ (stacked.T @ image)
-        size = float(image.norm())
-        if size <= 1e-10 * max(abs(d) for d in diagonal) or len(diagonal) == depth:
-            break
-        beside.append(size)
-        basis.append(image / size)
-    tridiagonal = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
-    half = max(1, len(diagonal) // 2)
-    both = [np.linalg.eigh(tridiagonal[:depth, :depth]) for depth in (len(diagonal), half)]
-    full, shallow = ((values, vectors[0] ** 2) for values, vectors in both)
+def _quadrature(
+    products: Products, generator: torch.Generator, probes: int, depth: int
+) -> tuple[list[_Nodes], list[_Nodes]]:
+    """Nodes and weights of the spectral density seen by each random vector, and those at half the depth.
+
+    As many vectors as memory allows go side by side, each with a Krylov space of its own.
+    """
+    columns = max(2, int(_MOST_BYTES / (products.size * products.theta.element_size())))
+    depth = min(depth, products.size, columns)
+    together = max(1, min(probes, columns // depth))
+    full: list[_Nodes] = []
+    shallow: list[_Nodes] = []
+    for start in range(0, probes, together):
+        vectors = products.random_signs(min(together, probes - start), generator)
+        basis, diagonal, beside = [vectors / math.sqrt(products.size)], [], []
+        for step in range(depth):
+            image = products.block(basis[-1])
+            diagonal.append(_array((basis[-1] * image).sum(0)))
+            if step + 1 == depth:
+                break
+            for _ in range(2):
+                for vector in basis:
+                    image -= vector * (vector * image).sum(0)
+            size = image.norm(dim=0)
+            beside.append(_array(size))
+            basis.append(image / size.clamp(min=1e-300))
+        for alpha, beta in zip(np.stack(diagonal, 1), np.stack(beside, 1), strict=True):
+            # A space that is invariant ends there.
+            small = np.flatnonzero(beta <= 1e-10 * np.abs(alpha).max())
+            length = int(small[0]) + 1 if small.size else depth
+            full.append(_nodes(alpha[:length], beta[: length - 1]))
+            half = max(1, length // 2)
+            shallow.append(_nodes(alpha[:half], beta[: half - 1]))
     return full, shallow
+
+
+def _nodes(diagonal: FloatArray, beside: FloatArray) -> _Nodes:
+    values, vectors = scipy.linalg.eigh_tridiagonal(diagonal, beside)
+    return values, vectors[0] ** 2
 
 
 def _effective(nodes: list[_Nodes], halves: list[_Nodes], epsilon: float, size: int) -> tuple[float, float]:

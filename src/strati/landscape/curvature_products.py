@@ -1,7 +1,8 @@
 """Products of the Hessian or Gauss-Newton matrix of a mean loss with vectors, reverse over reverse.
 
 The pass through the network is made once and its graph is kept, so that a product costs about two gradients instead of
-three. Where the data are too many for one graph, they are passed in pieces, and each piece anew for every product.
+three. Where the graph of all data would not fit into memory, the data are passed in pieces, and the graph of a piece
+serves all vectors of a block. How many rows fit is measured: the tensors that the graph of one row saves are counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from strati.core.errors import BadInputError
 from strati.evaluate.batches import NO_LABEL
 from strati.landscape.objective import LossName, Objective
 
-_NUMBERS_PER_GRAPH = 64_000_000  # of the widest activations of all rows together
+_GRAPH_BYTES = 1 << 30  # of the tensors that a graph saves
 
 
 class CurvatureMatrix(StrEnum):
@@ -35,26 +36,32 @@ class Products:
     Args:
         objective: A mean loss.
         kind: Which matrix.
-        numbers: Activations that may be held at once; more are computed in pieces.
+        graph_bytes: What the graph of a pass may save; larger ones are computed in pieces.
+        done: Called after each product.
 
     Raises:
         BadInputError: The loss has no second derivatives, or they are not finite.
     """
 
     def __init__(
-        self, objective: Objective, kind: CurvatureMatrix, numbers: int = _NUMBERS_PER_GRAPH
+        self,
+        objective: Objective,
+        kind: CurvatureMatrix,
+        *,
+        graph_bytes: int = _GRAPH_BYTES,
+        done: Callable[[], None] = lambda: None,
     ) -> None:
         self.objective, self.theta = objective, objective.flat.theta
-        self.size, self.count = objective.flat.size, 0
+        self.size, self.count, self._done = objective.flat.size, 0, done
         if kind is CurvatureMatrix.FISHER and objective.name is None:
             raise BadInputError(
                 "matrix", "fisher needs a loss known by name; use gauss-newton for your own loss"
             )
         self._prepare = self._hessian if kind is CurvatureMatrix.HESSIAN else self._gauss_newton
-        self._pieces = list(self._cut(numbers))
-        self._kept: Callable[[Tensor], Tensor] | None = None
+        self._graph: Callable[[Tensor], Tensor] | None = None
         try:
-            probe = self._apply(torch.ones_like(self.theta))
+            self._pieces = list(self._cut(graph_bytes))
+            probe = self._apply(torch.ones_like(self.theta)[:, None])
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise BadInputError("loss", f"has no second derivatives ({reason})") from error
@@ -63,35 +70,38 @@ class Products:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """The product with one vector."""
-        self.count += 1
-        return self._apply(vector).detach()
+        return self.block(vector[:, None])[:, 0]
 
     def block(self, columns: Tensor) -> Tensor:
         """The product with each column of a matrix."""
-        return torch.stack([self(column) for column in columns.T], dim=1)
+        products = self._apply(columns)
+        self.count += columns.shape[1]
+        return products
 
     def random_signs(self, columns: int, generator: torch.Generator) -> Tensor:
         """Columns of random signs."""
         signs = torch.randint(0, 2, (self.size, columns), generator=generator)
         return (2 * signs - 1).to(self.theta)
 
-    def _apply(self, vector: Tensor) -> Tensor:
-        if len(self._pieces) == 1:
-            if self._kept is None:
-                self._kept = self._prepare(*self._pieces[0])
-            return self._kept(vector)
-        total = torch.zeros_like(vector)
+    def _apply(self, columns: Tensor) -> Tensor:
+        total = torch.zeros_like(columns)
         for piece, weight in self._pieces:
-            total += self._prepare(piece, weight)(vector).detach()
+            product = self._graph or self._prepare(piece, weight)
+            if len(self._pieces) == 1:
+                self._graph = product
+            for number, column in enumerate(columns.T):
+                total[:, number] += product(column).detach()
+                if piece is self._pieces[-1][0]:
+                    self._done()
         return total
 
-    def _cut(self, numbers: int) -> Iterator[tuple[Objective, float]]:
+    def _cut(self, graph_bytes: int) -> Iterator[tuple[Objective, float]]:
         """Pieces of the data and their weights in the mean loss; a loss of the caller's is computed whole."""
         objective = self.objective
-        widest = max(max(shape) if shape else 1 for shape in objective.flat.shapes)
-        each = widest * max(1, objective.target.numel() // max(1, objective.rows))
-        rows = max(1, numbers // each)
-        if objective.name is None or rows >= objective.rows:
+        rows = objective.rows
+        if objective.name is not None:
+            rows = max(1, int(graph_bytes / max(1, self._saved_bytes(objective.part(slice(0, 1))))))
+        if rows >= objective.rows:
             yield objective, 1.0
             return
         for start in range(0, objective.rows, rows):
@@ -99,6 +109,21 @@ class Products:
             share = _terms(piece) / _terms(objective)
             if share > 0:
                 yield piece, share
+
+    def _saved_bytes(self, piece: Objective) -> int:
+        """What the graph of a piece saves beside the parameters."""
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            graph = self._prepare(piece, 1.0)
+        del graph
+        parameters = self.theta.nbytes
+        return sum(size for size in sizes.values() if size != parameters)
 
     def _hessian(self, piece: Objective, weight: float) -> Callable[[Tensor], Tensor]:
         leaf = self.theta.detach().clone().requires_grad_(True)
