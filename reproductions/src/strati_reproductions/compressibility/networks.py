@@ -43,7 +43,7 @@ class Trainings:
     rows: int
 
 
-FULL = Trainings((8, 16, 32), 3, (20, 60, 200, 600, 2000), 3, 6, 480)
+FULL = Trainings((8, 16, 32), 3, (20, 200, 2000), 3, 3, 480)
 SMALL = Trainings((6,), 2, (60, 300), 0, 0, 100)
 
 
