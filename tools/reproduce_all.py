@@ -308,9 +308,11 @@ def _paper_page(name: str, tables: dict[str, dict[str, Any]]) -> str:
         lines += ["These are measurements of strati itself; no claim of a paper is tested.", ""]
     entries = [entry for entry in ENTRIES if ENTRIES[entry].paper == name]
     lines += [section(entry, tables[entry]) for entry in entries if entry in tables]
-    missing = [f"`{entry}`" for entry in entries if entry not in tables]
+    missing = [
+        f"- `{e}`: {ENTRIES[e].summary}. {ENTRIES[e].needs}".rstrip() for e in entries if e not in tables
+    ]
     if missing:
-        lines += [f"## No full run is stored\n\n{', '.join(missing)}\n"]
+        lines += ["## No full run is stored", "", *missing]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -74,6 +74,8 @@ class Claim:
 
     def meaning(self, verdict: Verdict) -> str:
         """What a reader can conclude, given the verdict."""
+        if verdict is Verdict.NOT_TESTED:
+            return "No stored run decides this."
         if self.otherwise and verdict in (Verdict.FAILED, Verdict.IN_PART):
             return self.otherwise
         return self.means

@@ -410,8 +410,11 @@ def _count_rows(
 
 
 def _closest_rows(completed: dict[Variant, list[tuple[int, float]]]) -> list[Row]:
-    """The repaired variants by their distance from the table, the closest round by round."""
-    ordered = sorted(completed, key=lambda v: table_distance(completed[v]))
+    """The repaired variants by their distance from the table, the closest round by round.
+
+    Those that restore the network, as the table's repair does, come before the others.
+    """
+    ordered = sorted(completed, key=lambda v: (completed[v][-1][1] > 5e-7, table_distance(completed[v])))
     best = completed[ordered[0]]
     rows = [
         Row("closest variant: exchanges by which its rounds differ from the table's", 0, table_distance(best),
