@@ -48,6 +48,13 @@ class View:
     count: int = 1
     index: int | None = None
 
+    def turned(self) -> View:
+        """The same for matrices that are stored inputs first, seen outputs first."""
+        text = f"{self.text}, transposed (stored inputs x outputs)".removeprefix("as stored, ")
+        return replace(
+            self, text=text, rows=self.cols, cols=self.rows, steps=(*self.steps, ("transpose", (1, 0)))
+        )
+
     def matrices(self, array: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """The matrices, one at a time."""
         return _matrices(array, self.steps)
@@ -136,7 +143,7 @@ def _base_view(names: Names, tensor: Tensor, hint: Hint, flatten: bool) -> tuple
         # Where the format or the module says what the tensor is, it also says how it is stored; a name only hints.
         turned = hint.transposed or (kind is None and names.inputs_first(tensor.name))
         table = embedding and not is_raw(tensor.name)
-        view = transposed(shape) if turned and not table else as_stored(shape)
+        view = as_stored(shape).turned() if turned and not table else as_stored(shape)
         return "embedding" if embedding else "linear", view
     split_by_head = names.head_by_head(tensor.name)
     if split_by_head is not None:
@@ -239,12 +246,6 @@ def as_stored(shape: tuple[int, ...]) -> View:
     return View(f"the {rows}x{cols} matrix inside {_by(shape)}", rows, cols, (("reshape", (rows, cols)),))
 
 
-def transposed(shape: tuple[int, ...]) -> View:
-    """Stored inputs first, seen outputs first."""
-    cols, rows = shape
-    return View("transposed (stored inputs x outputs)", rows, cols, (("transpose", (1, 0)),))
-
-
 def merged(shape: tuple[int, ...], inputs: int, outputs: int) -> View:
     """Axes that belong together (heads and their width) merged, seen outputs first."""
     text = f"transposed (stored inputs x outputs), from the merged axes of {_by(shape)}"
@@ -322,11 +323,8 @@ def part_of_stack(shape: tuple[int, ...], index: int, what: str, *, turned: bool
     rows, cols = shape[-2:]
     many = prod(shape[:-2])
     steps: tuple[Step, ...] = (("reshape", (many, rows, cols)), ("take", (index,)))
-    text = f"{what} {index} of {many}, stacked in one tensor"
-    if turned:
-        text += ", transposed (stored inputs x outputs)"
-        return View(text, cols, rows, (*steps, ("transpose", (1, 0))), index=index)
-    return View(text, rows, cols, steps, index=index)
+    view = View(f"{what} {index} of {many}, stacked in one tensor", rows, cols, steps, index=index)
+    return view.turned() if turned else view
 
 
 def part_of_rows(whole: View, index: int, many: int, *, turned: bool) -> View:
@@ -334,11 +332,8 @@ def part_of_rows(whole: View, index: int, many: int, *, turned: bool) -> View:
     rows = whole.rows // many
     start = index * rows
     text = f"expert {index} of {many}: rows {start} to {start + rows - 1}"
-    steps: tuple[Step, ...] = (*whole.steps, ("rows", (start, start + rows)))
-    if turned:
-        text += ", transposed (stored inputs x outputs)"
-        return View(text, whole.cols, rows, (*steps, ("transpose", (1, 0))))
-    return View(text, rows, whole.cols, steps)
+    view = View(text, rows, whole.cols, (*whole.steps, ("rows", (start, start + rows))))
+    return view.turned() if turned else view
 
 
 def half_of_rows(whole: View, which: int, word: str, *, alternating: bool) -> View:
@@ -356,12 +351,8 @@ def half_of_rows(whole: View, which: int, word: str, *, alternating: bool) -> Vi
 
 def gates(shape: tuple[int, ...], count: int, *, inputs_first: bool) -> View:
     """The gates of a recurrent layer, stacked as stored."""
-    text = f"{count} gates stacked" if count > 1 else "as stored"
-    if inputs_first:
-        return View(
-            f"{text}, transposed (stored inputs x outputs)", shape[1], shape[0], (("transpose", (1, 0)),)
-        )
-    return View(text, shape[0], shape[1])
+    view = View(f"{count} gates stacked" if count > 1 else "as stored", shape[0], shape[1])
+    return view.turned() if inputs_first else view
 
 
 def part_of_qkv(whole: View, which: int, sizes: tuple[int, int, int]) -> View:

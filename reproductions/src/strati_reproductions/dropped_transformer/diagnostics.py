@@ -12,7 +12,7 @@ import numpy as np
 
 from strati.reassembly.transformer.arrange import path
 from strati.reassembly.transformer.blueprint import unit_kinds
-from strati.reassembly.transformer.similarity import features, similarities, stacks
+from strati.reassembly.transformer.evidence import features, similarities, stacks
 from strati.reassembly.transformer.timeline import Similarity
 from strati_reproductions.pictures import COLOURS, PAPER, panels, save
 from strati_reproductions.registry import Row

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.reassembly.transformer import similarity, vectors
-from strati.reassembly.transformer.evidence import Expected, Prior, standard
-from strati.reassembly.transformer.similarity import end_tables, likeness, stacks, unit_signals
+from strati.reassembly.transformer import evidence, vectors
+from strati.reassembly.transformer.evidence import (
+    Expected,
+    Prior,
+    end_tables,
+    likeness,
+    stacks,
+    standard,
+    unit_signals,
+)
 from strati.reassembly.transformer.solve import signs
 from strati.reassembly.transformer.timeline import coefficients
 
@@ -53,8 +60,8 @@ def measure(pieces: TransformerPieces, answer: Mapping[str, Any]) -> MeasuredSig
     }
     stacked = stacks(pieces, numbers)
     shifts: dict[str, dict[str, float]] = {}
-    heads = similarity.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
-    for a, b in similarity.PAIRS:
+    heads = evidence.head_signals(stacked, heads=blueprint.heads, groups=blueprint.groups)
+    for a, b in evidence.PAIRS:
         if a in stacked and b in stacked and blueprint.blocks > 1:
             pair_signals = unit_signals(stacked, a, b, blueprint, heads)
             shifts[f"{a}-{b}"] = {name: _shift(table) for name, table in pair_signals.items()}

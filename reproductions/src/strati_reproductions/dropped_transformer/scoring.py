@@ -56,7 +56,7 @@ def score(
         answer: What the drop wrote.
         arrays: The pieces.
         unfixed: Roles whose pieces are interchangeable, as the function does not fix them
-            (:attr:`~strati.reassembly.transformer.blueprint.Blueprint.unfixed`).
+            (:attr:`~strati.reassembly.transformer.pieces.Blueprint.unfixed`).
 
     Examples:
         >>> arrays = {n: np.full((2, 2), n) for n in range(4)}

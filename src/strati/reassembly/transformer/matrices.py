@@ -18,13 +18,17 @@ from strati.core.assignment import assign
 from strati.core.results import Tick, silent
 from strati.reassembly.transformer.arrange import arrange, joined, merged
 from strati.reassembly.transformer.blueprint import slots_of, unit_kinds
-from strati.reassembly.transformer.evidence import Prior, chain, evidence, margins, standard
-from strati.reassembly.transformer.similarity import (
+from strati.reassembly.transformer.evidence import (
     PAIRS,
+    Prior,
+    chain,
     correlation,
+    evidence,
     head_signals,
     likeness,
+    margins,
     stacks,
+    standard,
     unit_signals,
 )
 from strati.reassembly.transformer.timeline import Similarity, Timeline, climb, place_margins, reordered

@@ -14,7 +14,14 @@ from threadpoolctl import threadpool_limits
 from strati.core.errors import BadInputError
 from strati.core.results import Flag, Tick, silent
 from strati.core.rng import stream
-from strati.reassembly.transformer.evidence import Expected, Prior, default_prior
+from strati.reassembly.transformer.evidence import (
+    Expected,
+    Prior,
+    default_prior,
+    end_tables,
+    ends_likeness,
+    features,
+)
 from strati.reassembly.transformer.matrices import (
     NormalisedPieces,
     Placed,
@@ -23,7 +30,6 @@ from strati.reassembly.transformer.matrices import (
     reversed_order,
 )
 from strati.reassembly.transformer.result import TransformerReassembly
-from strati.reassembly.transformer.similarity import end_tables, ends_likeness, features
 from strati.reassembly.transformer.symmetries import equal_halves, pieces_of
 from strati.reassembly.transformer.timeline import SURE_PLACE, Similarity, Timeline, coefficients
 from strati.reassembly.transformer.vectors import PlacedVector, place_vectors

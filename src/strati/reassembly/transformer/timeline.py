@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from strati.reassembly.transformer.evidence import Expected
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -41,6 +39,18 @@ _RIDGE = 0.5
 
 DEPTH = "depth"
 """The role of a block's place itself."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a signal is worth on other networks: mean and spread of the shift of true pairs.
+
+    In units of ``sqrt(count - 1)`` standard deviations, which is the most that ``count`` pairs can show.
+    """
+
+    mean: float
+    spread: float
+
 
 _UNKNOWN = (Expected(0.0, 0.3),) * 4
 """What is expected of a pair of roles that no network has shown."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from strati.reassembly.transformer.arrange import initial_placement
+from strati.reassembly.transformer.evidence import READERS, correlation, levelled
 from strati.reassembly.transformer.pieces import canonical
-from strati.reassembly.transformer.similarity import READERS, correlation, levelled
 from strati.reassembly.transformer.timeline import (
     DEPTH,
     Coefficients,
