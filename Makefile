@@ -87,8 +87,18 @@ oracles: .venv-oracles/ready.stamp
 	.venv-oracles/bin/python -m pip -q install -e . hypothesis jsonschema pytest pytest-timeout
 	touch $@
 
-oracles-test: oracles  ## Compare with weightwatcher, curvlinops and LyCORIS themselves (outside CI)
-	.venv-oracles/bin/python -m pytest -m oracle -W default tests/oracles
+# The tools that load exported plans pin other versions of transformers than the peers above.
+.venv-recipes/ready.stamp:
+	$(PYTHON) -m venv .venv-recipes
+	.venv-recipes/bin/python -m pip -q install $(TORCH)
+	.venv-recipes/bin/python -m pip -q install $(TORCH) llmcompressor==0.14.0.1 auto-round==0.15.1 nvidia-modelopt==0.47.0 torchao==0.18.0 peft==0.21.2 optimum
+	.venv-recipes/bin/python -m pip -q install $(TORCH) --no-build-isolation gptqmodel==7.6.0
+	.venv-recipes/bin/python -m pip -q install -e . gguf hypothesis jsonschema pytest pytest-timeout
+	touch $@
+
+oracles-test: oracles .venv-recipes/ready.stamp  ## Compare with weightwatcher, curvlinops and LyCORIS themselves, and load plans in other tools (outside CI)
+	.venv-oracles/bin/python -m pytest -m oracle -W default tests/oracles --ignore tests/oracles/test_recipes.py
+	.venv-recipes/bin/python -m pytest -m oracle -W default tests/oracles/test_recipes.py
 
 # The built wheel in clean environments: every Python that is there; oldest, newest and pinned versions; every extra alone.
 # Some of it: make matrix CELLS='--python 3.12 --cell plain-oldest'

@@ -3,12 +3,13 @@
     python benchmarks/bench_compression.py [--quick]
 
 The covariance pass of a small transformer beside its bare forward pass; whitened truncation of one layer beside
-``numpy.linalg.svd`` of the same matrix.
+``numpy.linalg.svd`` of the same matrix; GPTQ of one layer beside that of gptqmodel, where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections.abc import Callable
 
@@ -62,6 +63,32 @@ def main() -> None:
         ("sparsegpt 50 %", lambda: sparsegpt(few, covariance.matrix, 0.5)),
     ):
         print(f"{name} of 256 x {side} / numpy.linalg.svd of {side} x {side}: {seconds(edit, 1) / svd:.2f}")
+    if importlib.util.find_spec("gptqmodel") is None:
+        print("gptqmodel is not installed; run in the environment of make oracles-test to compare with it")
+        return
+    ours, theirs = beside_gptqmodel(min(side, 1024))
+    print(f"gptq / gptqmodel, one layer, processor time: {ours / theirs:.2f}  ({theirs:.1f} s, limit 1.2)")
+
+
+def beside_gptqmodel(side: int) -> tuple[float, float]:
+    """Processor time of GPTQ of one layer to 4 bits, groups of 128: ours, and gptqmodel's from its Hessian on."""
+    from gptqmodel import QuantizeConfig
+    from gptqmodel.quantization.gptq import GPTQ
+
+    layer = torch.nn.Linear(side, side, bias=False)
+    inputs = torch.randn(1, 2 * side, side)
+    config = QuantizeConfig(bits=4, group_size=128, sym=True, desc_act=False)
+
+    def theirs() -> float:
+        reference = GPTQ(layer, config)
+        reference.quantizer.configure(perchannel=True)
+        reference.add_batch(inputs, layer(inputs))
+        return seconds(lambda: reference.quantize(blocksize=128), 1)
+
+    weight, rows = layer.weight.detach().numpy(), inputs[0].double().numpy()
+    covariance = rows.T @ rows / len(rows)
+    ours = seconds(lambda: gptq(weight, covariance, 4, 128, True), 2)
+    return ours, min(theirs() for _ in range(2))
 
 
 if __name__ == "__main__":

@@ -98,15 +98,55 @@ def test_gptqmodel(quantised: Any, tmp_path: Path) -> None:
             assert config.dynamic_get(name) is False
 
 
-def test_auto_round(quantised: Any, tmp_path: Path) -> None:
-    schemes = pytest.importorskip("auto_round.schemes")
-    quantised.export(tmp_path / "a.json", format="auto-round")
+def test_auto_round(tmp_path: Path) -> None:
+    """AutoRound itself, on a Llama: its layers have the bits of the plan before anything is tuned."""
+    auto_round = pytest.importorskip("auto_round")
+    import numpy as np
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+    tokens = np.random.default_rng(0).integers(0, 64, (24, 16))
+    measured = strati.study(
+        model,
+        data=tokens,
+        spectral=False,
+        layers="model.layers.*",
+        interventions=iv.quantise(bits=[2, 3, 4], group=32, symmetric=True, method="gptq"),
+    )
+    plan = strati.plan(measured, budget="bits=4", action="quantise", combinations=1)
+    plan.export(tmp_path / "a.json", format="auto-round")
     arguments = json.loads((tmp_path / "a.json").read_text())
-    for about in (arguments["scheme"], *arguments["layer_config"].values()):
-        assert schemes.QuantizationScheme.from_dict(about).bits == about["bits"]
-    assert {n: c["bits"] for n, c in arguments["layer_config"].items() if c["bits"] < 16} == {
-        name: _bits(quantised, name) for name in quantised.choices
-    }
+    loaded = auto_round.AutoRound(
+        model, tokenizer=_tokenizer(tmp_path), iters=0, nsamples=1, seqlen=16, device_map="cpu", **arguments
+    )
+    bits = {name: about["bits"] for name, about in loaded.layer_config.items()}
+    for layer in plan.layers:
+        asked = _bits(plan, layer.name) if layer.name in plan.choices else 16
+        assert bits[layer.name] == asked
+
+
+def _tokenizer(folder: Path) -> Any:
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(64)}, unk_token="0"))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+
+
+def test_llama_cpp_names_and_types() -> None:
+    """Tensor names and types are those of llama.cpp's own tables, in its package gguf."""
+    gguf = pytest.importorskip("gguf")
+    from strati.interventions.compress.exports import LLAMA_TYPES, gguf_name
+
+    kinds = {kind.name.lower() for kind in gguf.GGMLQuantizationType}
+    assert set(LLAMA_TYPES.values()) <= kinds
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 4)
+    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+    names = [f"model.layers.3.{part}" for part in (*parts, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
+    for name in (*names, "model.embed_tokens", "lm_head"):
+        assert gguf_name(name) == table.get_name(name)
 
 
 def test_modelopt(quantised: Any, tmp_path: Path) -> None:

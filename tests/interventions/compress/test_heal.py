@@ -46,10 +46,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
 def test_the_loss_on_held_out_rows_falls_and_peft_agrees(trained: Any, tmp_path: Path):
     home, tokens, plan = trained
     peft = pytest.importorskip("peft")
-    written = strati.apply(plan, home, out=tmp_path / "small", heal=40)
+    written = strati.apply(plan, home, out=tmp_path / "small", heal=120)
     healed = written.healed
     assert healed is not None
-    assert (healed["steps"], healed["rows"], healed["held_out"]) == (40, 36, 12)
+    assert (healed["steps"], healed["rows"], healed["held_out"]) == (120, 36, 12)
     assert healed["low"] > 0 and healed["loss_after"] < 0.8 * healed["loss_before"]
     base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
     adapted = peft.PeftModel.from_pretrained(base, tmp_path / "small" / "adapter").eval()
@@ -61,7 +61,7 @@ def test_the_loss_on_held_out_rows_falls_and_peft_agrees(trained: Any, tmp_path:
             before = float(adapted(x, labels=x).loss)
     assert loss == pytest.approx(healed["loss_after"], rel=1e-4)
     assert before == pytest.approx(healed["loss_before"], rel=1e-4)
-    assert "Healed in 40 steps" in str(written)
+    assert "Healed in 120 steps" in str(written)
 
 
 def test_a_module_in_memory_comes_back_healed(trained: Any):
@@ -69,7 +69,7 @@ def test_a_module_in_memory_comes_back_healed(trained: Any):
     model = transformers.AutoModelForCausalLM.from_pretrained(trained[0])
     x = torch.from_numpy(tokens)
     with torch.no_grad():
-        losses = [float(strati.apply(plan, model, heal=steps)(x, labels=x).loss) for steps in (0, 20)]
+        losses = [float(strati.apply(plan, model, heal=steps)(x, labels=x).loss) for steps in (0, 60)]
     assert losses[1] < losses[0]
 
 

@@ -76,7 +76,7 @@ def peft(plan: Plan) -> dict[str, Any]:
     }
 
 
-_TYPES = {1: "iq1_m", 2: "q2_k", 3: "q3_k", 4: "q4_k", 5: "q5_k", 6: "q6_k", 8: "q8_0", 16: "f16"}
+LLAMA_TYPES = {1: "iq1_m", 2: "q2_k", 3: "q3_k", 4: "q4_k", 5: "q5_k", 6: "q6_k", 8: "q8_0", 16: "f16"}
 _NAMES = (
     (r"^(?:model\.|transformer\.|bert\.|encoder\.)*(?:layers|layer|h)\.(\d+)\.", r"blk.\1."),
     (r"self_attn\.q_proj$", "attn_q"),
@@ -115,7 +115,7 @@ def llama_cpp(plan: Plan) -> str:
     lines = ["#!/bin/sh", f"# strati plan: {plan.action}, {plan.budget}", "set -- \\"]
     comments = []
     for layer in plan.layers:
-        kind = _TYPES.get(_bits(layer), "q8_0" if _bits(layer) < 16 else "f16")
+        kind = LLAMA_TYPES.get(_bits(layer), "q8_0" if _bits(layer) < 16 else "f16")
         name = gguf_name(layer.name)
         lines.append(f"  --tensor-type '^{re.escape(name)}\\.weight$={kind}' \\")
         ends = "" if layer.cost_ci is None else f" ({layer.cost_ci[0]:.3g} to {layer.cost_ci[1]:.3g})"
@@ -280,7 +280,7 @@ def auto_round(plan: Plan) -> dict[str, Any]:
     schemes = schemes_of(plan, "auto-round")
     layers = {name: _arguments(scheme) for name, scheme in schemes.items()}
     return {
-        "scheme": _arguments(_commonest(schemes)),
+        "scheme": _arguments(_commonest(schemes)) | {"data_type": "int", "act_bits": 16},
         "layer_config": layers | {name: {"bits": 16} for name in _kept(plan)},
     }
 

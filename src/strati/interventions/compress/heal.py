@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from strati.interventions.tasks import Task
 
 RANK, ALPHA = 8, 16
-_RATE = 1e-3
+_RATE = 3e-4
 _BATCH = 8
 _FEWEST = 8
 _HELD_OUT = 4
