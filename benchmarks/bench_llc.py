@@ -25,9 +25,10 @@ import torch
 from torch import nn
 
 from strati.evaluate.models import output_tensor
+from strati.landscape.llc.config import Sampler
 from strati.landscape.llc.llc import LLCConfig, llc
-from strati.landscape.llc.noise import Noise
-from strati.landscape.llc.sgld import Steps
+from strati.landscape.llc.sampling_plan import SamplingPlan
+from strati.landscape.llc.sgld import SGLDKernel
 from strati.landscape.objective import objective
 from strati_reproductions.degeneracy.learning_coefficients import truth_table
 from strati_reproductions.llc_cases.known import deep_linear, regular
@@ -169,8 +170,8 @@ def overhead() -> None:
     )
     for name, model, x, target, loss in overhead_cases():
         function = objective(model, loss, (x, target))
-        steps = Steps(function, LLCConfig(sampler="sgld", step=1e-7, gamma=1.0), 100.0)
-        noise, offset = Noise(0), torch.zeros(1, function.flat.size)
+        steps = SGLDKernel(function, SamplingPlan(Sampler.SGLD, 100.0, 1.0, step=1e-7))
+        noise, offset = torch.Generator().manual_seed(0), torch.zeros(1, function.flat.size)
 
         def bare(model=model, x=x, target=target, loss=function.loss) -> None:
             model.zero_grad()
@@ -209,9 +210,9 @@ import resource, sys, torch
 torch.set_num_threads(1)
 from torch import nn
 from strati.landscape.objective import behavioural_loss
-from strati.landscape.llc.noise import Noise
-from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.sgld import Steps
+from strati.landscape.llc.config import Sampler
+from strati.landscape.llc.sampling_plan import SamplingPlan
+from strati.landscape.llc.sgld import SGLDKernel
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(64, 7000), nn.ReLU(), nn.Linear(7000, 7000), nn.ReLU(), nn.Linear(7000, 10))
 x = torch.randn(16, 64)
@@ -220,10 +221,10 @@ y = model(x).detach()
 if sys.argv[1] == "sgld":
     model.zero_grad(set_to_none=True)
     loss = behavioural_loss(model, x)
-    steps = Steps(loss, LLCConfig(sampler="sgld", step=1e-9), 100.0)
+    steps = SGLDKernel(loss, SamplingPlan(Sampler.SGLD, 100.0, 1.0, step=1e-9))
     offset = torch.zeros(1, loss.flat.size)
     for _ in range(3):
-        steps.advance(offset, (x, y), Noise(0))
+        steps.advance(offset, (x, y), torch.Generator().manual_seed(0))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, sum(p.numel() for p in model.parameters()) * 4)
 """
 

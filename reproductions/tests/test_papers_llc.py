@@ -6,14 +6,19 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 from strati.cli.main import strati
+from strati.core.errors import UnsupportedError
 from strati.core.results import silent
+from strati.landscape.objective import behavioural_loss, exact_hessian
 from strati_reproductions.degeneracy.learning_coefficients import (
     _behavioural_above_training,
     _factorised,
     _hidden_share,
+    factorised_hessian,
 )
 
 
@@ -29,6 +34,20 @@ def test_behavioural_loss_has_no_lower_coefficient_than_the_training_loss():
     training, behaviour, blind, seeing = (float(r.ours) for r in _behavioural_above_training(0, silent))
     assert behaviour > training - 0.05 and abs(training - 0.5) < 0.05
     assert abs(blind - 0.5) < 0.05 and abs(seeing - 2.0) < 0.05
+
+
+def test_factorised_hessian_is_exact_for_one_linear_layer_and_one_datum():
+    model = nn.Sequential(nn.Linear(3, 2)).double()
+    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    loss = behavioural_loss(model, x)
+    assert torch.allclose(factorised_hessian(model, x), exact_hessian(loss, loss.flat.theta), atol=1e-10)
+    deep = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    loss = behavioural_loss(deep, x[:1])
+    whole, blocks = exact_hessian(loss, loss.flat.theta), factorised_hessian(deep, x[:1])
+    assert torch.allclose(whole[:16, :16], blocks[:16, :16], atol=1e-10)
+    assert torch.allclose(whole[16:, 16:], blocks[16:, 16:], atol=1e-10)
+    with pytest.raises(UnsupportedError):
+        factorised_hessian(nn.Sequential(nn.ReLU()), x)
 
 
 def test_factorised_hessian_is_worse_between_layers_than_within():

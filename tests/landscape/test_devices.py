@@ -113,18 +113,17 @@ def item(tensor: Tensor, key: object) -> Tensor:
 
 def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pull, noise and push; the gradient is given, for autograd's own engine needs a real device to run on."""
-    from strati.landscape.llc.noise import Noise
-    from strati.landscape.llc.sgld import Steps
+    from strati.landscape.llc.sgld import SGLDKernel
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
     for scaled in (False, True):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            steps = Steps.__new__(Steps)
+            steps = SGLDKernel.__new__(SGLDKernel)
             steps.theta, steps.scale = cuda(mode, 6), cuda(mode, 6) if scaled else None
             steps.step, steps.gamma, steps.nbeta, steps.rotation = 0.1, 1.0, 10.0, None
             steps.gradient = lambda offset, batch: (offset.sum(1), 2 * offset)  # type: ignore[method-assign]
             offset = cuda(mode, 3, 6)
-            value, heating = steps.advance(offset, (cuda(mode, 4, 2), cuda(mode, 4)), Noise(0))
+            value, heating = steps.advance(offset, (cuda(mode, 4, 2), cuda(mode, 4)), torch.Generator())
             assert {t.device.type for t in (offset, value, heating)} == {"cuda"}
             assert steps._normal(torch.Generator()).device.type == "cuda"
 
@@ -132,9 +131,8 @@ def test_a_langevin_step_stays_on_the_models_device(monkeypatch: pytest.MonkeyPa
 def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from strati.landscape.llc.config import LLCConfig
-    from strati.landscape.llc.hmc_kernel import Replicas, Tuning, Walk
-    from strati.landscape.llc.preconditioner import Dense
+    from strati.landscape.llc.hmc import Adaptation, Replicas, Walk
+    from strati.landscape.llc.posterior import Dense
 
     monkeypatch.setattr(FakeTensor, "__getitem__", item, raising=False)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -148,14 +146,14 @@ def test_a_leapfrog_trajectory_stays_on_the_models_device(monkeypatch: pytest.Mo
             unrotate=turn.unrotate,
             evaluate=lambda offset: ((offset**2).sum(-1), 2 * offset),
         )
-        plan = SimpleNamespace(chains=4, leapfrog=8, exchange=False)
-        walk = Walk(target, LLCConfig(), plan)  # type: ignore[arg-type]
+        plan = SimpleNamespace(chains=4, leapfrog=8, exchange=False, seed=0)
+        walk = Walk(target, plan)  # type: ignore[arg-type]
         drawn = walk.uniform
         # How many steps a trajectory takes is a number that a fake tensor does not have.
         walk.uniform = lambda *shape: 0.4 if shape == (1,) else drawn(*shape)  # type: ignore[method-assign,return-value]
         start = cuda(mode, 2, 4, 5)
         state = Replicas(start, *target.evaluate(start))
-        tuning = Tuning(cuda(mode, 2), cuda(mode, 2, 5))
+        tuning = Adaptation(cuda(mode, 2), cuda(mode, 2, 5))
         for wide in (False, True):
             state, chance = walk.trajectory(state, cuda(mode, 2), tuning, wide=wide)
             assert {t.device.type for t in (*state, chance)} == {"cuda"}

@@ -420,13 +420,13 @@ def learning_coefficient(
     """
     from strati.landscape.llc.config import LLCConfig
     from strati.landscape.llc.llc import llc
-    from strati.landscape.llc.parts import one_localisation
-    from strati.landscape.objective import objective
+    from strati.landscape.llc.posterior import default_gamma
+    from strati.landscape.objective import FlatModel
 
     x = inputs if inputs.is_floating_point() else inputs.clamp(min=0)
-    config = LLCConfig(ladder=False, seed=seed, **options)
     try:
-        config = one_localisation(config, objective(model, _LOSS, x))
+        options.setdefault("gamma", default_gamma(FlatModel(model).theta))
+        config = LLCConfig(ladder=False, seed=seed, **options)
         estimate = llc(model, _LOSS, x, layers=[weights], config=config)
     except StratiError as error:  # the study goes on without this number
         warnings.warn(f"no learning coefficient of {weights}: {error}", RuntimeWarning, stacklevel=2)

@@ -279,6 +279,7 @@ class CoefficientFields(TypedDict):
     draws: int
     reason: str | None
     settings: Mapping[str, Any]
+    plan: Mapping[str, Any] | None
     warnings: Sequence[Flag]
     multiplicity: int | None
     ladder: Sequence[Mapping[str, float | None]]

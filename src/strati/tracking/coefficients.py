@@ -7,7 +7,6 @@ the differences of blocks of draws, is smaller than that of either value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -70,15 +69,14 @@ def shared_config(
     Raises:
         BadInputError: No step is small enough.
     """
-    from strati.landscape.llc.minibatches import default_batch
     from strati.landscape.llc.posterior import default_gamma
+    from strati.landscape.llc.sampling_plan import default_batch, default_nbeta
 
     config = config or LLCConfig()
     smallest: tuple[float, float, str, Objective] | None = None
     nbeta, last = config.nbeta, None
     for name, objective in objectives:
-        count = objective.count
-        nbeta = nbeta or (count / math.log(count) if count > 2 else count)
+        nbeta = nbeta or default_nbeta(objective)
         last = objective.flat.theta
         step, rate = _stable_step(objective, nbeta, config)
         if smallest is None or step < smallest[0]:
@@ -109,7 +107,7 @@ def shared_config(
 
 def estimate(objective: Objective, config: LLCConfig) -> Level:
     """Estimate the coefficient of one checkpoint at the shared settings; no value where its chains do not mix."""
-    from strati.landscape.llc.diagnostics import standard_error
+    from strati.landscape.llc.traces import standard_error
 
     traces = _sample(objective, config)
     trace = traces.lambda_trace()
@@ -142,7 +140,7 @@ def difference_error(
         >>> difference_error(noise, 1 + noise + 0.01 * rng.normal(size=(4, 20))) < 0.01
         True
     """
-    from strati.landscape.llc.diagnostics import standard_error
+    from strati.landscape.llc.traces import standard_error
 
     if first is None or second is None:
         return None
@@ -154,8 +152,8 @@ def difference_error(
 
 def _refusal(traces: Traces, trace: FloatArray, config: LLCConfig) -> str | None:
     """Why the draws do not represent the posterior, or ``None``."""
-    from strati.landscape.llc.diagnostics import rhat
     from strati.landscape.llc.estimate import drifting
+    from strati.landscape.llc.traces import rhat
 
     if not np.isfinite(trace).all():
         return "the chains diverged at the step that all checkpoints share; a larger gamma would help"
@@ -179,8 +177,8 @@ def _draws(objective: Objective, config: LLCConfig, seconds: float | None, rate:
         return int(np.clip(2 * _TURNS / rate, DRAWS, _MOST))
     import torch
 
-    from strati.landscape.llc.sampling_plan import gradient_cost
-    from strati.landscape.llc.sgld import TOGETHER
+    from strati.landscape.llc.loss_structure import gradient_cost
+    from strati.landscape.llc.tuning import TOGETHER
 
     chains = config.chains or CHAINS
     cost = gradient_cost(objective.batch(torch.arange(config.batch or 1)), objective.flat.theta, turning=0)
@@ -189,9 +187,11 @@ def _draws(objective: Objective, config: LLCConfig, seconds: float | None, rate:
 
 
 def _sample(objective: Objective, config: LLCConfig) -> Traces:
+    from strati.landscape.llc.sampling_plan import sampling_plan
     from strati.landscape.llc.sgld import sample_sgld
 
-    return sample_sgld(objective, config, config.nbeta or 1.0, by_curvature=True)
+    plan = sampling_plan(objective, objective.flat.theta, config).plan
+    return sample_sgld(objective, replace(plan, precondition=True))
 
 
 def _stable_step(objective: Objective, nbeta: float, config: LLCConfig) -> tuple[float, float]:
@@ -199,15 +199,17 @@ def _stable_step(objective: Objective, nbeta: float, config: LLCConfig) -> tuple
     import torch
 
     from strati.core.rng import derive
-    from strati.landscape.llc.minibatches import batches_of, default_batch
-    from strati.landscape.llc.sgld import Steps
+    from strati.landscape.llc.sampling_plan import sampling_plan
+    from strati.landscape.llc.sgld import SGLDKernel, batches_of
 
-    batch = config.batch or default_batch(objective, nbeta)
-    trial = LLCConfig(sampler="sgld", gamma=config.gamma or 1.0, seed=_CHOSEN, batch=batch)
-    steps = Steps(objective, trial, nbeta, by_curvature=True)
+    trial = LLCConfig(
+        sampler="sgld", nbeta=nbeta, gamma=config.gamma or 1.0, seed=_CHOSEN, batch=config.batch
+    )
+    plan = sampling_plan(objective, objective.flat.theta, trial).plan
+    kernel = SGLDKernel(objective, plan)
     generator = torch.Generator().manual_seed(derive(_CHOSEN, "track curvature"))
     zero = torch.zeros_like(objective.flat.theta)
-    return steps.stable(zero, batches_of(objective, trial)[0], generator), steps.slowest
+    return kernel.stable(zero, batches_of(objective, plan)[0], generator), kernel.slowest
 
 
 def _bounded(traces: Traces, config: LLCConfig) -> bool:

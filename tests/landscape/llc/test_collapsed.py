@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from strati.landscape.llc.collapsed import CollapsedMoves
-from strati.landscape.llc.conditional import Conditional
-from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.hmc_kernel import Tuning, Walk
+from strati.landscape.llc.config import Sampler
+from strati.landscape.llc.gibbs import CollapsedMoves, Conditional
+from strati.landscape.llc.hmc import Adaptation, Walk
+from strati.landscape.llc.loss_structure import largest_quadratic
 from strati.landscape.llc.posterior import adapted, local_posterior
-from strati.landscape.llc.quadratic import largest_quadratic
-from strati.landscape.llc.sampling_plan import sampling_plan
+from strati.landscape.llc.sampling_plan import SamplingPlan
 from strati.landscape.objective import behavioural_loss
 
 GRID = np.linspace(-8, 8, 4001)
@@ -97,10 +96,11 @@ def test_trajectories_through_a_quadratic_lose_nothing(step):
     """A trajectory follows the quadratic's own Gaussian exactly: every one is accepted, however long its steps."""
     scales = torch.logspace(-3, 3, 12, dtype=torch.float64)
     target = local_posterior(lambda w: (scales * w**2).sum(), torch.zeros(12, dtype=torch.float64), 1.0)
-    config = LLCConfig(chains=20, draws=10, ladder=False, leapfrog=10)
-    walk = Walk(target, config, sampling_plan(config, target.size, target.cost))
+    walk = Walk(
+        target, SamplingPlan(Sampler.HMC, 100.0, 1.0, chains=20, draws=10, leapfrog=10, fixed=("leapfrog",))
+    )
     nbeta = torch.tensor([100.0], dtype=torch.float64)
-    tuning = Tuning(torch.tensor([math.log(step)], dtype=torch.float64), walk.quadratic_scales(nbeta))
+    tuning = Adaptation(torch.tensor([math.log(step)], dtype=torch.float64), walk.quadratic_scales(nbeta))
     state = walk.at(walk.normal(1, 20, 12) * 0.1)
     moved, chance = walk.trajectory(state, nbeta, tuning, wide=False)
     assert float(chance[0]) == pytest.approx(1.0, abs=1e-9)

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from strati.landscape.llc.diagnostics import ess, rhat, standard_error
+from strati.landscape.llc.traces import ess, rhat, standard_error
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from torch import nn
 import strati
 from strati.core.rng import derive
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.geometry import surroundings
-from strati.landscape.llc.numerical_rank import NumericalRank, jacobian_rank
+from strati.landscape.llc.geometry import NumericalRank, jacobian_rank, surroundings
 from strati.landscape.objective import objective
 from strati_reproductions.llc_cases.battery import battery
 from strati_reproductions.llc_cases.known import deep_linear

@@ -11,8 +11,7 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError
-from strati.landscape.llc.moment_points import condensed
-from strati.landscape.llc.quadratic import quadratic_blocks
+from strati.landscape.llc.loss_structure import condensed, quadratic_blocks
 from strati.landscape.objective import objective
 from strati_reproductions.degeneracy.learning_coefficients import deep_linear_case
 from strati_reproductions.llc_cases.known import deep_linear

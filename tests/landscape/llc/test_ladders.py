@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.control_variates import control_variate_mean
 from strati.landscape.llc.estimate import estimate
-from strati.landscape.llc.extrapolate import Limit, extrapolate
+from strati.landscape.llc.extrapolate import Limit, agreeing, extrapolate
 from strati.landscape.llc.llc import sample
-from strati.landscape.llc.reweighting import agreeing
+from strati.landscape.llc.traces import control_variate_mean
 from strati.landscape.objective import objective
 from strati_reproductions.llc_cases.known_cases import Bumps
 

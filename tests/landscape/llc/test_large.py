@@ -13,9 +13,9 @@ import strati
 from strati import embedded
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.estimate import estimate
-from strati.landscape.llc.gauss_newton import closed_form
 from strati.landscape.llc.llc import draw
 from strati.landscape.llc.posterior import default_gamma
+from strati.landscape.llc.scales import closed_form
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])

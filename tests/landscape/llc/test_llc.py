@@ -17,9 +17,9 @@ from torch import nn
 import strati
 from strati.core.errors import BadInputError
 from strati.landscape.llc.extrapolate import Limit, NoLimit, extrapolate
-from strati.landscape.llc.llc import LLCConfig, draw, estimate, sample
-from strati.landscape.llc.sampling_plan import GradientCost, sampling_plan
-from strati.landscape.llc.trace_files import load_traces
+from strati.landscape.llc.llc import LLCConfig, draw, estimate, load_traces, sample
+from strati.landscape.llc.loss_structure import GradientCost
+from strati.landscape.llc.sampling_plan import hmc_amount
 from strati.landscape.llc.traces import KeptPositions
 
 LIGHT = LLCConfig(chains=32, draws=150, warmup=30)
@@ -211,10 +211,10 @@ def test_deep_linear_network_on_data():
 
 def test_cost_decides_how_much_is_sampled():
     settings, cheap, dear = LLCConfig(), GradientCost(5e-4, 1e-6), GradientCost(5e-4, 1e-2)
-    assert sampling_plan(settings, 2, cheap).exchange and not sampling_plan(settings, 2, dear).exchange
-    assert sampling_plan(settings, 30, cheap).chains > sampling_plan(settings, 30, dear).chains
-    assert sampling_plan(settings, 30, cheap).ladder and not sampling_plan(settings, 30, dear).ladder
-    own = sampling_plan(LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True), 30, dear)
+    assert hmc_amount(settings, 2, cheap).exchange and not hmc_amount(settings, 2, dear).exchange
+    assert hmc_amount(settings, 30, cheap).chains > hmc_amount(settings, 30, dear).chains
+    assert hmc_amount(settings, 30, cheap).ladder and not hmc_amount(settings, 30, dear).ladder
+    own = hmc_amount(LLCConfig(chains=5, draws=33, leapfrog=4, ladder=True), 30, dear)
     assert own[:3] == (5, 33, 4) and own.ladder
 
 

@@ -8,10 +8,11 @@ from torch import nn
 from torch.func import jacrev
 
 import strati
-from strati.landscape.llc.config import DENSE_LIMIT, LLCConfig
-from strati.landscape.llc.gauss_newton import closed_form
-from strati.landscape.llc.posterior import localised
-from strati.landscape.llc.preconditioner import kronecker
+from strati.landscape.llc.config import LLCConfig
+from strati.landscape.llc.posterior import default_gamma, kronecker
+from strati.landscape.llc.sampling_plan import sampling_plan
+from strati.landscape.llc.scales import closed_form
+from strati.landscape.llc.tuning import DENSE_LIMIT
 from strati.landscape.objective import behavioural_loss, gauss_newton_matrix
 
 
@@ -52,12 +53,10 @@ def test_localisation_of_large_networks_follows_their_weights():
     large = behavioural_loss(nn.Linear(60, 60), torch.randn(4, 60))
     theta = large.flat.theta
     assert large.flat.size > DENSE_LIMIT
-    assert localised(LLCConfig(), large, theta).gamma == pytest.approx(
-        theta.numel() / float(theta.square().sum())
-    )
-    assert localised(LLCConfig(gamma=3.0), large, theta).gamma == 3.0
+    assert default_gamma(theta) == pytest.approx(theta.numel() / float(theta.square().sum()))
+    assert sampling_plan(large, theta, LLCConfig(sampler="sgld", gamma=3.0)).plan.gamma == 3.0
     small = behavioural_loss(nn.Linear(2, 1), torch.randn(4, 2))
-    assert localised(LLCConfig(), small, small.flat.theta).gamma == 1.0
+    assert sampling_plan(small, small.flat.theta, LLCConfig(sampler="sgld")).plan.gamma == 1.0
 
 
 @pytest.mark.slow

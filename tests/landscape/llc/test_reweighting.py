@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from strati.landscape.llc.config import LLCConfig
+from strati.landscape.llc.extrapolate import agreeing
 from strati.landscape.llc.llc import draw
-from strati.landscape.llc.reweighting import agreeing
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from torch import nn
 
 import strati
 from strati.landscape.llc.config import LLCConfig
-from strati.landscape.llc.sampling_plan import Clock, GradientCost, SamplingPlan, timed_plan
+from strati.landscape.llc.loss_structure import GradientCost
+from strati.landscape.llc.sampling_plan import Amount, Clock, timed_amount
 
 
 def network(kind: str) -> tuple[nn.Module, torch.Tensor, dict[str, Any]]:
@@ -126,15 +127,15 @@ def test_chains_that_have_not_mixed_go_on():
 
 
 def test_fewer_chains_where_time_is_short():
-    plan = SamplingPlan(64, 100, 10, exchange=False, ladder=True)
+    plan = Amount(64, 100, 10, exchange=False, ladder=True)
     cost = GradientCost(1e-3, 1e-4)
-    whole = timed_plan(plan, LLCConfig(), 65, 1e-3 + 64e-4, cost, 1e4)
+    whole = timed_amount(plan, LLCConfig(), 65, 1e-3 + 64e-4, cost, 1e4)
     assert whole == plan
-    short = timed_plan(plan, LLCConfig(), 65, 1e-3 + 64e-4, cost, 2.0)
+    short = timed_amount(plan, LLCConfig(), 65, 1e-3 + 64e-4, cost, 2.0)
     assert short.chains < 64
     assert not short.ladder
-    assert timed_plan(plan, LLCConfig(chains=64), 65, 1e-3 + 64e-4, cost, 2.0).chains == 64
-    slow = timed_plan(plan, LLCConfig(), 65, 10 * (1e-3 + 64e-4), cost, 10.0)
+    assert timed_amount(plan, LLCConfig(chains=64), 65, 1e-3 + 64e-4, cost, 2.0).chains == 64
+    slow = timed_amount(plan, LLCConfig(), 65, 10 * (1e-3 + 64e-4), cost, 10.0)
     assert slow.chains < 64
 
 

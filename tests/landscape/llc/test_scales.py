@@ -8,15 +8,14 @@ import torch
 from torch import nn
 
 import strati
-from strati.core.errors import BadInputError, UnsupportedError
-from strati.landscape.llc.gauss_newton import (
+from strati.core.errors import BadInputError
+from strati.landscape.llc.posterior import curvature_spectrum
+from strati.landscape.llc.scales import (
     closed_form,
-    curvature_spectrum,
-    factorised_hessian,
     matching_scale,
+    seed_scale,
     temperature_for,
 )
-from strati.landscape.llc.scales import seed_scale
 from strati.landscape.objective import behavioural_loss, exact_hessian
 
 
@@ -119,20 +118,6 @@ def test_curvature_is_that_of_the_exact_hessian():
     loss = behavioural_loss(model, x)
     values = torch.linalg.eigvalsh(exact_hessian(loss, loss.flat.theta)).clamp(min=0).numpy()
     assert np.allclose(curvature_spectrum(loss), values, atol=1e-9)
-
-
-def test_factorised_hessian_is_exact_for_one_linear_layer_and_one_datum():
-    model = nn.Sequential(nn.Linear(3, 2)).double()
-    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    loss = behavioural_loss(model, x)
-    assert torch.allclose(factorised_hessian(model, x), exact_hessian(loss, loss.flat.theta), atol=1e-10)
-    deep = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    loss = behavioural_loss(deep, x[:1])
-    whole, blocks = exact_hessian(loss, loss.flat.theta), factorised_hessian(deep, x[:1])
-    assert torch.allclose(whole[:16, :16], blocks[:16, :16], atol=1e-10)
-    assert torch.allclose(whole[16:, 16:], blocks[16:, 16:], atol=1e-10)
-    with pytest.raises(UnsupportedError):
-        factorised_hessian(nn.Sequential(nn.ReLU()), x)
 
 
 def test_seed_scale_is_the_variance_between_networks():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,15 @@ from torch import nn
 import strati
 from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.llc import estimate
+from strati.landscape.llc.sampling_plan import sampling_plan
 from strati.landscape.llc.sgld import sample_sgld
-from strati.landscape.objective import behavioural_loss
+from strati.landscape.llc.traces import Traces
+from strati.landscape.objective import Objective, behavioural_loss
+
+
+def drawn(loss: Objective, settings: LLCConfig, nbeta: float) -> Traces:
+    config = dataclasses.replace(settings, nbeta=nbeta)
+    return sample_sgld(loss, sampling_plan(loss, loss.flat.theta, config).plan)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +35,7 @@ def test_regular_model_at_a_step_whose_heating_is_plain(line, sampler, batch):
     model, x = line
     nbeta = 50.0
     settings = LLCConfig(sampler=sampler, batch=batch, chains=8, draws=1500)
-    result = estimate(sample_sgld(behavioural_loss(model, x), settings, nbeta))
+    result = estimate(drawn(behavioural_loss(model, x), settings, nbeta))
     h = 2 * torch.linalg.eigvalsh(
         torch.cat([x, torch.ones(256, 1)], 1).T @ torch.cat([x, torch.ones(256, 1)], 1) / 256
     )
@@ -43,7 +52,7 @@ def test_heating_without_correction_would_be_seen(line):
     nbeta, gamma = 10.0, 1e-6
     step = 1.5 / (2 * nbeta)
     settings = LLCConfig(sampler="sgld", batch=4, chains=8, draws=4000, step=step, gamma=gamma)
-    traces = sample_sgld(behavioural_loss(w, x), settings, nbeta)
+    traces = drawn(behavioural_loss(w, x), settings, nbeta)
     inflated = nbeta * float(traces.spread.mean())
     assert inflated == pytest.approx(0.5 / (1 - step * 2 * nbeta / 4), rel=0.06)
     assert float(traces.lambda_trace().mean()) == pytest.approx(0.5, rel=0.06)
@@ -59,7 +68,7 @@ def test_divergence_gives_a_reason_not_a_number(line):
 def test_same_seed_same_draws_and_one_chain_equals_its_group(line):
     model, x = line
     settings = LLCConfig(sampler="sgld", batch=64, chains=2, draws=30)
-    first, second = (sample_sgld(behavioural_loss(model, x), settings, 20.0) for _ in range(2))
+    first, second = (drawn(behavioural_loss(model, x), settings, 20.0) for _ in range(2))
     assert np.array_equal(first.excess, second.excess)
 
 
@@ -108,9 +117,10 @@ def test_beside_the_minimum_is_said():
 
 def test_a_look_elsewhere_does_not_move_a_large_chain() -> None:
     """The network's weights are kept at the chain's place between steps; a gradient taken elsewhere must not stay."""
-    from strati.landscape.llc.config import LLCConfig
-    from strati.landscape.llc.noise import Noise
-    from strati.landscape.llc.sgld import TOGETHER, Steps
+    from strati.landscape.llc.config import Sampler
+    from strati.landscape.llc.sampling_plan import SamplingPlan
+    from strati.landscape.llc.sgld import SGLDKernel
+    from strati.landscape.llc.tuning import TOGETHER
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 300), torch.nn.Tanh(), torch.nn.Linear(300, 200))
@@ -119,8 +129,8 @@ def test_a_look_elsewhere_does_not_move_a_large_chain() -> None:
     assert loss.flat.size > TOGETHER
     places = []
     for look in (False, True):
-        steps = Steps(loss, LLCConfig(sampler="sgld", step=1e-5, gamma=1.0), 50.0)
-        offset, noise = torch.zeros(1, loss.flat.size), Noise(1)
+        steps = SGLDKernel(loss, SamplingPlan(Sampler.SGLD, 50.0, 1.0, step=1e-5))
+        offset, noise = torch.zeros(1, loss.flat.size), torch.Generator().manual_seed(1)
         for _ in range(3):
             steps.advance(offset, (x, loss.target), noise)
             if look:

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import jacrev, vmap
 
+from strati.core.errors import UnsupportedError
 from strati.core.results import Tick, silent
 from strati.core.rng import derive
-from strati.landscape.llc.gauss_newton import closed_form, factorised_hessian
 from strati.landscape.llc.llc import LLCConfig, learning_coefficient, llc
-from strati.landscape.llc.scales import effective_parameters, seed_scale
+from strati.landscape.llc.scales import closed_form, effective_parameters, seed_scale
 from strati.landscape.objective import behavioural_loss, exact_hessian
 from strati_reproductions.llc_cases.known import (
     Known,
@@ -354,3 +355,50 @@ def _mean_label_loss(output: Tensor, target: Tensor) -> Tensor:
 
 def _squares(w: Tensor) -> Tensor:
     return 1e-4 * w[0] ** 2 + w[1] ** 2 + 1e4 * w[2] ** 2 + 0 * w.sum()
+
+
+def factorised_hessian(model: nn.Sequential, x: Tensor) -> Tensor:
+    """Eq. 37: the Hessian of the behavioural loss as one Kronecker product per layer, nothing between layers.
+
+    Block ``l`` is ``2 K^l (x) G^l`` with ``G`` the Gram matrix of the layer's inputs (bias folded in) and ``K`` that
+    of the output's Jacobians with respect to its preactivations.
+
+    Args:
+        model: Linear layers with biases and elementwise activations in sequence.
+        x: Inputs.
+
+    Returns:
+        ``(N, N)``, parameters ordered as in :class:`~strati.landscape.objective.FlatModel`.
+
+    Raises:
+        UnsupportedError: The module is not such a sequence.
+    """
+    stages = list(model)
+    linears = [i for i, s in enumerate(stages) if isinstance(s, nn.Linear)]
+    if not linears or any(stages[i].bias is None for i in linears):
+        raise UnsupportedError(
+            "model", "the factorised Hessian needs a Sequential of Linear layers with biases"
+        )
+    blocks = []
+    inputs = x
+    for position, stage in enumerate(stages):
+        if isinstance(stage, nn.Linear):
+            with torch.no_grad():
+                before = stage(inputs)
+            rest = nn.Sequential(*stages[position + 1 :])
+            jacobian = vmap(jacrev(lambda p, rest=rest: rest(p[None])[0]))(before).detach()
+            folded = torch.cat([inputs, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
+            gram = folded.T @ folded / len(x)
+            back = torch.einsum("nki,nkj->ij", jacobian, jacobian) / len(x)
+            blocks.append(_reordered(2 * torch.kron(back, gram), stage.in_features, stage.out_features))
+        with torch.no_grad():
+            inputs = stage(inputs)
+    matrix: Tensor = torch.block_diag(*blocks)
+    return matrix
+
+
+def _reordered(block: Tensor, inputs: int, outputs: int) -> Tensor:
+    """From (output, input with bias last) to all weights first, then the biases."""
+    index = torch.arange(outputs * (inputs + 1)).reshape(outputs, inputs + 1)
+    order = torch.cat([index[:, :inputs].reshape(-1), index[:, inputs]])
+    return block[order][:, order]

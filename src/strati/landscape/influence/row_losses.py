@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from strati.core.errors import BadInputError
 from strati.evaluate.batches import NO_LABEL
+from strati.landscape.llc.loss_structure import batchable
 from strati.landscape.llc.parts import data_groups
-from strati.landscape.llc.quadratic import batchable
 from strati.landscape.objective import LossName, Objective
 
 _NUMBERS_PER_PASS = 16_000_000  # of the widest activation

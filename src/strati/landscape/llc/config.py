@@ -8,19 +8,6 @@ from enum import StrEnum
 
 from strati.core.errors import BadInputError
 
-DENSE_LIMIT = 2500
-"""Up to so many parameters the curvature is diagonalised to precondition the moves."""
-
-LOCALISED_FROM = 2500
-"""From so many parameters on the default localisation lets each weight move about its own size."""
-
-VIRIAL_LIMIT = 8
-"""Up to so many parameters each direction has a control variate of its own, and replicas exchange places along
-the whole ladder from the localisation down, where that is affordable."""
-
-BUDGET = 8.0
-"""Seconds (of the cost model, so the same on every machine) that unset numbers of chains and draws are cut to."""
-
 
 class Sampler(StrEnum):
     """How the posterior is sampled."""

@@ -12,17 +12,15 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
 from strati.core.results import Flag, Result
+from strati.landscape.llc import tuning
 from strati.landscape.llc.config import FULL_DATA, LLCConfig
-from strati.landscape.llc.control_variates import control_variate_mean
-from strati.landscape.llc.diagnostics import ess, rhat, standard_error
-from strati.landscape.llc.extrapolate import Limit, extrapolate
-from strati.landscape.llc.reweighting import agreeing
-from strati.landscape.llc.traces import Traces
+from strati.landscape.llc.extrapolate import Limit, agreeing, extrapolate
+from strati.landscape.llc.traces import Traces, control_variate_mean, ess, rhat, standard_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import RenderableType
 
+    from strati.landscape.llc.sampling_plan import SamplingPlan
     from strati.schemas.json_types import CoefficientFields
 
 
@@ -57,6 +56,10 @@ HEADLINES = {
 """What the first line says for each reason."""
 
 
+Settings: TypeAlias = "LLCConfig | SamplingPlan"
+"""What holds ``max_rhat`` and ``seconds``."""
+
+
 class NoEstimateWarning(UserWarning):
     """The chains allow no learning coefficient: ``estimate`` is ``None``."""
 
@@ -66,18 +69,6 @@ class Refusal(NamedTuple):
 
     code: NoEstimate
     text: str
-
-
-_LEAST_ESS = 30.0
-_ABOVE_HALF = (
-    1.05  # a quartic wall can lift a value at a finite temperature a little above half the parameters
-)
-_TRACE_POINTS = 500
-_OFF = 0.02  # of one, in nbeta (L* - L_min): below, the given parameters are the minimum for all that matters
-_HELD_BACK = 0.02  # share of the value that the localisation may add where it is centred beside the minimum
-_SMALL_SHARE = 0.05  # of the value, by which it is corrected where the minimum itself was not looked for
-_SHORT = 10  # draws that say nothing about mixing
-_UNCERTAIN = 0.3  # a limit with a larger relative error is none
 
 
 @dataclass(frozen=True)
@@ -105,6 +96,7 @@ class LearningCoefficient(Result):
             of ``seconds`` if there was one. Repeating with them gives the same result.
         warnings: What a reader must know: ``off-minimum``, ``not-smooth``.
         ladder: ``(nbeta, lambda, stderr)`` for every temperature sampled.
+        plan: All that was decided before sampling.
         traces: All draws.
     """
 
@@ -128,6 +120,7 @@ class LearningCoefficient(Result):
     warnings: tuple[Flag, ...]
     ladder: tuple[tuple[float, float, float], ...]
     traces: Traces = dataclasses.field(repr=False)
+    plan: SamplingPlan | None = None
 
     def bic(self, loss: float, count: int) -> float | None:
         """The Bayesian information criterion with ``2 lambda`` for the number of parameters: ``2 n L + 2 lambda ln n``.
@@ -155,7 +148,7 @@ class LearningCoefficient(Result):
 
     def payload(self) -> CoefficientFields:
         """The interface's fields, the multiplicity, and thinned traces of ``nbeta (L - L*)``."""
-        step = -(-self.draws // _TRACE_POINTS)
+        step = -(-self.draws // tuning.TRACE_POINTS)
         return {
             "estimate": self.estimate,
             "stderr": self.stderr,
@@ -171,6 +164,7 @@ class LearningCoefficient(Result):
             "draws": self.draws,
             "reason": self.reason,
             "settings": dict(self.settings),
+            "plan": None if self.plan is None else dataclasses.asdict(self.plan),
             "warnings": self.warnings,
             "multiplicity": self.multiplicity,
             "ladder": [{"nbeta": n, "lambda": v, "stderr": e} for n, v, e in self.ladder],
@@ -237,12 +231,12 @@ class LearningCoefficient(Result):
         return f"{text}; certainly between {self.asymptotic_low:.4g} and {self.asymptotic_high:.4g}"
 
     def save_draws(self, path: str | Path) -> None:
-        """Write the draws as netCDF, for ArviZ and for :func:`strati.landscape.llc.trace_files.load_traces`.
+        """Write the draws as netCDF, for ArviZ and for :func:`strati.landscape.llc.llc.load_traces`.
 
         Raises:
             MissingExtraError: arviz is not installed.
         """
-        from strati.landscape.llc.trace_files import save_traces
+        from strati.landscape.llc.traces import save_traces
 
         save_traces(self.traces, path)
 
@@ -253,7 +247,7 @@ class LearningCoefficient(Result):
         return plot_llc(self, **options)
 
 
-def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoefficient:
+def estimate(traces: Traces, config: Settings | None = None) -> LearningCoefficient:
     """The cheap step: the coefficient, its error and its limit out of traces.
 
     Examples:
@@ -264,7 +258,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         >>> estimate(traces).estimate == estimate(traces).estimate
         True
     """
-    settings = config or LLCConfig()
+    settings = config or traces.plan or LLCConfig()
     original = traces
     off, offset = _off_minimum(traces)
     traces = traces.lowered(offset)
@@ -307,6 +301,7 @@ def estimate(traces: Traces, config: LLCConfig | None = None) -> LearningCoeffic
         warnings=tuple(remarks),
         ladder=ladder,
         traces=original,
+        plan=traces.plan,
     )
 
 
@@ -335,7 +330,7 @@ def _limit(
             f"the ladder points to {limit.value:.4g}, but the rank of the Hessian allows only values between {bounds}: "
             "the temperatures are not cold enough; a larger nbeta would help"
         )
-    if limit.stderr > max(_UNCERTAIN * limit.value, 0.05):
+    if limit.stderr > max(tuning.UNCERTAIN_LIMIT * limit.value, 0.05):
         return None, "the values over the ladder do not settle: no limit for large nbeta"
     return limit._replace(value=float(np.clip(limit.value, least, most))), None
 
@@ -347,13 +342,16 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
     descent = 0.0 if traces.centre is None else -traces.centre
     if traces.sampler in FULL_DATA and np.isfinite(traces.excess[traces.main]).all():
         descent = max(descent, -float(traces.excess[traces.main].min()))
-    if nbeta * max(lowest, descent) <= _OFF:
+    if nbeta * max(lowest, descent) <= tuning.OFF_MINIMUM:
         return None, 0.0
     value = nbeta * (float(traces.excess[traces.main].mean()) + lowest)
     # Farther than draws of the posterior lie from the minimum, the given parameters have nothing to do with it.
-    near = nbeta * lowest <= max(2.0 * traces.parameters, 10.0) and nbeta * (descent - lowest) <= _OFF
+    near = (
+        nbeta * lowest <= max(2.0 * traces.parameters, 10.0)
+        and nbeta * (descent - lowest) <= tuning.OFF_MINIMUM
+    )
     held = math.inf if around is None or not around.minimum else around.held_back(nbeta, traces.gamma)
-    if near and held <= _HELD_BACK * abs(value) + _OFF:
+    if near and held <= tuning.HELD_BACK * abs(value) + tuning.OFF_MINIMUM:
         text = (
             f"the parameters are not at the minimum: a loss lower by {lowest:.3g} lies nearby "
             f"(nbeta times that is {nbeta * lowest:.3g}); the values are corrected for it"
@@ -361,7 +359,7 @@ def _off_minimum(traces: Traces) -> tuple[Flag | None, float]:
         return Flag("off-minimum", text), lowest
     largest = max(lowest, descent)
     searched = around is not None and around.rank is not None
-    if not searched and traces.centre is not None and nbeta * largest <= _SMALL_SHARE * abs(value):
+    if not searched and traces.centre is not None and nbeta * largest <= tuning.SMALL_CORRECTION * abs(value):
         text = (
             f"the parameters are not at the minimum: a loss lower by {largest:.3g} lies nearby "
             f"(nbeta times that is {nbeta * largest:.3g}); the values are corrected by that much, which may not be all"
@@ -384,7 +382,7 @@ def _kinked(traces: Traces) -> Flag | None:
     )
 
 
-def unmixed(traces: Traces, settings: LLCConfig) -> Refusal | None:
+def unmixed(traces: Traces, settings: Settings) -> Refusal | None:
     """Why the draws do not represent the posterior, or ``None``: too few, stuck, diverged, not mixed, drifting."""
     main = traces.lambda_trace()
     if not np.isfinite(main).all():
@@ -393,7 +391,7 @@ def unmixed(traces: Traces, settings: LLCConfig) -> Refusal | None:
             "the chains diverged: the loss became infinite; a smaller step or a larger gamma would help",
         )
     r_hat, size = rhat(main), ess(main)
-    if settings.seconds is not None and (r_hat is None or traces.draws < _SHORT):
+    if settings.seconds is not None and (r_hat is None or traces.draws < tuning.FEWEST_TIMED):
         text = f"{settings.seconds:g} s sufficed for {traces.draws} draws of {traces.chains} chains; give more seconds"
         return Refusal(NoEstimate.TOO_SHORT, text)
     if r_hat is None or size is None:
@@ -418,13 +416,13 @@ def unmixed(traces: Traces, settings: LLCConfig) -> Refusal | None:
             "the chains are still on their way from where they started; more draws or seconds, or a larger gamma, "
             "would help",
         )
-    if size < _LEAST_ESS:
+    if size < tuning.LEAST_ESS:
         text = f"the chains hold only {size:.0f} independent draws; more draws or seconds would help"
         return Refusal(NoEstimate.TOO_SHORT, text)
     return None
 
 
-def _refusal(traces: Traces, value: float, error: float, settings: LLCConfig) -> Refusal | None:
+def _refusal(traces: Traces, value: float, error: float, settings: Settings) -> Refusal | None:
     """Why no value is given, or ``None``."""
     refusal = unmixed(traces, settings)
     if refusal is not None:
@@ -449,7 +447,7 @@ def impossible(value: float, error: float, parameters: int, *, smooth: bool = Tr
             f"lower losses lie nearby (nbeta (<L> - L*) = {value:.4g}): the parameters are not at a minimum; "
             "train further, or use a behavioural loss"
         )
-    if smooth and (value - 3 * error > _ABOVE_HALF * parameters / 2 or error > 0.25 * parameters):
+    if smooth and (value - 3 * error > tuning.ABOVE_HALF * parameters / 2 or error > 0.25 * parameters):
         return (
             f"the average {value:.4g} +- {error:.2g} cannot be that of {parameters} parameters (half of them at most): "
             "the chains left the minimum for places of higher loss; a larger gamma or more draws would help"
@@ -457,7 +455,7 @@ def impossible(value: float, error: float, parameters: int, *, smooth: bool = Tr
     return None
 
 
-def _rung(traces: Traces, index: int, settings: LLCConfig) -> tuple[float, float]:
+def _rung(traces: Traces, index: int, settings: Settings) -> tuple[float, float]:
     """Value and error at one temperature, not a number where the chains do not allow one."""
     value, error = control_variate_mean(traces, index)
     smooth = traces.around is None or traces.around.smooth
@@ -467,22 +465,22 @@ def _rung(traces: Traces, index: int, settings: LLCConfig) -> tuple[float, float
     return (value, error) if good else (math.nan, math.nan)
 
 
-def mixed(traces: Traces, index: int, settings: LLCConfig) -> bool:
+def mixed(traces: Traces, index: int, settings: Settings) -> bool:
     """Whether the chains of one temperature move and agree."""
     r_hat = rhat(traces.lambda_trace(index))
     moving = float(traces.acceptance[index]) >= 0.1 and not drifting(traces, index)
     return moving and r_hat is not None and r_hat <= settings.max_rhat
 
 
-def settled(traces: Traces, settings: LLCConfig) -> bool:
+def settled(traces: Traces, settings: Settings) -> bool:
     """Whether the temperature asked for needs no more draws, or more draws would not help chains that diverged."""
     main = traces.lambda_trace()
     if not np.isfinite(main).all() or float(traces.acceptance[traces.main]) < 0.1:
         return True
-    return mixed(traces, traces.main, settings) and (ess(main) or 0.0) >= _LEAST_ESS
+    return mixed(traces, traces.main, settings) and (ess(main) or 0.0) >= tuning.LEAST_ESS
 
 
-def shows_limit(traces: Traces, settings: LLCConfig) -> bool:
+def shows_limit(traces: Traces, settings: Settings) -> bool:
     """Whether the values of all temperatures together allow an extrapolation."""
     ladder = tuple((float(traces.nbeta[k]), *_rung(traces, k, settings)) for k in range(len(traces.nbeta)))
     return _limit(traces, ladder, None)[0] is not None

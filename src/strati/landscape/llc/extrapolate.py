@@ -7,6 +7,14 @@ distance. All of these are tried, over grids of ``c_i``, ``rate`` and ``u``, wit
 out (at a price); the limit is the average over those that fit; its error is their spread and their noise, and never
 less than a share of the way from the coldest value. Where nothing fits, or the temperatures span too little, there is
 no limit.
+
+Whether the temperatures of a ladder agree: draws of one, reweighted, must give the mean of the next colder one.
+
+Chains that come down a ladder and get caught on the way agree with one another for a long time: R-hat and errors see
+little of it. But what the hotter draws say about the colder temperature does not depend on whether the colder chains
+found their way, so the difference, summed down the ladder, shows where they lost it. So does the distance from the
+minimum, which mixes later than the loss: soon where the chains started at the minimum, and only where they no longer
+move at all where a population brought them down, each part of a valley with its share.
 """
 
 from __future__ import annotations
@@ -16,32 +24,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.stats import chi2 as chi_squared
 
+from strati.landscape.llc import tuning
+from strati.landscape.llc.config import Sampler
+from strati.landscape.llc.traces import rhat
+
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
+    from strati.landscape.llc.traces import Traces
+
 
 _RATES = np.array([1 / 16, 1 / 12, 1 / 8, 1 / 6, 1 / 4, 1 / 3, 1 / 2, 1.0])
 _ONSETS = np.linspace(-6.0, 0.0, 31)  # logarithm of the next exponent's weight at the first temperature
-_QUICK = 0.3  # fading that is quicker than any logarithm
 _OFFSETS = np.geomspace(
     0.5, 20.0, 20
 )  # of the logarithm, beyond the temperature where the loss begins to be felt
-_MULTIPLICITIES = (1, 2, 3, 4)
-_FLOOR = 2e-3  # no value is trusted to better than this share
-_CORRELATED = (
-    1.5  # neighbouring temperatures share their chains: their noise does not average out as if alone
-)
-_FITS = 0.01  # least probability of the best form's misfit
-_SPAN = 6.0  # least number of e-foldings that the fitted temperatures cover
-_FEWEST = 4
-_BRIDGED = 0.15  # of the way from the coldest value to the limit: better than that no law is known
-_PER_CUT = 0.3  # logarithm of weight that each temperature left out costs
-_BLOWN = 3.0  # times the largest error before: from there on the chains no longer agree where they are
-_WIDEN = 1.25  # calibrated by tools/calibrate_llc_limit.py on the cases that were not held out
-_END, _STEEP = (
-    3.0,
-    0.02,
-)  # over the last e-foldings, values that change by more than this share in each do not settle
-_FARTHEST = 0.2  # of the limit: farther from the coldest value no extrapolation is believed
 
 
 class Limit(NamedTuple):
@@ -78,18 +74,18 @@ def extrapolate(
     """
     usable = _trusted(values, errors)
     t, y, stderr = np.log(nbeta)[usable], values[usable], errors[usable]
-    if len(t) < _FEWEST or t[-1] - t[0] < _SPAN:
+    if len(t) < tuning.FEWEST_RUNGS or t[-1] - t[0] < tuning.LEAST_SPAN:
         return NoLimit("too few temperatures mixed to show how the values approach a limit")
     origin = float(np.log(hottest)) if hottest is not None else float(t[0]) - np.log(100.0)
-    sigma = _CORRELATED * np.maximum(stderr, _FLOOR * np.maximum(np.abs(y), 0.05))
-    if _steepness(t, y, sigma) > _STEEP:
+    sigma = tuning.CORRELATED_RUNGS * np.maximum(stderr, tuning.ERROR_FLOOR * np.maximum(np.abs(y), 0.05))
+    if _steepness(t, y, sigma) > tuning.STEEPEST_END:
         return NoLimit("the values over the ladder still change: the regime of the limit is not reached")
     fits = []
-    for cut in range(len(t) - _FEWEST + 1):
-        if t[-1] - t[cut] < _SPAN:
+    for cut in range(len(t) - tuning.FEWEST_RUNGS + 1):
+        if t[-1] - t[cut] < tuning.LEAST_SPAN:
             break
         part = _fits(t[cut:], y[cut:], sigma[cut:], origin)
-        likely = chi_squared.sf(part.misfit, max(1, len(t) - cut - 2)) > _FITS
+        likely = chi_squared.sf(part.misfit, max(1, len(t) - cut - 2)) > tuning.LEAST_FIT
         fits.append(part.only(likely, cut))
     if not any(len(f.value) for f in fits):
         return NoLimit(
@@ -97,8 +93,8 @@ def extrapolate(
         )
     limit = _average(fits)
     bridged = abs(limit.value - float(y[-1]))
-    limit = limit._replace(stderr=max(limit.stderr, _BRIDGED * bridged))
-    if bridged > _FARTHEST * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
+    limit = limit._replace(stderr=max(limit.stderr, tuning.BRIDGED_SHARE * bridged))
+    if bridged > tuning.FARTHEST_LIMIT * max(limit.value, float(y[-1])) + 2 * float(sigma[-1]):
         return NoLimit("the values over the ladder do not settle: the limit is far from the coldest of them")
     return limit
 
@@ -115,12 +111,12 @@ class _LadderFits(NamedTuple):
     def only(self, chosen: np.ndarray, cut: int) -> _LadderFits:
         """Some of the forms, at the price of the temperatures left out (Jay and Neil 2021)."""
         part = _LadderFits(*(column[chosen] for column in self))
-        return part._replace(log_weight=part.log_weight - _PER_CUT * cut)
+        return part._replace(log_weight=part.log_weight - tuning.COST_PER_CUT * cut)
 
 
 def _steepness(t: FloatArray, y: FloatArray, sigma: FloatArray) -> float:
     """Relative change per e-folding at the cold end, beyond two standard errors."""
-    end = t >= min(t[-1] - _END, t[-3])
+    end = t >= min(t[-1] - tuning.COLD_END, t[-3])
     x, weight = t[end] - t[end].mean(), 1 / sigma[end] ** 2
     x = x - (weight @ x) / weight.sum()
     slope = float((weight * x) @ y[end] / (weight @ x**2))
@@ -131,10 +127,10 @@ def _steepness(t: FloatArray, y: FloatArray, sigma: FloatArray) -> float:
 def _trusted(values: FloatArray, errors: FloatArray) -> np.ndarray:
     """Finite values, up to the first temperature at which the error jumps."""
     good = np.isfinite(values) & np.isfinite(errors)
-    size = np.maximum(errors, _FLOOR * np.abs(values))
+    size = np.maximum(errors, tuning.ERROR_FLOOR * np.abs(values))
     for k in range(2, len(values)):
         before = size[:k][good[:k]]
-        if len(before) >= 2 and (not good[k] or size[k] > _BLOWN * before.max()):
+        if len(before) >= 2 and (not good[k] or size[k] > tuning.BLOWN_ERROR * before.max()):
             good[k:] = False
             break
     return good
@@ -146,15 +142,15 @@ def _fits(t: FloatArray, y: FloatArray, sigma: FloatArray, origin: float) -> _La
     Slow fading and a logarithm look alike, so only a quick one is added to a logarithm.
     """
     groups: list[_LadderFits] = []
-    for multiplicity in _MULTIPLICITIES:
+    for multiplicity in tuning.MULTIPLICITIES:
         offsets = _OFFSETS if multiplicity > 1 else np.ones(1)
         logs = -(multiplicity - 1) / (t[None, :] - origin + offsets[:, None])
         plain = 1 + (multiplicity > 1)
         groups.append(_group(logs, y, sigma, multiplicity, plain))
         if multiplicity > 2:
             groups.append(_group(_unequal(t - origin, multiplicity), y, sigma, multiplicity, plain + 1))
-        if len(t) > _FEWEST:
-            for rate in _RATES if multiplicity == 1 else _RATES[_RATES > _QUICK]:
+        if len(t) > tuning.FEWEST_RUNGS:
+            for rate in _RATES if multiplicity == 1 else _RATES[_RATES > tuning.QUICK_RATE]:
                 for fading in _fading(t, rate):
                     shape = (logs[:, None, :] + fading[None, :, :]).reshape(-1, len(t))
                     groups.append(_group(shape, y, sigma, multiplicity, plain + 2))
@@ -206,5 +202,55 @@ def _average(fits: list[_LadderFits]) -> Limit:
     weight /= weight.sum()
     mean = float(weight @ every.value)
     variance = float(weight @ (every.variance + (every.value - mean) ** 2))
-    shares = {m: float(weight[every.multiplicity == m].sum()) for m in _MULTIPLICITIES}
-    return Limit(mean, _WIDEN * float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
+    shares = {m: float(weight[every.multiplicity == m].sum()) for m in tuning.MULTIPLICITIES}
+    return Limit(mean, tuning.LIMIT_WIDENING * float(np.sqrt(variance)), max(shares, key=lambda m: shares[m]))
+
+
+def agreeing(traces: Traces) -> int:
+    """How many temperatures, from the hottest on, have mixed and agree with those before; all where it cannot be told.
+
+    Examples:
+        >>> import torch
+        >>> from strati.landscape.llc.config import LLCConfig
+        >>> from strati.landscape.llc.llc import draw
+        >>> point = torch.zeros(2, dtype=torch.float64)
+        >>> traces = draw(lambda w: (w**2).sum(), point, LLCConfig(chains=8, draws=50, coldest=1e6, ladder=True))
+        >>> agreeing(traces) == len(traces.nbeta)
+        True
+    """
+    count = len(traces.nbeta)
+    if traces.sampler not in (Sampler.HMC, Sampler.TEMPERED) or count < 2 or traces.chains < 4:
+        return count
+    largest = tuning.SPREAD_RHAT if traces.global_start else tuning.STARTED_RHAT
+    apart = np.array([(rhat(spread) or np.inf) > largest for spread in traces.spread])
+    if traces.global_start:
+        apart[1:] |= _disagree(traces)
+    lost = apart[:-1] & apart[1:]  # one alone may be chance
+    return max(1, int(lost.argmax())) if lost.any() else count - int(apart[-1])
+
+
+def _disagree(traces: Traces) -> np.ndarray:
+    """Whether each temperature but the first differs from what all hotter ones say, beyond chance."""
+    every_chain = _differences(traces, None)
+    parts = np.stack([_differences(traces, c) for c in range(traces.chains)])
+    value = np.cumsum(every_chain)
+    left_out = np.cumsum(parts, axis=1)
+    chains = traces.chains
+    error = np.sqrt((chains - 1) / chains * ((left_out - left_out.mean(0)) ** 2).sum(0))
+    size = np.abs(traces.nbeta[1:] * traces.excess[1:].mean((1, 2)))
+    disagree: np.ndarray = ~(
+        np.abs(value) <= np.maximum(tuning.DISAGREEMENT_ERRORS * error, tuning.DISAGREEMENT_SHARE * size)
+    )
+    return disagree
+
+
+def _differences(traces: Traces, without: int | None) -> np.ndarray:
+    """``nbeta <L>`` of each temperature but the first, less what the next hotter one predicts."""
+    keep = np.arange(traces.chains) != (-1 if without is None else without)
+    excess = traces.excess[:, keep].reshape(len(traces.nbeta), -1)
+    step = np.diff(traces.nbeta)[:, None]
+    hot, cold = excess[:-1], excess[1:]
+    weight = np.exp(-step * (hot - hot.min(axis=1, keepdims=True)))
+    predicted = (weight * hot).sum(1) / weight.sum(1)
+    differences: np.ndarray = traces.nbeta[1:] * (cold.mean(1) - predicted)
+    return differences

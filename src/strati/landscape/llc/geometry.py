@@ -1,4 +1,10 @@
-"""What derivatives near the parameters say before anything is sampled: is it a minimum, smooth, regular?
+"""The rank of a Hessian or a Jacobian, with what rounding cannot decide.
+
+Rows and columns are scaled first, so that a parameter with a small effect is not taken for one with none. What rounding
+does to the entries is measured, by moving the parameters by a few units in the last place; singular values above
+that bound are certainly not zero (Weyl), and those below are taken for zero only where a wide gap sets them apart.
+
+What derivatives near the parameters say before anything is sampled: is it a minimum, smooth, regular?
 
 At a minimum of an analytic loss whose Hessian has rank ``r``, the splitting lemma leaves ``r`` squares and a rest of
 order four or more in ``N - r`` directions, so ``r/2 <= lambda <= r/2 + (N - r)/4``: certain, whatever a ladder shows.
@@ -9,6 +15,7 @@ other directions (symmetries, dead neurons).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,23 +26,188 @@ from torch import Tensor
 from torch.func import grad
 
 from strati.core.rng import derive
-from strati.landscape.llc.config import BUDGET, DENSE_LIMIT
-from strati.landscape.llc.gauss_newton import curvature_spectrum
-from strati.landscape.llc.numerical_rank import NumericalRank, hessian_rank, jacobian_rank
-from strati.landscape.llc.sampling_plan import gradient_cost
-from strati.landscape.objective import Objective, Potential, exact_hessian
+from strati.landscape.counts.ranks import upper
+from strati.landscape.llc import tuning
+from strati.landscape.llc.loss_structure import gradient_cost
+from strati.landscape.llc.posterior import curvature_spectrum
+from strati.landscape.objective import Objective, Potential, exact_hessian, metric_jacobian
 
-_DESCENTS = 40
-_VALLEYS = (0.05, 0.2, 0.5)  # distances along flat directions, in sizes of the parameters
-_ASIDE = 0.03  # farthest, in sizes of the parameters, of places that rounding does not tell from the minimum
-_SAME = (
-    1e-9  # of the loss farther away: a minimum that is lower by less is no other than the given parameters
-)
-_NEARBY = 0.01  # the same, at which the Jacobian's rank is that of almost every point
-_TRIALS = 3
-_REACHES = (1e-3, 1e-3 / 64)  # distances at which kinks are looked for, in sizes of the parameters
-_PER_RANK = 1e-9  # seconds per cubed side of a Jacobian, for its rank here and nearby
-_SMALL = 60  # parameters up to which a Hessian per step is cheap
+
+class NumericalRank(NamedTuple):
+    """The least and the largest rank that rounding allows; equal where the rank is known."""
+
+    low: int
+    high: int
+
+    @property
+    def known(self) -> bool:
+        """Whether rounding leaves no choice."""
+        return self.low == self.high
+
+
+class HessianRank(NamedTuple):
+    """Rank of a Hessian, and whether some eigenvalue is certainly negative."""
+
+    rank: NumericalRank
+    negative: bool
+
+
+def hessian_rank(
+    hessian: Callable[[Tensor], Tensor], theta: Tensor, others: Sequence[Tensor] = ()
+) -> HessianRank:
+    """The rank of a symmetric matrix that depends on parameters, at ``theta``.
+
+    Args:
+        hessian: The matrix as a function of the parameters.
+        theta: Where.
+        others: Further places that ``theta`` cannot be told from: an eigenvalue counts only if it is there as well.
+
+    Examples:
+        >>> theta = torch.zeros(3, dtype=torch.float64)
+        >>> hessian_rank(lambda t: torch.diag(torch.tensor([1.0, 1e-30, 0.0]).double()), theta).rank
+        NumericalRank(low=2, high=2)
+    """
+    matrix, places = hessian(theta), [hessian(place) for place in others]
+    rounding = (hessian(_nudged(theta)) - matrix).abs()
+    moved = torch.stack([rounding, *((place - matrix).abs() for place in places)]).amax(0)
+    scale = _scales(matrix.diagonal().abs().sqrt(), rounding.diagonal().sqrt())
+
+    def scaled(of: Tensor) -> Tensor:
+        return of * scale[:, None] * scale  # one after the other: the product of two scales may overflow
+
+    values = torch.linalg.eigvalsh(scaled(matrix))
+    bound = _bound(values.abs().max(), scaled(rounding), len(theta))
+    # An eigenvalue is a square: gaps are, too.
+    rank = _count(values.abs(), bound, gap=tuning.RANK_GAP**1.5)
+    # A parameter whose effect is small here may have more of it there: without the scales that changes little.
+    plain = torch.linalg.eigvalsh(matrix) if places else values
+    alike = [
+        max(_alike(values, torch.linalg.eigvalsh(scaled(p))), _alike(plain, torch.linalg.eigvalsh(p)))
+        for p in places
+    ]
+    low = min([rank.low, *alike])
+    beyond = -10 * _bound(values.abs().max(), scaled(moved), len(theta))
+    certain = low == rank.low
+    return HessianRank(rank if certain else NumericalRank(low, len(theta)), bool((values < beyond).any()))
+
+
+def _alike(here: Tensor, there: Tensor) -> int:
+    """How many eigenvalues, from the largest on, keep their size between two places.
+
+    A curvature that is there only because the minimum was missed by a little (``12 w^2`` of ``w^4``) does not.
+    """
+    first, second = (v.abs().sort(descending=True).values for v in (here, there))
+    changed = torch.maximum(first, second) > tuning.SAME_EIGENVALUE * torch.minimum(first, second)
+    return int(changed.long().argmax()) if bool(changed.any()) else len(here)
+
+
+def jacobian_rank(objective: Objective, theta: Tensor) -> NumericalRank | None:
+    """The rank of the outputs' Jacobian over all data; ``None`` where it takes too long to compute.
+
+    For losses of probabilities the logits' common shift is left out.
+
+    Examples:
+        >>> from strati.landscape.objective import behavioural_loss
+        >>> loss = behavioural_loss(torch.nn.Linear(2, 1).double(), torch.ones(5, 2).double())
+        >>> jacobian_rank(loss, loss.flat.theta)
+        NumericalRank(low=1, high=1)
+    """
+    outputs = objective.outputs
+    if float(outputs) * objective.flat.size**2 > tuning.RANK_WORK:
+        return None
+    here = _triangular(objective, theta)
+    noise = _column_noise(objective, theta)
+    norms = torch.linalg.vector_norm(here, dim=0)
+    scale = _scales(norms, noise)
+    values = torch.linalg.svdvals(here * scale)
+    bound = _bound(values.max(), (noise * scale)[None], max(outputs, objective.flat.size))
+    rank = _count(values, bound, gap=tuning.RANK_GAP)
+    if bool((theta.to(torch.float32) == theta).all()):
+        low = min(rank.low, _beyond_single(objective, theta, here))
+        rank = rank if low == rank.low else NumericalRank(low, len(theta))
+    # Neither the number of outputs nor rounding can be exceeded.
+    return NumericalRank(rank.low, min(rank.high, outputs, objective.flat.size))
+
+
+def _beyond_single(objective: Objective, theta: Tensor, jacobian: Tensor) -> int:
+    """The rank without singular values that parameters in single precision have by rounding alone.
+
+    Layers of rank one, say, are so up to 1e-8 only. Such values lie below what one rounding does, and a wide gap sets
+    them apart; where singular values fall off gradually they count, as the parameters given are what they are.
+    """
+    noise = _column_noise(objective, theta, torch.finfo(torch.float32).eps)
+    scale = _scales(torch.linalg.vector_norm(jacobian, dim=0), noise)
+    values = torch.linalg.svdvals(jacobian * scale)
+    bound = _bound(values.max(), (noise * scale)[None], max(jacobian.shape))
+    above = int((values > bound).sum())
+    apart = 0 < above < len(values) and float(values[above - 1]) > tuning.RANK_GAP_SINGLE * float(
+        values[above]
+    )
+    return above if apart else len(theta)
+
+
+def _scales(size: Tensor, noise: Tensor) -> Tensor:
+    """Inverse sizes; what is not above its noise is left as small as it is."""
+    largest = size.max()
+    usable = size > 1e3 * noise
+    return torch.where(usable & (size > 0), 1 / size.clamp(min=1e-300), 1 / largest.clamp(min=1e-300))
+
+
+def _bound(largest: Tensor, noise: Tensor, size: int) -> float:
+    precision = torch.finfo(noise.dtype).eps
+    spread = float(torch.linalg.vector_norm(noise))
+    return tuning.RANK_SAFETY * (spread + math.sqrt(size) * precision * float(largest))
+
+
+def _count(values: Tensor, bound: float, *, gap: float) -> NumericalRank:
+    """Singular values above the bound; the others are zero only if the gap before them is like no other."""
+    counted = values[values > 10 * bound].sort(descending=True).values
+    low = len(counted)
+    if low in (0, len(values)):
+        return NumericalRank(low, len(values) if float(values.max()) > bound else low)
+    steps = counted[:-1] / counted[1:]
+    widest = float(steps.max()) if low > 1 else 1.0
+    apart = float(counted[-1]) > gap * widest * bound and not bool(
+        ((values > bound) & (values <= 10 * bound)).any()
+    )
+    return NumericalRank(low, low if apart else len(values))
+
+
+def _pieces(objective: Objective) -> list[Objective]:
+    per_row = max(1, objective.outputs // objective.rows) * objective.flat.size
+    step = max(1, tuning.RANK_CHUNK // per_row)
+    return [objective.part(slice(i, i + step)) for i in range(0, objective.rows, step)]
+
+
+def _kind(objective: Objective) -> str:
+    name = objective.name
+    return "kl" if name is not None and not name.squared else "mse"
+
+
+def _triangular(objective: Objective, theta: Tensor) -> Tensor:
+    """The triangular factor of the Jacobian, a few rows of data at a time."""
+    factor = theta.new_zeros(0, objective.flat.size)
+    for piece in _pieces(objective):
+        jacobian, _ = metric_jacobian(objective.flat, theta, piece.x, kind=_kind(objective))
+        factor = upper(torch.cat([factor, jacobian]))
+    return factor
+
+
+def _column_noise(objective: Objective, theta: Tensor, precision: float | None = None) -> Tensor:
+    nudged = _nudged(theta, precision)
+    total = torch.zeros_like(theta)
+    for piece in _pieces(objective):
+        here, there = (
+            metric_jacobian(objective.flat, t, piece.x, kind=_kind(objective))[0] for t in (theta, nudged)
+        )
+        total += ((there - here) ** 2).sum(0)
+    return total.sqrt()
+
+
+def _nudged(theta: Tensor, precision: float | None = None) -> Tensor:
+    generator = torch.Generator().manual_seed(derive(0, "rounding", theta.numel()))
+    signs = torch.randint(0, 2, theta.shape, generator=generator).to(theta) * 2 - 1
+    return theta * (1 + tuning.ROUNDING_UNITS * (precision or torch.finfo(theta.dtype).eps) * signs)
 
 
 @dataclass(frozen=True)
@@ -93,11 +265,11 @@ def surroundings(potential: Potential, theta: Tensor, seconds: float = math.inf)
         1.0
     """
     size = theta.numel()
-    if theta.dtype != torch.float64 or size > DENSE_LIMIT:
+    if theta.dtype != torch.float64 or size > tuning.DENSE_LIMIT:
         return None
     look = _Look(potential, theta)
     behavioural = isinstance(potential, Objective) and potential.behavioural
-    budget = min(BUDGET, seconds)
+    budget = min(tuning.BUDGET, seconds)
     if not look.differentiable or 8 * look.seconds > budget:
         return None
     smooth = look.smooth()
@@ -127,7 +299,7 @@ def with_rank(around: Surroundings, objective: Objective) -> Surroundings:
 def _rank_seconds(objective: Objective, size: int) -> float:
     """Seconds that the rank of a Jacobian takes, by the operations of its singular values."""
     sides = sorted((size, objective.outputs))
-    return _PER_RANK * sides[0] ** 2 * sides[1]
+    return tuning.SECONDS_PER_RANK * sides[0] ** 2 * sides[1]
 
 
 def _unknown(size: int, smooth: bool, *, minimum: bool) -> Surroundings:
@@ -210,7 +382,9 @@ def _constant(objective: Objective, theta: Tensor, rank: int) -> bool:
     for trial in range(2):
         generator = torch.Generator().manual_seed(derive(0, "nearby", trial))
         step = torch.randn(theta.shape, generator=generator, dtype=theta.dtype).to(theta.device)
-        if jacobian_rank(objective, theta + _NEARBY * size * step) != NumericalRank(rank, rank):
+        if jacobian_rank(objective, theta + tuning.NEARBY_DISTANCE * size * step) != NumericalRank(
+            rank, rank
+        ):
             return False
     return True
 
@@ -262,11 +436,16 @@ class _Look:
         order ``h^2`` where two derivatives exist, and there of order ``h``.
         """
         generator = torch.Generator().manual_seed(derive(0, "kinks", len(self.theta)))
-        lines = torch.randn(_TRIALS + 1, len(self.theta), generator=generator, dtype=self.theta.dtype)
+        lines = torch.randn(
+            tuning.GEOMETRY_TRIALS + 1, len(self.theta), generator=generator, dtype=self.theta.dtype
+        )
         lines = self.size * lines.to(self.theta)
         for line, other in pairwise(lines):
             # A kink at the point shows at every distance, one beside it only at some.
-            if all(self._kinked(line, reach) or self._folded(line, other, reach) for reach in _REACHES):
+            if all(
+                self._kinked(line, reach) or self._folded(line, other, reach)
+                for reach in tuning.KINK_DISTANCES
+            ):
                 return False
         return True
 
@@ -302,13 +481,13 @@ class _Look:
         damping, hessian = 0.0, self.hessian(start)
         precision = torch.finfo(start.dtype).eps
         converged = False
-        for i in range(_DESCENTS):
+        for i in range(tuning.MOST_DESCENTS):
             slope = self.slope(point)
             smallest = precision * max(abs(value), 1e-300)
             if not bool(slope.any()):
                 converged = True
                 break
-            if i and len(point) <= _SMALL:
+            if i and len(point) <= tuning.CHEAP_HESSIAN:
                 hessian = self.hessian(point)
             values, vectors = torch.linalg.eigh(hessian)
             floor = 1e-12 * float(values.abs().max()) + torch.finfo(start.dtype).tiny
@@ -340,14 +519,14 @@ class _Look:
         size = values.abs().clamp(min=1e-14 * float(values.abs().max()) + torch.finfo(values.dtype).tiny)
         slope = vectors.T @ self.slope(reached.point)
         # Along a valley of minima there is no end of such places: a short way is enough.
-        most = _ASIDE * self.size
+        most = tuning.ASIDE_DISTANCE * self.size
         hidden = torch.sqrt(4 * torch.finfo(values.dtype).eps * abs(reached.value) / size).clamp(max=most)
         places = [
             reached.point - vectors @ (slope / size).clamp(-self.size, self.size),
             reached.point + vectors @ hidden,
         ]
         moved = reached.point - self.theta
-        if bool(moved.any()) and self.start - reached.value <= _SAME * self.rise():
+        if bool(moved.any()) and self.start - reached.value <= tuning.SAME_MINIMUM * self.rise():
             # Data in single precision put the minimum beside the parameters that made them: curvature that comes from
             # the way between the two is rounding.
             places += [self.theta, reached.point + moved]
@@ -356,9 +535,9 @@ class _Look:
     def rise(self) -> float:
         """How much larger the loss is one size of the parameters away."""
         generator = torch.Generator().manual_seed(derive(0, "rise", len(self.theta)))
-        ways = torch.randn(_TRIALS, len(self.theta), generator=generator, dtype=self.theta.dtype).to(
-            self.theta
-        )
+        ways = torch.randn(
+            tuning.GEOMETRY_TRIALS, len(self.theta), generator=generator, dtype=self.theta.dtype
+        ).to(self.theta)
         ahead = [self.value(self.theta + self.size * way) - self.start for way in ways]
         return max((v for v in ahead if math.isfinite(v)), default=0.0)
 
@@ -371,18 +550,18 @@ class _Look:
         inverse = 1 / values[len(values) - rank :]
         generator = torch.Generator().manual_seed(derive(0, "valley", len(point)))
         precision = torch.finfo(point.dtype).eps
-        for _ in range(_TRIALS):
+        for _ in range(tuning.GEOMETRY_TRIALS):
             way = loose @ torch.randn(loose.shape[1], generator=generator, dtype=point.dtype).to(point.device)
-            for share in _VALLEYS:
+            for share in tuning.VALLEY_DISTANCES:
                 place = point + share * self.size * way
-                for _ in range(_DESCENTS):
+                for _ in range(tuning.MOST_DESCENTS):
                     slope = self.slope(place)
                     step = stiff @ (inverse * (stiff.T @ slope))
                     place = place - step
                     if float(step.norm()) <= 100 * precision * self.size:
                         break
                 else:  # the valley bends too much for this distance; a shorter one will do
-                    if share == _VALLEYS[0]:
+                    if share == tuning.VALLEY_DISTANCES[0]:
                         return False
                     break
                 left = self.slope(place)

@@ -9,25 +9,27 @@ The samplers are in ``hmc`` and ``sgld``, the extrapolation in ``extrapolate``.
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, require
 from strati.core.options import resolve
 from strati.core.results import Tick, silent
 from strati.evaluate.models import on_device
 from strati.io.to_module import as_module
-from strati.landscape.llc.config import DENSE_LIMIT, FULL_DATA, LLCConfig, Sampler
+from strati.landscape.llc import tuning
+from strati.landscape.llc.config import LLCConfig, Sampler
 from strati.landscape.llc.estimate import LearningCoefficient, estimate
-from strati.landscape.llc.geometry import surroundings, with_rank
-from strati.landscape.llc.gibbs import affordable, ladder, sample_gibbs
+from strati.landscape.llc.geometry import NumericalRank, Surroundings, surroundings, with_rank
+from strati.landscape.llc.gibbs import sample_gibbs
 from strati.landscape.llc.hmc import sample_hmc
-from strati.landscape.llc.moment_points import condensed
+from strati.landscape.llc.loss_structure import condensed
 from strati.landscape.llc.parts import (
     Head,
     PartCoefficients,
@@ -39,17 +41,10 @@ from strati.landscape.llc.parts import (
     number_of_rows,
     rows_of,
 )
-from strati.landscape.llc.posterior import (
-    LocalPosterior,
-    check_point,
-    default_gamma,
-    local_posterior,
-    localised,
-)
-from strati.landscape.llc.quadratic import quadratic_blocks
-from strati.landscape.llc.sampling_plan import Clock, gradient_cost, sampling_plan
+from strati.landscape.llc.posterior import check_point, default_gamma
+from strati.landscape.llc.sampling_plan import NOT_QUADRATIC, Clock, Planned, SamplingPlan, sampling_plan
 from strati.landscape.llc.sgld import sample_sgld
-from strati.landscape.llc.traces import KeptPositions, Observer, Traces
+from strati.landscape.llc.traces import TRACE_ARRAYS, KeptPositions, Observer, Traces
 from strati.landscape.objective import FlatModel, Loss, Objective, Potential, collect, objective
 
 if TYPE_CHECKING:
@@ -57,12 +52,6 @@ if TYPE_CHECKING:
     from strati.io.network import Openable
 
 __all__ = ["LLCConfig", "LearningCoefficient", "estimate", "learning_coefficient", "llc", "sample"]
-
-_DOUBLE_LIMIT = DENSE_LIMIT  # beyond, no ladder is cold enough to need the digits
-# Seconds of the cost model for the least number of gradients, above which "auto" samples by SGLD.
-_FULL_PASS_LIMIT = 60.0
-_LEAST_GRADIENTS = 1200
-_LOOK_SHARE = 0.25  # of the time, for derivatives at the given parameters
 
 
 @overload
@@ -208,7 +197,9 @@ def local_objective(
     The ladder's cold end needs the digits.
     """
     size = FlatModel(model, layers=layers).size
-    return objective(model, loss, data, layers=layers, dtype=torch.float64 if size <= _DOUBLE_LIMIT else None)
+    return objective(
+        model, loss, data, layers=layers, dtype=torch.float64 if size <= tuning.DENSE_LIMIT else None
+    )
 
 
 def learning_coefficient(
@@ -264,14 +255,14 @@ def sample(
         (4, 20)
     """
     clock = clock or Clock(config.seconds)
-    few = condensed(potential) if isinstance(potential, Objective) else potential
-    check_point(few, theta)
-    around = surroundings(few, theta, _LOOK_SHARE * clock.left)
-    if config.ladder is None and around is not None and around.exact is not None:
-        config = dataclasses.replace(config, ladder=False)  # nothing is left to extrapolate
-    traces = draw(potential, theta, config, tick, clock, observer)
-    if around is not None and around.rank is None and isinstance(few, Objective) and not clock.timed:
-        around = with_rank(around, few)
+    reduced = condensed(potential)
+    check_point(reduced, theta)
+    around = surroundings(reduced, theta, tuning.GEOMETRY_SHARE * clock.left)
+    known = around is not None and around.exact is not None
+    planned = sampling_plan(potential, theta, config, clock, reduced=reduced, limit_known=known)
+    traces = run(potential, theta, planned, tick, clock, observer)
+    if around is not None and around.rank is None and isinstance(reduced, Objective) and not clock.timed:
+        around = with_rank(around, reduced)
     return dataclasses.replace(traces, around=around)
 
 
@@ -285,102 +276,46 @@ def draw(
 ) -> Traces:
     """The draws alone, without a look at the surroundings."""
     clock = clock or Clock(config.seconds)
-    nbeta = config.nbeta
-    if nbeta is None:
-        nbeta = _wbic(potential.count) if isinstance(potential, Objective) else 1e4
-    settings = localised(config, potential, theta)
-    few = condensed(potential) if isinstance(potential, Objective) else potential
-    kind = chosen_sampler(few, theta, settings)
-    if kind in FULL_DATA:
-        target = dataclasses.replace(local_posterior(few, theta, settings.gamma or 1.0), observer=observer)
-        traces = _sample_all_data(target, settings, float(nbeta), tick, clock)
-    elif isinstance(potential, Objective):
-        minibatches = dataclasses.replace(settings, sampler=kind)
-        traces = sample_sgld(potential, minibatches, float(nbeta), tick, clock=clock, observer=observer)
-    else:
-        raise BadInputError(kind, "needs data to draw minibatches from; a plain potential is sampled by hmc")
-    return dataclasses.replace(traces, on_data=isinstance(potential, Objective))
+    planned = sampling_plan(potential, theta, config, clock, reduced=condensed(potential))
+    return run(potential, theta, planned, tick, clock, observer)
 
 
-def _sample_all_data(
-    seen: LocalPosterior, config: LLCConfig, nbeta: float, tick: Tick, clock: Clock
-) -> Traces:
-    """By conditional draws where the loss allows them, else by HMC.
-
-    Where a whole ladder of exchanges is affordable it is as good, and goes colder; but one block is drawn outright.
-    """
-    most = (
-        1 if config.sampler == Sampler.AUTO and sampling_plan(config, seen.size, seen.cost).exchange else None
-    )
-    traces = conditional_traces(seen, config, nbeta, tick, most=most, clock=clock)
-    if traces is not None:
-        return traces
-    if seen.observer is not None:
-        seen.observer.restart()
-    return sample_hmc(seen, config, nbeta, tick, clock)
-
-
-def conditional_traces(
-    seen: LocalPosterior,
-    config: LLCConfig,
-    nbeta: float | Sequence[float],
-    tick: Tick,
-    *,
-    most: int | None = None,
+def run(
+    potential: Potential,
+    theta: Tensor,
+    planned: Planned,
+    tick: Tick = silent,
     clock: Clock | None = None,
-) -> Traces | None:
-    """Draws by conditionals of at most so many blocks; ``None`` where there are no such and they are not insisted on.
-
-    Args:
-        seen: What to sample.
-        config: How.
-        nbeta: A temperature, with the ladder that belongs to it, or just these.
-        tick: Called now and then.
-        most: Blocks.
-        clock: The time that may be used.
+    observer: Observer | None = None,
+) -> Traces:
+    """Execute a plan.
 
     Raises:
-        BadInputError: ``gibbs`` was asked for and is not possible.
+        BadInputError: ``gibbs`` was asked for, and the loss is not quadratic in the blocks that were found.
     """
-    if config.sampler in (Sampler.HMC, Sampler.TEMPERED):
-        return None
-    sizes = seen.potential.flat.sizes if isinstance(seen.potential, Objective) else None
-    blocks = quadratic_blocks(seen.potential, seen.theta, sizes)
-    traces = None
-    few = blocks is not None and (most is None or len(blocks) <= most)
-    if (
-        blocks is not None
-        and few
-        and (config.sampler == Sampler.GIBBS or affordable(config, blocks, seen.cost))
-    ):
-        single = isinstance(nbeta, float)
-        rungs = ladder(seen, config, nbeta, blocks) if isinstance(nbeta, float) else nbeta
-        extrapolated = single and len(rungs) > 1
-        traces = sample_gibbs(seen, blocks, config, rungs, tick, clock, extrapolated=extrapolated)
-    if traces is None and config.sampler == Sampler.GIBBS:
-        raise BadInputError("gibbs", "the loss is not quadratic in each layer given the others; use hmc")
-    return traces
-
-
-def chosen_sampler(potential: Potential, theta: Tensor, config: LLCConfig) -> Sampler:
-    """The sampler asked for; ``auto`` is HMC unless so many passes over all data are unaffordable."""
-    kind = Sampler(config.sampler)
-    if kind is not Sampler.AUTO:
-        return kind
-    if not isinstance(potential, Objective):
-        return Sampler.HMC
-    seconds = _LEAST_GRADIENTS * gradient_cost(potential, theta, turning=0).replica
-    return Sampler.SGLD if seconds > _FULL_PASS_LIMIT else Sampler.HMC
-
-
-def _wbic(count: int) -> float:
-    """``n / ln n``, the temperature of the widely applicable Bayesian information criterion."""
-    return count / math.log(count) if count > 2 else float(count)
+    clock = clock or Clock()
+    plan, target, otherwise = planned
+    traces: Traces | None
+    if target is None:
+        assert isinstance(potential, Objective)
+        traces = sample_sgld(potential, plan, tick, clock=clock, observer=observer)
+    else:
+        target = dataclasses.replace(target, observer=observer)
+        traces = None
+        if plan.sampler == Sampler.GIBBS:
+            traces = sample_gibbs(target, plan, tick, clock)
+            if traces is None and otherwise is None:
+                raise BadInputError("gibbs", NOT_QUADRATIC)
+        if traces is None:
+            if observer is not None:
+                observer.restart()
+            traces = sample_hmc(target, otherwise or plan, tick, clock)
+    return dataclasses.replace(traces, on_data=isinstance(potential, Objective))
 
 
 def _doubled(potential: Potential, theta: Tensor) -> Tensor:
     """Double precision where the function takes it: the ladder's cold end needs the digits."""
-    if theta.dtype == torch.float64 or theta.numel() > _DOUBLE_LIMIT:
+    if theta.dtype == torch.float64 or theta.numel() > tuning.DENSE_LIMIT:
         return theta
     try:
         with torch.no_grad():
@@ -388,3 +323,31 @@ def _doubled(potential: Potential, theta: Tensor) -> Tensor:
     except (RuntimeError, TypeError):  # it holds tensors of its own in single precision
         return theta
     return theta.double()
+
+
+def load_traces(path: str | Path) -> Traces:
+    """Read what :func:`save_traces` wrote; :func:`~strati.landscape.llc.estimate.estimate` takes it.
+
+    Raises:
+        BadInputError: The file does not hold traces.
+        MissingExtraError: arviz is not installed.
+    """
+    arviz = require("arviz", "arviz", "reading draws")
+    try:
+        stored = arviz.from_netcdf(str(path), engine="h5netcdf")
+        scalars: dict[str, Any] = json.loads(stored.attrs["strati"])
+        arrays: dict[str, Any] = {name: np.asarray(stored.constant_data[name]) for name in TRACE_ARRAYS}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise BadInputError(
+            path, "holds no draws; write them with llc(..., keep=True).save_draws(PATH)"
+        ) from error
+    around = scalars.pop("around")
+    if around is not None:
+        rank = None if around["rank"] is None else NumericalRank(*around["rank"])
+        places = {name: np.array(around.pop(name), dtype=float) for name in ("curvature", "displacement")}
+        around = Surroundings(**{**around, "rank": rank, **places})
+    if scalars.get("plan") is not None:
+        scalars["plan"] = SamplingPlan(**scalars["plan"])
+    names = [name for name in stored.posterior.data_vars if name not in ("llc", "loss", "distance")]
+    positions = {name: np.asarray(stored.posterior[name]) for name in names}
+    return Traces(**arrays, **scalars, around=around, positions=positions or None)

@@ -20,10 +20,8 @@ from strati.core.results import Flag, Result, Tick, silent
 from strati.evaluate.models import takes_tokens
 from strati.io.layers import module_name
 from strati.io.roles import Role, blocks, role_of
-from strati.landscape.llc.config import LLCConfig
 from strati.landscape.llc.estimate import LearningCoefficient
-from strati.landscape.llc.posterior import localised
-from strati.landscape.objective import FlatModel, Objective
+from strati.landscape.objective import FlatModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,11 +145,6 @@ def layer_names(model: nn.Module, layers: str | Sequence[str] | None = None) -> 
         ('0', '2')
     """
     return tuple(dict.fromkeys(module_name(name) for name in FlatModel(model, layers=layers).names))
-
-
-def one_localisation(config: LLCConfig, objective: Objective) -> LLCConfig:
-    """The settings with the whole network's ``gamma``, for each of its parts."""
-    return localised(config, objective, objective.flat.theta)
 
 
 def each(

@@ -1,4 +1,15 @@
-"""How many parameters a network uses at a loss scale: ``N_eff(eps) = 2 lambda_B(eps)`` (eq. 9).
+"""The density of states: volumes ``V(eps)`` out of samples of several temperatures, and ``lambda(eps)``.
+
+Samples of all temperatures are reweighted into one (multistate Bennett acceptance ratio, Shirts and Chodera
+2008); the share of weight below ``eps`` is the volume, ``lambda(eps) = d ln V / d ln eps`` its slope (eq. 8).
+
+What the curvature at the minimum alone says about the learning coefficient, in closed form.
+
+For a quadratic loss with Hessian eigenvalues ``h_i`` and localisation ``gamma``,
+``lambda(nbeta) = 1/2 sum_i nbeta h_i / (nbeta h_i + gamma)`` at every temperature at once. It is a second opinion
+beside the sampler: where they differ, excursions leave the quadratic region. Also the factorised Hessian of eq. 37.
+
+How many parameters a network uses at a loss scale: ``N_eff(eps) = 2 lambda_B(eps)`` (eq. 9).
 
 For a few parameters ``lambda(eps)`` is the slope of the density of states; beyond, the tempered value at the
 temperature that sees ``eps``. Beside it the closed form of the curvature: their gap shows where the landscape stops
@@ -8,34 +19,35 @@ being quadratic. How a scale is chosen from the spread between seeds is in ``see
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
+from scipy.special import digamma, logsumexp
 
 from strati.core.errors import BadInputError
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
 from strati.evaluate.models import on_device
 from strati.io.to_module import as_module
-from strati.landscape.llc.config import DENSE_LIMIT, FULL_DATA, VIRIAL_LIMIT, LLCConfig, Sampler
-from strati.landscape.llc.density import DensityOfStates, density_of_states
+from strati.landscape.llc import tuning
+from strati.landscape.llc.config import FULL_DATA, LLCConfig, Sampler
 from strati.landscape.llc.estimate import estimate, impossible, mixed
-from strati.landscape.llc.gauss_newton import (
-    closed_form,
-    curvature_spectrum,
-    matching_scale,
-    temperature_for,
+from strati.landscape.llc.llc import draw, run
+from strati.landscape.llc.loss_structure import condensed
+from strati.landscape.llc.posterior import curvature_spectrum, default_gamma, kronecker, local_posterior
+from strati.landscape.llc.sampling_plan import Clock, choose_sampler, hmc_amount, sampling_plan
+from strati.landscape.objective import (
+    Loss,
+    LossName,
+    Objective,
+    as_tensor,
+    objective,
 )
-from strati.landscape.llc.hmc import sample_rungs
-from strati.landscape.llc.llc import chosen_sampler, conditional_traces, draw
-from strati.landscape.llc.moment_points import condensed
-from strati.landscape.llc.posterior import local_posterior, localised
-from strati.landscape.llc.preconditioner import kronecker
-from strati.landscape.llc.sampling_plan import sampling_plan
-from strati.landscape.objective import Loss, LossName, Objective, as_tensor, objective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +56,175 @@ if TYPE_CHECKING:
     from strati.core.option_types import LLCOptions
     from strati.core.results import FloatArray
     from strati.io.network import Openable
+    from strati.landscape.llc.traces import Traces
     from strati.schemas.json_types import ScaleFields, ScalesFields
+
+
+@dataclass(frozen=True)
+class DensityOfStates:
+    """Weighted samples of parameter space.
+
+    Attributes:
+        log_loss: ``ln(L - L*)`` of every sample, ascending.
+        log_weight: Logarithm of the volume each stands for, up to a constant.
+        left_out: The same without one group of chains each, ``(groups, samples)``, for errors: the free energies that
+            make the weights are found anew without the group, whose samples weigh nothing.
+        localised: Whether volumes are still weighed by the localisation: so where free directions run far, and the
+            plain volume is not defined.
+    """
+
+    log_loss: FloatArray
+    log_weight: FloatArray
+    left_out: FloatArray
+    localised: bool
+
+    def log_volume(self, epsilon: float) -> float:
+        """``ln V(eps)`` up to a constant."""
+        end = np.searchsorted(self.log_loss, math.log(epsilon))
+        return float(logsumexp(self.log_weight[:end])) if end else -math.inf
+
+    def coefficient(self, epsilon: float) -> tuple[float, float] | None:
+        """``lambda(eps)`` and its standard error; ``None`` where there are too few samples.
+
+        Examples:
+            >>> import torch
+            >>> from strati.landscape.llc.llc import LLCConfig, sample
+            >>> traces = sample(lambda w: (w**2).sum(), torch.zeros(2), LLCConfig(chains=16, draws=200, coldest=1e4))
+            >>> abs(density_of_states(traces).coefficient(1e-2)[0] - 1) < 0.05
+            True
+        """
+        low, high = np.searchsorted(
+            self.log_loss, [math.log(epsilon / tuning.DENSITY_STEP), math.log(epsilon * tuning.DENSITY_STEP)]
+        )
+        if low < 50 or high - low < 50 or high >= len(self.log_loss):
+            return None
+
+        def slope(weight: FloatArray) -> float:
+            return float(
+                (logsumexp(weight[:high]) - logsumexp(weight[:low])) / (2 * math.log(tuning.DENSITY_STEP))
+            )
+
+        slopes = np.array([slope(w) for w in self.left_out])
+        if not np.isfinite(slopes).all():
+            return None
+        groups = len(slopes)
+        error = math.sqrt((groups - 1) / groups * float(((slopes - slopes.mean()) ** 2).sum()))
+        return slope(self.log_weight), error
+
+
+def density_of_states(traces: Traces) -> DensityOfStates:
+    """Reweight the traces of a ladder of temperatures into one set of samples of parameter space."""
+    step = max(1, traces.excess.size // tuning.DENSITY_SAMPLES)
+    excess, spread = traces.excess[:, :, ::step], traces.spread[:, :, ::step]
+    chains = excess.shape[1]
+    losses = excess.reshape(-1)
+    free = _free_energies(traces.nbeta, excess)
+    log_weight = _log_weight(traces.nbeta, free, losses)
+    pull = 0.5 * traces.gamma * spread.reshape(-1)
+    localised = not _few_dominate(log_weight, pull)
+    groups = min(tuning.DENSITY_GROUPS, chains)
+    member = np.arange(chains) * groups // chains
+    left_out = []
+    for group in range(groups):
+        others = excess[:, member != group]
+        without = _log_weight(traces.nbeta, _free_energies(traces.nbeta, others, free), losses)
+        gone = np.broadcast_to((member == group)[None, :, None], excess.shape).reshape(-1)
+        left_out.append(np.where(gone, -np.inf, without))
+    weights = np.stack([log_weight, *left_out]) + (0.0 if localised else pull)
+    positive = losses > 0
+    log_loss = np.log(np.where(positive, losses, 1.0))[positive]
+    order = np.argsort(log_loss, kind="stable")
+    sorted_weights = weights[:, positive][:, order]
+    return DensityOfStates(log_loss[order], sorted_weights[0], sorted_weights[1:], localised)
+
+
+def _log_weight(nbeta: FloatArray, free: FloatArray, losses: FloatArray) -> FloatArray:
+    """``-ln sum_k exp(f_k - nbeta_k L)``: the volume that a sample of the mixture of temperatures stands for."""
+    return -_log_mixture(free, -nbeta[:, None] * losses[None, :])
+
+
+def _log_mixture(free: FloatArray, reduced: FloatArray) -> FloatArray:
+    terms = free[:, None] + reduced
+    top = terms.max(axis=0)
+    mixture: FloatArray = top + np.log(np.exp(terms - top).sum(axis=0))
+    return mixture
+
+
+def _free_energies(nbeta: FloatArray, excess: FloatArray, start: FloatArray | None = None) -> FloatArray:
+    """``-ln Z`` per temperature out of ``(K, chain, draw)``: thermodynamic integration, then the exact equations."""
+    if start is None:
+        means = excess.mean(axis=(1, 2)) * nbeta
+        steps = 0.5 * (means[1:] + means[:-1]) * np.diff(np.log(nbeta))
+        free = np.concatenate([[0.0], np.cumsum(steps)])
+    else:
+        free = start
+    thin = max(1, excess.size // tuning.DENSITY_SOLVED)
+    losses = excess[:, :, ::thin].reshape(-1)
+    reduced = -nbeta[:, None] * losses[None, :]
+    each = len(losses) / len(nbeta)
+    for _ in range(tuning.DENSITY_ROUNDS):
+        share = np.exp(free[:, None] + reduced - _log_mixture(free, reduced))
+        held = share.sum(axis=1)
+        # Newton on a convex function; far from its minimum the fixed point is the safer step.
+        hessian = np.diag(held) - share @ share.T
+        step = np.linalg.lstsq(hessian[1:, 1:], each - held[1:], rcond=1e-12)[0]
+        step = np.concatenate([[0.0], step])
+        if np.abs(step).max() > 1.0:
+            step = np.log(each / np.maximum(held, 1e-300))
+            step -= step[0]
+        free = free + step
+        if np.abs(step).max() < 1e-6:
+            break
+    return free
+
+
+def _few_dominate(log_weight: FloatArray, pull: FloatArray) -> bool:
+    """Whether undoing the localisation keeps enough effective samples at every scale of weight."""
+    # A localisation that was hardly felt has pulls well below one; free directions have pulls of their number / 2.
+    share = np.exp(log_weight - log_weight.max())
+    return bool((share * pull).sum() / share.sum() < 1.0) and float(np.quantile(pull, 0.9)) < 3.0
+
+
+def closed_form(curvature: FloatArray, nbeta: float, gamma: float) -> float:
+    """``1/2 sum_i nbeta h_i / (nbeta h_i + gamma)``.
+
+    Args:
+        curvature: Eigenvalues ``h_i`` of the Hessian of the loss.
+        nbeta: Inverse temperature.
+        gamma: Localisation.
+
+    Examples:
+        >>> closed_form(np.array([1.0, 0.0]), 1e4, 1.0)
+        0.49995...
+    """
+    stiff = nbeta * np.maximum(curvature, 0.0)
+    return float(0.5 * (stiff / (stiff + gamma)).sum())
+
+
+def matching_scale(coefficient: float, nbeta: float) -> float:
+    """The loss scale that a temperature sees: ``exp(digamma(lambda + 1)) / nbeta``.
+
+    ``nbeta <L>`` is the average of ``lambda(eps)`` under the weight ``V(eps) exp(-nbeta eps)``, for ``V ~ eps^lambda``
+    a Gamma distribution of shape ``lambda + 1``, whose geometric mean this is: near ``1/nbeta`` for
+    ``lambda = 1/2``, near ``lambda/nbeta`` for a large ``lambda``.
+
+    Examples:
+        >>> round(matching_scale(0.5, 1.0), 3), round(matching_scale(100.0, 1.0), 1)
+        (1.037, 100.5)
+    """
+    return float(np.exp(digamma(coefficient + 1.0)) / nbeta)
+
+
+def temperature_for(epsilon: float, curvature: FloatArray, gamma: float) -> float:
+    """The inverse temperature that sees the loss scale ``epsilon``, were the loss quadratic."""
+
+    def gap(log_nbeta: float) -> float:
+        nbeta = float(np.exp(log_nbeta))
+        return float(np.log(matching_scale(closed_form(curvature, nbeta, gamma), nbeta) / epsilon))
+
+    centre = -np.log(epsilon)
+    return float(np.exp(brentq(gap, centre - 2, centre + np.log(len(curvature) + 10.0) + 2)))
+
 
 _COLUMNS = ("epsilon", "lambda", "stderr", "effective", "nbeta", "gauss_newton", "gap", "reason")
 _TOO_STIFF = (
@@ -188,16 +368,16 @@ def effective_parameters(
     """
     settings = resolve(LLCConfig, config, options, of=effective_parameters)
     model = on_device(as_module(model), settings.device)
-    dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= DENSE_LIMIT else None
+    dtype = torch.float64 if sum(p.numel() for p in model.parameters()) <= tuning.DENSE_LIMIT else None
     mean_loss = objective(model, loss, data, dtype=dtype)
     epsilons = _scales(scales, mean_loss)
     function = condensed(mean_loss)
     curvature = curvature_spectrum(function)
     theta = function.flat.theta
-    settings = localised(settings, function, theta)
-    if len(theta) <= VIRIAL_LIMIT:
-        target = local_posterior(function, theta, settings.gamma or 1.0)
-        if sampling_plan(dataclasses.replace(settings, ladder=True), len(theta), target.cost).exchange:
+    settings = dataclasses.replace(settings, gamma=settings.gamma or default_gamma(theta))
+    if len(theta) <= tuning.VIRIAL_LIMIT:
+        cost = local_posterior(function, theta, settings.gamma or 1.0).cost
+        if hmc_amount(dataclasses.replace(settings, ladder=True), len(theta), cost).exchange:
             return _by_density(function, epsilons, curvature, settings, tick)
     return _by_temperature(function, epsilons, curvature, settings, tick)
 
@@ -257,12 +437,9 @@ def _by_temperature(
     quadratic = curvature if curvature is not None else _approximate(function)
     nbetas = [temperature_for(float(e), quadratic, settings.gamma or 1.0) for e in scales]
     theta, rungs = function.flat.theta, sorted(nbetas)
-    if chosen_sampler(function, theta, settings) in FULL_DATA:
-        target = local_posterior(function, theta, settings.gamma or 1.0)
-        # Both samplers get, and give back, the temperatures ascending.
-        traces = conditional_traces(target, settings, rungs, tick) or sample_rungs(
-            target, settings, rungs, tick
-        )
+    if choose_sampler(function, theta, settings) in FULL_DATA:
+        planned = sampling_plan(function, theta, settings, Clock(), temperatures=rungs)
+        traces = run(function, theta, planned, tick)
         # By place: single precision rounds the temperatures that it keeps.
         traces_at = {n: traces.only(k) for k, n in enumerate(rungs[: len(traces.nbeta)])}
     else:
