@@ -110,6 +110,37 @@ def test_the_barrier_between_a_network_and_its_permuted_self_vanishes(
     assert (alone.returncode, "--data" in alone.stderr) == (2, True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_the_barrier_between_wide_networks_on_mnist_vanishes_after_alignment(hidden: int) -> None:
+    """Two trainings of an MLP of width 512 (arXiv 2209.04836, section 5)."""
+    torch = pytest.importorskip("torch")
+    fetch = pytest.importorskip("strati_reproductions.zoo.fetch")
+    from strati.tracking.measure import loss_path
+
+    with np.load(fetch.path("mnist")) as arrays:
+        x = torch.tensor(arrays["x_train"].reshape(-1, 784) / 255, dtype=torch.float32)
+        y = torch.tensor(arrays["y_train"], dtype=torch.int64)
+    networks = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        middle = [m for _ in range(hidden - 1) for m in (torch.nn.Linear(512, 512), torch.nn.ReLU())]
+        net = torch.nn.Sequential(
+            torch.nn.Linear(784, 512), torch.nn.ReLU(), *middle, torch.nn.Linear(512, 10)
+        )
+        optimiser = torch.optim.Adam(net.parameters(), 1e-3)
+        for _ in range(300):
+            rows = torch.randint(len(x), (200,))
+            loss = torch.nn.functional.cross_entropy(net(x[rows]), y[rows])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        networks.append(net)
+    path = loss_path(*networks, (x[:2000].numpy(), y[:2000].numpy()), points=5)
+    assert path.stored.barrier > 0.1 > 10 * path.stored.barrier_stderr
+    assert path.aligned is not None and path.aligned.barrier < 0.02 * path.stored.barrier + 0.003
+
+
 def test_barriers_are_those_of_a_direct_computation() -> None:
     """A line of three points, by hand, on a linear network: the loss is quadratic along it, the barrier negative."""
     torch = pytest.importorskip("torch")
@@ -215,11 +246,11 @@ class Renumbered:
     ["minilm", "stories15m", "mnist-cnn", "cifar-cnn", "efficientnet", "mobilenetv2", "whisper"],
 )
 def test_permutations_planted_into_real_networks_are_recovered_exactly(name: str) -> None:
-    from strati import zoo
+    fetch = pytest.importorskip("strati_reproductions.zoo.fetch")
     from strati.comparison import unit_alignment as units
 
     try:
-        net = strati.open(zoo.path(name))
+        net = strati.open(fetch.path(name))
     except BadInputError as error:
         pytest.skip(str(error))
     rng = np.random.default_rng(0)

@@ -437,3 +437,100 @@ def test_two_adapters_say_whether_they_write_the_same(tmp_path: Path) -> None:
         assert layer.interference.by_chance == pytest.approx(3 / WIDTH)
         assert layer.interference.written_overlap < 0.2
     assert "the directions they write overlap" in apart.text()
+
+
+def trained_model(seed: int = 0) -> dict[str, np.ndarray]:
+    """A small Llama whose norms are not all 1."""
+    rng = np.random.default_rng(seed)
+    tensors = {name: tensor.numpy() for name, tensor in model(seed).state_dict().items()}
+    return {
+        name: np.exp(0.3 * rng.standard_normal(w.shape)).astype(np.float32) if "norm" in name else w
+        for name, w in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_abliteration_is_named_and_is_no_lora(dtype: str) -> None:
+    """One direction of the residual stream is projected out of everything that writes to it (arXiv 2406.11717)."""
+    import ml_dtypes
+
+    stored_as = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    base = {name: w.astype(stored_as) for name, w in trained_model().items()}
+    direction = np.random.default_rng(1).standard_normal(WIDTH)
+    direction /= np.linalg.norm(direction)
+    removed = dict(base)
+    writers = [name for name in base if name.endswith(("o_proj.weight", "down_proj.weight"))]
+    for name in writers:
+        w = base[name].astype(np.float64)
+        removed[name] = (w - np.outer(direction, direction @ w)).astype(stored_as)
+    result = strati.compare(base, removed)
+    assert result.removed_direction == len(writers) == 4
+    by_name = {layer.name: layer for layer in result.layers}
+    assert {by_name[name].pattern for name in writers} == {"projection"}
+    assert "abliteration" in result.lines()[0] and "merged LoRA" not in result.text()
+    added = dict(base)
+    rng = np.random.default_rng(2)
+    for name in writers:  # a LoRA of rank 1 adds something instead
+        rows, columns = base[name].shape
+        step = 0.05 * np.outer(rng.standard_normal(rows), rng.standard_normal(columns))
+        added[name] = (base[name].astype(np.float64) + step).astype(stored_as)
+    lora = strati.compare(base, added)
+    assert lora.removed_direction == 0 and "abliteration" not in lora.text()
+    assert "merged LoRA of rank 1" in lora.lines()[0]
+
+
+def test_directions_that_differ_from_layer_to_layer_are_no_abliteration() -> None:
+    base = trained_model()
+    removed = dict(base)
+    rng = np.random.default_rng(3)
+    for name in (name for name in base if name.endswith(("o_proj.weight", "down_proj.weight"))):
+        direction = rng.standard_normal(WIDTH)
+        direction /= np.linalg.norm(direction)
+        removed[name] = (base[name] - np.outer(direction, direction @ base[name])).astype(np.float32)
+    assert strati.compare(base, removed).removed_direction <= 1
+
+
+def test_half_of_the_entries_zero_and_dequantised_integers_are_named() -> None:
+    base = trained_model()
+
+    def in_blocks(change) -> dict[str, np.ndarray]:
+        return {n: np.float32(change(w)) if "layers" in n and w.ndim == 2 else w for n, w in base.items()}
+
+    zeros = strati.compare(base, in_blocks(lambda w: np.where(np.abs(w) < np.median(np.abs(w)), 0, w)))
+    moved = [layer for layer in zeros.layers if layer.relative_change]
+    assert {layer.pattern for layer in moved} == {"zeros"} and len(moved) == 14
+    assert all(layer.pattern_share == pytest.approx(0.5, abs=0.01) for layer in moved)
+    assert "14 of 16 layers were pruned" in zeros.lines()[0] and "50%" in zeros.text()
+
+    def rounded_rows(w: np.ndarray) -> np.ndarray:
+        step = np.abs(w).max(axis=1, keepdims=True) / 7
+        return np.rint(w / step) * step
+
+    integers = strati.compare(base, in_blocks(rounded_rows))
+    moved = [layer for layer in integers.layers if layer.relative_change]
+    assert {layer.pattern for layer in moved} == {"grid"} and len(moved) == 14
+    assert "dequantised integers" in integers.lines()[0]
+
+
+def test_norms_folded_into_the_layers_behind_them_are_undone() -> None:
+    """The folded network computes the same function; its norms are 1 and nothing else differs by more than rounding."""
+    base = trained_model()
+    folded = dict(base)
+    for block in range(2):
+        prefix = f"model.layers.{block}."
+        for norm, readers in (
+            ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+        ):
+            gain = base[f"{prefix}{norm}.weight"]
+            folded[f"{prefix}{norm}.weight"] = np.ones_like(gain)
+            for reader in readers:
+                folded[f"{prefix}{reader}.weight"] = base[f"{prefix}{reader}.weight"] * gain
+    result = strati.compare(base, folded)
+    undone = [layer.name for layer in result.layers if layer.aligned == "folded-norm"]
+    assert len(undone) == 10
+    assert all((layer.relative_change or 0) < 1e-6 for layer in result.layers)
+    assert result.movement is not None and result.movement.vectors_moved == 0
+    assert strati.check(folded, base, workers=1).passed
+    wrong = folded | {"model.layers.1.input_layernorm.weight": np.full(WIDTH, 1.5, np.float32)}
+    assert not strati.check(wrong, base, workers=1).passed

@@ -232,7 +232,12 @@ def _assigned(score: Array) -> Ints:
 
 
 def unit_order(
-    first: Network, last: Network, pairs: Sequence[tuple[Layer, Layer]], activation: str | None = None
+    first: Network,
+    last: Network,
+    pairs: Sequence[tuple[Layer, Layer]],
+    activation: str | None = None,
+    *,
+    least: float = BETTER,
 ) -> UnitOrder:
     """How the last network numbers its hidden units, where that is not as the first does.
 
@@ -241,11 +246,13 @@ def unit_order(
         last: Another one.
         pairs: Their matched layers, in the network's order.
         activation: Between plain linear layers; by default the settings' or ReLU.
+        least: Share of the squared distance that an order must at most leave. With 1, any order that brings the
+            networks closer counts, as for networks that were trained independently.
     """
     layers: dict[str, Renumbering] = {}
     vectors: dict[str, Renumbering] = {}
     for interfaces in _interface_groups(first, last, pairs, activation):
-        for interface in _settled(interfaces):
+        for interface in _settled(interfaces, least):
             for tensor, renumbering in _vectors(first, last, interface):
                 vectors.setdefault(tensor, renumbering)
         for member in (m for interface in interfaces for m in interface.members):
@@ -255,14 +262,14 @@ def unit_order(
     return UnitOrder(layers, vectors)
 
 
-def _settled(interfaces: Sequence[_Interface]) -> list[_Interface]:
-    """Renumber until no order changes, then undo what does not at least halve the distance; those that are left."""
+def _settled(interfaces: Sequence[_Interface], least: float) -> list[_Interface]:
+    """Renumber until no order changes, then undo what leaves more than a share of the distance; those that are left."""
     apart = sum(interface.distance() for interface in interfaces)
     if apart == 0 or not np.isfinite(apart):
         return []
     samples = [interface.sample() for interface in interfaces]
     # To halve the distance, units need a cosine of about a half. In a chain the first layer shows it.
-    if max(likeness for _, likeness in samples) < _ALIKE:
+    if least == BETTER and max(likeness for _, likeness in samples) < _ALIKE:
         return []
     if any(i.units > _MANY for i in interfaces) and all(in_order for in_order, _ in samples):
         return []
@@ -278,7 +285,8 @@ def _settled(interfaces: Sequence[_Interface]) -> list[_Interface]:
             total[n] = (total[n][0][order], total[n][1][order] * signs)
         if not moved:
             break
-        if sweep == 0 and sum(interface.distance() for interface in interfaces) > _PROMISING * apart:
+        left = sum(interface.distance() for interface in interfaces) if sweep == 0 else 0.0
+        if left > _PROMISING * apart * least / BETTER:
             for member in (m for interface in interfaces for m in interface.members):
                 member.pair.reset()
             return []
@@ -301,7 +309,7 @@ def _settled(interfaces: Sequence[_Interface]) -> list[_Interface]:
         after = interface.distance()
         back = np.argsort(order)
         interface.take(back, 1 / scales[back])
-        if after <= BETTER * interface.distance():
+        if after <= least * interface.distance():
             interface.take(order, scales)
             renumbered.append(interface)
         else:

@@ -233,7 +233,9 @@ def compare_vectors(
             ):
                 before, how = moved, "norm-plus-one"
         if {pair.first.name, pair.last.name} & folded:
-            before, how = after, "folded-norm"
+            # The network that keeps these weights in the layers behind the norm must multiply by 1 here.
+            folder, after = (last, after) if np.ptp(before) > 0 else (first, before)
+            before, how = np.full_like(after, 1 - norm_offset(folder)), "folded-norm"
         change = _change(before, after)
         kind = "untouched" if change == 0 else "rounding" if is_conversion(before, after) else "changed"
         yield ComparedVector(pair.first.name, pair.last.name, change, kind, how)

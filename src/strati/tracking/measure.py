@@ -300,14 +300,15 @@ def _line(losses: FloatArray, positions: FloatArray) -> LossLine:
 def _renumbered_state(
     first: Any, last: Any, state: Mapping[str, Tensor], activation: str | None
 ) -> dict[str, Tensor] | None:
-    """The last network's parameters in the first one's numbering; ``None`` where the numberings agree."""
+    """The last network's parameters in the first one's numbering; ``None`` where no other order brings them closer."""
     import torch
 
     from strati.comparison.compare import matched_layers
     from strati.comparison.unit_alignment import unit_order
     from strati.interventions.compress.rewrite_checkpoint import renumbered_tensors
 
-    changed = renumbered_tensors(last, unit_order(first, last, matched_layers(first, last), activation))
+    order = unit_order(first, last, matched_layers(first, last), activation, least=1.0)
+    changed = renumbered_tensors(last, order)
     new = {name: torch.as_tensor(np.ascontiguousarray(array)) for name, array in changed.items()}
     return {**state, **new} if new else None
 
