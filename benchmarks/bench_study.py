@@ -274,8 +274,8 @@ def training(networks: int, images: int, batch: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((images, 784)).astype(np.float32), rng.integers(0, 10, images)
     data = StudyData("rows", 10, x, y, x[:1], y[:1])
-    spec = read_spec("fcn-mnist-adam")
-    spec = replace(spec, train=replace(spec.train, epochs=1, batch=batch))
+    spec = read_spec("fcn-mnist-adam").model
+    spec = replace(spec, training=replace(spec.training, epochs=1, batch=batch))
     together, single, plain, stacked, alone = medians(
         lambda: train(spec, data, range(networks)),
         lambda: [train(spec, data, [i]) for i in range(networks)],

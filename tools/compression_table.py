@@ -27,11 +27,10 @@ from torch import nn
 
 import strati
 from strati.evaluate.batches import read_path
-from strati.interventions.compress.evaluator import InterventionEvaluator, Measurement
 from strati.interventions.compress.plan import plan
+from strati.interventions.evaluator import Evaluator, Measurement
 from strati.interventions.input_covariance import CalibrationInputs, SequentialInputs
 from strati.interventions.kinds import make, read_setting
-from strati.interventions.measure_layer import Subject
 from strati.interventions.study import study
 from strati.interventions.targets import find_targets, put_values
 from strati.interventions.tasks import StudyData, make_task
@@ -146,10 +145,8 @@ def measured(
     inputs = (SequentialInputs if sequential else CalibrationInputs)(
         model, network.calibration.calibration_batches()
     )
-    subject = Subject(
-        "model", model, None, make_task(network.test, "loss", network.batch), calibration=inputs
-    )
-    evaluator = InterventionEvaluator(subject, {}, {})
+    task = make_task(network.test, "loss", network.batch)
+    evaluator = Evaluator("model", model, task=task, calibration=inputs)
     changes = []
     for layer, choice in choices.items():
         change = evaluator.change(action, layer, choice)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from strati.interventions.study import study
-from strati.interventions.study_config import StudyConfig
-from strati.interventions.study_spec import FORMAT
+from strati.interventions.study_config import FORMAT, StudyConfig
 from strati.interventions.tasks import StudyData
 from strati.jobs.store import Finished, Store
 from strati_reproductions.robust_and_critical.pretrained import _equal_earth, _finished

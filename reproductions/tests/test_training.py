@@ -34,8 +34,8 @@ def test_the_plain_step_is_gradient_descent(sizes: list[int]) -> None:
 
 
 def test_the_papers_networks_are_trained_by_plain_gradients() -> None:
-    spec = read_spec("fcn-mnist")
-    train = spec.train
+    spec = read_spec("fcn-mnist").model
+    train = spec.training
     assert (train.optimiser, train.rate, train.momentum, train.batch, train.epochs) == (
         "sgd",
         0.01,
@@ -43,5 +43,5 @@ def test_the_papers_networks_are_trained_by_plain_gradients() -> None:
         32,
         5,
     )
-    assert (spec.network.count, spec.data.mean, spec.data.std) == (100, (0.1307,), (0.3081,))
-    assert read_spec("fcn-mnist-adam").train.optimiser == "adam"
+    assert (spec.network.count, spec.source.mean, spec.source.std) == (100, (0.1307,), (0.3081,))
+    assert read_spec("fcn-mnist-adam").model.training.optimiser == "adam"

@@ -123,7 +123,7 @@ def test_a_study_of_a_model_by_default(data: Path, tmp_path: Path) -> None:
     assert run("study", model, "--data", str(data / "named.npz"), *words, "--out", str(out), "--quiet") == 0
     measured = load_study(out)
     assert {r["intervention"] for r in measured.rows} == {"intact", "truncate", "quantise", "prune"}
-    assert measured.performance["name"] == "loss" and measured.origin["data"]["rows"] == 150
+    assert measured.performance["name"] == "loss" and measured.origin.data.rows == 150
 
 
 def test_initial_weights_are_an_option(data: Path, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_the_template_is_a_spec(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert run("study", "--template") == 0
     (tmp_path / "study.toml").write_text(capsys.readouterr().out)
     spec = read_spec(tmp_path / "study.toml")
-    assert [one.name for one in spec.interventions.all()] == ["truncate", "quantise", "prune"]
+    assert [one.name for one in spec.config.interventions] == ["truncate", "quantise", "prune"]
 
 
 def test_wrong_networks(measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,12 +30,12 @@ def test_a_random_quarter_of_the_data_is_kept_for_the_covariances(case: Any) -> 
     net, x, y = case
     edits = [iv.truncate(rank=3, metric="inputs"), iv.truncate(rank=3)]
     measured = strati.study(net, data=(x, y), spectral=False, activations=False, interventions=edits)
-    assert measured.origin["calibration"] == {"rows": 60}
-    assert measured.origin["data"]["rows"] == 180
+    assert measured.origin.calibration == 60
+    assert measured.origin.data.rows == 180
     rows = measured.frame().set_index(["layer", "setting"])
     assert set(rows["calibration_tokens"].dropna()) == {60.0}
     plain = strati.study(net, data=(x, y), spectral=False, interventions=edits[1])
-    assert plain.origin["data"]["rows"] == 240
+    assert plain.origin.data.rows == 240
     assert "calibration_tokens" not in plain.frame()
     again = strati.study(net, data=(x, y), spectral=False, activations=False, interventions=edits)
     assert again.frame().equals(measured.frame())
@@ -53,7 +53,7 @@ def test_given_calibration_rows_make_exactly_the_edit(case: Any) -> None:
         activations=False,
         interventions=[iv.truncate(rank=2, metric="inputs"), iv.quantise(bits=3, group=8, method="gptq")],
     )
-    assert measured.origin["data"]["rows"] == 240
+    assert measured.origin.data.rows == 240
     rows = measured.frame().set_index(["layer", "setting"])["performance"]
     for layer in ("0", "2", "4"):
         weight = net.get_submodule(layer).weight
@@ -78,7 +78,7 @@ def test_every_edit_of_a_plan_from_a_model_is_data_aware_and_apply_goes_layer_by
     assert plan.choices
     assert all(choice.endswith("metric=inputs") for choice in plan.choices.values())
     smaller = strati.apply(plan, net)
-    calibration = plan.study.body.subjects["model"].calibration.batches
+    calibration = plan.study.body.evaluators["model"].calibration.batches
     working = {name: net.get_submodule(name).weight.detach().clone() for name in ("0", "2", "4")}
     for name in working:  # each layer reads what the layers changed before it give
         if name not in plan.choices:

@@ -16,14 +16,10 @@ from torch import nn
 
 import strati
 from strati.core.errors import BadInputError, StoppedError
-from strati.interventions.spec_data import find_data
 from strati.interventions.study import load_study, study
-from strati.interventions.study_config import StudyConfig
-from strati.interventions.study_spec import (
-    STORE,
-    builtin_names,
-    read_spec,
-)
+from strati.interventions.study_config import STORE, StudyConfig
+from strati.interventions.study_spec import builtin_names, read_spec
+from strati.interventions.tasks import make_task
 from strati_reproductions.trained.networks import MLP
 
 TINY: dict[str, Any] = {
@@ -61,11 +57,9 @@ def test_a_row_can_be_recomputed_by_hand(calm: Any) -> None:
     folder = Path(calm.store).parent
     tensors = dict(np.load(folder / "networks" / "network-001.npz"))
     spec = read_spec(TINY)
-    from strati.interventions.spec_data import prepare, task_of
     from strati_reproductions.trained.networks import initialise
 
-    data = prepare(spec, find_data)
-    task = task_of(data, spec)
+    task = make_task(spec.model.data, "accuracy", 1000)
     model = MLP([64, 12, 10, 10])
     initialise(model, 0, 1)
     first = model.fc2.weight.detach().clone(), model.fc2.bias.detach().clone()
@@ -127,12 +121,12 @@ def test_a_folder_holds_one_study(calm: Any, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_format_are_not_mixed(calm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strati.interventions.study_spec.FORMAT", 4)
-    with pytest.raises(BadInputError, match="rows of format 3, this strati writes format 4; choose another"):
+    monkeypatch.setattr("strati.interventions.study.FORMAT", 5)
+    with pytest.raises(BadInputError, match="rows of format 4, this strati writes format 5; choose another"):
         study(TINY, out=Path(calm.store).parent)
-    for layout, remedy in ((1, "update strati"), (4, "run the study again")):
-        monkeypatch.setattr("strati.interventions.study_spec.FORMAT", layout)
-        with pytest.raises(BadInputError, match=f"rows of format 3, this strati reads {layout}; {remedy}"):
+    for layout, remedy in ((1, "update strati"), (5, "run the study again")):
+        monkeypatch.setattr("strati.interventions.study.FORMAT", layout)
+        with pytest.raises(BadInputError, match=f"rows of format 4, this strati reads {layout}; {remedy}"):
             load_study(Path(calm.store).parent)
 
 
@@ -300,8 +294,6 @@ def test_options_by_name_win_over_the_config_and_the_spec() -> None:
     assert study(module(), evaluate=lambda m: 1.0, higher_is_better=True, config=PLAN, draws=1).units == 4
     with pytest.raises(BadInputError, match="no option 'drawz'; did you mean 'draws'"):
         study(TINY, drawz=3)
-    with pytest.raises(BadInputError, match="higher_is_better: is for modules"):
-        study(TINY, higher_is_better=True)
     for options, word in (({"draws": 0}, "at least 1"), ({"init": "gpt"}, "did you mean 'gpt2'")):
         with pytest.raises(BadInputError, match=word):
             study(TINY, **options)
@@ -324,7 +316,7 @@ def test_options_by_name_win_over_the_config_and_the_spec() -> None:
         (tiny(data={"path": "x.npz"}), "both a name and a path"),
         ({"network": {"source": "mlp"}}, "needs a name"),
         ({"network": 3, "data": {"name": "digits"}}, "is a section"),
-        (tiny(measure={"performance": "perplexity"}), "language models"),
+        (tiny(measure={"performance": "perplexity"}), "perplexity needs text"),
         (tiny(network={"source": "transformers"}), "network.path is missing"),
         (tiny(network={"source": "resnet"}), "needs images"),
         (tiny(network={"source": "transformer", "width": 32}), "needs text"),
@@ -335,7 +327,6 @@ def test_options_by_name_win_over_the_config_and_the_spec() -> None:
         (tiny(measure={"chance": float("nan")}), "measure.chance must be a number"),
         (tiny(network={"hidden": [65_536, 65_536]}), "too many to train here"),
         (tiny(network={"source": "transformer", "width": 65_536, "depth": 1000}), "too many to train here"),
-        (tiny(network={"count": 100_000}, interventions={"draws": 1_000_000}), "ask for fewer"),
     ],
 )
 def test_a_wrong_spec_is_one_line(spec: dict[str, Any], word: str) -> None:
@@ -361,13 +352,21 @@ def test_built_in_specs_are_valid() -> None:
         assert read_spec(name).name == name
 
 
-def test_a_study_in_which_every_point_failed_is_an_error(tmp_path: Path) -> None:
+def test_a_training_that_diverges_is_an_error(tmp_path: Path) -> None:
     diverging = tiny(train={"optimiser": "sgd", "rate": 1e6, "epochs": 2})
-    with pytest.raises(BadInputError, match=r"every point failed, all 18 .* 9 of them: .*training diverged"):
+    with pytest.raises(BadInputError, match=r"training: .*training diverged; lower train.rate"):
         study(diverging, out=tmp_path)
+
+
+def test_a_study_in_which_every_point_failed_is_an_error(tmp_path: Path) -> None:
+    def broken(weight: Any, rng: Any) -> Any:
+        raise ValueError("no such edit")
+
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(BadInputError, match=r"every point failed, all 2 .*no such edit"):
+        study(module(), data=(x, module()(x).argmax(1)), interventions=(broken,), out=tmp_path)
     found = load_study(tmp_path)
-    assert found.failed == found.units == 24
-    assert "training diverged" in found.frame()["reason"][0]
+    assert (found.units, found.failed) == (4, 2)
     with pytest.raises(BadInputError, match="no changed layer has been measured"):
         strati.audit(found)
 

@@ -202,7 +202,7 @@ def test_a_spec_with_tables(tmp_path: Path) -> None:
     study(SPEC, out=tmp_path / "b")
     assert load_study(tmp_path / "b").frame().equals(found.frame())
     only = read_spec(SPEC | {"interventions": {"quantise": {"bits": 4}}})
-    assert [one.name for one in only.interventions.all()] == ["quantise"]
+    assert [one.name for one in only.config.interventions] == ["quantise"]
 
 
 @pytest.mark.parametrize(

@@ -127,10 +127,10 @@ def test_the_smaller_network_loads_in_transformers_and_agrees(
 
 
 def _calibration(plan: Any) -> Any:
-    from strati.interventions.compress.evaluator import open_evaluators
+    from strati.interventions.evaluator import open_evaluators
 
     (evaluator,) = open_evaluators(plan.study)
-    return torch.cat(list(evaluator.subject.calibration.batches)).numpy()
+    return torch.cat(list(evaluator.calibration.batches)).numpy()
 
 
 def test_gpt2_loses_neurons_but_no_heads(tmp_path: Path):

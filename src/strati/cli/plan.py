@@ -134,10 +134,7 @@ def command(
 
 def _network_of(measured: Any) -> str | None:
     """Where the network of a stored study is, if that is recorded."""
-    spec = measured.origin.get("spec") or {}
-    networks = measured.origin.get("networks", {}).values()
-    path = next((about["path"] for about in networks if "path" in about), None)
-    return spec.get("network", {}).get("path") or path
+    return next((origin.path for origin in measured.origin.networks.values() if origin.path), None)
 
 
 def _next(result: Any, output: Output, network: str | None) -> tuple[str, ...]:

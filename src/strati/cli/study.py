@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -22,6 +23,7 @@ from strati.cli.common import (
     layers_option,
     output_options,
     retry_option,
+    rows_option,
     work_options,
 )
 from strati.core.errors import BadInputError, StoppedError
@@ -120,6 +122,7 @@ def _print_template(context: click.Context, _: click.Parameter, requested: bool)
 @click.command("study", cls=Command)
 @click.argument("source", metavar="MODEL|SPEC")
 @data_options(required=False)
+@rows_option
 @calibration_option
 @activation_option(None)
 @performance_option
@@ -141,7 +144,6 @@ def _print_template(context: click.Context, _: click.Parameter, requested: bool)
 @click.option("--seed", type=click.IntRange(0), help="Random seed. [default: 0, or the spec's]")
 @click.option(
     "--init",
-    "scheme",
     help="Distribution to re-randomise from (pytorch, gpt2, vit, timm, kaiming, normal, moments).",
 )
 @retry_option
@@ -186,20 +188,22 @@ def command(
         raise BadInputError("--out", "is missing: the directory for results")
     if engine == "local" and address is not None:
         raise BadInputError("--address", "is the address of a Ray cluster; add --engine ray")
-    where: dict[str, Any] = {"engine": engine, "workers": workers, "address": address, "retry": retry}
-    study_of, spec, call = _asked(source, options)
+    where: dict[str, Any] = {"engine": engine, "address": address, "retry": retry}
+    where |= {} if workers is None else {"workers": workers}
+    arguments = {name: value for name, value in options.items() if value not in (None, False, ())}
+    call = _call(source, arguments)
     require("torch", "torch", "an intervention study")
     if estimate:
         from strati.interventions.study_cost import estimate_study
 
-        emit(estimate_study(spec, workers=workers or 0), output)
+        emit(estimate_study(call, workers=workers or 0), output)
         return
     resume = interrupts.resume_command()
     try:
         from strati.interventions.study import study
 
         with progress("study", None, quiet=output.quiet, resume=resume) as tick:
-            result = study(study_of, out=out, tick=tick, **where, **call)
+            result = study(call, out=out, tick=tick, **where)
     except KeyboardInterrupt:  # before the study had begun, or while its store was being opened
         raise StoppedError("stopped, 0 done in this run", f"resume with {resume}") from None
     if export is not None:
@@ -207,50 +211,36 @@ def command(
     emit(result, output)
 
 
-def _asked(source: str, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """What is studied (a spec or a model), the same as a spec, and the other arguments of the study."""
-    from pathlib import Path
+def _call(source: str, arguments: dict[str, Any]) -> Any:
+    """The call that the command stands for: a model with data, or a spec, whose draws, layers and so on may be set."""
+    from strati.interventions.study_config import SCHEMES, StudyConfig
+    from strati.interventions.study_spec import StudyCall, builtin_names, read_spec
 
-    from strati.interventions.study_spec import SCHEMES, builtin_names, read_spec
-
-    scheme = options.pop("scheme")
-    if scheme is not None and scheme not in SCHEMES:
-        raise BadInputError(f"--init {scheme}", f"no such distribution; there are {', '.join(SCHEMES)}")
-    arguments = {name: value for name, value in options.items() if value not in (None, False, ())}
+    context = click.get_current_context()
+    if arguments.get("init", "auto") not in SCHEMES:
+        why = f"no such distribution; there are {', '.join(SCHEMES)}"
+        raise BadInputError(f"--init {arguments['init']}", why)
     data = arguments.pop("data", None)
-    if data is None and Path(source).exists() and Path(source).suffix.lower() != ".toml":
+    if data is not None:
+        if source in builtin_names() or Path(source).suffix.lower() == ".toml":
+            raise BadInputError("--data", "is for a model; a spec names its own data")
+        guard_outputs(context, also=[source, data, arguments.get("initial"), arguments.get("calibration")])
+        interventions = _interventions(arguments)
+        if interventions:
+            arguments["interventions"] = tuple(interventions)
+        return StudyCall("study", source, data, StudyConfig(workers=1, **arguments))
+    if Path(source).exists() and Path(source).suffix.lower() != ".toml":
         raise BadInputError(source, "a model needs data to be measured on: add --data DATA")
-    if data is None:
-        spec = read_spec(source)
-        others = (
-            intervention.source
-            for intervention in spec.interventions.settings
-            if isinstance(intervention.source, str)
-        )
-        read = (spec.network.path, spec.network.initial, spec.data.path, *others)
-        guard_outputs(click.get_current_context(), also=read)
-        only = sorted(set(arguments) - {"seed", "draws", "layers"})
-        if only:
-            raise BadInputError(f"--{only[0]}", "is for a model; a spec has its own settings")
-        if "seed" in arguments:
-            spec = replace(spec, seed=arguments["seed"])
-        part: dict[str, Any] = {name: arguments[name] for name in ("draws", "layers") if name in arguments}
-        part |= {} if scheme is None else {"init": scheme}
-        spec = replace(spec, interventions=replace(spec.interventions, **part))
-        return spec, spec, {}
-    if source in builtin_names() or Path(source).suffix.lower() == ".toml":
-        raise BadInputError("--data", "is for a model; a spec names its own data")
-    guard_outputs(
-        click.get_current_context(),
-        also=[source, data, arguments.get("initial"), arguments.get("calibration")],
-    )
-    interventions = _interventions(arguments)
-    call = (
-        arguments
-        | ({"interventions": interventions} if interventions else {})
-        | ({} if scheme is None else {"init": scheme})
-    )
-    return source, _as_spec(source, data, call), {"data": data} | call
+    call = read_spec(source)
+    only = sorted(set(arguments) - {"seed", "draws", "layers", "init", "rows"})
+    if only:
+        raise BadInputError(f"--{only[0]}", "is for a model; a spec has its own settings")
+    others = [intervention.source for intervention in call.config.interventions]
+    read = [*(call.model.values() if isinstance(call.model, dict) else ()), call.data, call.config.initial]
+    guard_outputs(context, also=[path for path in (*read, *others) if isinstance(path, str)])
+    if call.trains and "seed" in arguments:
+        call = replace(call, model=replace(call.model, seed=arguments["seed"]))
+    return replace(call, config=replace(call.config, **arguments))
 
 
 def _interventions(arguments: dict[str, Any]) -> list[Any]:
@@ -274,25 +264,3 @@ def _interventions(arguments: dict[str, Any]) -> list[Any]:
     ):
         raise BadInputError("--reinitialise", "needs the network's initial weights: add --initial INIT")
     return interventions
-
-
-def _as_spec(model: str, data: str, call: dict[str, Any]) -> Any:
-    """A study of a model as a spec, which the estimate of its cost is made from."""
-    from pathlib import Path
-
-    from strati.interventions.kinds import STANDARD, unit_of
-    from strati.interventions.study_spec import DataSpec, InterventionSpec, NetworkSpec, Spec
-
-    language = Path(model).is_dir()
-    performance = call.get("performance") or ("perplexity" if language else "accuracy")
-    interventions = tuple(
-        intervention
-        for intervention in call.get("interventions", STANDARD)
-        if language or unit_of(intervention.name) == "layer"
-    )
-    spec = Spec(
-        network=NetworkSpec(source="transformers" if language else "mlp", path=model),
-        data=DataSpec(path=data),
-        interventions=InterventionSpec(kinds=(), settings=interventions),
-    )
-    return replace(spec, measure=replace(spec.measure, performance=performance))

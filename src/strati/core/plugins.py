@@ -22,7 +22,7 @@ INTERVENTIONS = "strati.interventions"
 METRICS = "strati.metrics"
 """Metrics of ``study``: a function ``matrix -> number`` or ``(intact, changed) -> number``."""
 NETWORKS = "strati.networks"
-"""Networks that ``study`` trains itself, by ``network.source``: a module with ``build``, ``initialise``, ``train``."""
+"""Networks that ``study`` trains itself, by ``network.source``: a module with ``read_training``."""
 DATASETS = "strati.datasets"
 """Data sets by name for ``study``: a function that returns the path of the file."""
 

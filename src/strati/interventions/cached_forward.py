@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from strati.interventions.targets import Change, Target, changed, replaced_forwa
 from strati.interventions.tasks import Scores, Tally, Task
 from strati.landscape.mlp.sequential import Chain
 
+if TYPE_CHECKING:
+    from strati.core.results import FloatArray
+
 Number = float | None
 
 _MOST_BYTES = 400_000_000
@@ -30,12 +33,27 @@ _MOST_BYTES = 400_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """A changed network's performance, how its layer's outputs differ from the intact one's, scores by example."""
 
     performance: float
     activations: dict[str, Number]
     scores: Scores | None = None
+
+    @property
+    def groups(self) -> FloatArray | None:
+        """Scores by groups of examples, where there are data."""
+        return None if self.scores is None else self.scores.groups
+
+    @property
+    def stderr(self) -> float | None:
+        """Standard error of the mean score."""
+        return None if self.scores is None else self.scores.stderr
+
+    @property
+    def examples(self) -> int | None:
+        """How many examples were scored."""
+        return None if self.scores is None else self.scores.examples
 
 
 class ChainProbe:
@@ -67,7 +85,7 @@ class ChainProbe:
     @torch.inference_mode()
     def measure(
         self, target: Target, changes: Sequence[Change], *, activations: bool = True
-    ) -> list[Measured]:
+    ) -> list[Measurement]:
         """Measure the changes of one layer, all in one pass over the test set."""
         stages = self.chain.stages
         place = next(i for i, stage in enumerate(stages) if stage.name == target.name)
@@ -147,7 +165,7 @@ def measure_module(
     activations: bool = True,
     watch: Callable[[Tensor, Tensor], None] | None = None,
     tapes: Tapes | None = None,
-) -> list[Measured]:
+) -> list[Measurement]:
     """Performance of any module under the changes of one layer, replaying what ran before the layer.
 
     ``watch`` is given the intact layer's first input and output, batch by batch. ``tapes`` of an earlier layer of the
@@ -227,11 +245,11 @@ def _alone(
     return logits, heard[0] if heard else None
 
 
-def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measured]:
+def _measured(tallies: Sequence[Tally], both: Disagreement | None) -> list[Measurement]:
     measurements = []
     for i, tally in enumerate(tallies):
         scores = tally.result()
-        measurements.append(Measured(scores.performance, both.result(i) if both else {}, scores))
+        measurements.append(Measurement(scores.performance, both.result(i) if both else {}, scores))
     return measurements
 
 

@@ -101,6 +101,8 @@ _DATA_AWARE = {
 UNIT_READERS = {"head": "attention.out", "neuron": "mlp.out"}
 """Role of the layer that reads the units: removing a unit removes columns of its weight."""
 
+RANDOM_VALUES = ("reinitialise", "rerandomise")
+"""Interventions that give a layer values of other origin; all others edit the trained ones."""
 BLOCK_KINDS = ("drop", "reorder", "repeat", "parallel")
 EXPERT_KINDS = ("drop-experts", "merge-experts")
 

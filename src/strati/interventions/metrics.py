@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from strati.interventions.measure_layer import Subject
+    from strati.interventions.evaluator import Evaluator
     from strati.interventions.study_config import StudyConfig
     from strati.interventions.tasks import Task
 
@@ -367,24 +367,24 @@ _LOSS = "behavioural-kl"
 _CHAINS, _DRAWS = 8, 50  # errors of a few percent: layers differ by far more
 
 
-def trained_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, float | None]:
+def trained_metrics(evaluator: Evaluator, target: Target, config: StudyConfig) -> dict[str, float | None]:
     """Counts and learning coefficient of a trained layer, where the study asks for them and there are data."""
-    counts = dict(_counts(subject, plan).get(target.name, {}))
-    return counts | (_coefficient(subject, target.name, plan) if not target.composite else {})
+    counts = dict(_counts(evaluator, config).get(target.name, {}))
+    return counts | (_coefficient(evaluator, target.name, config) if not target.composite else {})
 
 
-def block_metrics(subject: Subject, target: Target, plan: StudyConfig) -> dict[str, Metrics]:
+def block_metrics(evaluator: Evaluator, target: Target, config: StudyConfig) -> dict[str, Metrics]:
     """The metrics of every block of a stack that a run of blocks from ``target`` on may hold, by name."""
     longest = max(
         run_length(intervention.name, dict(s))
-        for intervention in plan.interventions
+        for intervention in config.interventions
         if unit_of(intervention.name) == "block"
         for s in intervention.settings
     )
     for name in target.members[:longest]:
-        if name not in subject.inside:
-            subject.inside[name] = _of_block(subject, name, plan)
-    return {name: subject.inside[name] for name in target.members[:longest]}
+        if name not in evaluator.inside:
+            evaluator.inside[name] = _of_block(evaluator, name, config)
+    return {name: evaluator.inside[name] for name in target.members[:longest]}
 
 
 def mean_metrics(parts: Sequence[Metrics]) -> dict[str, float | None]:
@@ -434,30 +434,30 @@ def learning_coefficient(
     return estimate.estimate, estimate.stderr
 
 
-def _of_block(subject: Subject, name: str, plan: StudyConfig) -> Metrics:
-    layers = [t for t in find_targets(subject.model) if t.name.startswith(f"{name}.")]
-    counts = _counts(subject, plan)
+def _of_block(evaluator: Evaluator, name: str, config: StudyConfig) -> Metrics:
+    layers = [t for t in find_targets(evaluator.model) if t.name.startswith(f"{name}.")]
+    counts = _counts(evaluator, config)
     parts: list[dict[str, float | None]] = []
     for layer in layers:
-        weight = values_of(subject.model, layer)[0]
-        spectral = spectral_metrics(as_matrices(weight, layer.kind)) if plan.spectral else {}
+        weight = values_of(evaluator.model, layer)[0]
+        spectral = spectral_metrics(as_matrices(weight, layer.kind)) if config.spectral else {}
         parts.append(spectral | dict(counts.get(layer.name, {})))
-    return mean_metrics(parts) | _coefficient(subject, f"{name}.*", plan)
+    return mean_metrics(parts) | _coefficient(evaluator, f"{name}.*", config)
 
 
-def _counts(subject: Subject, plan: StudyConfig) -> Mapping[str, Metrics]:
-    if not plan.degeneracy or subject.task is None:
+def _counts(evaluator: Evaluator, config: StudyConfig) -> Mapping[str, Metrics]:
+    if not config.degeneracy or evaluator.task is None:
         return {}
-    if subject.counts is None:
-        subject.counts = degeneracy_metrics(subject.model, subject.task.batches[0][0][: plan.samples])
-    return subject.counts
+    if evaluator.counts is None:
+        evaluator.counts = degeneracy_metrics(evaluator.model, evaluator.task.batches[0][0][: config.samples])
+    return evaluator.counts
 
 
-def _coefficient(subject: Subject, weights: str, plan: StudyConfig) -> dict[str, float | None]:
-    if not plan.learning_coefficient or subject.task is None:
+def _coefficient(evaluator: Evaluator, weights: str, config: StudyConfig) -> dict[str, float | None]:
+    if not config.learning_coefficient or evaluator.task is None:
         return {}
-    inputs = subject.task.batches[0][0][: plan.samples]
+    inputs = evaluator.task.batches[0][0][: config.samples]
     estimate, error = learning_coefficient(
-        subject.model, inputs, weights, seed=plan.seed, chains=_CHAINS, draws=_DRAWS
+        evaluator.model, inputs, weights, seed=config.seed, chains=_CHAINS, draws=_DRAWS
     )
     return {"learning_coefficient": estimate, "learning_coefficient_stderr": error}

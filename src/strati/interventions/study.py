@@ -11,22 +11,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from strati.core import plugins
 from strati.core.display import natural
 from strati.core.errors import BadInputError, require
-from strati.core.files import write_atomic
 from strati.core.options import resolve
 from strati.core.results import Result, Tick, silent
-from strati.interventions import study_spec as specs
-from strati.interventions.job import Job
-from strati.interventions.study_config import StudyConfig, override
-from strati.interventions.study_spec import STORE, Spec, read_spec
-from strati.jobs.driver import Keep, Run, drive, interruptible, open_store, shared_folder
-from strati.jobs.engine import Outcome, Unit
+from strati.interventions.study_config import FORMAT, STORE, StudyConfig, StudyOrigin
+from strati.interventions.study_spec import StudyCall, is_spec, override, read_spec
+from strati.jobs.driver import Run, drive, interruptible, open_store, shared_folder
+from strati.jobs.engine import Outcome
 from strati.jobs.store import Finished, Store
 
 if TYPE_CHECKING:
@@ -35,7 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.core.option_types import StudyOptions
-    from strati.interventions.measure_layer import Evaluate
+    from strati.interventions.evaluator import Evaluate
+    from strati.interventions.study_job import Job, StudyBody
     from strati.schemas.json_types import StudyFields
 
 FIRST_COLUMNS = (
@@ -79,8 +77,8 @@ class Study(Result):
     rows: tuple[Mapping[str, Any], ...]
     units: int
     store: str | None = None
-    origin: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    body: Any = field(default=None, repr=False, compare=False)
+    origin: StudyOrigin = field(default_factory=StudyOrigin, repr=False, compare=False)
+    body: StudyBody | None = field(default=None, repr=False, compare=False)
 
     @property
     def done(self) -> int:
@@ -125,7 +123,7 @@ class Study(Result):
             "store": self.store,
             "performance": self.performance,
             "failures": [{"reason": reason, "count": n} for reason, n in sorted(reasons.items())[:50]],
-            "calibration": self.origin.get("calibration"),
+            "calibration": None if self.origin.calibration is None else {"rows": self.origin.calibration},
             "warnings": self.warnings,
         }
 
@@ -151,7 +149,7 @@ class Study(Result):
 
 
 def study(
-    model: str | Path | Mapping[str, Any] | Spec | nn.Module,
+    model: str | Path | Mapping[str, Any] | StudyCall | nn.Module,
     *,
     out: str | Path | None = None,
     engine: str = "local",
@@ -200,24 +198,26 @@ def study(
         (6, 6, 1.0)
     """
     require("torch", "torch", "an intervention study")
-    from strati.interventions.spec_data import find_data, is_spec
-    from strati.interventions.study_sources import model_job, spec_job
-    from strati.interventions.tasks import as_modules, paths_of
+    from strati.interventions.study_job import make_job
 
     config = resolve(StudyConfig, config, options, of=study)
     config.check()
     config = replace(config, plugins={**plugins.load_all(plugins.METRICS), **config.plugins})
     has_measure = evaluate is not None or data is not None
-    if is_spec(model, given=has_measure):
-        if has_measure:
-            raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
-        spec = model if isinstance(model, Spec) else read_spec(model)  # type: ignore[arg-type]
-        job = spec_job(override(spec, config, set(options)), config, find_data)
-        return _run(job, out, config.run(tick, engine, address, workers=0))
-    modules = as_modules(model, config.activation)
-    return _run(
-        model_job(modules, evaluate, data, config, paths_of(model)), out, config.run(tick, engine, address)
-    )
+    if not is_spec(model, has_measure=has_measure):
+        return _run(make_job(model, evaluate, data, config), out, config.run(tick, engine, address))
+    if has_measure:
+        raise BadInputError("study", "evaluate and data are for networks; a spec names its own")
+    call = model if isinstance(model, StudyCall) else read_spec(model)  # type: ignore[arg-type]
+    call = override(call, config, set(options))
+    run = call.config.run(tick, engine, address, workers=0)
+    with ExitStack() as stack:
+        if call.trains:
+            folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
+            with interruptible(lambda: 0, run):
+                networks, initial = call.model.train(folder, run)
+            call = StudyCall(call.name, networks, call.model.data, replace(call.config, initial=initial))
+        return _run(make_job(call.model, None, call.data, call.config, call.name), out, run)
 
 
 def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path | None, tick: Tick) -> Study:
@@ -225,13 +225,12 @@ def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path |
 
     A network in memory is not looked for in the cache, and its study is not stored without a folder.
     """
-    from strati.interventions.study_sources import model_job
-    from strati.interventions.tasks import as_modules, paths_of
+    from strati.interventions.study_job import make_job
 
     config.check()
-    paths = paths_of(model)
-    job = model_job(as_modules(model, config.activation), None, data, config, paths)
-    folder = out if out is not None or not paths else cache_folder() / job.identity[:32]
+    job = make_job(model, None, data, config)
+    stored = all(network.path is not None for network in job.origin.networks.values())
+    folder = out if out is not None or not stored else cache_folder() / job.identity[:32]
     return _run(job, folder, config.run(tick))
 
 
@@ -253,13 +252,13 @@ def load_study(folder: str | Path) -> Study:
     with Store(path) as store:
         about = store.about()
         layout = about.get("format", 1)
-        if layout != specs.FORMAT:
-            remedy = "update strati" if layout > specs.FORMAT else "run the study again in another folder"
+        if layout != FORMAT:
+            remedy = "update strati" if layout > FORMAT else "run the study again in another folder"
             raise BadInputError(
-                folder, f"holds rows of format {layout}, this strati reads {specs.FORMAT}; {remedy}"
+                folder, f"holds rows of format {layout}, this strati reads {FORMAT}; {remedy}"
             )
-        rows, origin = _rows(store), about.get("origin", {}) | {"spec": about.get("spec")}
-        return Study(about["name"], about["performance"], rows, about["units"], str(path), origin)
+        origin = StudyOrigin.from_plain(about["origin"])
+        return Study(about["name"], about["performance"], _rows(store), about["units"], str(path), origin)
 
 
 def row_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -273,23 +272,30 @@ def _run(job: Job, out: str | Path | None, run: Run) -> Study:
     with ExitStack() as stack:
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         alone = stack.enter_context(shared_folder(folder))
+        about = {"name": job.name, "performance": job.performance, "units": job.points}
+        about["origin"] = asdict(job.origin)
         store = stack.enter_context(
-            open_store(folder / STORE, identity=job.identity, layout=specs.FORMAT, about=dict(job.about))
+            open_store(folder / STORE, identity=job.identity, layout=FORMAT, about=about)
         )
         stack.enter_context(interruptible(lambda: sum(r["status"] == "done" for r in _rows(store)), run))
-        list(store.units())  # a damaged row is measured_study now, not after hours
-        job.prepare(folder)
-        trainings = _untrained(folder, store, job.train(folder))
-        run.expect(len(trainings) + len(_unfinished(job, folder, store, run)))
-        drive(store, job.body, trainings, _keep_networks(folder), run)
-        layers = _unfinished(job, folder, store, run)
-        drive(store, job.body, layers if alone else layers[::-1], _keep_rows(job), run)
-        for subject in getattr(job.body, "subjects", {}).values():
-            subject.forget()
+        list(store.units())  # a damaged row is found now, not after hours
+        job.write_data(folder)
+        done = store.keys(failed=not run.retry)
+        units = [unit for unit in job.units if unit.key not in done]
+        run.expect(len(units))
+
+        def keep(outcome: Outcome) -> Finished:
+            unit, reason = outcome.unit, outcome.reason
+            rows = outcome.value if reason is None else job.failed_rows(unit, reason)
+            return Finished(unit.key, unit.name, {"rows": rows}, reason)
+
+        drive(store, job.body, units if alone else units[::-1], keep, run)
+        for evaluator in job.body.evaluators.values():
+            evaluator.forget()
         place = None if out is None else str(folder / STORE)
-        origin = job.about.get("origin", {}) | {"spec": job.about.get("spec")}
-        counts = job.about["performance"], _rows(store), job.about["units"]
-        measured_study = Study(job.name, *counts, place, origin, job.body)
+        measured_study = Study(
+            job.name, job.performance, _rows(store), job.points, place, job.origin, job.body
+        )
         _check_done(measured_study)
         return measured_study
 
@@ -308,58 +314,5 @@ def _check_done(measured_study: Study) -> None:
         raise BadInputError(measured_study.store or measured_study.name, why)
 
 
-def _unfinished(job: Job, folder: Path, store: Store, run: Run) -> list[Unit]:
-    done = store.keys(failed=not run.retry)
-    return [unit for unit in job.layers(folder, store) if unit.key not in done]
-
-
 def _rows(store: Store) -> tuple[dict[str, Any], ...]:
     return tuple(sorted((row for unit in store.units() for row in unit.value.get("rows", ())), key=row_key))
-
-
-def _keep_networks(folder: Path) -> Keep:
-    def keep(outcome: Outcome) -> Finished:
-        from strati.interventions.study_units import digest_of
-
-        unit = outcome.unit
-        if outcome.reason is not None:
-            return Finished(unit.key, unit.name, {"networks": {}}, outcome.reason)
-        digests = {}
-        for name, raw in outcome.value.items():
-            write_atomic(folder / "networks" / f"{name}.npz", raw)
-            digests[name] = digest_of(raw)
-        return Finished(unit.key, unit.name, {"networks": digests})
-
-    return keep
-
-
-def _keep_rows(job: Job) -> Keep:
-    def keep(outcome: Outcome) -> Finished:
-        unit = outcome.unit
-        rows = outcome.value if outcome.reason is None else job.fail(unit, outcome.reason)
-        return Finished(unit.key, unit.name, {"rows": rows}, outcome.reason)
-
-    return keep
-
-
-def _untrained(folder: Path, store: Store, units: list[Unit]) -> list[Unit]:
-    """The trainings that are not done, or whose networks are no longer on disk as they were written."""
-    from strati.interventions.study_units import digest_of
-
-    if not units:
-        return []
-    stored_networks = {
-        record.key: record.value["networks"]
-        for record in store.units()
-        if record.reason is None and "networks" in record.value
-    }
-
-    def there(name: str, digest: str) -> bool:
-        path = folder / "networks" / f"{name}.npz"
-        return path.is_file() and digest_of(path.read_bytes()) == digest
-
-    return [
-        u
-        for u in units
-        if u.key not in stored_networks or not all(there(n, d) for n, d in stored_networks[u.key].items())
-    ]

@@ -1,14 +1,13 @@
-"""What a study does and how it is run: one config for :func:`strati.study`, its fields keywords of the call."""
+"""The options of :func:`strati.study`, and the record of where its networks and data were."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strati.core.errors import BadInputError
-from strati.core.options import nearest
+from strati.core.options import Rule, nearest
 from strati.core.results import Tick, silent
 from strati.interventions.kinds import (
     STANDARD,
@@ -20,12 +19,40 @@ from strati.interventions.kinds import (
     suits,
     unit_of,
 )
-from strati.interventions.study_spec import SCHEMES, Spec, sensitivity_scores
+from strati.interventions.targets import Target, target_of
 from strati.io.layers import as_patterns
 from strati.jobs.driver import Run
 
-if TYPE_CHECKING:
-    from strati.interventions.targets import Target
+STORE = "study.sqlite"
+DATA = "data.npz"
+FORMAT = 4
+"""Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
+
+SCHEMES = ("auto", "pytorch", "gpt2", "vit", "timm", "kaiming", "normal", "moments")
+LOSS_SCORES = ("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace")
+"""Sensitivity scores that need passes of their own."""
+FREE_SCORES = ("snr", "sqnr", "kurtosis", "outlier_ratio", "angular_distance", "block_influence", "reap")
+"""Sensitivity scores that come with the measurements and are recorded always."""
+
+OPTION_RULES = {
+    "draws": Rule(int, low=1, high=1_000_000),
+    "init": Rule(str, choices=SCHEMES),
+    "layers": Rule(str, each=True),
+    "spectral": Rule(bool),
+    "activations": Rule(bool),
+    "degeneracy": Rule(bool),
+    "learning_coefficient": Rule(bool),
+    "metrics": Rule(str, each=True),
+    "samples": Rule(int, low=2, high=1_000_000),
+    "seed": Rule(int, low=0),
+    "performance": Rule(str),
+    "chance": Rule(float),
+    "batch": Rule(int, low=1, high=1_000_000),
+    "context": Rule(int, low=2, high=1_000_000),
+    "rows": Rule(int, low=1),
+    "workers": Rule(int, low=0),
+}
+"""What the options of a study may be, in a call as in a spec."""
 
 HIGHER = frozenset({"accuracy", "auc", "bleu", "f1", "precision", "r2", "recall", "reward", "rouge"})
 """Measures of performance known by name of which more is better."""
@@ -66,6 +93,7 @@ class StudyConfig:
         chance: Performance of random guessing, where it is known.
         batch: Rows of data per batch.
         context: Token ids in one dimension are cut into windows of this length.
+        rows: Use only the first rows of the data. Default: all.
         inputs: The array of an ``.npz`` file or the columns of a CSV file that hold the inputs.
         targets: The array or column that holds the labels.
         activation: Activation function of a bare MLP, which a checkpoint does not store.
@@ -94,11 +122,12 @@ class StudyConfig:
     chance: float | None = None
     batch: int = 1000
     context: int = 128
+    rows: int | None = None
     inputs: str | None = None
     targets: str | None = None
     activation: str = "relu"
-    calibration: Any = None
-    initial: Any = None
+    calibration: Any = field(default=None, compare=False)
+    initial: Any = field(default=None, compare=False)
     workers: int | None = None
     retry: bool = False
 
@@ -119,14 +148,11 @@ class StudyConfig:
         Raises:
             BadInputError: There is one.
         """
-        for name, least in (("draws", 1), ("samples", 2), ("batch", 1), ("context", 2), ("workers", 0)):
+        for name, rule in OPTION_RULES.items():
             value = getattr(self, name)
-            if name == "workers" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BadInputError(name, f"is a whole number of at least {least}, not {value!r}")
-        if self.init not in SCHEMES:
-            raise BadInputError("init", f"no distribution {self.init!r}; {nearest(str(self.init), SCHEMES)}")
+            why = None if value is None or value == () else rule.wrong(value)
+            if why is not None:
+                raise BadInputError(name, why)
 
     def points(self, target: Target, initial: bool) -> list[Point]:
         """What a layer or block goes through; re-initialising needs initial values, a run of blocks as many blocks."""
@@ -158,23 +184,9 @@ class StudyConfig:
 
     def settings(self) -> dict[str, Any]:
         """The fields that rows depend on, as plain values; a part of every unit's key."""
-        names = (
-            "draws",
-            "init",
-            "layers",
-            "spectral",
-            "activations",
-            "degeneracy",
-            "metrics",
-            "samples",
-        )
-        plain_fields = {
-            name: getattr(self, name) for name in (*names, "seed", "performance", "chance", "batch")
-        }
-        if (
-            self.learning_coefficient
-        ):  # studies without it keep the keys they had before there was such a metric
-            plain_fields["learning_coefficient"] = True
+        names = ("draws", "init", "layers", "spectral", "activations", "degeneracy", "learning_coefficient")
+        more = ("metrics", "samples", "seed", "performance", "chance", "batch")
+        plain_fields = {name: getattr(self, name) for name in (*names, *more)}
         return plain_fields | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 
     def run(
@@ -209,42 +221,71 @@ class StudyConfig:
         return name, bool(named_direction if self.higher_is_better is None else self.higher_is_better)
 
 
-def config_of(spec: Spec, config: StudyConfig) -> StudyConfig:
-    """The config of a spec: what a spec says, and from ``config`` where the work runs and the user's metrics."""
-    return dataclasses.replace(
-        config,
-        interventions=spec.interventions.all(),
-        draws=spec.interventions.draws,
-        init=spec.interventions.init,
-        layers=spec.interventions.layers,
-        **dataclasses.asdict(spec.metrics),
-        **dataclasses.asdict(spec.measure),
-        seed=spec.seed,
-    )
-
-
-def override(spec: Spec, config: StudyConfig, given: set[str]) -> Spec:
-    """The spec with the fields that a call gave by name, or that its config changed, in place of its own.
+def sensitivity_scores(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The scores that a study is asked to compute: those named, or ``"all"``.
 
     Raises:
-        BadInputError: A field that only modules have.
+        BadInputError: There is no score of that name.
+
+    Examples:
+        >>> sensitivity_scores(["higgs", "snr"]), len(sensitivity_scores("all"))
+        (('higgs',), 5)
     """
-    changed = given | {
-        f.name
-        for f in dataclasses.fields(StudyConfig)
-        if f.name not in ("plugins", "initial", "calibration")
-        and getattr(config, f.name) != getattr(StudyConfig(), f.name)
-    }
-    changed |= {name for name in ("initial", "calibration") if getattr(config, name) is not None}
-    for name in ("higher_is_better", "initial", "calibration", "context", "inputs", "targets", "activation"):
-        if name in changed:
-            raise BadInputError(name, "is for modules; a spec names its own")
-    for section in ("interventions", "metrics", "measure"):
-        part = getattr(spec, section)
-        fields = {f.name for f in dataclasses.fields(part)}
-        new = {n: getattr(config, n) for n in changed if n in fields and n != "settings"}
-        if section == "interventions" and "interventions" in changed:
-            new |= {"kinds": (), "settings": config.interventions}
-        if new:
-            spec = dataclasses.replace(spec, **{section: dataclasses.replace(part, **new)})
-    return dataclasses.replace(spec, seed=config.seed) if "seed" in changed else spec
+    listed = (names,) if isinstance(names, str) else tuple(names or ())
+    for name in listed:
+        if name not in (*LOSS_SCORES, *FREE_SCORES, "all"):
+            raise BadInputError(
+                "metrics", f"no score {name!r}; {nearest(str(name), (*LOSS_SCORES, *FREE_SCORES, 'all'))}"
+            )
+    return LOSS_SCORES if "all" in listed else tuple(name for name in LOSS_SCORES if name in listed)
+
+
+@dataclass(frozen=True)
+class NetworkOrigin:
+    """A network of a study: the hash of its weights, and where it is if it was read from a file."""
+
+    hash: str
+    path: str | None = None
+    activation: str = "relu"
+
+
+@dataclass(frozen=True)
+class DataOrigin:
+    """The data of a study: where they are if they were read from a file, their hash and the rows measured on."""
+
+    source: str | None = None
+    hash: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class StudyOrigin:
+    """Where the networks and data of a study are, and what plans need to know of its layers.
+
+    Attributes:
+        layers: The layers and blocks that were changed, by name.
+        networks: The networks by name.
+        data: The data.
+        batch: Rows of data per batch.
+        context: Tokens per window.
+        calibration: Calibration rows; ``None`` where no edit needs any.
+        without_blocks: Blocks should have been dropped, but the network has none.
+        others: Paths of the other networks of ``swap``, ``adapt`` and ``damp-intruders``.
+    """
+
+    layers: Mapping[str, Target] = field(default_factory=dict)
+    networks: Mapping[str, NetworkOrigin] = field(default_factory=dict)
+    data: DataOrigin = field(default_factory=DataOrigin)
+    batch: int = StudyConfig.batch
+    context: int = StudyConfig.context
+    calibration: int | None = None
+    without_blocks: bool = False
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> StudyOrigin:
+        """Read ``dataclasses.asdict`` of an origin again, as a store holds it."""
+        layers = {name: target_of(about) for name, about in plain["layers"].items()}
+        networks = {name: NetworkOrigin(**about) for name, about in plain["networks"].items()}
+        parts = {"layers": layers, "networks": networks, "data": DataOrigin(**plain["data"])}
+        return cls(**{**plain, **parts, "others": tuple(plain["others"])})

@@ -1,82 +1,70 @@
-"""What a study by spec would cost, before it is run: a few points and training steps are measured here and scaled.
+"""What a study would cost, before it is run: one layer is measured here and scaled to all of them.
 
-The point measured is that of the smallest layer, with everything the study records of it; larger layers cost as much
-and the operations of their larger spectra. Training is measured by a few steps. Nothing is written.
+The layer measured is the smallest, with everything the study records of it; larger layers cost as much and the
+operations of their larger spectra. Nothing is written.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from strati.interventions.checkpoints import trained_networks
-from strati.interventions.measure_layer import Subject, measure_layer
-from strati.interventions.spec_data import find_data, task_of
-from strati.interventions.study_config import StudyConfig, config_of
-from strati.interventions.study_sources import open_spec
-from strati.interventions.study_spec import Spec
-from strati.interventions.study_units import other_networks, targets_of
-from strati.interventions.tasks import StudyData
+from strati.interventions.measure_layer import measure_layer
+from strati.interventions.study_job import make_job
+from strati.interventions.study_spec import StudyCall
 from strati.jobs.engine import cores, one_thread
 from strati.spectra.estimate import ScanEstimate, rates
 
 if TYPE_CHECKING:
     from strati.interventions.targets import Target
 
-_STEPS = 4  # training steps that are measured
 
-
-def estimate_study(spec: Spec, *, workers: int = 0) -> ScanEstimate:
-    """What the study of a spec would cost.
+def estimate_study(call: StudyCall, *, workers: int = 0) -> ScanEstimate:
+    """What the study of a call would cost.
 
     Args:
-        spec: The study.
+        call: The study.
         workers: Processes at once; 0 for one per processor.
 
     Examples:
         >>> from strati.interventions.study_spec import read_spec
         >>> from strati import embedded
         >>> network = {"path": str(embedded.path("digits-mlp.safetensors"))}
-        >>> spec = read_spec({"network": network, "data": {"name": "digits"}})
-        >>> estimate = estimate_study(spec, workers=1)
+        >>> call = read_spec({"network": network, "data": {"name": "digits"}})
+        >>> estimate = estimate_study(call, workers=1)
         >>> estimate.matrices, estimate.seconds < 120
         (6, True)
     """
-    plan = config_of(spec, StudyConfig())
-    opened = open_spec(spec, find_data)
-    model, data = opened.model.eval(), opened.data
-    task = task_of(data, spec)
-    targets = targets_of(model, plan, lambda: task.output(model, task.batches[0][0][:1]))
-    initial = spec.trained_here or spec.network.initial is not None
-    points = {target: len(plan.points(target, initial)) for target in targets}
-    count = max(1, min(workers or cores(), len(targets) * len(opened.names)))
+    networks = len(call.model.names) if call.trains else 1
+    model, data = (call.model.untrained(), call.model.data) if call.trains else (call.model, call.data)
+    job = make_job(model, None, data, call.config)
+    evaluator, config = next(iter(job.body.evaluators.values())), call.config
+    targets = list(job.origin.layers.values())
+    if call.trains:  # an untrained network has its initial values
+        evaluator.initial = {k: v.detach().numpy() for k, v in evaluator.model.state_dict().items()}
+    points = {target: len(config.points(target, evaluator.initial is not None)) for target in targets}
+    count = max(1, min(workers or cores(), len(targets) * networks))
     with one_thread():
-        first = {name: value.detach().numpy() for name, value in model.state_dict().items()}
-        subject = Subject(spec.name, model, first if initial else None, task)
         smallest = min(targets, key=lambda target: prod(target.shape))
-        others = other_networks(plan, targets)
-        measure_layer(subject, smallest, plan, others)  # activations are recorded once and kept
-        each = _seconds(lambda: measure_layer(subject, smallest, plan, others)) / points[smallest]
-        training = _training(spec, data, len(opened.names)) if spec.trained_here else 0.0
-    spectra = {target: _solve(target) if plan.spectral else (0.0, 0.0) for target in targets}
+        measure_layer(evaluator, smallest, config)  # activations are recorded once and kept
+        each = _seconds(lambda: measure_layer(evaluator, smallest, config)) / points[smallest]
+        training = call.model.seconds() if call.trains else 0.0
+    spectra = {target: _solve(target) if config.spectral else (0.0, 0.0) for target in targets}
     more = sum(points[target] * max(0.0, spectra[target][1] - spectra[smallest][1]) for target in targets)
-    networks = len(opened.names)
     total = networks * (each * sum(points.values()) + more)
-    weights = sum(parameter.numel() for parameter in model.parameters())
+    weights = sum(parameter.numel() for parameter in evaluator.model.parameters())
     matrix = max((8 * prod(target.shape) for target in targets), default=0)
     worst = max(targets, key=lambda target: spectra[target])
-    stored = sum(value.nbytes for value in (data.x, data.y) if value is not None)
     return ScanEstimate(
-        path=spec.name,
+        path=call.name,
         matrices=networks * sum(points.values()),
-        bytes=4 * weights * networks + stored,
+        bytes=4 * weights * networks + len(job.data),
         flops=networks * sum(points[target] * spectra[target][0] for target in targets),
         seconds=(total + training) / count,
         workers=count,
-        memory=count * (8 * weights + 2 * stored + 3 * matrix),
+        memory=count * (8 * weights + 2 * len(job.data) + 3 * matrix),
         largest=(worst.name, worst.shape[0], prod(worst.shape[1:])),
     )
 
@@ -85,17 +73,6 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _training(spec: Spec, data: StudyData, networks: int) -> float:
-    """Seconds of all trainings, from a few steps of one batch of networks."""
-    rows = min(len(data.x), _STEPS * spec.train.batch)
-    part = replace(data, x=data.x[:rows], y=None if data.y is None else data.y[:rows])
-    short = replace(spec, train=replace(spec.train, epochs=1))
-    train = trained_networks(spec.network.source).train
-    train(short, part, [0])
-    each = _seconds(lambda: train(short, part, [0])) / max(1, -(-rows // spec.train.batch))
-    return networks * spec.train.epochs * -(-len(data.x) // spec.train.batch) * each
 
 
 def _solve(target: Target) -> tuple[float, float]:

@@ -1,186 +1,97 @@
-"""What a study is, as a TOML file says it: every key known, typed and bounded, or one line saying which is not.
+"""Parse and validate the TOML specification of a study; the result is a call of :func:`strati.study`.
 
-Only reads and checks; nothing here opens data or networks.
+Nothing here measures anything: a spec names the network, the data and the options, and :class:`StudyCall` holds them as
+the arguments that a caller in Python would give.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import itertools
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from strati.core import plugins
-from strati.core.errors import BadInputError
+from strati.core.errors import BadInputError, MissingExtraError
 from strati.core.options import Rule, nearest
-from strati.interventions.kinds import KINDS as INTERVENTIONS
-from strati.interventions.kinds import Intervention, as_interventions, from_table, identity, merge
+from strati.interventions.kinds import KINDS, Intervention, as_interventions, from_table
+from strati.interventions.study_config import OPTION_RULES, StudyConfig
 
-STORE = "study.sqlite"
-FORMAT = 3
-"""Raised when the meaning of a row changes or a column is added, so that old rows are not mixed with new ones."""
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import nn
 
-Number = float | int
+    from strati.interventions.tasks import StudyData
+    from strati.jobs.driver import Run
 
-
-def _key(default: Any, kind: type, **rule: Any) -> Any:
-    return field(default=default, metadata={"rule": Rule(kind, **rule)})
-
+Rules = Mapping[str, Rule]
 
 SOURCES = ("mlp", "fcn", "resnet", "transformer", "transformers")
-SCHEMES = ("auto", "pytorch", "gpt2", "vit", "timm", "kaiming", "normal", "moments")
-KINDS = ("reinitialise", "rerandomise")
-LOSS_SCORES = ("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace")
-"""Sensitivity scores that need passes of their own."""
-FREE_SCORES = ("snr", "sqnr", "kurtosis", "outlier_ratio", "angular_distance", "block_influence", "reap")
-"""Sensitivity scores that come with the measurements and are recorded always."""
-_MOST_POINTS = 10_000_000
-_MOST_WEIGHTS = 500_000_000
+_DEFAULT_KINDS = ("reinitialise", "rerandomise")
+_CHECKPOINT: Rules = {
+    "source": Rule(str, choices=SOURCES),
+    "path": Rule(str),
+    "initial": Rule(str),
+    "activation": Rule(str, choices=("relu", "gelu", "tanh", "sigmoid")),
+}
+_DATA: Rules = {
+    "name": Rule(str),
+    "path": Rule(str),
+    "test": Rule(int, low=1),
+    "context": OPTION_RULES["context"],
+    "mean": Rule(float, each=True),
+    "std": Rule(float, each=True, low=1e-12),
+}
+_OPTIONS = {
+    "measure": ("performance", "batch", "chance"),
+    "interventions": ("draws", "init", "layers"),
+    "metrics": ("spectral", "activations", "degeneracy", "learning_coefficient", "metrics", "samples"),
+}
+"""The options of :class:`StudyConfig` that a section holds."""
+_SECTIONS = ("network", "data", "train", *_OPTIONS)
 
 
-@dataclass(frozen=True)
-class NetworkSpec:
-    """Which networks: strati's own, trained on the spot, or a local checkpoint."""
+class TrainedNetworks(Protocol):
+    """Networks that an installed package trains for a study (entry point ``strati.networks``, by ``network.source``).
 
-    source: str = _key("mlp", str, choices=SOURCES)
-    count: int = _key(1, int, low=1, high=100_000)
-    together: int | None = _key(None, int, low=1, high=1000)
-    hidden: tuple[int, ...] = _key((64, 64), int, each=True, low=1, high=65_536)
-    activation: str = _key("relu", str, choices=("relu", "gelu", "tanh", "sigmoid"))
-    depth: int = _key(2, int, low=1, high=1000)
-    width: int = _key(32, int, low=1, high=65_536)
-    heads: int = _key(4, int, low=1, high=1024)
-    path: str | None = _key(None, str)
-    initial: str | None = _key(None, str)
+    The entry point is a module with a function ``read_training(document, what) -> TrainedNetworks`` of the sections
+    ``network``, ``data`` and ``train`` and the seed.
+    """
 
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which data: a data set by name, or a file."""
-
-    name: str | None = _key(None, str)
-    path: str | None = _key(None, str)
-    train: int | None = _key(None, int, low=1)
-    test: int | None = _key(None, int, low=1)
-    context: int = _key(128, int, low=2, high=1_000_000)
-    mean: tuple[float, ...] | None = _key(None, float, each=True)
-    std: tuple[float, ...] | None = _key(None, float, each=True, low=1e-12)
-
-
-@dataclass(frozen=True)
-class TrainSpec:
-    """How strati's own networks are trained."""
-
-    epochs: int = _key(10, int, low=0, high=100_000)
-    batch: int = _key(64, int, low=1, high=1_000_000)
-    optimiser: str = _key("adam", str, choices=("adam", "sgd"))
-    rate: float = _key(1e-3, float, low=0.0, high=1e6)
-    momentum: float = _key(0.9, float, low=0.0, high=1.0)
-    weight_decay: float = _key(0.0, float, low=0.0, high=1e6)
-
-
-@dataclass(frozen=True)
-class MeasureSpec:
-    """What performance is."""
-
-    performance: str = _key("accuracy", str, choices=("accuracy", "loss", "perplexity"))
-    batch: int = _key(1000, int, low=1, high=1_000_000)
-    chance: float | None = _key(None, float)
-
-
-@dataclass(frozen=True)
-class InterventionSpec:
-    """What is done to which layers, how often."""
-
-    kinds: tuple[str, ...] = _key(KINDS, str, each=True)
-    draws: int = _key(1, int, low=1, high=1_000_000)
-    init: str = _key("auto", str, choices=SCHEMES)
-    layers: tuple[str, ...] = _key(("*",), str, each=True)
-    settings: tuple[Intervention, ...] = ()
-
-    def all(self) -> tuple[Intervention, ...]:
-        """Every intervention: those named in ``kinds`` and those with a table of settings."""
-        tables = {intervention.name: intervention for intervention in self.settings}
-        named: list[Any] = [tables.get(kind, kind) for kind in self.kinds]
-        return as_interventions([*named, *(t for t in self.settings if t.name not in self.kinds)])
-
-
-@dataclass(frozen=True)
-class MetricSpec:
-    """What is recorded beside performance."""
-
-    spectral: bool = _key(True, bool)
-    activations: bool = _key(True, bool)
-    degeneracy: bool = _key(False, bool)
-    learning_coefficient: bool = _key(False, bool)
-    metrics: tuple[str, ...] = _key(("fisher_gradient",), str, each=True)
-    samples: int = _key(256, int, low=2, high=1_000_000)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A study. Two equal specs are the same study, row for row."""
-
-    name: str = _key("study", str)
-    seed: int = _key(0, int, low=0)
-    network: NetworkSpec = field(default_factory=NetworkSpec)
-    data: DataSpec = field(default_factory=DataSpec)
-    train: TrainSpec = field(default_factory=TrainSpec)
-    measure: MeasureSpec = field(default_factory=MeasureSpec)
-    interventions: InterventionSpec = field(default_factory=InterventionSpec)
-    metrics: MetricSpec = field(default_factory=MetricSpec)
-
-    def plain(self) -> dict[str, Any]:
-        """All it says as plain values."""
-        bare = dataclasses.replace(self, interventions=dataclasses.replace(self.interventions, settings=()))
-        plain_values = dataclasses.asdict(bare)
-        plain_values["interventions"]["settings"] = identity(self.interventions.settings)
-        if not self.metrics.learning_coefficient:  # specs from before this metric stay the same study
-            del plain_values["metrics"]["learning_coefficient"]
-        return plain_values
+    names: tuple[str, ...]
 
     @property
-    def trained_here(self) -> bool:
-        """Whether strati trains the networks itself (a ``path`` means a checkpoint instead)."""
-        return self.network.path is None
+    def data(self) -> StudyData:
+        """The test data, with training data as calibration rows."""
+
+    def untrained(self) -> nn.Module:
+        """One of the networks before training, for estimates of the cost."""
+
+    def seconds(self) -> float:
+        """About how long the trainings take in one process."""
+
+    def train(
+        self, folder: Path, run: Run
+    ) -> tuple[dict[str, nn.Module], dict[str, dict[str, NDArray[Any]]]]:
+        """The trained networks and their initial tensors by name; trainings found in the folder are not repeated."""
 
 
-def sensitivity_scores(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The scores that a study is asked to compute: those named, or ``"all"``.
+@dataclass(frozen=True)
+class StudyCall:
+    """The arguments of a call of :func:`strati.study`, and the study's name."""
 
-    Raises:
-        BadInputError: There is no score of that name.
+    name: str
+    model: Any
+    data: Any
+    config: StudyConfig
 
-    Examples:
-        >>> sensitivity_scores(["higgs", "snr"]), len(sensitivity_scores("all"))
-        (('higgs',), 5)
-    """
-    listed = (names,) if isinstance(names, str) else tuple(names or ())
-    for name in listed:
-        if name not in (*LOSS_SCORES, *FREE_SCORES, "all"):
-            raise BadInputError(
-                "metrics", f"no score {name!r}; {nearest(str(name), (*LOSS_SCORES, *FREE_SCORES, 'all'))}"
-            )
-    return LOSS_SCORES if "all" in listed else tuple(name for name in LOSS_SCORES if name in listed)
-
-
-_SECTIONS = {
-    "network": NetworkSpec,
-    "data": DataSpec,
-    "train": TrainSpec,
-    "measure": MeasureSpec,
-    "interventions": InterventionSpec,
-    "metrics": MetricSpec,
-}
-
-
-def spec_keys() -> tuple[str, ...]:
-    """The keys that a spec may have at its top."""
-    return (*(f.name for f in dataclasses.fields(Spec) if f.name not in _SECTIONS), *_SECTIONS)
+    @property
+    def trains(self) -> bool:
+        """Whether the model stands for networks that are trained first (:class:`TrainedNetworks`)."""
+        return hasattr(self.model, "untrained")
 
 
 def builtin_names() -> tuple[str, ...]:
@@ -188,27 +99,38 @@ def builtin_names() -> tuple[str, ...]:
     return plugins.names(plugins.SPECS)
 
 
-def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
-    """A spec from a TOML file, the name of a built-in one, or a mapping of the same form.
+def is_spec(source: Any, *, has_measure: bool) -> bool:
+    """Whether a study's source is a spec; a path is one unless ``evaluate`` or ``data`` came with it."""
+    if isinstance(source, Mapping):
+        plain = all(isinstance(entry, Mapping | str | int | float) for entry in source.values())
+        return plain and (not has_measure or (bool(source) and set(source) <= {"name", "seed", *_SECTIONS}))
+    if isinstance(source, str | os.PathLike):
+        return not has_measure or Path(source).suffix.lower() == ".toml" or str(source) in builtin_names()
+    return isinstance(source, StudyCall)
+
+
+def read_spec(source: str | Path | Mapping[str, Any]) -> StudyCall:
+    """The call that a TOML file, the name of a built-in spec, or a mapping of the same form stands for.
 
     Raises:
         BadInputError: No such file, not TOML, an unknown key or a value out of place.
 
     Examples:
-        >>> read_spec({"network": {"count": 3}, "data": {"name": "digits"}}).network.count
-        3
+        >>> call = read_spec({"network": {"path": "model.npz"}, "data": {"path": "x.npz"}, "seed": 3})
+        >>> call.model, call.config.seed
+        ({'model.npz': 'model.npz'}, 3)
         >>> read_spec({"trian": {"epochs": 3}})
         Traceback (most recent call last):
         ...
         strati.core.errors.BadInputError: spec: unknown key 'trian'; did you mean 'train'?
     """
     if isinstance(source, Mapping):
-        return _spec(source, "spec", Path())
+        return _call(source, "spec", Path())
     named = plugins.load(plugins.SPECS, str(source))
     if named is not None:
         named = named() if callable(named) else named
         if isinstance(named, Mapping):
-            return _spec(named, str(source), Path())
+            return _call(named, str(source), Path())
     path = Path(source if named is None else named)
     if not path.is_file():
         available = ", ".join(builtin_names()) or f"none: fcn-digits {plugins.REPRODUCTIONS}"
@@ -225,71 +147,197 @@ def read_spec(source: str | Path | Mapping[str, Any]) -> Spec:
         raise BadInputError(path, f"not TOML ({error})") from None
     except OSError as error:
         raise BadInputError(path, f"cannot be read ({error.strerror or error})") from None
-    return _spec(document, str(path), path.parent)
+    return _call(document, str(path), path.parent)
 
 
-def _spec(document: Mapping[str, Any], what: str, folder: Path) -> Spec:
-    plain = {f.name: f for f in dataclasses.fields(Spec) if f.name not in _SECTIONS}
-    _known(document, spec_keys(), what, "")
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        if name in _SECTIONS:
-            if not isinstance(value, Mapping):
-                raise BadInputError(what, f"{name!r} is a section: write [{name}] and its keys below")
-            plain_keys, tables = _tables(value, what, folder) if name == "interventions" else (value, ())
-            made = _section(_SECTIONS[name], plain_keys, what, name, folder)
-            values[name] = dataclasses.replace(made, settings=tables) if tables else made
-        else:
-            values[name] = _check(plain[name], value, what, name)
-    spec = Spec(**values)
-    _check_whole(spec, what)
-    return spec
+def override(call: StudyCall, config: StudyConfig, names: set[str]) -> StudyCall:
+    """The call with the options that were given by name, or that ``config`` changed, in place of the spec's."""
+    default = StudyConfig()
+    changed = {}
+    for option in fields(StudyConfig):
+        value, usual = getattr(config, option.name), getattr(default, option.name)
+        differs = value != usual if option.compare else value is not usual
+        if option.name != "plugins" and (option.name in names or differs):
+            changed[option.name] = value
+    seeded = call.trains and "seed" in changed
+    model = replace(call.model, seed=config.seed) if seeded else call.model
+    return replace(call, model=model, config=replace(call.config, plugins=config.plugins, **changed))
 
 
-def _tables(
-    section: Mapping[str, Any], what: str, folder: Path
-) -> tuple[Mapping[str, Any], tuple[Intervention, ...]]:
-    """The plain keys of ``[interventions]``, and the interventions of its tables; without ``kinds`` only these."""
-    plain_keys = {name: value for name, value in section.items() if not isinstance(value, Mapping)}
-    interventions = []
-    for name, table in section.items():
+def section(rules: Rules, entries: Any, what: str, name: str) -> dict[str, Any]:
+    """The values of a section, checked against the rules of its keys.
+
+    Raises:
+        BadInputError: It is not a section, a key is unknown, or a value is out of place.
+    """
+    if not isinstance(entries, Mapping):
+        raise BadInputError(what, f"{name!r} is a section: write [{name}] and its keys below")
+    _check_keys(entries, rules, what, f" in [{name}]")
+    for key, entry in entries.items():
+        why = rules[key].wrong(entry)
+        if why is not None:
+            raise BadInputError(what, f"{name}.{key} {why}")
+    return {key: rules[key].plain(entry) for key, entry in entries.items()}
+
+
+def data_file(data: Mapping[str, Any], what: str) -> Path:
+    """The file of the data that a spec names: by path, or by the name of a data set.
+
+    Raises:
+        BadInputError: There is no such file or data set.
+    """
+    if "path" in data:
+        path = Path(data["path"])
+    elif data["name"] == "digits":
+        from strati import embedded
+
+        path = embedded.path("digits.npz")
+    else:
+        path = find_data(data["name"])
+    if not path.is_file():
+        raise BadInputError(path, "no such data file")
+    return path
+
+
+def find_data(name: str) -> Path:
+    """The file of a data set that an installed package knows by name.
+
+    Raises:
+        BadInputError: There is no data set of that name, or it cannot be had.
+    """
+    find = plugins.load(plugins.DATASETS, name)
+    if find is None:
+        names = plugins.names(plugins.DATASETS)
+        others = ", ".join(("digits", *names)) if names else f"digits; any other {plugins.REPRODUCTIONS}"
+        raise BadInputError(name, f"no such data set; there are {others}; or give data.path")
+    return Path(find())
+
+
+def array_names(path: Path) -> set[str]:
+    """The names of the arrays in an ``.npz`` file; none of any other file."""
+    if not zipfile.is_zipfile(path):
+        return set()
+    with zipfile.ZipFile(path) as file:
+        return {name.removesuffix(".npy") for name in file.namelist()}
+
+
+def _call(document: Mapping[str, Any], what: str, folder: Path) -> StudyCall:
+    top = {"name": Rule(str), "seed": OPTION_RULES["seed"]}
+    _check_keys(document, {**top, **dict.fromkeys(_SECTIONS, top["name"])}, what, "")
+    options = section(top, {key: entry for key, entry in document.items() if key in top}, what, "spec")
+    name = options.pop("name", "study")
+    for part, keys in _OPTIONS.items():
+        entries = document.get(part, {})
+        if part == "interventions" and isinstance(entries, Mapping):
+            entries, options["interventions"] = _interventions(entries, what, folder)
+        options |= section({key: OPTION_RULES[key] for key in keys}, entries, what, part)
+    tables = {part: document.get(part, {}) for part in ("network", "data", "train")}
+    for part, table in tables.items():
         if not isinstance(table, Mapping):
-            continue
-        place = table.get("checkpoint")
-        moved = {"checkpoint": _network(folder, place)} if isinstance(place, str) else {}
-        interventions.append(from_table(name, {**table, **moved}, what))
-    named = plain_keys.get("kinds", KINDS if not interventions else ())
-    for kind in named if isinstance(named, list | tuple) else ():
-        wants = INTERVENTIONS.get(kind) if isinstance(kind, str) else None
-        if isinstance(kind, str) and wants is None:
-            _check_added(kind, what)
-        if wants is not None and (wants.main or wants.source) and kind not in section:
-            needed = " or ".join(wants.main) or "checkpoint"
+            raise BadInputError(what, f"{part!r} is a section: write [{part}] and its keys below")
+    _check_data(tables["data"], what)
+    if "path" in tables["network"]:
+        return _checkpoint_call(name, tables, options, what, folder)
+    source = tables["network"].get("source", "mlp")
+    why = _CHECKPOINT["source"].wrong(source)
+    if why is not None:
+        raise BadInputError(what, f"network.source {why}")
+    if source == "transformers":
+        raise BadInputError(
+            what, "network.path is missing: the local Hugging Face directory of the checkpoint"
+        )
+    package = plugins.load(plugins.NETWORKS, source)
+    if package is None:
+        raise MissingExtraError(
+            f"network.source {source!r}", f"training networks for a study {plugins.REPRODUCTIONS}"
+        )
+    data = {**tables["data"]}
+    if isinstance(data.get("path"), str):
+        data["path"] = str(folder / data["path"])
+    networks = package.read_training({**tables, "data": data, "seed": options.get("seed", 0)}, what)
+    return StudyCall(name, networks, None, StudyConfig(**options))
+
+
+def _check_data(data: Mapping[str, Any], what: str) -> None:
+    if "name" in data and "path" in data:
+        raise BadInputError(what, "[data] has both a name and a path; keep one")
+    if "name" not in data and "path" not in data:
+        raise BadInputError(what, "[data] needs a name (such as 'digits') or a path")
+
+
+def _checkpoint_call(
+    name: str, tables: Mapping[str, Any], options: dict[str, Any], what: str, folder: Path
+) -> StudyCall:
+    """The call for a checkpoint: paths in a file are relative to the file."""
+    if tables["train"]:
+        raise BadInputError(what, "[train] is for networks trained here; a checkpoint is trained already")
+    network = section(_CHECKPOINT, tables["network"], what, "network")
+    data = section(_DATA, tables["data"], what, "data")
+    if network.get("source") == "resnet":  # what such networks are drawn from
+        options.setdefault("init", "kaiming")
+    if "initial" in network:
+        options["initial"] = _network(folder, network["initial"])
+    if "activation" in network:
+        options["activation"] = network["activation"]
+    options |= {key: data[name] for key, name in (("rows", "test"), ("context", "context")) if name in data}
+    if "path" in data:
+        data["path"] = str(folder / data["path"])
+    path = data_file(data, what)
+    if "x_test" in array_names(path):
+        options["inputs"] = "x_test"
+        options["targets"] = "y_test" if "y_test" in array_names(path) else None
+    measured: Any = str(path)
+    config = StudyConfig(**options)
+    if "mean" in data or "std" in data:
+        measured = _scaled(measured, data, config)
+    location = _network(folder, network["path"])
+    return StudyCall(name, {Path(location).name: location}, measured, config)
+
+
+def _scaled(path: str, data: Mapping[str, Any], config: StudyConfig) -> StudyData:
+    from strati.interventions.tasks import study_data
+
+    arrays = study_data(path, None, config.context, inputs=config.inputs, targets=config.targets)
+    scale = {key: tuple(map(float, data[key])) for key in ("mean", "std") if key in data}
+    for key, numbers in scale.items():
+        channels = arrays.x_test.shape[1] if arrays.x_test.ndim > 1 else 1
+        if len(numbers) not in (1, channels):
+            raise BadInputError(
+                f"data.{key}", f"has {len(numbers)} numbers for {channels} channels or columns"
+            )
+    return replace(arrays, **scale)
+
+
+def _interventions(
+    entries: Mapping[str, Any], what: str, folder: Path
+) -> tuple[dict[str, Any], tuple[Intervention, ...]]:
+    """The options of ``[interventions]``, and the interventions of ``kinds`` and of its tables."""
+    tables: dict[str, Intervention] = {}
+    for name, table in entries.items():
+        if isinstance(table, Mapping):
+            place = table.get("checkpoint")
+            moved = {"checkpoint": _network(folder, place)} if isinstance(place, str) else {}
+            tables[name] = from_table(name, {**table, **moved}, what)
+    kinds = entries.get("kinds", list(tables) or list(_DEFAULT_KINDS))
+    why = Rule(str, each=True).wrong(kinds)
+    if why is not None:
+        raise BadInputError(what, f"interventions.kinds {why}")
+    names = (*KINDS, *plugins.names(plugins.INTERVENTIONS))
+    for kind in kinds:
+        if kind not in names:
+            why = (
+                f"interventions.kinds must be one of {', '.join(names)}, not {kind!r}; {nearest(kind, names)}"
+            )
+            raise BadInputError(what, why)
+        known = KINDS.get(kind)
+        if known is not None and (known.main or known.source) and kind not in tables:
+            needed = " or ".join(known.main) or "checkpoint"
             raise BadInputError(
                 what, f"interventions.kinds: {kind!r} needs settings: [interventions.{kind}] {needed}"
             )
-    if interventions and "kinds" not in plain_keys:
-        plain_keys["kinds"] = [intervention.name for intervention in interventions]
-    return plain_keys, merge(interventions)
-
-
-def _check_added(kind: str, what: str) -> None:
-    """Refuse the name of an intervention that neither strati nor an installed package has."""
-    names = (*INTERVENTIONS, *plugins.names(plugins.INTERVENTIONS))
-    if kind not in names:
-        why = f"interventions.kinds is one of {', '.join(names)}, not {kind!r}{_near(kind, names)}"
-        raise BadInputError(what, why)
-
-
-def _section(kind: type, entries: Mapping[str, Any], what: str, section: str, folder: Path) -> Any:
-    fields = {f.name: f for f in dataclasses.fields(kind) if "rule" in f.metadata}
-    _known(entries, tuple(fields), what, f" in [{section}]")
-    values = {name: _check(fields[name], value, what, f"{section}.{name}") for name, value in entries.items()}
-    for name in ("path", "initial"):  # paths in a file are relative to the file
-        path = values.get(name)
-        if isinstance(path, str):
-            values[name] = _network(folder, path) if section == "network" else str(folder / path)
-    return kind(**values)
+    options = {key: entry for key, entry in entries.items() if key != "kinds" and key not in tables}
+    named: list[Any] = [tables.get(kind, kind) for kind in kinds]
+    return options, as_interventions([*named, *(t for name, t in tables.items() if name not in kinds)])
 
 
 def _network(folder: Path, name: str) -> str:
@@ -300,57 +348,7 @@ def _network(folder: Path, name: str) -> str:
     return str(beside if beside.exists() or not is_cache_id(name) else cached_model(name))
 
 
-def _known(entries: Mapping[str, Any], names: tuple[str, ...], what: str, where: str) -> None:
+def _check_keys(entries: Mapping[str, Any], names: Mapping[str, Any], what: str, where: str) -> None:
     for name in entries:
         if name not in names:
-            raise BadInputError(what, f"unknown key {name!r}{where}{_near(name, names)}")
-
-
-def _near(name: object, names: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _check(field: Any, value: Any, what: str, name: str) -> Any:
-    rule: Rule = field.metadata["rule"]
-    why = rule.wrong(value)
-    if why is not None:
-        raise BadInputError(what, f"{name} {why}")
-    return rule.plain(value)
-
-
-def _check_whole(spec: Spec, what: str) -> None:
-    if spec.data.name is not None and spec.data.path is not None:
-        raise BadInputError(what, "[data] has both a name and a path; keep one")
-    if spec.data.name is None and spec.data.path is None:
-        raise BadInputError(what, "[data] needs a name (such as 'digits') or a path")
-    if spec.network.source == "transformers" and spec.network.path is None:
-        raise BadInputError(
-            what, "network.path is missing: the local Hugging Face directory of the checkpoint"
-        )
-    if not spec.trained_here and spec.network.count != 1:
-        raise BadInputError(what, "network.count is for networks trained here; a checkpoint is one network")
-    if spec.network.count * spec.interventions.draws > _MOST_POINTS:
-        raise BadInputError(
-            what,
-            f"network.count times interventions.draws is over {_MOST_POINTS:,}: years of work; ask for fewer",
-        )
-    if spec.trained_here and _weights(spec.network, spec.data.context) > _MOST_WEIGHTS:
-        raise BadInputError(
-            what,
-            f"the network would have over {_MOST_WEIGHTS:,} weights, too many to train here; make it smaller",
-        )
-    text = spec.measure.performance == "perplexity"
-    if text and spec.network.source in ("mlp", "fcn", "resnet"):
-        raise BadInputError(what, "measure.performance 'perplexity' is for language models")
-    if spec.network.source == "transformer" and spec.network.width % spec.network.heads:
-        raise BadInputError(what, "network.width has to be a multiple of network.heads")
-
-
-def _weights(network: NetworkSpec, context: int) -> int:
-    """About how many weights a network trained here would have, before any of them is made."""
-    if network.source in ("mlp", "fcn"):
-        return sum(a * b for a, b in itertools.pairwise(network.hidden))
-    if network.source == "transformer":
-        return 12 * network.depth * network.width**2 + context * network.width
-    return 63 * network.depth * network.width**2
+            raise BadInputError(what, f"unknown key {name!r}{where}; {nearest(str(name), names)}")

@@ -49,7 +49,7 @@ def study_summary(study: Study) -> RenderableType:
     lines: list[Any] = [Text(_most_sensitive(study, changed)), Text(_intact_line(study, rows))]
     lines += [table(columns, cells, title=title) for title, columns, cells in _tables(study, changed, name)]
     lines += [Text(f"{warning['code']}: {warning['text']}") for warning in study.warnings]
-    if study.origin.get("without_blocks"):
+    if study.origin.without_blocks:
         lines.append(Text("drop: the network has no residual blocks, so none was dropped"))
     if study.failed:
         reasons = rows[rows["status"] == "failed"]["reason"].value_counts()
@@ -82,7 +82,7 @@ def _intact_line(study: Study, rows: pd.DataFrame) -> str:
     name = str(study.performance["name"])
     intact = {r["network"]: r["intact_performance"] for r in study.rows if r["status"] == "done"}
     mean = sum(intact.values()) / len(intact) if intact else None
-    examples = (study.origin.get("data") or {}).get("rows")
+    examples = study.origin.data.rows
     where = f" on {examples:,} rows" if examples else ""
     networks = rows["network"].nunique()
     of = f", mean of {networks} networks" if networks > 1 else _intact_interval(study, name, examples)

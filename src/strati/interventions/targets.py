@@ -6,8 +6,9 @@ is what ``blocks`` finds: it can only be dropped, which makes it the identity.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,11 @@ class Change:
         if self.weight is None:
             raise ValueError("a change of blocks or experts has no weight")
         return self.weight
+
+
+def target_of(plain: Mapping[str, Any]) -> Target:
+    """A layer from its plain fields."""
+    return Target(**{**plain, "shape": tuple(plain["shape"]), "members": tuple(plain["members"])})
 
 
 def find_targets(model: torch.nn.Module, patterns: Sequence[str] = ("*",)) -> tuple[Target, ...]:
@@ -202,6 +208,12 @@ def values_of(
         raise BadInputError(target.name, "has no values (device meta); load the weights first")
     weight = module.weight.detach().float().cpu().numpy().copy()
     return weight, module.bias.detach().float().cpu().numpy().copy() if target.bias else None
+
+
+def in_single(model: torch.nn.Module) -> torch.nn.Module:
+    """A module in half or double precision as a copy in single precision, in which a study's data are."""
+    others = any(p.is_floating_point() and p.dtype.itemsize != 4 for p in model.parameters())
+    return copy.deepcopy(model).float() if others else model
 
 
 def weights_digest(model: torch.nn.Module) -> str:

@@ -6,6 +6,7 @@ cut into batches of a fixed size, with a score that adds up over batches.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
@@ -91,22 +92,28 @@ class StudyData:
         size = max(size, 1)
         return tuple(self.inputs(self.x[i : i + size]) for i in range(0, len(self.x), size))
 
-    def with_calibration(self, rows: NDArray[Any] | None, seed: int) -> StudyData:
-        """The same data with rows for the input covariances as ``x``; by default a random quarter of the test data.
+    def with_calibration(self, rows: StudyData | None, seed: int) -> StudyData:
+        """The same data with calibration rows as ``x`` and ``y``; by default a random quarter of the test data.
 
         Raises:
             BadInputError: There are fewer than four rows to take a quarter of.
         """
         if rows is not None:
-            return replace(self, x=rows, y=None)
+            return replace(self, x=rows.x, y=rows.y)
         count = len(self.x_test) // 4
         if count == 0:
             why = f"has {len(self.x_test)} rows, too few to take a quarter for calibration; give calibration data"
             raise BadInputError("data", why)
         picked = np.zeros(len(self.x_test), dtype=bool)
         picked[stream(seed, "calibration").permutation(len(picked))[:count]] = True
-        y_test = None if self.y_test is None else self.y_test[~picked]
-        return replace(self, x=self.x_test[picked], y=None, x_test=self.x_test[~picked], y_test=y_test)
+        y, y_test = (None, None) if self.y_test is None else (self.y_test[picked], self.y_test[~picked])
+        return replace(self, x=self.x_test[picked], y=y, x_test=self.x_test[~picked], y_test=y_test)
+
+    def take(self, rows: int | None) -> StudyData:
+        """The same data with only the first test rows."""
+        return replace(
+            self, x_test=self.x_test[:rows], y_test=None if self.y_test is None else self.y_test[:rows]
+        )
 
     def to_bytes(self) -> bytes:
         """The canonical form, as one ``.npz``."""
@@ -225,6 +232,46 @@ def make_task(data: StudyData, performance: str, batch: int, chance: float | Non
     return Task(performance, performance == "accuracy", chance, tuple(batches))
 
 
+def check_fits(model: nn.Module, task: Task) -> None:
+    """Run one input through the network before any work is planned.
+
+    Raises:
+        BadInputError: The data do not fit the network.
+    """
+    import torch
+
+    inputs, targets = task.batches[0]
+    try:
+        with torch.inference_mode():
+            logits = task.output(model, inputs[:1])
+    except Exception as error:  # whatever the module raises on these inputs, the data do not fit it
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInputError(
+            "data", f"do not fit the network: inputs {tuple(inputs.shape[1:])}: {text}"
+        ) from None
+    if not isinstance(logits, torch.Tensor) or logits.ndim != targets.ndim + 1:
+        raise BadInputError("data", "do not fit the network: its output is not one row of scores per target")
+    if int(targets.max()) >= logits.shape[-1]:
+        why = f"do not fit the network: label {int(targets.max())}, but only {logits.shape[-1]} outputs"
+        raise BadInputError("data", why)
+
+
+def calibration_task(data: StudyData, batch: int) -> Task | None:
+    """The loss on the calibration rows, for scores; ``None`` where there are none, or none with labels."""
+    if (
+        not len(data.x)
+        or (data.y is None and not data.language)
+        or (data.y is None and data.y_test is not None)
+    ):
+        return None
+    return make_task(replace(data, x_test=data.x, y_test=data.y), "loss", batch)
+
+
+def digest_of(raw: bytes) -> str:
+    """A short hash of bytes."""
+    return hashlib.sha256(raw).hexdigest()[:32]
+
+
 def windows(tokens: NDArray[Any], length: int, what: str | Path) -> NDArray[Any]:
     """Token ids in one dimension as windows of one length, what is left over dropped; rows of them as they are.
 
@@ -334,17 +381,16 @@ def _groups(sums: FloatArray, counts: FloatArray, mean: float, most: int) -> Flo
     return pseudo_values
 
 
-def as_modules(source: Any, activation: str = "relu") -> nn.Module | dict[str, nn.Module]:
-    """A network, or networks by name, as modules; ``activation`` is that of a bare MLP.
+def as_modules(source: Any, activation: str = "relu") -> dict[str, nn.Module]:
+    """Networks by name as modules, a single one under the name ``model``; ``activation`` is that of a bare MLP.
 
     Raises:
         BadInputError: They are none.
     """
-    if isinstance(source, Mapping) and source:
-        named = all(isinstance(v, nn.Module | Network | str | os.PathLike) for v in source.values())
-        if named:
-            return {str(name): _module(network, activation) for name, network in source.items()}
-    return _module(source, activation)
+    kinds = nn.Module | Network | str | os.PathLike
+    if isinstance(source, Mapping) and source and all(isinstance(v, kinds) for v in source.values()):
+        return {str(name): _module(network, activation) for name, network in source.items()}
+    return {"model": _module(source, activation)}
 
 
 def paths_of(source: Any) -> dict[str, str]:
@@ -361,7 +407,12 @@ def _module(source: Any, activation: str) -> nn.Module:
 
 
 def study_data(
-    data: Any, model: nn.Module, context: int, *, inputs: str | None = None, targets: str | None = None
+    data: Any,
+    model: nn.Module | None,
+    context: int,
+    *,
+    inputs: str | None = None,
+    targets: str | None = None,
 ) -> StudyData:
     """Data as a study scores them: inputs with labels, or token ids whose next token is predicted.
 
@@ -388,33 +439,49 @@ def study_data(
         ids = windows(np.where(x == IGNORED, 0, x), context, "data")
         ids = np.where(x == IGNORED, IGNORED, ids) if ids.shape == x.shape else ids
         labels = None if y is None else np.where(y == NO_LABEL, IGNORED, y)
-        return StudyData("tokens", int(ids.max()) + 1, ids[:0], None, ids, labels)
+        vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 0) or 0)
+        return StudyData("tokens", max(int(ids.max()) + 1, vocabulary), ids[:0], None, ids, labels)
     if y is None:
         raise BadInputError(
             "data", "has no labels y, by which a network is scored; give (x, y), or token ids"
         )
-    if len(x) != len(y) or y.ndim != 1 or y.dtype.kind not in "iub":
+    y = _labels(y)
+    if y is None or len(x) != len(y):
         raise BadInputError(
-            "data", "x and y need as many rows as each other, y one label (a whole number) a row"
+            "data", "x and y need as many rows as each other, y one label (a whole number from 0) a row"
         )
     if tokens and x.ndim == 1:
         why = "token ids in one dimension have no labels of their own; give x as rows of tokens, or the tokens alone"
         raise BadInputError("data", why)
-    return StudyData("tokens" if tokens else "rows", int(y.max()) + 1, x[:0], None, x, y)
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = np.ascontiguousarray(np.moveaxis(x, -1, 1))  # channels first, as convolutions read images
+    kind = "tokens" if tokens else "images" if x.ndim == 4 else "rows"
+    return StudyData(kind, int(y.max()) + 1, x[:0], None, x, y)
 
 
-def calibration_data(data: Any, model: nn.Module, context: int, inputs: str | None = None) -> StudyData:
-    """Data for the input covariances of layers, whatever names them, as the rows ``x``; labels are not needed.
+def calibration_data(
+    data: Any, model: nn.Module, context: int, *, inputs: str | None = None, targets: str | None = None
+) -> StudyData:
+    """Calibration data, whatever names them, as the rows ``x``; labels ``y`` where there are any.
 
     Raises:
         BadInputError: They are no data.
     """
-    x, _ = _arrays(data if inputs is None else _named_arrays(data, inputs, None), model)
+    x, y = _arrays(data if inputs is None else _named_arrays(data, inputs, targets), model)
     _check_inputs("calibration", x)
-    if not np.issubdtype(x.dtype, np.integer) or x.dtype == np.uint8:
-        return StudyData("rows", 0, x, None, x[:0], None)
-    ids = windows(x, context, "calibration") if x.ndim == 1 else x
-    return StudyData("tokens", 0, ids, None, ids[:0], None)
+    if np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8:
+        ids = windows(x, context, "calibration") if x.ndim == 1 else x
+        return StudyData("tokens", 0, ids, None, ids[:0], None)
+    y = None if y is None else _labels(y)
+    return StudyData("rows", 0, x, y if y is not None and len(y) == len(x) else None, x[:0], None)
+
+
+def _labels(y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """One class a row, as whole numbers from 0; ``None`` where they are something else."""
+    whole = y.dtype.kind in "iub" or (y.dtype.kind == "f" and bool((y == np.round(y)).all()))
+    if y.ndim != 1 or not whole or y.min(initial=0) < 0:
+        return None
+    return y if y.dtype.kind in "iub" else y.astype(np.int64)
 
 
 def _check_inputs(what: str, x: np.ndarray[Any, Any]) -> None:
@@ -434,7 +501,7 @@ def _named_arrays(data: Any, inputs: str | None, targets: str | None) -> Any:
     return table.x, table.y
 
 
-def _arrays(data: Any, model: nn.Module) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+def _arrays(data: Any, model: nn.Module | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
     """Inputs and labels; arrays as they are, so that bytes stay bytes, everything else by way of batches."""
     if isinstance(data, str | os.PathLike):
         data = read_path(Path(data), model)

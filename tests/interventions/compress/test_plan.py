@@ -312,8 +312,8 @@ def test_a_plan_meets_its_budget_and_its_prediction_holds(measured: Study, actio
     assert plan.predicted["low"] <= plan.predicted["measured"] <= plan.predicted["high"]
     assert plan.additivity["n"] >= 3
     # what it says is what the network does
-    model = next(iter(measured.body.subjects.values())).model
-    task = next(iter(measured.body.subjects.values())).task
+    model = next(iter(measured.body.evaluators.values())).model
+    task = next(iter(measured.body.evaluators.values())).task
     with strati.intervened(model, action, plan.choices), torch.no_grad():
         total = sum(task.add_up(task.output(model, a), b) for a, b in task.batches)
     assert plan.predicted["measured"] == pytest.approx(total / 500, rel=1e-5)
@@ -456,7 +456,7 @@ def test_wrong_plans_are_one_line(measured: Study, budget: str, action: str, wor
 def test_another_network_than_the_study_s_is_refused(measured: Study, tmp_path: Path) -> None:
     import copy
 
-    model = next(iter(measured.body.subjects.values())).model
+    model = next(iter(measured.body.evaluators.values())).model
     same = strati.plan(
         measured, budget="bits=4", action="quantise", combinations=0, model=copy.deepcopy(model)
     )

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from strati import embedded
 from strati.core.errors import StratiError, require
 from strati.core.results import Flag, Tick
-from strati.interventions.compress.evaluator import InterventionEvaluator
+from strati.interventions.evaluator import Evaluator
 from strati.interventions.input_covariance import CalibrationInputs
-from strati.interventions.measure_layer import Subject
 from strati.interventions.targets import as_matrix, find_targets, values_of
 from strati.interventions.tasks import make_task, study_data
 from strati.io.roles import blocks
@@ -77,8 +76,7 @@ def compared(case: ActingCase) -> list[Row]:
     sizes = {name: matrix.size for name, matrix in matrices.items()}
     task = make_task(case.test, "loss", case.batch)
     calibration = CalibrationInputs(case.model, replace(case.plan, x=case.plan.x_test).calibration_batches())
-    subject = Subject(case.name, case.model, None, task, None, calibration)
-    evaluator = InterventionEvaluator(subject, {}, {})
+    evaluator = Evaluator(case.name, case.model, task=task, calibration=calibration)
     rows = [Row(f"{case.name}: loss, intact", None, round(evaluator.now().performance, 4))]
     for pruner, sparsity in itertools.product(PRUNERS, SPARSITIES):
         what = f"{case.name}, {pruner}, {sparsity:.0%} pruned: loss"

@@ -19,8 +19,8 @@ from strati._version import __version__
 from strati.core.errors import BadInputError, StratiError, require
 from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
-from strati.interventions.compress.evaluator import Measurement
 from strati.interventions.compress.plan import plan
+from strati.interventions.evaluator import Measurement
 from strati.interventions.kinds import drop
 from strati.interventions.study import Study, study
 from strati.interventions.targets import as_matrix, find_targets, values_of
@@ -140,7 +140,7 @@ def rank_by_stable_rank(case: ActingCase, found: Study, seed: int) -> list[Row]:
 def short_gpt(name: str, found: Study) -> list[Row]:
     """Which block is missed least, and does block influence tell?"""
     rows = [r for r in found.rows if r["intervention"] == "drop" and r["status"] == "done"]
-    order = list(found.origin["layers"])
+    order = list(found.origin.layers)
     rows.sort(key=lambda r: order.index(r["layer"]))
     lost = np.array([r["performance"] - r["intact_performance"] for r in rows])
     influence = np.array([r["block_influence"] for r in rows])

@@ -17,16 +17,14 @@ from torch import Tensor, nn
 
 from strati.core.errors import require
 from strati.core.files import write_atomic
-from strati.interventions.checkpoints import open_checkpoint
-from strati.interventions.spec_data import find_data, prepare
-from strati.interventions.study_spec import NetworkSpec, read_spec
-from strati.interventions.study_units import pack, unpack
+from strati.interventions.study_spec import read_spec
 from strati.interventions.tasks import StudyData
 from strati.io.in_memory import load_arrays
 from strati.io.to_module import as_module
 from strati_reproductions import zoo
 from strati_reproductions.datasets import external_data
-from strati_reproductions.trained.networks import build
+from strati_reproductions.trained.networks import open_resnet
+from strati_reproductions.trained.spec import pack, unpack
 from strati_reproductions.trained.training import train
 
 
@@ -46,13 +44,13 @@ class ActingCase:
 
 def fcn_mnist(folder: Path, quick: bool, seed: int) -> ActingCase:
     """784-5x512-10 trained for two epochs; plans on 5,000 test images, judged by the other 5,000."""
-    spec = read_spec("fcn-mnist-adam")
+    spec = read_spec("fcn-mnist-adam").model
     spec = replace(spec, seed=seed, network=replace(spec.network, count=1, together=1))
-    data = prepare(spec, find_data)
+    data = spec.data
     path = folder / "fcn-mnist.npz"
     if not path.is_file():
         write_atomic(path, pack(train(spec, data, [0])[0]))
-    model = build(spec.network, data.shape, data.outputs, spec.data.context)
+    model = spec.untrained()
     load_arrays(model, unpack(path.read_bytes()), path)
     # The first half of MNIST's test images is harder than the second: mixed, so that both parts are alike.
     order = np.random.default_rng(seed).permutation(len(data.x_test))
@@ -75,7 +73,7 @@ def resnet20(folder: Path, quick: bool, seed: int) -> ActingCase:
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     data = StudyData("images", 10, x[:0], None, x, y, **scale)
     path = external_data("resnet20-cifar10", "resnet20-12fca82f.th")
-    model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
+    model = open_resnet(path)
     few, many = (120, 480) if quick else (1200, 3600)
     return ActingCase(
         "ResNet-20", model, _part(data, 0, few), _part(data, few, few + many), ("*",), 100,

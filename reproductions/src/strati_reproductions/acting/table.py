@@ -15,10 +15,9 @@ from strati.core.errors import BadInputError, StratiError, require
 from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.compress.costs import scale_of
-from strati.interventions.compress.evaluator import InterventionEvaluator
 from strati.interventions.compress.plan import Plan, plan
+from strati.interventions.evaluator import Evaluator
 from strati.interventions.kinds import quantise, truncate
-from strati.interventions.measure_layer import Subject
 from strati.interventions.study import Study, study
 from strati.interventions.tasks import make_task, standard_error
 from strati_reproductions.acting.subjects import CASES, ActingCase
@@ -135,10 +134,11 @@ def studied(name: str, folder: Path, quick: bool, seed: int, tick: Tick) -> tupl
     return case, found
 
 
-def evaluator_of(case: ActingCase, found: Study) -> InterventionEvaluator:
+def evaluator_of(case: ActingCase, found: Study) -> Evaluator:
     """The network with the data that no plan has seen."""
     task = make_task(case.test, "loss", case.batch)
-    return InterventionEvaluator(Subject(case.name, case.model, None, task), found.origin["layers"], {})
+    blocks = {name: target for name, target in found.origin.layers.items() if target.composite}
+    return Evaluator(case.name, case.model, task=task, composites=blocks)
 
 
 def whole(case: ActingCase, found: Study) -> float:

@@ -133,12 +133,9 @@ def _real(quick: bool, tick: Tick) -> list[Row]:
         )
     )
     tick("digits MLP")
-    from strati.interventions.checkpoints import open_checkpoint
-    from strati.interventions.study_spec import NetworkSpec
+    from strati_reproductions.trained.networks import open_resnet
 
-    model = open_checkpoint(
-        str(external_data("resnet20-cifar10", "resnet20-12fca82f.th")), NetworkSpec(source="resnet")
-    )
+    model = open_resnet(external_data("resnet20-cifar10", "resnet20-12fca82f.th"))
     with np.load(zoo.path("cifar10")) as file:
         images = np.moveaxis(file["x_test"][: 20 if quick else 100], -1, 1) / np.float32(255)
     mean, std = (

@@ -19,12 +19,13 @@ from strati.core.files import write_atomic
 from strati.core.results import Flag, Tick
 from strati.interventions.audit.audit import Audit, audit
 from strati.interventions.study import Study, study
-from strati.interventions.study_spec import Spec, read_spec
+from strati.interventions.study_spec import StudyCall, read_spec
 from strati.jobs.engine import cores
 from strati.spectra.spectrum import spectrum
 from strati_reproductions import zoo
 from strati_reproductions.pictures import drawn, save
 from strati_reproductions.registry import Reproduction, Row
+from strati_reproductions.trained.spec import TrainingSpec
 
 PAPER_ALPHA = (4.82, 4.205, 4.126, 4.135, 4.193, 3.793)
 PAPER_ACCURACY = 96.822
@@ -70,35 +71,38 @@ def fcn_mnist(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproducti
     trained for 7 epochs too, and a second, smaller study trains to about the same accuracy by Adam.
     """
     run: dict[str, Any] = {"workers": cores(), "tick": tick, "resume": "the same command"}
-    spec, warnings = _spec("fcn-mnist", 4 if quick else 100, seed)
-    main_study = study(spec, out=folder / f"{spec.network.count}-networks", **run)
-    later = _longer(spec, 1 if quick else 5, folder, tick)
+    count = 4 if quick else 100
+    call, warnings = _spec("fcn-mnist", count, seed)
+    main_study = study(call, out=folder / f"{count}-networks", **run)
+    later = _longer(call.model, 1 if quick else 5, folder, tick)
     verdict = audit(main_study)
     rows = [
         *_table_one(main_study, later),
         *_layers(verdict),
-        *_correlations(verdict, spec.network.count),
+        *_correlations(verdict, count),
         *_beyond(verdict),
     ]
-    other, _ = _spec("fcn-mnist-adam", 2 if quick else 10, seed)
-    second = study(other, out=folder / f"{other.network.count}-networks-adam", **run)
+    fewer = 2 if quick else 10
+    other, _ = _spec("fcn-mnist-adam", fewer, seed)
+    second = study(other, out=folder / f"{fewer}-networks-adam", **run)
     more = [*_table_one(second), *_layers(audit(second))]
     why = "another training: the paper's settings are those above"
     rows += [replace(row, what=f"trained by Adam, {row.what}", note=_joined(row.note, why)) for row in more]
     figures = drawn(_draw, main_study, folder)
-    title = f"{spec.network.count} networks 784-5x512-10 on {spec.data.name}: robust-and-critical-layers, section 4"
+    title = (
+        f"{count} networks 784-5x512-10 on {call.model.source.name}: robust-and-critical-layers, section 4"
+    )
     return Reproduction("fcn-mnist", title, tuple(rows), figures, tuple(warnings), captions=CAPTIONS)
 
 
-def _longer(spec: Spec, count: int, folder: Path, tick: Tick) -> list[list[float]]:
+def _longer(spec: TrainingSpec, count: int, folder: Path, tick: Tick) -> list[list[float]]:
     """The alphas of some of the networks after 7 epochs, kept in a file."""
     file = folder / f"{count}-networks-7-epochs.json"
     if not file.is_file():
-        from strati.interventions.spec_data import find_data, prepare
         from strati_reproductions.trained.training import train
 
-        longer = replace(spec, train=replace(spec.train, epochs=7))
-        images = prepare(longer, find_data)
+        longer = replace(spec, training=replace(spec.training, epochs=7))
+        images = longer.data
         alphas = []
         for number in range(count):
             (arrays,) = train(longer, images, [number])
@@ -110,17 +114,19 @@ def _longer(spec: Spec, count: int, folder: Path, tick: Tick) -> list[list[float
     return stored
 
 
-def _spec(name: str, count: int, seed: int) -> tuple[Spec, list[Flag]]:
-    spec = read_spec(name)
-    spec = replace(spec, seed=seed, network=replace(spec.network, count=count))
+def _spec(name: str, count: int, seed: int) -> tuple[StudyCall, list[Flag]]:
+    call = read_spec(name)
+    spec = replace(call.model, seed=seed, network=replace(call.model.network, count=count))
+    call = replace(call, config=replace(call.config, seed=seed))
     try:
         zoo.path("mnist")
     except StratiError as error:
         warning = Flag(
             "fashion-mnist", f"MNIST is not available ({error.why}); Fashion-MNIST is used instead"
         )
-        return replace(spec, data=replace(spec.data, name="fashion-mnist")), [warning]
-    return spec, []
+        spec = replace(spec, source=replace(spec.source, name="fashion-mnist"))
+        return replace(call, model=spec), [warning]
+    return replace(call, model=spec), []
 
 
 def _table_one(found: Study, later: list[list[float]] | None = None) -> list[Row]:

@@ -18,8 +18,7 @@ import numpy as np
 from strati.core.errors import BadInputError, StratiError, require
 from strati.core.results import Flag, Tick
 from strati.interventions.study import load_study, study
-from strati.interventions.study_config import StudyConfig
-from strati.interventions.study_spec import STORE, NetworkSpec
+from strati.interventions.study_config import STORE, StudyConfig
 from strati.io.llama_gguf import llama_from_gguf
 from strati.jobs.engine import cores
 from strati_reproductions import zoo
@@ -107,7 +106,6 @@ def _config(draws: int, seed: int, performance: str, batch: int, **options: Any)
 
 
 def _resnet20(quick: bool, seed: int) -> PretrainedCase:
-    from strati.interventions.checkpoints import open_checkpoint
     from strati.interventions.tasks import StudyData
 
     path = external_data("resnet20-cifar10", "resnet20-12fca82f.th")
@@ -117,7 +115,9 @@ def _resnet20(quick: bool, seed: int) -> PretrainedCase:
     count = 1000 if quick else _IMAGES
     scale = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     all_images = StudyData("images", 10, x[:0], None, x, y, **scale)
-    model = open_checkpoint(str(path), NetworkSpec(source="resnet"))
+    from strati_reproductions.trained.networks import open_resnet
+
+    model = open_resnet(path)
     draws = 2 if quick else 10
     return PretrainedCase(
         "resnet20",

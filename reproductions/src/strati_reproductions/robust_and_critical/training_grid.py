@@ -21,14 +21,14 @@ import torch
 
 from strati.core.files import write_atomic
 from strati.core.results import Tick
-from strati.interventions.spec_data import find_data, prepare
-from strati.interventions.study_spec import Spec, read_spec
+from strati.interventions.study_spec import read_spec
 from strati.interventions.tasks import StudyData
 from strati.spectra.spectrum import spectrum
 from strati_reproductions.pictures import COLOURS, PAPER, drawn, legend_below, panels, save
 from strati_reproductions.registry import Reproduction, Row
 from strati_reproductions.rows import Fact
 from strati_reproductions.trained.networks import build
+from strati_reproductions.trained.spec import TrainingSpec
 from strati_reproductions.trained.training import Arrays, train
 
 QUANTITIES = (*(f"alpha of FC{number}" for number in range(1, 6)), "test accuracy, %")
@@ -85,7 +85,7 @@ class Cell:
 
 def fcn_mnist_grid(*, quick: bool, seed: int, folder: Path, tick: Tick) -> Reproduction:
     """Train the grid (or continue), and name the cell that comes closest to the paper's table 1."""
-    spec = replace(read_spec("fcn-mnist"), seed=seed)
+    spec = replace(read_spec("fcn-mnist").model, seed=seed)
     scalings, batches = (["standardised"], [128]) if quick else (list(SCALINGS), list(BATCHES))
     epochs = (1, 2) if quick else EPOCHS
     starts = range(0, _TOGETHER if quick else NETWORKS, _TOGETHER)
@@ -124,28 +124,34 @@ def _lines(groups: list[dict[str, Any]], epoch: int) -> np.ndarray[Any, np.dtype
 
 
 def trained_group(
-    spec: Spec, scaling: str, batch: int, epochs: tuple[int, ...], start: int, folder: Path, tick: Tick
+    spec: TrainingSpec,
+    scaling: str,
+    batch: int,
+    epochs: tuple[int, ...],
+    start: int,
+    folder: Path,
+    tick: Tick,
 ) -> dict[str, Any]:
     """Networks that are trained together: their lines by epoch, and the processor's seconds, from their file."""
     numbers = list(range(start, start + _TOGETHER))
     file = folder / f"{scaling.replace(' ', '-')}-{batch}-{numbers[0]}-to-{numbers[-1]}.json"
     if not file.is_file():
         scale = SCALINGS[scaling]
-        inputs = spec.data if scale is None else replace(spec.data, mean=(scale[0],), std=(scale[1],))
-        spec = replace(spec, data=inputs, train=replace(spec.train, batch=batch, epochs=max(epochs)))
+        inputs = spec.source if scale is None else replace(spec.source, mean=(scale[0],), std=(scale[1],))
+        spec = replace(spec, source=inputs, training=replace(spec.training, batch=batch, epochs=max(epochs)))
         folder.mkdir(parents=True, exist_ok=True)
         began = time.process_time()
-        lines = _measured(spec, prepare(spec, find_data), numbers, epochs, tick)
+        lines = _measured(spec, spec.data, numbers, epochs, tick)
         write_atomic(file, json.dumps({"seconds": time.process_time() - began, "lines": lines}) + "\n")
     group: dict[str, Any] = json.loads(file.read_text())
     return group
 
 
 def _measured(
-    spec: Spec, data: StudyData, numbers: list[int], epochs: tuple[int, ...], tick: Tick
+    spec: TrainingSpec, data: StudyData, numbers: list[int], epochs: tuple[int, ...], tick: Tick
 ) -> dict[int, list[list[float]]]:
     """Alphas and test accuracy of every network after each of the epochs."""
-    model = build(spec.network, data.shape, data.outputs, spec.data.context)
+    model = build(spec.network, data.shape, data.outputs, spec.source.context)
     x_test = data.inputs(data.x_test)
     y_test = torch.from_numpy(np.asarray(data.y_test).astype(np.int64))
     lines: dict[int, list[list[float]]] = {}
@@ -153,7 +159,7 @@ def _measured(
     def measure(epoch: int, networks: list[Arrays]) -> None:
         if epoch in epochs:
             lines[epoch] = [_line(arrays) for arrays in networks]
-        tick(f"batch {spec.train.batch}, networks {numbers[0]} to {numbers[-1]}: epoch {epoch}")
+        tick(f"batch {spec.training.batch}, networks {numbers[0]} to {numbers[-1]}: epoch {epoch}")
 
     @torch.no_grad()
     def _line(arrays: Arrays) -> list[float]:

@@ -6,7 +6,8 @@ A fully connected network, a residual network of the CIFAR kind, a small decoder
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ from torch.nn import functional
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
 from strati.interventions.initialisers import Scheme
-from strati.interventions.study_spec import NetworkSpec
-from strati.interventions.targets import find_targets, values_of
+from strati.interventions.targets import find_targets, in_single, values_of
+from strati.io.to_module import as_module
+
+if TYPE_CHECKING:
+    from strati_reproductions.trained.spec import NetworkSpec
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -171,6 +175,13 @@ def build(spec: NetworkSpec, shape: tuple[int, ...], outputs: int, context: int)
             raise BadInputError("data", why)
         return CifarResNet(spec.depth, spec.width, outputs, shape[0])
     return MLP([int(np.prod(shape)), *spec.hidden, outputs], spec.activation)
+
+
+def open_resnet(path: Path) -> nn.Module:
+    """A residual network of the CIFAR kind from its state dict, with the distribution that such networks start from."""
+    model = in_single(as_module(path)).eval()
+    model.scheme = Scheme("kaiming")  # type: ignore[assignment]
+    return model
 
 
 def initialise(model: nn.Module, seed: int, network: int) -> None:

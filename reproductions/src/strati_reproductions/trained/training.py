@@ -7,7 +7,7 @@ network has its own initial values and its own order of the data, each from its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from torch.nn import functional
 
 from strati.core.errors import BadInputError
 from strati.core.rng import stream
-from strati.interventions.study_spec import Spec, TrainSpec
 from strati.interventions.tasks import IGNORED, StudyData
 from strati_reproductions.trained.networks import MLP, build, initialise
+
+if TYPE_CHECKING:
+    from strati_reproductions.trained.spec import TrainingSpec, TrainSpec
 
 Arrays = dict[str, NDArray[Any]]
 AfterEpoch = Callable[[int, list[Arrays]], None]
@@ -27,7 +29,7 @@ AfterEpoch = Callable[[int, list[Arrays]], None]
 
 
 def train(
-    spec: Spec, data: StudyData, numbers: Sequence[int], *, after_epoch: AfterEpoch | None = None
+    spec: TrainingSpec, data: StudyData, numbers: Sequence[int], *, after_epoch: AfterEpoch | None = None
 ) -> list[Arrays]:
     """Train networks and return the trained tensors of each by name (initial ones: :func:`~networks.initialise`).
 
@@ -40,7 +42,7 @@ def train(
     Raises:
         BadInputError: The data do not suit the network, or training diverged.
     """
-    models = [build(spec.network, data.shape, data.outputs, spec.data.context) for _ in numbers]
+    models = [build(spec.network, data.shape, data.outputs, spec.source.context) for _ in numbers]
     for model, number in zip(models, numbers, strict=True):
         initialise(model, spec.seed, number)
     if data.y is None and data.kind != "tokens":
@@ -60,7 +62,7 @@ def train(
 
 def _train_stacked(
     models: list[MLP],
-    spec: Spec,
+    spec: TrainingSpec,
     data: StudyData,
     orders: list[np.random.Generator],
     after_epoch: AfterEpoch | None = None,
@@ -74,11 +76,11 @@ def _train_stacked(
         biases.append(torch.stack([m.bias.detach() for m in layer])[:, None, :].contiguous().requires_grad_())
     x = data.inputs(data.x).flatten(1)
     y = torch.from_numpy(np.asarray(data.y).astype(np.int64))
-    step = _stacked_step(weights, biases, activation, spec.train)
-    for epoch in range(1, spec.train.epochs + 1):
+    step = _stacked_step(weights, biases, activation, spec.training)
+    for epoch in range(1, spec.training.epochs + 1):
         order = torch.from_numpy(np.stack([rng.permutation(len(x)) for rng in orders]))
-        for start in range(0, len(x), spec.train.batch):
-            rows = order[:, start : start + spec.train.batch]
+        for start in range(0, len(x), spec.training.batch):
+            rows = order[:, start : start + spec.training.batch]
             step(x[rows], y[rows])
         if after_epoch is not None:
             _unstack(linears, weights, biases)
@@ -147,13 +149,13 @@ def stacked_loss(
     return functional.cross_entropy(f.flatten(0, 1), y.flatten(), reduction="sum") / rows
 
 
-def _train_one(model: nn.Module, spec: Spec, data: StudyData, rng: np.random.Generator) -> None:
+def _train_one(model: nn.Module, spec: TrainingSpec, data: StudyData, rng: np.random.Generator) -> None:
     model.train()
-    optimiser = _optimiser(list(model.parameters()), spec.train)
-    for _ in range(spec.train.epochs):
+    optimiser = _optimiser(list(model.parameters()), spec.training)
+    for _ in range(spec.training.epochs):
         order = rng.permutation(len(data.x))
-        for start in range(0, len(order), spec.train.batch):
-            rows = order[start : start + spec.train.batch]
+        for start in range(0, len(order), spec.training.batch):
+            rows = order[start : start + spec.training.batch]
             x = data.inputs(data.x[rows])
             if data.y is None:
                 logits = model(x[:, :-1])

@@ -36,8 +36,8 @@ from strati.interventions.audit.evidence import (
 )
 from strati.interventions.audit.orders import OrderRow, order_rows
 from strati.interventions.audit.verdicts import MetricCase, Verdict, typical_changes, verdict_of
+from strati.interventions.kinds import RANDOM_VALUES
 from strati.interventions.study import Study, load_study
-from strati.interventions.study_spec import KINDS as RANDOM_KINDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -271,7 +271,7 @@ def audit(
     order = {name: i for i, name in enumerate(names)}
     rows.sort(key=lambda row: order[row.metric])
     verdicts.sort(key=lambda verdict: order[verdict.metric])
-    edited = points[~points["intervention"].isin(RANDOM_KINDS)]
+    edited = points[~points["intervention"].isin(RANDOM_VALUES)]
     orders = order_rows(edited, names, study.performance, config)
     layers = tuple(_layer_rows(table, config))
     return Audit(study, tuple(rows), tuple(means), layers, tuple(verdicts), config, tuple(orders))

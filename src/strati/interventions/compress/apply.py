@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from strati.core.option_types import ApplyOptions
-    from strati.interventions.measure_layer import Subject
+    from strati.interventions.evaluator import Evaluator
 
 _SPARE = 1.05
 """Free space needed, as a multiple of the weights' size."""
@@ -187,8 +187,8 @@ def apply(
             edits.write(source, Path(folder))
             made = edits.reopen(Path(folder), source, study)
         if settings.heal:
-            subject = _subject(plan_document, study, module, made, data)
-            heal(made, None if subject is None else subject.task, settings.heal, tick)[0].merge()
+            evaluator = _evaluator(plan_document, study, module, made, data)
+            heal(made, None if evaluator is None else evaluator.task, settings.heal, tick)[0].merge()
         return made
     with _new_folder(Path(out), before) as folder:
         edits.write(source, folder)
@@ -197,13 +197,14 @@ def apply(
             edits.write_adapter(folder / "adapter")
         tick("written")
         made = edits.reopen(folder, source, study)
-        subject = _subject(plan_document, study, module, made, data)
-        measured = _measure(plan_document, subject)
-        seconds = _seconds(module, made, subject) if edits.factors and subject is not None else (None, None)
+        evaluator = _evaluator(plan_document, study, module, made, data)
+        measured = _measure(plan_document, evaluator)
+        task = None if evaluator is None else evaluator.task
+        seconds = _seconds(module, made, task) if edits.factors else (None, None)
         tick("measured")
         healed = None
         if settings.heal:
-            lora, healed = heal(made, None if subject is None else subject.task, settings.heal, tick)
+            lora, healed = heal(made, task, settings.heal, tick)
             lora.write(folder / "adapter", str(out))
     return Applied(
         written=str(out),
@@ -352,36 +353,34 @@ def _new_folder(out: Path, size: int) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _subject(
+def _evaluator(
     plan_document: Mapping[str, Any], study: Study | None, module: nn.Module, made: nn.Module, data: Any
-) -> Subject | None:
+) -> Evaluator | None:
     """The written network with the data to measure it on: those given, or the study's; ``None`` without any."""
-    from strati.interventions.checkpoints import in_single
-    from strati.interventions.compress.evaluator import as_task, open_evaluators
-    from strati.interventions.measure_layer import Subject
+    from strati.interventions.evaluator import Evaluator, as_task, open_evaluators
+    from strati.interventions.targets import in_single
 
     if data is not None:
         made = in_single(made)
         task = as_task(data, study or Study("plan", plan_document["performance"], (), 0), made)
-        return Subject("written", made, None, task)
+        return Evaluator("written", made, task=task)
     evaluators = open_evaluators(study, model=module) if study is not None else []
     if not evaluators:
         return None
-    made = made if evaluators[0].subject.task is None else in_single(made)
-    return Subject("written", made, None, evaluators[0].subject.task, evaluators[0].subject.evaluate)
+    made = made if evaluators[0].task is None else in_single(made)
+    return Evaluator("written", made, task=evaluators[0].task, evaluate=evaluators[0].evaluate)
 
 
-def _measure(plan_document: Mapping[str, Any], subject: Subject | None) -> dict[str, Any]:
+def _measure(plan_document: Mapping[str, Any], evaluator: Evaluator | None) -> dict[str, Any]:
     from scipy import stats
 
     from strati.interventions.compress.costs import CostScale
-    from strati.interventions.compress.evaluator import InterventionEvaluator
 
-    if subject is None:
+    if evaluator is None:
         reason = "the study's data are not at hand; give data"
         return {"performance": None, "low": None, "high": None, "reason": reason}
     about = plan_document["performance"]
-    measurement = InterventionEvaluator(subject, {}, {}).now()
+    measurement = evaluator.now()
     scale = CostScale(
         str(about["name"]),
         bool(about["higher_is_better"]),
@@ -395,22 +394,22 @@ def _measure(plan_document: Mapping[str, Any], subject: Subject | None) -> dict[
     return {"performance": measurement.performance, "low": low, "high": high}
 
 
-def _seconds(before: nn.Module, after: nn.Module, subject: Any) -> tuple[float | None, float | None]:
+def _seconds(before: nn.Module, after: nn.Module, task: Any) -> tuple[float | None, float | None]:
     """Time of one forward pass of both on the first batch, in turns, the shortest of five: other work only adds."""
     import torch
 
-    from strati.interventions.checkpoints import in_single
+    from strati.interventions.targets import in_single
 
-    if subject.task is None:
+    if task is None:
         return None, None
     before = in_single(before)
-    inputs = subject.task.batches[0][0]
+    inputs = task.batches[0][0]
     times: tuple[list[float], list[float]] = ([], [])
     with torch.inference_mode():
         for _ in range(5):
             for model, durations in zip((before, after), times, strict=True):
                 start = time.perf_counter()
-                subject.task.output(model, inputs)
+                task.output(model, inputs)
                 durations.append(time.perf_counter() - start)
     return min(times[0]), min(times[1])
 

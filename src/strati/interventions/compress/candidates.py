@@ -15,8 +15,8 @@ from strati.interventions.compress.predict import Combination, added, difference
 if TYPE_CHECKING:
     from strati.core.results import FloatArray
     from strati.interventions.compress.costs import CostScale, Curve
-    from strati.interventions.compress.evaluator import InterventionEvaluator
     from strati.interventions.compress.predict import Combination
+    from strati.interventions.evaluator import Evaluator
 
 _CLOSE = 0.98
 """A spread of one setting that uses so much of the budget needs no mixing."""
@@ -242,15 +242,15 @@ class Candidates:
 
 
 def contiguous_runs(
-    candidates: Candidates, evaluators: Sequence[InterventionEvaluator], action: str
+    candidates: Candidates, evaluators: Sequence[Evaluator], action: str
 ) -> list[tuple[int, ...]]:
     """The run of neighbouring blocks that turns its input least and whose removal meets the budget (2403.17887)."""
     if action != "drop" or candidates.loss or len(evaluators) != 1:
         return []
     from strati.interventions.metrics import BlockInfluence
 
-    subject, names = evaluators[0].subject, [curve.layer for curve in candidates.curves]
-    if subject.task is None:
+    task, names = evaluators[0].task, [curve.layer for curve in candidates.curves]
+    if task is None:
         return []
     keep = [len(curve.options) - 1 for curve in candidates.curves]
     runs: list[tuple[float, tuple[int, ...]]] = []
@@ -259,7 +259,7 @@ def contiguous_runs(
         for last in range(first, min(first + len(target.members), len(names))):
             dropped = (*keep[:first], *[0] * (last + 1 - first), *keep[last + 1 :])
             if names[last] in target.members and candidates.size(dropped) <= candidates.budget * (1 + 1e-9):
-                influence = BlockInfluence(subject.model, subject.task, target)
+                influence = BlockInfluence(evaluators[0].model, task, target)
                 runs.append((influence.angular_distance(names[last]), dropped))
                 break
     return [min(runs)[1]] if runs else []

@@ -36,18 +36,18 @@ class Edits:
         study: Study | None,
         settings: ApplyConfig,
     ) -> None:
-        from strati.interventions.compress.evaluator import InterventionEvaluator, open_evaluators
-        from strati.interventions.measure_layer import Subject
+        from strati.interventions.evaluator import Evaluator, open_evaluators
+        from strati.interventions.targets import Target
 
         self.model, self.action = model, str(wanted["action"])
         self.chosen = {x["name"]: x["choice"] for x in wanted["layers"] if x["choice"] != KEEP}
-        layers = {} if study is None else study.origin.get("layers", {})
+        layers = {} if study is None else {n: t for n, t in study.origin.layers.items() if t.composite}
         if self.action == "drop":
-            kinds = {
-                x["name"]: {"kind": "block", "shape": [x["cols"]], "members": [x["name"]], "outputs": 0}
+            blocks = {
+                x["name"]: Target(x["name"], "block", "block", (x["cols"],), False, (x["name"],))
                 for x in wanted["layers"]
             }
-            layers = {**kinds, **layers}
+            layers = {**blocks, **layers}
         others: Any = {}
         if self.action == "adapt":
             others = next((w.others for w in open_evaluators(study)), {}) if study is not None else {}
@@ -58,9 +58,8 @@ class Edits:
         # Data-aware edits are computed on a copy, in which every layer reads what the layers changed before it give.
         aware = any(reads_inputs(tuple(read_setting(c).items())) for c in self.chosen.values() if "=" in c)
         inputs = _calibration(model, study, settings.calibration) if aware else None
-        self.evaluator = InterventionEvaluator(
-            Subject("model", model if inputs is None else inputs.model, calibration=inputs), layers, others
-        )
+        network = model if inputs is None else inputs.model
+        self.evaluator = Evaluator("model", network, calibration=inputs, others=others, composites=layers)
         if self.action in EXPERT_KINDS:
             evaluators = open_evaluators(study, model=model) if study is not None else []
             if not evaluators:
@@ -105,8 +104,8 @@ class Edits:
             self.experts[name] = change
             return len(change.experts) * target.shape[1]
         edits = self.evaluator.edits(target)
-        if self.evaluator.subject.calibration is not None:
-            put_values(self.evaluator.subject.model, target, change)
+        if self.evaluator.calibration is not None:
+            put_values(self.evaluator.model, target, change)
         self.weights[name] = change.values
         setting = read_setting(choice)
         if "unit" in setting:
@@ -380,20 +379,16 @@ def _calibration(model: nn.Module, study: Study | None, calibration: Any) -> Seq
     Raises:
         BadInputError: There are none.
     """
-    from strati.interventions.checkpoints import in_single
-    from strati.interventions.compress.evaluator import open_evaluators
+    from strati.interventions.evaluator import open_evaluators
     from strati.interventions.input_covariance import SequentialInputs
+    from strati.interventions.targets import in_single
     from strati.interventions.tasks import calibration_data
 
     copied = in_single(copy.deepcopy(model)).eval()
     if calibration is not None:
-        context = ((study.origin.get("measure") if study is not None else None) or {}).get("context", 128)
-        return SequentialInputs(
-            copied, calibration_data(calibration, copied, int(context)).calibration_batches()
-        )
-    stored_inputs = (
-        [e.subject.calibration for e in open_evaluators(study, model=model)] if study is not None else []
-    )
+        context = 128 if study is None else study.origin.context
+        return SequentialInputs(copied, calibration_data(calibration, copied, context).calibration_batches())
+    stored_inputs = [e.calibration for e in open_evaluators(study, model=model)] if study is not None else []
     if not stored_inputs or stored_inputs[0] is None:
         raise BadInputError(
             "calibration", "the plan's edits need data and the study's are not at hand; give calibration"
@@ -422,17 +417,12 @@ def _head(stack: str, numbers: Sequence[int], names: Sequence[str]) -> str:
 
 def open_network_of(source: Path, study: Study | None) -> nn.Module:
     """A checkpoint as a module, opened as the study opened it."""
-    from strati.interventions.checkpoints import in_single, open_checkpoint
-    from strati.interventions.study_spec import NetworkSpec
+    from strati.interventions.targets import in_single
     from strati.io.to_module import as_module
 
-    about = ((study.origin.get("spec") if study is not None else None) or {}).get("network")
-    if about is not None:
-        options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items()}
-        return open_checkpoint(str(source), NetworkSpec(**options))
-    networks = study.origin.get("networks", {}) if study is not None else {}
-    activation: Any = next((n["activation"] for n in networks.values() if "activation" in n), "relu")
-    return in_single(as_module(source, activation=activation))
+    networks = [] if study is None else list(study.origin.networks.values())
+    activation: Any = networks[0].activation if networks else "relu"
+    return in_single(as_module(source, activation=activation)).eval()
 
 
 def _parameters(model: nn.Module) -> int:

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from strati.core.results import FloatArray
-    from strati.interventions.compress.evaluator import InterventionEvaluator
+    from strati.interventions.evaluator import Evaluator
     from strati.interventions.study import Study
+    from strati.interventions.targets import Target
 
 UNIT = HIGHER - {"bleu", "r2", "reward", "rouge"}
 """Measures between 0 and 1, of which more is better."""
@@ -306,9 +307,9 @@ def read_curves(
     names = [name for name in names if name in meant]
     scale = scale_of(study)
     curves = []
-    for name in _in_order(names, study.origin.get("layers", {})):
+    for name in _in_order(names, study.origin.layers):
         mine = [r for r in rows if r["layer"] == name]
-        shape, what = _shape(study.origin.get("layers", {}), name, mine[0])
+        shape, what = _shape(study.origin.layers, name, mine[0])
         options = []
         for setting in dict.fromkeys(r.get("setting") for r in mine):
             setting_rows = [r for r in mine if r.get("setting") == setting]
@@ -326,13 +327,13 @@ def read_curves(
     return curves
 
 
-def _in_order(names: list[str], layers: Mapping[str, Any]) -> list[str]:
+def _in_order(names: list[str], layers: Mapping[str, Target]) -> list[str]:
     """Layers in the network's order, where the study knows it."""
     place = {name: i for i, name in enumerate(layers)}
     return sorted(names, key=lambda name: place.get(name, len(place)))
 
 
-def _shape(layers: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> tuple[Shape, str]:
+def _shape(layers: Mapping[str, Target], name: str, row: Mapping[str, Any]) -> tuple[Shape, str]:
     record = layers.get(name)
     if record is None:
         rows, cols = row.get("rows"), row.get("cols")
@@ -342,13 +343,13 @@ def _shape(layers: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> tupl
             side = int(row["parameters"])
             return Shape(1, side, side), "linear"
         raise BadInputError(name, "the study does not say how large this layer is; give the model")
-    shape = [int(n) for n in record["shape"]]
-    if record["kind"] == "block":
+    shape = list(record.shape)
+    if record.kind == "block":
         return Shape(1, shape[0], shape[0]), "block"
-    if record["kind"] == "conv1d":
+    if record.kind == "conv1d":
         shape = shape[::-1]
     cols = math.prod(shape[1:])
-    return Shape(shape[0], cols, shape[0] * cols), str(record["kind"])
+    return Shape(shape[0], cols, shape[0] * cols), record.kind
 
 
 def _option(
@@ -391,9 +392,7 @@ def _monotone(options: list[CurveOption]) -> tuple[CurveOption, ...]:
 RANKS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def gradient_curves(
-    evaluators: Sequence[InterventionEvaluator], layers: Sequence[str] = ("*",)
-) -> list[Curve]:
+def gradient_curves(evaluators: Sequence[Evaluator], layers: Sequence[str] = ("*",)) -> list[Curve]:
     """For every layer and rank: the share of the gradient's energy that an update of that rank cannot hold.
 
     One gradient of the mean loss over the study's data. It says what the first step of training would want, not what
@@ -408,12 +407,11 @@ def gradient_curves(
     from strati.interventions.edits import Directions
     from strati.interventions.tasks import IGNORED
 
-    if not evaluators or evaluators[0].subject.task is None:
+    if not evaluators or evaluators[0].task is None:
         why = "needs measured 'adapt' rows (strati.adapt(base, rank=[...])), or the network and data for its gradient"
         raise BadInputError("adapt", why)
-    subject = evaluators[0].subject
-    model: Any = subject.model
-    assert subject.task is not None
+    task = evaluators[0].task
+    model: Any = evaluators[0].model
     targets = [t for t in find_targets(model, layers) if t.kind != "embedding"]
     if not targets:
         raise BadInputError("layers", f"no layer matches {', '.join(layers)}")
@@ -423,9 +421,9 @@ def gradient_curves(
     try:
         for weight in weights:
             weight.requires_grad_(True)
-        for inputs, answers in subject.task.batches:
+        for inputs, answers in task.batches:
             with torch.enable_grad():
-                logits = subject.task.output(model, inputs)
+                logits = task.output(model, inputs)
                 loss = functional.cross_entropy(
                     logits.reshape(-1, logits.shape[-1]).float(),
                     answers.reshape(-1),

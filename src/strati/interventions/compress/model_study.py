@@ -8,7 +8,6 @@ choice never changes is decided, of any other layer the settings that were chose
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +18,13 @@ from strati.core.errors import BadInputError
 from strati.core.rng import stream
 from strati.interventions.compress.budget import ACTIONS, Budget, choose
 from strati.interventions.compress.costs import Curve, read_curves, scale_of
+from strati.interventions.evaluator import Evaluator
 from strati.interventions.kinds import Intervention, make, setting_text, unit_of
-from strati.interventions.measure_layer import PointFailure, Subject, layer_changes, measure_layer
+from strati.interventions.measure_layer import PointFailure, layer_changes, measure_layer
 from strati.interventions.sensitivity import NetworkScores
 from strati.interventions.study import Study, study_in_cache
 from strati.interventions.study_config import StudyConfig
-from strati.interventions.study_sources import model_job
-from strati.interventions.study_units import targets_of
+from strati.interventions.study_job import Job, make_job, targets_of
 from strati.interventions.targets import values_of
 from strati.interventions.tasks import standard_error
 
@@ -48,12 +47,9 @@ def screened_study_of_model(
     model: Any, data: Any, budget: Budget, config: PlanConfig, tick: Tick
 ) -> tuple[Study, dict[str, Any]]:
     """The same where a score decides most settings: a study in memory, and how many settings were measured."""
-    from strati.interventions.tasks import as_modules, paths_of
-
     settings = _settings_of(model, data, budget.kind, config)
     kind = budget.kind if budget.kind != "loss" else ACTIONS[str(config.action)][0]
-    modules = as_modules(model, config.activation)
-    return screened_study(modules, data, settings, budget, kind, paths_of(model), tick)
+    return screened_study(model, data, settings, budget, kind, tick)
 
 
 def _settings_of(model: Any, data: Any, budget_kind: str, config: PlanConfig) -> StudyConfig:
@@ -126,9 +122,9 @@ class Screening:
     """The scores of all settings of one network, and the rows of those that were measured."""
 
     def __init__(
-        self, subject: Subject, targets: tuple[Target, ...], config: StudyConfig, tick: Tick
+        self, evaluator: Evaluator, targets: tuple[Target, ...], config: StudyConfig, tick: Tick
     ) -> None:
-        self.subject, self.config, self.tick = subject, config, tick
+        self.evaluator, self.config, self.tick = evaluator, config, tick
         self.targets = {target.name: target for target in targets}
         self.rows: dict[tuple[str, str | None], dict[str, Any]] = {}
         self.factor, self.scatter = 1.0, 1.0
@@ -162,17 +158,15 @@ class Screening:
             intervention = self.config.interventions[0]
             part = tuple(setting for setting in intervention.settings if setting_text(setting) in texts)
             config = replace(self.config, interventions=(Intervention(intervention.name, part),))
-            for row in measure_layer(self.subject, target, config):
+            for row in measure_layer(self.evaluator, target, config):
                 self.rows[name, row["setting"]] = row
             self.tick(name)
         self._scale()
 
-    def study(self, about: Mapping[str, Any], body: Any) -> Study:
+    def study(self, job: Job) -> Study:
         """A study with the measured rows, and rows that the scores predict (``screened``) for all other settings."""
         rows = [row for row in self.rows.values() if row["status"] == "done"]
-        bare = Study(
-            "screened", about["performance"], tuple(rows), self.settings, None, about["origin"], body
-        )
+        bare = Study("screened", job.performance, tuple(rows), self.settings, None, job.origin, job.body)
         scale = scale_of(bare)
         first = rows[0]
         for name, by_setting in self.scores.items():
@@ -217,13 +211,15 @@ class Screening:
         return points
 
     def _fisher(self) -> Scores:
-        assert self.subject.task is not None
-        network = NetworkScores(self.subject.model, self.subject.task, name=self.subject.name)
+        assert self.evaluator.task is not None
+        network = NetworkScores(
+            self.evaluator.model, self.evaluator.score_task or self.evaluator.task, name=self.evaluator.name
+        )
         scores: Scores = {}
         for name, target in self.targets.items():
-            values = values_of(self.subject.model, target)
+            values = values_of(self.evaluator.model, target)
             points = self.config.points(target, False)[1:]
-            changes = layer_changes(self.subject, target, self.config, values, points, {})
+            changes = layer_changes(self.evaluator, target, self.config, values, points)
             steps = {c.setting: c.values - values[0] for c in changes if not isinstance(c, PointFailure)}
             by_setting = {str(text): network.fisher_gradient(name, step) for text, step in steps.items()}
             scores[name] = {text: score for text, score in by_setting.items() if score is not None}
@@ -231,7 +227,7 @@ class Screening:
 
     def _scale(self) -> None:
         """The mean and the scatter of the logarithm of cost over score, where the cost is twice its error."""
-        task, intact = self.subject.task, self.subject.scores()
+        task, intact = self.evaluator.task, self.evaluator.intact().scores
         assert task is not None and intact is not None
         about = {"name": task.performance, "chance": task.chance, "higher_is_better": task.higher_is_better}
         rows = [row for row in self.rows.values() if row["status"] == "done"]
@@ -250,12 +246,11 @@ class Screening:
 
 
 def screened_study(
-    modules: Any,
+    model: Any,
     data: Any,
     config: StudyConfig,
     budget: Budget,
     kind: str,
-    paths: Mapping[str, str],
     tick: Tick,
 ) -> tuple[Study, dict[str, Any]]:
     """A study of one network in which most settings have predicted costs, and how much was measured.
@@ -267,17 +262,15 @@ def screened_study(
 
     if unit_of(config.names[0]) != "layer":
         raise BadInputError("screen", f"is for changes of weights; {config.names[0]} is measured in full")
-    job = model_job(modules, None, data, config, paths)
-    body: Any = job.body
-    subjects = list(body.subjects.values())
-    if len(subjects) != 1:
+    job = make_job(model, None, data, config)
+    evaluators = list(job.body.evaluators.values())
+    if len(evaluators) != 1:
         raise BadInputError("screen", "takes one network")
-    screening = Screening(
-        subjects[0], targets_of(subjects[0].model, config, subjects[0].run_once), config, tick
-    )
+    targets = targets_of(evaluators[0].model, config, evaluators[0].run_once)
+    screening = Screening(evaluators[0], targets, config, tick)
     screening.pilot()
     for _ in range(_ROUNDS):
-        study = screening.study(job.about, job.body)
+        study = screening.study(job)
         curves = read_curves(study, config.names[0], kind, layers=config.patterns)
         scale = scale_of(study)
         size = target_size(budget, [c.shape for c in curves])
@@ -287,7 +280,7 @@ def screened_study(
         if all(point in screening.rows for point in points):
             break
         screening.measure(points)
-    study = screening.study(job.about, job.body)
+    study = screening.study(job)
     share = screening.measured / max(screening.settings, 1)
     about = {"score": "fisher_gradient", "settings": screening.settings, "measured": screening.measured}
     return study, about | {"fraction": share}

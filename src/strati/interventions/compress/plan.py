@@ -24,7 +24,7 @@ from strati.interventions.compress.costs import KEEP, CostScale, Curve, Quantity
 from strati.interventions.compress.predict import PlanOutcome, outcome_of
 from strati.interventions.kinds import EXPERT_KINDS
 from strati.interventions.study import Study, load_study
-from strati.interventions.study_spec import STORE
+from strati.interventions.study_config import STORE
 from strati.io.layers import as_patterns
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     from strati.core.option_types import PlanOptions
     from strati.interventions.compress.candidates import Candidates
-    from strati.interventions.compress.evaluator import InterventionEvaluator
     from strati.interventions.compress.predict import (
         Additivity,
         Combination,
         CombinationEvaluator,
         Prediction,
     )
+    from strati.interventions.evaluator import Evaluator
     from strati.schemas.json_types import PlanFields
 
 
@@ -174,11 +174,11 @@ class Plan(Result):
             *("action", "budget", "layers", "predicted", "uniform", "additivity", "performance", "size"),
             *("networks", "outcome", "verdict", "quantity", "exact", "frontier", "curves", "screen"),
         )
-        origin = self.study.origin if self.study is not None else {}
+        data = None if self.study is None else dataclasses.asdict(self.study.origin.data)
         store = (
             None if self.study is None or self.study.store is None else str(Path(self.study.store).resolve())
         )
-        about = {"store": store, "data": origin.get("data"), "name": self.study.name if self.study else None}
+        about = {"store": store, "data": data, "name": self.study.name if self.study else None}
         return cast("PlanFields", {name: getattr(self, name) for name in names} | {"study": about})
 
     def frame(self) -> pd.DataFrame:
@@ -267,8 +267,8 @@ def plan(
         'quantise'
     """
     require("torch", "torch", "making a plan")
-    from strati.interventions.compress.evaluator import open_evaluators
     from strati.interventions.compress.model_study import screened_study_of_model, study_of_model
+    from strati.interventions.evaluator import open_evaluators
 
     config = resolve(PlanConfig, config, options, of=plan)
     action_name = None if config.action is None else config.action.replace("_", "-")
@@ -339,14 +339,11 @@ _NOTHING = {"performance": None, "low": None, "high": None, "measured": None, "c
 """What a plan that measured nothing predicts."""
 
 
-def _hashes(study: Study, evaluators: Sequence[InterventionEvaluator]) -> tuple[Mapping[str, Any], ...]:
+def _hashes(study: Study, evaluators: Sequence[Evaluator]) -> tuple[Mapping[str, Any], ...]:
     """The networks a plan is for: those that can be measured, else those the study recorded."""
     if evaluators:
-        return tuple({"name": w.subject.name, "hash": w.digest()} for w in evaluators)
-    networks = study.origin.get("networks", {})
-    return tuple(
-        {"name": n, "hash": x["hash"]} for n, x in networks.items() if isinstance(x, Mapping) and "hash" in x
-    )
+        return tuple({"name": w.name, "hash": w.digest()} for w in evaluators)
+    return tuple({"name": name, "hash": origin.hash} for name, origin in study.origin.networks.items())
 
 
 def _plan(
@@ -355,7 +352,7 @@ def _plan(
     kind: str,
     config: PlanConfig,
     study: Study,
-    evaluators: Sequence[InterventionEvaluator],
+    evaluators: Sequence[Evaluator],
     about: tuple[Quantity, tuple[Mapping[str, Any], ...]],
     tick: Tick,
 ) -> Plan:

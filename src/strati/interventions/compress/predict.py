@@ -23,7 +23,7 @@ from strati.interventions.tasks import standard_error
 if TYPE_CHECKING:
     from strati.core.results import FloatArray, IntArray
     from strati.interventions.compress.costs import CostScale, Curve, CurveOption
-    from strati.interventions.compress.evaluator import InterventionEvaluator, Measurement
+    from strati.interventions.evaluator import Evaluator, Measurement
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CombinationEvaluator:
         curves: Sequence[Curve],
         action: str,
         scale: CostScale,
-        evaluators: Sequence[InterventionEvaluator],
+        evaluators: Sequence[Evaluator],
     ) -> None:
         self.curves, self.action = curves, action
         self.evaluators = evaluators
