@@ -256,7 +256,7 @@ def test_bad_calls_are_one_line(spec: Path, tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_can_be_resumed(spec: Path, calm: bytes, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(small)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting a small tmpfs is not allowed here")
     try:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from strati.core.errors import BadInputError, UnsupportedError
-from strati.interventions.cached_forward import ChainProbe, Measurement, Tapes, whole_scores
+from strati.interventions.cached_forward import ChainProbe, Tapes, whole_scores
+from strati.interventions.cached_forward import Measurement as Measurement
 from strati.interventions.changes import LayerEdits, Others, make_change, source_key, tensors_of
 from strati.interventions.experts import expert_change, score_experts
 from strati.interventions.input_covariance import CalibrationInputs
@@ -289,8 +290,9 @@ def _of_model(study: Study, model: Any, data: Any) -> list[Evaluator]:
         first = next(iter(body.evaluators.values()))
         network = module.eval() if first.task is None else single
         calibration = first.calibration and CalibrationInputs(network, first.calibration.batches)
-        others = {"task": first.task, "evaluate": first.evaluate, "others": first.others}
-        return [_composed(Evaluator(first.name, network, calibration=calibration, **others), study)]
+        evaluator = Evaluator(first.name, network, None, first.task, first.evaluate, calibration)
+        evaluator.others = first.others
+        return [_composed(evaluator, study)]
     return [_with_stored_data("model", single, study)] if _has_data(study) else []
 
 

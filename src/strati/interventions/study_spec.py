@@ -298,7 +298,7 @@ def _scaled(path: str, data: Mapping[str, Any], config: StudyConfig) -> StudyDat
     from strati.interventions.tasks import study_data
 
     arrays = study_data(path, None, config.context, inputs=config.inputs, targets=config.targets)
-    scale = {key: tuple(map(float, data[key])) for key in ("mean", "std") if key in data}
+    scale: dict[str, Any] = {key: tuple(map(float, data[key])) for key in ("mean", "std") if key in data}
     for key, numbers in scale.items():
         channels = arrays.x_test.shape[1] if arrays.x_test.ndim > 1 else 1
         if len(numbers) not in (1, channels):

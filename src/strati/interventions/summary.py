@@ -68,14 +68,12 @@ def _most_sensitive(study: Study, changed: pd.DataFrame) -> str:
     if not len(changed):
         return f"{study.name}: no changed layer was measured"
     better = bool(study.performance["higher_is_better"])
-    keys = [k for k in ("layer", "intervention", "setting") if changed[k].notna().any()]
-    means = changed.groupby(keys, dropna=False)["performance"].mean()
-    place: Any = means.idxmin() if better else means.idxmax()
-    parts = place if isinstance(place, tuple) else (place,)
-    setting = f" {parts[2]}" if len(parts) > 2 and isinstance(parts[2], str) else ""
+    keys = [changed["layer"], changed["intervention"], changed["setting"].fillna("")]
+    means = changed.groupby(keys)["performance"].mean()
+    worst: Any = means.idxmin() if better else means.idxmax()
     name = str(study.performance["name"])
-    worst = performance_text(name, float(means[place]))
-    return f"Most sensitive: {parts[0]}, {name} {worst} after {parts[1]}{setting}."
+    text = performance_text(name, float(means[worst]))
+    return f"Most sensitive: {worst[0]}, {name} {text} after {' '.join(filter(None, worst[1:]))}."
 
 
 def _intact_line(study: Study, rows: pd.DataFrame) -> str:

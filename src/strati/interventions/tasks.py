@@ -387,7 +387,7 @@ def as_modules(source: Any, activation: str = "relu") -> dict[str, nn.Module]:
     Raises:
         BadInputError: They are none.
     """
-    kinds = nn.Module | Network | str | os.PathLike
+    kinds = (nn.Module, Network, str, os.PathLike)
     if isinstance(source, Mapping) and source and all(isinstance(v, kinds) for v in source.values()):
         return {str(name): _module(network, activation) for name, network in source.items()}
     return {"model": _module(source, activation)}
