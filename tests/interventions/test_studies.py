@@ -218,7 +218,10 @@ def test_reinitialise_puts_the_initial_values_back() -> None:
     assert (table["performance"] == 1.0).all() and (table["distance"] == 0.0).all()
     with pytest.raises(BadInputError, match="needs the network's initial values"):
         study(model, data=(x, y), config=replace(plan, initial=None))
-    for wrong, word in ((nn.Sequential(nn.Linear(6, 7)), r"there it is \(7, 6\)"), ({}, "holds no tensors")):
+    for wrong, word in (
+        (nn.Sequential(nn.Linear(6, 7)), r"is \(7, 6\) there"),
+        ({}, "holds no tensors"),
+    ):
         with pytest.raises(BadInputError, match=word):
             study(model, data=(x, y), config=replace(plan, initial=wrong))
 

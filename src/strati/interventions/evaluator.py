@@ -25,6 +25,7 @@ from strati.interventions.experts import expert_change, score_experts
 from strati.interventions.input_covariance import CalibrationInputs
 from strati.interventions.kinds import Point, make, read_setting
 from strati.interventions.study_config import DATA
+from strati.interventions.study_spec import trained_networks
 from strati.interventions.targets import (
     Change,
     Target,
@@ -44,6 +45,7 @@ from strati.interventions.tasks import (
     scores_of,
     study_data,
 )
+from strati.jobs.driver import Run
 from strati.landscape.mlp.sequential import as_chain
 
 if TYPE_CHECKING:
@@ -245,11 +247,16 @@ def open_evaluators(study: Study, *, model: Any = None, data: Any = None) -> lis
     if study.body is not None:
         return list(study.body.evaluators.values())
     networks = study.origin.networks
-    if not _has_data(study) or any(origin.path is None for origin in networks.values()):
+    if not _has_data(study):
         return []
+    if study.origin.training is not None:
+        folder = Path(str(study.store)).parent
+        trained, _ = trained_networks(study.origin.training, str(folder)).train(folder, Run())
+        return [_with_stored_data(name, module, study) for name, module in trained.items()]
     evaluators = []
     for name, origin in networks.items():
-        assert origin.path is not None
+        if origin.path is None:
+            return []
         if not Path(origin.path).exists():
             raise BadInputError(origin.path, "the study's network is no longer there; give the model as well")
         network = in_single(as_modules(origin.path, origin.activation)["model"]).eval()

@@ -211,13 +211,16 @@ def study(
     call = model if isinstance(model, StudyCall) else read_spec(model)  # type: ignore[arg-type]
     call = override(call, config, set(options))
     run = call.config.run(tick, engine, address, workers=0)
+    training = None
     with ExitStack() as stack:
         if call.trains:
             folder = Path(out or stack.enter_context(tempfile.TemporaryDirectory()))
             with interruptible(lambda: 0, run):
                 networks, initial = call.model.train(folder, run)
+            training = call.model.document
             call = StudyCall(call.name, networks, call.model.data, replace(call.config, initial=initial))
-        return _run(make_job(call.model, None, call.data, call.config, call.name), out, run)
+        job = make_job(call.model, None, call.data, call.config, name=call.name, training=training)
+        return _run(job, out, run)
 
 
 def study_in_cache(model: Any, data: Any, config: StudyConfig, out: str | Path | None, tick: Tick) -> Study:

@@ -271,6 +271,7 @@ class StudyOrigin:
         calibration: Calibration rows; ``None`` where no edit needs any.
         without_blocks: Blocks should have been dropped, but the network has none.
         others: Paths of the other networks of ``swap``, ``adapt`` and ``damp-intruders``.
+        training: The sections of the spec by which the networks were trained for the study, if they were.
     """
 
     layers: Mapping[str, Target] = field(default_factory=dict)
@@ -281,6 +282,7 @@ class StudyOrigin:
     calibration: int | None = None
     without_blocks: bool = False
     others: tuple[str, ...] = ()
+    training: Mapping[str, Any] | None = None
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> StudyOrigin:

@@ -108,7 +108,13 @@ class Job:
 
 
 def make_job(
-    source: Any, evaluate: Evaluate | None, data: Any, config: StudyConfig, name: str = "study"
+    source: Any,
+    evaluate: Evaluate | None,
+    data: Any,
+    config: StudyConfig,
+    *,
+    name: str = "study",
+    training: Mapping[str, Any] | None = None,
 ) -> Job:
     """Open the networks and the data of a study, check that they fit, and plan its units.
 
@@ -184,6 +190,7 @@ def make_job(
         calibration=sum(map(len, calibration)) or None,
         without_blocks="drop" in config.names and not any(target.kind == "block" for target in everything),
         others=_paths_of_others(config),
+        training=training,
     )
     return Job(
         name=name,
@@ -371,12 +378,12 @@ def _initial_tensors(source: Any, activation: str) -> dict[str, NDArray[Any]]:
 
 def _check_initial(targets: tuple[Target, ...], initial: Mapping[str, Any] | None) -> None:
     """Before any work: the initial values have to be those of the same network."""
-    for target in targets if initial is not None else ():
-        first = initial.get(f"{target.name}.weight") if initial is not None else None
-        if first is None or tuple(first.shape) != target.shape:
-            shape = "it is not there" if first is None else f"there it is {tuple(first.shape)}"
-            why = f"not the initial values of this network: {target.name}.weight is {target.shape} here, {shape}"
-            raise BadInputError("initial", why)
+    if initial is None:
+        return
+    for target in targets:
+        why = "" if target.composite else _shape_difference(initial, target)
+        if why:
+            raise BadInputError("initial", f"not the initial values of this network: {why} there")
 
 
 def _shape_difference(tensors: Mapping[str, NDArray[Any]], target: Target) -> str:

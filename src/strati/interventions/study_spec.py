@@ -62,6 +62,7 @@ class TrainedNetworks(Protocol):
     """
 
     names: tuple[str, ...]
+    document: Mapping[str, Any]
 
     @property
     def data(self) -> StudyData:
@@ -180,23 +181,35 @@ def section(rules: Rules, entries: Any, what: str, name: str) -> dict[str, Any]:
     return {key: rules[key].plain(entry) for key, entry in entries.items()}
 
 
-def data_file(data: Mapping[str, Any], what: str) -> Path:
+def trained_networks(document: Mapping[str, Any], what: str) -> TrainedNetworks:
+    """The networks that an installed package trains by the sections ``network``, ``data`` and ``train`` and the seed.
+
+    Raises:
+        MissingExtraError: No installed package knows the source.
+    """
+    source = document["network"].get("source", "mlp")
+    package = plugins.load(plugins.NETWORKS, source)
+    if package is None:
+        raise MissingExtraError(
+            f"network.source {source!r}", f"training networks for a study {plugins.REPRODUCTIONS}"
+        )
+    networks: TrainedNetworks = package.read_training(document, what)
+    return networks
+
+
+def data_file(data: Mapping[str, Any]) -> Path:
     """The file of the data that a spec names: by path, or by the name of a data set.
 
     Raises:
-        BadInputError: There is no such file or data set.
+        BadInputError: There is no such data set.
     """
     if "path" in data:
-        path = Path(data["path"])
-    elif data["name"] == "digits":
+        return Path(data["path"])
+    if data["name"] == "digits":
         from strati import embedded
 
-        path = embedded.path("digits.npz")
-    else:
-        path = find_data(data["name"])
-    if not path.is_file():
-        raise BadInputError(path, "no such data file")
-    return path
+        return embedded.path("digits.npz")
+    return find_data(data["name"])
 
 
 def find_data(name: str) -> Path:
@@ -246,15 +259,10 @@ def _call(document: Mapping[str, Any], what: str, folder: Path) -> StudyCall:
         raise BadInputError(
             what, "network.path is missing: the local Hugging Face directory of the checkpoint"
         )
-    package = plugins.load(plugins.NETWORKS, source)
-    if package is None:
-        raise MissingExtraError(
-            f"network.source {source!r}", f"training networks for a study {plugins.REPRODUCTIONS}"
-        )
     data = {**tables["data"]}
     if isinstance(data.get("path"), str):
         data["path"] = str(folder / data["path"])
-    networks = package.read_training({**tables, "data": data, "seed": options.get("seed", 0)}, what)
+    networks = trained_networks({**tables, "data": data, "seed": options.get("seed", 0)}, what)
     return StudyCall(name, networks, None, StudyConfig(**options))
 
 
@@ -282,7 +290,7 @@ def _checkpoint_call(
     options |= {key: data[name] for key, name in (("rows", "test"), ("context", "context")) if name in data}
     if "path" in data:
         data["path"] = str(folder / data["path"])
-    path = data_file(data, what)
+    path = data_file(data)
     if "x_test" in array_names(path):
         options["inputs"] = "x_test"
         options["targets"] = "y_test" if "y_test" in array_names(path) else None

@@ -97,6 +97,15 @@ class TrainingSpec:
         """The names of the networks."""
         return tuple(map(network_name, range(self.network.count)))
 
+    @property
+    def document(self) -> dict[str, Any]:
+        """The sections that describe the networks, as :func:`read_training` reads them."""
+        parts = {"network": self.network, "data": self.source, "train": self.training}
+        tables = {
+            name: {k: v for k, v in asdict(part).items() if v is not None} for name, part in parts.items()
+        }
+        return {**tables, "seed": self.seed}
+
     @cached_property
     def data(self) -> StudyData:
         """Training and test data.
@@ -240,7 +249,7 @@ def prepare(spec: TrainingSpec) -> StudyData:
         BadInputError: The data are not there, broken, or lack what training needs.
     """
     about = spec.source
-    path = data_file({key: value for key, value in asdict(about).items() if value is not None}, "data")
+    path = data_file({key: value for key, value in asdict(about).items() if value is not None})
     data = _text(path, about.context) if path.suffix == ".txt" else _arrays(path, spec)
     data = replace(
         data,
