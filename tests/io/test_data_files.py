@@ -125,9 +125,10 @@ def test_arrays(tmp_path):
     np.save(tmp_path / "d.npy", np.asfortranarray(x))
     data = read_data(tmp_path / "d.npy")
     assert np.array_equal(data.x, x) and data.y is None
-    np.savez_compressed(tmp_path / "t.npz", a=y, b=x)
-    table = read_table(tmp_path / "t.npz")
-    assert table.columns == ("a", "b_0", "b_1") and np.array_equal(table.values[:, 1:], x)
+    np.savez_compressed(tmp_path / "t.npz", x=x, y=y)
+    assert np.array_equal(read_data(tmp_path / "t.npz").x, x)
+    with pytest.raises(BadInputError, match="without column names"):
+        read_table(tmp_path / "t.npz")
 
 
 @pytest.mark.parametrize(

@@ -134,16 +134,15 @@ def read_data(
 
 
 def read_table(path: str | Path) -> DataTable:
-    """Read a whole file as named columns of numbers.
-
-    An ``.npz`` gives one column per one-dimensional array and ``name_0, name_1, ...`` per two-dimensional
-    one; a two-dimensional ``.npy`` gives ``0, 1, ...``.
+    """Read a CSV file as named columns of numbers.
 
     Raises:
-        BadInputError: The file is broken, or not a table of numbers.
+        BadInputError: The file is broken, or not CSV.
     """
     source, arrays = _open(path)
-    return _stacked(path, _arrays(source)) if arrays else _parse(path, _text_of(source))
+    if arrays:
+        raise BadInputError(path, "holds arrays without column names; give CSV with a header")
+    return _parse(path, _text_of(source))
 
 
 def _open(path: str | Path) -> tuple[MappedFile, bool]:
@@ -372,24 +371,6 @@ def _checked(path: str | Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
             path, f"{name} holds NaN or infinite values (first in row {row}); fill or drop them"
         )
     return array
-
-
-def _stacked(path: str | Path, arrays: dict[str, NDArray[Any]]) -> DataTable:
-    columns: list[str] = []
-    parts: list[FloatArray] = []
-    for name, array in arrays.items():
-        _checked(path, name or "the array", array)
-        if array.ndim > 2:
-            raise UnsupportedError(
-                path, f"{name or 'the array'} has {array.ndim} dimensions; a table has two"
-            )
-        block = array.reshape(len(array), -1).astype(np.float64)
-        numbered = [f"{name}_{i}" if name else str(i) for i in range(block.shape[1])]
-        columns += [name] if name and array.ndim == 1 else numbered
-        parts.append(block)
-    if len({len(part) for part in parts}) != 1:
-        raise BadInputError(path, "its arrays have different numbers of rows; a table has one")
-    return DataTable(tuple(columns), np.concatenate(parts, axis=1))
 
 
 def _arrays(source: MappedFile) -> dict[str, NDArray[Any]]:

@@ -7,8 +7,9 @@ Every shard must be a plain file name inside the folder; links that lead out of 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,12 +74,13 @@ def contents(folder: Path) -> RawCheckpoint:
         BadInputError: A shard is missing, lies outside the folder, or is listed twice; there are no weights, or
             several that do not belong together.
     """
-    if (folder / ADAPTER).exists() or (folder / ADAPTER).is_symlink():
-        return _adapter(folder)
-    if (folder / PIPELINE).exists() or (folder / PIPELINE).is_symlink():
-        return _pipeline(folder)
-    config = _config(folder)
-    return _merge(folder, _files(folder), config)
+    adapter = _table(folder, ADAPTER)
+    if adapter is not None:
+        return _adapter(folder, adapter)
+    pipeline = _table(folder, PIPELINE)
+    if pipeline is not None:
+        return _pipeline(folder, pipeline)
+    return _merge(folder, _first_of(folder, PREFERRED), _config(folder))
 
 
 def indexed_contents(index: Path) -> RawCheckpoint:
@@ -92,16 +94,12 @@ def indexed_contents(index: Path) -> RawCheckpoint:
     return _merge(folder, _indexed(folder, index), _config(folder))
 
 
-def _pipeline(folder: Path) -> RawCheckpoint:
+def _pipeline(folder: Path, table: Mapping[str, Any]) -> RawCheckpoint:
     """A diffusers pipeline: every component that has weights, its name before theirs.
 
     Raises:
-        BadInputError: The list of components is none, leads out of the folder, or no component has weights.
+        BadInputError: A component leads out of the folder, or none has weights.
     """
-    leads_to(folder, folder / PIPELINE)
-    table = _json(folder / PIPELINE)
-    if not isinstance(table, dict):
-        raise BadInputError(folder / PIPELINE, "is not a JSON table; download it again")
     parts: dict[str, RawCheckpoint] = {}
     for name, kind in table.items():
         place = folder / name
@@ -110,38 +108,31 @@ def _pipeline(folder: Path) -> RawCheckpoint:
         leads_to(folder, place)
         if any(entry.name.lower().endswith(ENDINGS) for entry in place.iterdir()):
             # Each component has its own configuration of the quantisation.
-            parts[name] = decoded(_merge(place, _component(place), _config(place)))
+            parts[name] = decoded(_merge(place, _first_of(place, _COMPONENT), _config(place)))
     if not parts:
         raise BadInputError(folder, "is a diffusers pipeline without weights; download its components")
     return _joined(parts, "diffusers", ".")
 
 
-def _component(folder: Path) -> Mapping[str, set[str] | None]:
-    """A component's weights; of several variants those in full precision."""
-    for stem in ("diffusion_pytorch_model", "model", "pytorch_model"):
-        for ending in (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"):
-            place = folder / f"{stem}{ending}"
-            if place.exists() or place.is_symlink():
-                leads_to(folder, place)
-                return _indexed(folder, place) if ending.endswith(".json") else {place.name: None}
-    return _single_model(folder)
+_COMPONENT = tuple(
+    f"{stem}{ending}"
+    for stem in ("diffusion_pytorch_model", "model", "pytorch_model")
+    for ending in (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json")
+)
+"""Names of a component's weights; of several variants those in full precision."""
 
 
 def _plain_name(name: str) -> bool:
-    return len(Path(name).parts) == 1 and name not in ("", ".", "..") and "\0" not in name
+    return len(Path(name).parts) == 1 and not Path(name).is_absolute() and name != ".." and "\0" not in name
 
 
-def _adapter(folder: Path) -> RawCheckpoint:
+def _adapter(folder: Path, config: Mapping[str, Any]) -> RawCheckpoint:
     """A PEFT adapter: its factors, and its configuration under ``adapter_config``.
 
     Raises:
-        BadInputError: The configuration is no table, or there are no weights beside it.
+        BadInputError: There are no weights beside it.
         UnsupportedError: It is an adapter of a kind that is not read.
     """
-    leads_to(folder, folder / ADAPTER)
-    config = _json(folder / ADAPTER)
-    if not isinstance(config, dict):
-        raise BadInputError(folder / ADAPTER, "is not a JSON table; download it again")
     kind = str(config.get("peft_type", "LORA")).upper()
     if kind not in ADAPTER_KINDS:
         raise UnsupportedError(
@@ -149,7 +140,7 @@ def _adapter(folder: Path) -> RawCheckpoint:
             f"holds an adapter of the kind {kind}; strati reads LoRA, DoRA, AdaLoRA, LoHa and LoKr: merge it first",
         )
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
-        if (folder / name).exists() or (folder / name).is_symlink():
+        if os.path.lexists(folder / name):
             leads_to(folder, folder / name)
             return replace(_merge(folder, {name: None}, {"adapter_config": config}), format="peft")
     raise BadInputError(
@@ -157,10 +148,10 @@ def _adapter(folder: Path) -> RawCheckpoint:
     )
 
 
-def _files(folder: Path) -> Mapping[str, set[str] | None]:
-    """The files that hold the weights, in the order of preference that transformers has."""
-    for name in PREFERRED:
-        if (folder / name).exists() or (folder / name).is_symlink():
+def _first_of(folder: Path, names: Sequence[str]) -> Mapping[str, set[str] | None]:
+    """The files that hold the weights: the first of some names that is there, else the only model of the folder."""
+    for name in names:
+        if os.path.lexists(folder / name):
             leads_to(folder, folder / name)
             return _indexed(folder, folder / name) if name.endswith(".json") else {name: None}
     return _single_model(folder)
@@ -180,7 +171,7 @@ def _config(folder: Path) -> Mapping[str, Any] | None:
 
 def _table(folder: Path, name: str) -> dict[str, Any] | None:
     path = folder / name
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):
         return None
     leads_to(folder, path)
     table = _json(path)
@@ -222,12 +213,12 @@ def _indexed(folder: Path, index: Path) -> dict[str, set[str]]:
 
 
 def _inside(folder: Path, shard: str, index: Path) -> None:
-    if Path(shard).is_absolute() or len(Path(shard).parts) != 1 or "\0" in shard or shard in ("", ".", ".."):
+    if not _plain_name(shard):
         raise BadInputError(
             index, f"lists the shard {shard}, which is not a plain file name in this folder; refused"
         )
     path = folder / shard
-    if not path.is_symlink() and not path.exists():
+    if not os.path.lexists(path):
         raise BadInputError(index, f"lists the shard {shard}, which is missing; download it again")
     leads_to(folder, path)
 

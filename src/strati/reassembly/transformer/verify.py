@@ -223,22 +223,10 @@ def _read(
     answer: TransformerReassembly, path: Path, outputs: Any, config: ReassembleConfig
 ) -> tuple[Any, Any]:
     """Token ids of a text through the tokenizer beside the pieces, or arrays of ``.npz``, ``.npy``."""
+    from strati.io.data_files import read_data, read_text
+
     if path.suffix.lower() == ".txt":
-        from strati.core.errors import require
-
-        transformers = require("transformers", "transformers", "reading text")
-        folder = answer.pieces.folder
-        if folder is None or not any(
-            (folder / name).is_file() for name in ("tokenizer.json", "vocab.txt", "tokenizer.model")
-        ):
-            raise BadInputError(
-                path, "no tokenizer lies beside the pieces; give token ids (.npy or .npz) instead"
-            )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        ids = tokenizer(path.read_text("utf-8"))["input_ids"][: config.tokens]
-        return np.asarray(ids, dtype=np.int64), outputs
-    from strati.io.data_files import read_data
-
+        return read_text(path, answer.pieces.folder)[: config.tokens], outputs
     data = read_data(path, inputs=config.inputs, target=config.target)
     return data.x, data.y if outputs is None else outputs
 
