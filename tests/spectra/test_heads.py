@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import strati
 from strati.spectra.heads import (
+    compare_heads,
     composition,
     count_spikes,
     equal_runs,
@@ -279,3 +280,99 @@ def test_other_architectures_against_the_dense_products() -> None:
     pairs = t5.composition or ()
     assert {pair.kind for pair in pairs if "cross" in pair.target} == {"Q"}
     assert all(pair.source.split(".")[0] == pair.target.split(".")[0] for pair in pairs)
+
+
+def rewritten(
+    tensors: dict[str, Array], seed: int, *, heads: int = 4, order: bool = True
+) -> tuple[dict[str, Array], list[int]]:
+    """The same network with other bases inside its heads and the heads of block 0 in another order."""
+    rng = np.random.default_rng(seed)
+    fused, out = tensors["h.0.attn.c_attn.weight"], tensors["h.0.attn.c_proj.weight"]
+    width = len(out) // heads
+    query, key, value = (part.T.reshape(heads, width, -1).copy() for part in np.split(fused, 3, axis=1))
+    output = out.reshape(heads, width, -1).copy()
+    for head in range(heads):
+        for left, right in ((query, key), (output, value)):
+            basis = rng.normal(size=(width, width)) + 4 * np.eye(width)
+            left[head], right[head] = basis @ left[head], np.linalg.solve(basis.T, right[head])
+    places = rng.permutation(heads) if order else np.arange(heads)
+    parts = [part[places].reshape(heads * width, -1).T for part in (query, key, value)]
+    state = tensors | {
+        "h.0.attn.c_attn.weight": np.hstack(parts),
+        "h.0.attn.c_proj.weight": output[places].reshape(out.shape),
+    }
+    return {name: np.ascontiguousarray(array, np.float32) for name, array in state.items()}, places.tolist()
+
+
+def written(folder: Any, tensors: dict[str, Array], like: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text((like / "config.json").read_text())
+    save_file(
+        {name: np.ascontiguousarray(v, np.float32) for name, v in tensors.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_comparing_heads_sees_neither_their_basis_nor_their_order(tmp_path: Any, seed: int) -> None:
+    tensors = gpt2(tmp_path, seed=seed)
+    state, places = rewritten(tensors, seed)
+    other = written(tmp_path / "other", state, tmp_path)
+    pairs = compare_heads(strati.open(tmp_path), strati.open(other))
+    assert len(pairs) == 2 * 2 * 4
+    for pair in pairs:
+        assert pair.relative_change < 3 * pair.rounding < 1e-4
+        assert pair.similarity == pytest.approx(1, abs=1e-8) and pair.pvalue < 1e-6
+        block, head = int(pair.name[2]), int(pair.name[9])
+        assert int(pair.partner[9]) == (places.index(head) if block == 0 else head)
+        assert (pair.factor_change > 1) == (block == 0)
+
+
+def test_changes_of_heads_against_the_dense_products(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path)
+    changed = {name: array.copy() for name, array in tensors.items()}
+    rng = np.random.default_rng(7)
+    update = rng.normal(size=(48, 1)) @ rng.normal(size=(1, 12))
+    changed["h.1.attn.c_attn.weight"][:, 12:24] += update  # the queries of head 1 of block 1
+    other = written(tmp_path / "other", rewritten(changed, 3)[0], tmp_path)
+    pairs = {pair.name: pair for pair in compare_heads(strati.open(tmp_path), strati.open(other))}
+    query, key, _ = np.split(tensors["h.1.attn.c_attn.weight"], 3, axis=1)
+    before, difference = query[:, 12:24] @ key[:, 12:24].T, update @ key[:, 12:24].T
+    pair = pairs["h.1.attn[1].QK"]
+    assert pair.relative_change == pytest.approx(
+        np.linalg.norm(difference) / np.linalg.norm(before), rel=1e-5
+    )
+    assert pair.update_stable_rank == pytest.approx(1, abs=1e-4)
+    cosine = (
+        np.sum((before + difference) * before) / np.linalg.norm(before + difference) / np.linalg.norm(before)
+    )
+    assert pair.similarity == pytest.approx(cosine, abs=1e-6)
+    beyond = {name for name, pair in pairs.items() if pair.relative_change > 3 * pair.rounding}
+    assert beyond == {"h.1.attn[1].QK"}
+
+
+def test_similarities_of_independent_heads_are_at_the_level(tmp_path: Any) -> None:
+    """360 pairs of products of untrained heads: 5 % have a p-value below 0.05, before the choice of a partner."""
+    gpt2(tmp_path, width=60, heads=5, blocks=1)
+    drawn = []
+    for seed in range(1, 37):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        gpt2(folder, width=60, heads=5, blocks=1, seed=seed)
+        drawn += [pair.pvalue for pair in compare_heads(strati.open(tmp_path), strati.open(folder))]
+    # The best of five partners by the sum of both products, corrected by the factor five.
+    assert np.mean(np.array(drawn) < 0.05) < 0.05
+    assert np.mean(np.array(drawn) < 0.5) > 0.1
+
+
+def test_compare_takes_heads(tmp_path: Any) -> None:
+    tensors = gpt2(tmp_path)
+    other = written(tmp_path / "other", rewritten(tensors, 1)[0], tmp_path)
+    comparison = strati.compare(tmp_path, other, heads=True)
+    assert len(comparison.heads) == 16 and len(comparison.to_dict()["heads"]) == 16
+    one_block = strati.compare(tmp_path, other, heads=True, layers="block:1")
+    assert {head.block for head in one_block.heads} == {1}
+    assert strati.compare(tmp_path, other).heads is None
+    with pytest.raises(strati.StratiError, match="heads"):
+        strati.compare({"fc1.weight": np.eye(8)}, {"fc1.weight": 2 * np.eye(8)}, heads=True)

@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 @data_options(required=False)
 @activation_option(None)
 @click.option("--eigenvalues", is_flag=True, help="Keep the eigenvalues in the JSON.")
+@click.option(
+    "--heads", is_flag=True, help="Also QK and OV of every attention head, whatever basis they are stored in."
+)
 @layers_option
 @work_options()
 @export_option
@@ -77,6 +80,7 @@ def command(
     targets: str | None,
     activation: str | None,
     eigenvalues: bool,
+    heads: bool,
     layers: tuple[str, ...],
     out: str | None,
     engine: str,
@@ -97,6 +101,7 @@ def command(
       strati compare base-7b/ tuned-7b/ --out compare-7b
       strati compare a.safetensors b.safetensors --align b-as-a.safetensors
       strati compare base/ tuned/ --extract adapter
+      strati compare base/ tuned/ --heads
       strati compare a.safetensors b.safetensors --path --data data.npz
       strati compare --series step-*.safetensors --html run.html
     """
@@ -129,6 +134,7 @@ def command(
         series=series,
         merge=merge,
         eigenvalues=eigenvalues or output.html is not None,
+        heads=heads,
         activation=activation,
         seed=seed,
         layers=layers,

@@ -47,6 +47,7 @@ from strati.spectra.spectrum import Spectrum, SpectrumConfig
 if TYPE_CHECKING:
     from strati.core.option_types import CompareOptions
     from strati.io.layers import Layer
+    from strati.spectra.heads import ComparedHead
 
     Version = tuple["NetworkLayers", Layer]
 
@@ -65,6 +66,7 @@ class CompareConfig:
         merge: The last network is a merge of the others: estimate the mixture.
         layers: Patterns over the first network's names, roles and blocks; empty for all layers.
         eigenvalues: Put the eigenvalues into the JSON form.
+        heads: Also compare QK and OV of every attention head of the first and the last network.
         activation: Between plain linear layers, where the network's settings do not say: decides whether units may
             differ in scale (``relu``, the default) or sign (``tanh``).
         seed: Seed of the simulated rounding noise; every layer has a stream of its own.
@@ -75,6 +77,7 @@ class CompareConfig:
     merge: bool = False
     layers: str | Sequence[str] | None = None
     eigenvalues: bool = False
+    heads: bool = False
     activation: str | None = None
     seed: int = 0
     workers: int | None = None
@@ -204,8 +207,22 @@ def compare(
         stand_out=stand_out(layers),
         related=_related(layers),
         removed_direction=_removed_direction(steps),
+        heads=_heads(networks, layers, settings),
         unit_order=order,
         keep_eigenvalues=settings.eigenvalues,
+    )
+
+
+def _heads(
+    networks: Sequence[Network], layers: Sequence[ComparedLayer], settings: CompareConfig
+) -> tuple[ComparedHead, ...] | None:
+    """The heads of the blocks that were compared, from the first network to the last."""
+    if not settings.heads:
+        return None
+    from strati.spectra.heads import compare_heads
+
+    return compare_heads(
+        networks[0], networks[-1], {layer.block for layer in layers} if settings.layers else None
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strati.comparison.summary import headline, is_merge, lines, listed, percent, short_names, state_name
-from strati.core.display import TableOptions, command_path, printable
+from strati.core.display import Column, Table, TableOptions, command_path, printable, table
 from strati.core.errors import BadInputError
 from strati.core.options import nearest
 from strati.core.results import Flag, Result
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from strati.comparison.merging import Interference, Mixture
     from strati.comparison.unit_alignment import UnitOrder
     from strati.comparison.update import Intruder
-    from strati.core.display import Column
     from strati.core.results import FloatArray
     from strati.schemas.json_types import CompareFields
+    from strati.spectra.heads import ComparedHead
+
+_MOST_HEADS = 12  # rows of the table of heads
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,7 @@ class Comparison(Result):
     related: bool | None = None
     removed_direction: int = 0
     path: LossPath | None = None
+    heads: tuple[ComparedHead, ...] | None = None
     unit_order: UnitOrder | None = field(default=None, repr=False)
     keep_eigenvalues: bool = field(default=False, repr=False)
     view: TableOptions = field(default_factory=TableOptions, repr=False)
@@ -275,6 +278,7 @@ class Comparison(Result):
             "series": self.series,
             "stand_out": self.stand_out,
             "path": self.path,
+            "heads": self.heads,
             "unmatched": self.unmatched,
             "warnings": self.warnings,
             "summary_text": self.text(),
@@ -335,6 +339,7 @@ def _renderable(result: Comparison) -> RenderableType:
     return Group(
         *(Paragraph(line, "bold" if n == 0 else "") for n, line in enumerate(headline(result))),
         _layer_table(result, result.view),
+        *([] if result.heads is None else [_head_table(result.heads)]),
         *(Paragraph(printable(note, 400), "dim") for note in notes),
         NextCommand(_next_commands(result)),
     )
@@ -364,6 +369,33 @@ def _next_commands(result: Comparison) -> tuple[str, ...]:
     pattern = shlex.quote(most.partner[-1].partition("[")[0].removesuffix(".weight"))
     lineage = f"strati lineage {' '.join(paths)}"
     return f"strati scan {paths[-1]} --layers {pattern}", lineage, explain
+
+
+def _head_table(heads: Sequence[ComparedHead]) -> Table:
+    """The products of heads that changed most."""
+    changed = [head for head in heads if (head.relative_change or 0.0) > 3 * (head.rounding or 0.0)]
+    shown = sorted(changed, key=lambda head: -(head.relative_change or 0.0))[:_MOST_HEADS]
+    moved = len({head.name.rpartition(".")[0] for head in heads if head.name != head.partner})
+    note = f"{moved} heads have another number" if moved else "no head has another number"
+    if len(changed) > len(shown):
+        note += f"; {len(changed) - len(shown)} more products in --json"
+    numbers = ("product\nchanged", "factors\nchanged", "similarity", "p")
+    return table(
+        [Column("head", keep=True), "partner", *(Column(name, right=True) for name in numbers)],
+        (
+            (
+                head.name,
+                head.partner if head.partner != head.name else "same",
+                percent(head.relative_change),
+                percent(head.factor_change),
+                None if head.similarity is None else f"{head.similarity:.3f}",
+                None if head.pvalue is None else f"{head.pvalue:.1g}",
+            )
+            for head in shown
+        ),
+        title=f"{len(changed)} of {len(heads)} products of heads changed beyond rounding",
+        notes=[note],
+    )
 
 
 def _layer_table(result: Comparison, options: TableOptions) -> RenderableType:
@@ -399,7 +431,6 @@ def _layer_table(result: Comparison, options: TableOptions) -> RenderableType:
 
 
 def _columns(result: Comparison) -> dict[Column, Callable[[ComparedLayer], str]]:
-    from strati.core.display import Column
 
     cells: dict[Column, Callable[[ComparedLayer], str]] = {}
     if result.related is not False:

@@ -72,6 +72,7 @@ class CompareOptions(TypedDict, total=False):
     merge: bool
     layers: str | Sequence[str] | None
     eigenvalues: bool
+    heads: bool
     activation: str | None
     seed: int
     workers: int | None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strati.landscape.counts.result import Method
     from strati.landscape.curvature import LayerCurvature
     from strati.landscape.mlp.structure import LayerCount
-    from strati.spectra.heads import Composition
+    from strati.spectra.heads import ComparedHead, Composition
     from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
     from strati.tracking.result import Series
@@ -173,6 +173,7 @@ class CompareFields(TypedDict):
     unmatched: Sequence[Unmatched]
     warnings: Sequence[Flag]
     path: LossPath | None
+    heads: Sequence[ComparedHead] | None
     summary_text: str
 
 

@@ -259,11 +259,10 @@ def _breaks(
 ) -> tuple[dict[str, Any], ...]:
     followed = [s for s in curves if not s.what.startswith(CHANGE)]
     long = [s for s in followed if sum(v is not None for v in s.values) >= LEAST]
-    options = {"level": config.level, "series": len(long), "seed": config.seed}
     breaks = [
         {"what": s.what, "layer": s.layer, **vars(change)}
         for s in long
-        for change in find_changes(steps, s.values, **options)
+        for change in find_changes(steps, s.values, level=config.level, series=len(long), seed=config.seed)
     ]
     return tuple(sorted(breaks, key=lambda row: (row["step"], row["what"], row["layer"] or "")))
 
