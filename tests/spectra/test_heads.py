@@ -13,14 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import strati
-from strati.spectra.heads import (
-    compare_heads,
-    composition,
-    count_spikes,
-    equal_runs,
-    head_matrices,
-    product_singular_values,
-)
+from strati.spectra.head_pairs import compare_heads, composition
+from strati.spectra.heads import count_spikes, equal_runs, head_matrices, product_singular_values
 
 Array = NDArray[np.float64]
 

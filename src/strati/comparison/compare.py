@@ -47,7 +47,7 @@ from strati.spectra.spectrum import Spectrum, SpectrumConfig
 if TYPE_CHECKING:
     from strati.core.option_types import CompareOptions
     from strati.io.layers import Layer
-    from strati.spectra.heads import ComparedHead
+    from strati.spectra.head_pairs import ComparedHead
 
     Version = tuple["NetworkLayers", Layer]
 
@@ -219,7 +219,7 @@ def _heads(
     """The heads of the blocks that were compared, from the first network to the last."""
     if not settings.heads:
         return None
-    from strati.spectra.heads import compare_heads
+    from strati.spectra.head_pairs import compare_heads
 
     return compare_heads(
         networks[0], networks[-1], {layer.block for layer in layers} if settings.layers else None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from strati.comparison.update import Intruder
     from strati.core.results import FloatArray
     from strati.schemas.json_types import CompareFields
-    from strati.spectra.heads import ComparedHead
+    from strati.spectra.head_pairs import ComparedHead
 
 _MOST_HEADS = 12  # rows of the table of heads
 

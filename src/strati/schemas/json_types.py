@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strati.landscape.counts.result import Method
     from strati.landscape.curvature import LayerCurvature
     from strati.landscape.mlp.structure import LayerCount
-    from strati.spectra.heads import ComparedHead, Composition
+    from strati.spectra.head_pairs import ComparedHead, Composition
     from strati.spectra.tokens import UnderTrainedToken
     from strati.spectra.verdicts import LayerState, Phase
     from strati.tracking.result import Series

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from strati.io.layers import Layer
     from strati.io.network import Network, Openable
     from strati.schemas.json_types import NetworkFields, ScanFields
-    from strati.spectra.heads import Composition, HeadMatrix, ScannedHead
+    from strati.spectra.head_pairs import Composition
+    from strati.spectra.heads import HeadMatrix, ScannedHead
 
 
 @dataclass(frozen=True)
@@ -331,7 +332,8 @@ def scan(
         pairs = stored_spectra(selected, settings.spectrum(), out=out, run=run)
     scanned: list[Scanned | ScannedHead] = [Scanned(layer, layer_spectrum) for layer, layer_spectrum in pairs]
     if heads:
-        from strati.spectra.heads import composition, scan_heads
+        from strati.spectra.head_pairs import composition
+        from strati.spectra.heads import scan_heads
 
         scanned += scan_heads(opened, heads, level=settings.level, seed=settings.seed)
     return Scan(
