@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from strati.core import plugins
 from strati.core.errors import BadInputError, StratiError, UnsupportedError
 from strati.core.results import Flag
-from strati.io.checkpoint_file import MAX_TENSORS, MappedFile, RawCheckpoint
-from strati.io.zip_archive import ZipArchive
+from strati.io.checkpoint_file import MAX_TENSORS, MappedFile, RawCheckpoint, ZipArchive
 
 if TYPE_CHECKING:
     from strati.io.checkpoint_file import MappedFile

@@ -197,8 +197,7 @@ def test_entries_that_lie_are_found_when_read(tmp_path, lie, why):
 
 
 def test_a_packed_entry_never_grows_past_its_declared_size(tmp_path):
-    from strati.io.checkpoint_file import MappedFile
-    from strati.io.zip_archive import ZipArchive
+    from strati.io.checkpoint_file import MappedFile, ZipArchive
 
     (tmp_path / "a.zip").write_bytes(archive(entry(b"x", bytes(10_000_000), size=1000)))
     with pytest.raises(strati.StratiError, match="damaged"):

@@ -14,11 +14,19 @@ import numpy as np
 
 from strati.core.display import natural
 from strati.core.results import Flag
-from strati.io.checkpoint_file import MAX_DIMENSIONS, Hint, RawCheckpoint, Skipped, Tensor
+from strati.io.checkpoint_file import (
+    FREE_EXPANSION,
+    MAX_DIMENSIONS,
+    MAX_RATIO,
+    Hint,
+    RawCheckpoint,
+    Skipped,
+    Tensor,
+    ZipArchive,
+)
 from strati.io.formats import hdf5_process as hdf5
 from strati.io.formats.hdf5_process import Hdf5Contents
 from strati.io.formats.safetensors_file import strict_json
-from strati.io.zip_archive import FREE_EXPANSION, MAX_RATIO, ZipArchive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import UnsupportedError
-from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor
-from strati.io.zip_archive import ZipArchive
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor, ZipArchive
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

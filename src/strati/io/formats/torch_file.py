@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strati.core.errors import UnsupportedError
-from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor, numpy_dtype
+from strati.io.checkpoint_file import MAX_DIMENSIONS, RawCheckpoint, Skipped, Tensor, ZipArchive, numpy_dtype
 from strati.io.formats import state_dict as state
 from strati.io.formats.restricted_pickle import BrokenError, Inert, PickledName, PickleStream, RefusedError
-from strati.io.zip_archive import ZipArchive
 
 if TYPE_CHECKING:
     from collections.abc import Callable
