@@ -1,6 +1,7 @@
-"""Which sensitivity score orders layers like the measured loss: the table of docs/scores.md.
+"""Which sensitivity score orders layers like the measured loss: the tables of docs/scores.md.
 
-    python tools/score_table.py FOLDER [NETWORK ...]    # prints the table; studies are kept in FOLDER and resumed
+    python tools/score_table.py FOLDER [NETWORK ...]    # measures; studies are kept in FOLDER and resumed
+    python tools/score_table.py --page                  # writes the tables of docs/scores.md from docs/scores.json
 
 Four networks: stories15M, ResNet-20, the embedded transformer and a mixture of experts that is trained here on the
 first part of the embedded text. Scores come from one part of the data, the loss from another part. The settings are
@@ -9,8 +10,9 @@ few and the data small, so that the command takes minutes on one core; the inter
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,15 @@ from strati.io.to_module import as_module
 from strati_reproductions.acting.subjects import ActingCase, resnet20, stories15m
 
 LENGTH = 64
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+STORED, PAGE = DOCS / "scores.json", DOCS / "scores.md"
+BEGIN, END = "<!-- tables: python tools/score_table.py --page -->\n", "<!-- end of the tables -->\n"
 LAYER_SCORES = (
     *("fisher_gradient", "kl_direct", "aumann_shapley", "higgs", "hessian_trace", "activation_error"),
-    *("relative_distance", "gptq_error", "wanda_score", "kurtosis", "outlier_ratio", "alpha", "stable_rank"),
+    *("snr", "relative_distance", "sqnr", "gptq_error", "wanda_score", "kurtosis", "outlier_ratio"),
+    *("alpha", "alpha_hill", "alpha_farms", "stable_rank", "traps", "erg_gap", "localisation"),
 )
-BLOCK_SCORES = ("angular_distance", "block_influence", "alpha", "stable_rank")
+BLOCK_SCORES = ("angular_distance", "block_influence", "alpha", "alpha_hill", "alpha_farms", "stable_rank")
 EXPERT_SCORES = ("reap", "routing_frequency")
 ACTIONS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "quantise": (iv.quantise(bits=[3, 2]), "layers", LAYER_SCORES),
@@ -104,7 +110,9 @@ def orders(name: str, folder: Path) -> list[OrderRow]:
         changes.append(iv.drop_experts(expert=range(8)))
     common: dict[str, Any] = {"performance": "loss", "batch": case.batch, "interventions": changes}
     common |= {"layers": case.layers, "tick": lambda word: print(name, word, file=sys.stderr, flush=True)}
-    scored = study(case.model, data=case.plan, metrics="all", out=folder / f"{name}-scores", **common)
+    scored = study(
+        case.model, data=case.plan, metrics="all", htsr=True, out=folder / f"{name}-scores", **common
+    )
     measured = study(
         case.model, data=case.test, metrics=(), spectral=False, activations=False,
         out=folder / f"{name}-loss", **common,
@@ -121,33 +129,55 @@ def joined_orders(scored: Study, measured: Study) -> list[OrderRow]:
     return order_rows(points, scored.metrics, measured.performance, AuditConfig())
 
 
-def cell(row: OrderRow | None) -> str:
+def cell(row: dict[str, Any] | None) -> str:
     """A correlation with its interval; bold where it is as good as the best of its column."""
     if row is None:
         return "-"
-    text = f"{row.spearman:.2f} ({row.spearman_ci[0]:.2f} to {row.spearman_ci[1]:.2f})"
-    return f"**{text}**" if row.as_good_as_best and row.significant else text
+    low, high = row["spearman_ci"]
+    text = f"{row['spearman']:.2f} ({low:.2f} to {high:.2f})"
+    return f"**{text}**" if row["as_good_as_best"] and row["significant"] else text
+
+
+def tables(stored: dict[str, list[dict[str, Any]]]) -> str:
+    """One table per action: scores in lines, networks in columns."""
+    parts = {action: (across, scores) for action, (_, across, scores) in ACTIONS.items()}
+    parts["drop-experts"] = ("settings", EXPERT_SCORES)
+    lines: list[str] = []
+    for action, (across, scores) in parts.items():
+        by_network = {
+            name: {
+                row["metric"]: row for row in rows if (row["intervention"], row["across"]) == (action, across)
+            }
+            for name, rows in stored.items()
+        }
+        shown = [name for name in stored if by_network[name]]
+        counts = [f"{name} ({next(iter(by_network[name].values()))['n']})" for name in shown]
+        lines += ["", f"| {action}: score | {' | '.join(counts)} |", f"| --- |{' --- |' * len(shown)}"]
+        lines += [
+            f"| `{score}` | {' | '.join(cell(by_network[name].get(score)) for name in shown)} |"
+            for score in scores
+        ]
+    return "\n".join([*lines, "", ""])
+
+
+def filled(page: str, stored: dict[str, list[dict[str, Any]]]) -> str:
+    """The page with its tables made from the stored numbers."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + tables(stored) + END + rest.partition(END)[2]
 
 
 def main() -> int:
-    """Print one table per action."""
+    """Measure the networks named and store their rows, or write the page."""
+    stored = json.loads(STORED.read_text()) if STORED.is_file() else {}
+    if sys.argv[1] == "--page":
+        PAGE.write_text(filled(PAGE.read_text(), stored))
+        return 0
     folder, names = Path(sys.argv[1]), sys.argv[2:] or list(NETWORKS)
     folder.mkdir(parents=True, exist_ok=True)
-    found = {name: orders(name, folder) for name in names}
-    parts = {action: (across, scores) for action, (_, across, scores) in ACTIONS.items()}
-    parts["drop-experts"] = ("settings", EXPERT_SCORES)
-    for action, (across, scores) in parts.items():
-        by_network = {
-            name: {row.metric: row for row in rows if (row.intervention, row.across) == (action, across)}
-            for name, rows in found.items()
-        }
-        shown = [name for name in names if by_network[name]]
-        if not shown:
-            continue
-        counts = [f"{name} ({next(iter(by_network[name].values())).n})" for name in shown]
-        print(f"\n| {action}: score | {' | '.join(counts)} |\n| --- |{' --- |' * len(shown)}")
-        for score in scores:
-            print(f"| `{score}` | {' | '.join(cell(by_network[name].get(score)) for name in shown)} |")
+    for name in names:
+        stored[name] = [asdict(row) for row in orders(name, folder)]
+        STORED.write_text(json.dumps({n: stored[n] for n in NETWORKS if n in stored}, indent=1) + "\n")
+    print(tables(stored))
     return 0
 
 

@@ -281,7 +281,8 @@ def _metrics_of(intact: Values, now: Values, target: Target, config: StudyConfig
     metrics: dict[str, Any] = {}
     before, after = as_matrix(intact[0], target.kind), as_matrix(now[0], target.kind)
     if config.spectral:
-        metrics |= spectral_metrics(as_matrices(now[0], target.kind))
+        matrices = as_matrices(now[0], target.kind)
+        metrics |= spectral_metrics(matrices, htsr=config.htsr, seed=config.seed)
     metrics |= distances(intact, now)
     extra, notes = plugin_metrics(config.plugins, before, after)
     return metrics | extra | ({"reason": printable("; ".join(notes), 400)} if notes else {})

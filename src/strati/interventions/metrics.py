@@ -36,8 +36,12 @@ Plugin = Callable[..., float]
 """``matrix -> number`` or ``(intact matrix, changed matrix) -> number``."""
 
 
-def spectral_metrics(matrix: NDArray[Any] | Sequence[NDArray[Any]]) -> dict[str, float | None]:
+def spectral_metrics(
+    matrix: NDArray[Any] | Sequence[NDArray[Any]], *, htsr: bool = False, seed: int = 0
+) -> dict[str, float | None]:
     """All numbers of the spectrum of a matrix, or of several whose eigenvalues are pooled, by the names of ``scan``.
+
+    With ``htsr`` also those of ``scan --htsr``; ``seed`` is that of their permutations.
 
     Examples:
         >>> found = spectral_metrics(np.diag([3.0, 4.0]))
@@ -46,7 +50,8 @@ def spectral_metrics(matrix: NDArray[Any] | Sequence[NDArray[Any]]) -> dict[str,
     """
     from strati.spectra.spectrum import spectrum
 
-    return {name: value for name, value in spectrum(matrix).metrics().items() if _is_number(value)}
+    numbers = spectrum(matrix, htsr=htsr, seed=seed).metrics()
+    return {name: value for name, value in numbers.items() if _is_number(value)}
 
 
 def distances(
@@ -440,7 +445,10 @@ def _of_block(evaluator: Evaluator, name: str, config: StudyConfig) -> Metrics:
     parts: list[dict[str, float | None]] = []
     for layer in layers:
         weight = values_of(evaluator.model, layer)[0]
-        spectral = spectral_metrics(as_matrices(weight, layer.kind)) if config.spectral else {}
+        matrices = as_matrices(weight, layer.kind)
+        spectral = (
+            spectral_metrics(matrices, htsr=config.htsr, seed=config.seed) if config.spectral else {}
+        )
         parts.append(spectral | dict(counts.get(layer.name, {})))
     return mean_metrics(parts) | _coefficient(evaluator, f"{name}.*", config)
 

@@ -44,8 +44,8 @@ NO_METRICS = frozenset(
     {
         *FIRST_COLUMNS,
         "groups",
-        "learning_coefficient_stderr",
-        "hessian_trace_stderr",
+        *("learning_coefficient_stderr", "hessian_trace_stderr", "traps_stderr", "alpha_hill_stderr"),
+        *("alpha_farms_stderr", "level_spacing_stderr"),
         "calibration_tokens",
         "warning",
     }

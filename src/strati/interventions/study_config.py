@@ -39,6 +39,7 @@ OPTION_RULES = {
     "init": Rule(str, choices=SCHEMES),
     "layers": Rule(str, each=True),
     "spectral": Rule(bool),
+    "htsr": Rule(bool),
     "activations": Rule(bool),
     "degeneracy": Rule(bool),
     "learning_coefficient": Rule(bool),
@@ -76,6 +77,7 @@ class StudyConfig:
         init: Distribution to re-randomise from; ``"auto"`` is the one the network's class implies.
         layers: Patterns of the layers to change (:mod:`strati.io.layers`). Default: all.
         spectral: Record every number of the layer's spectrum.
+        htsr: Record also the numbers that ``scan --htsr`` adds: traps, ``erg_gap``, Hill and FARMS exponents and more.
         activations: Record how the layer's outputs differ from the intact ones (needs data).
         degeneracy: Record what ``degeneracy`` counts (needs data).
         learning_coefficient: Record the learning coefficient of the trained network when only the layer's weights vary,
@@ -110,6 +112,7 @@ class StudyConfig:
     init: str = "auto"
     layers: str | Sequence[str] | None = None
     spectral: bool = True
+    htsr: bool = False
     activations: bool = True
     degeneracy: bool = False
     learning_coefficient: bool = False
@@ -184,8 +187,8 @@ class StudyConfig:
 
     def settings(self) -> dict[str, Any]:
         """The fields that rows depend on, as plain values; a part of every unit's key."""
-        names = ("draws", "init", "layers", "spectral", "activations", "degeneracy", "learning_coefficient")
-        more = ("metrics", "samples", "seed", "performance", "chance", "batch")
+        names = ("draws", "init", "layers", "spectral", "htsr", "activations", "degeneracy")
+        more = ("learning_coefficient", "metrics", "samples", "seed", "performance", "chance", "batch")
         plain_fields = {name: getattr(self, name) for name in (*names, *more)}
         return plain_fields | {"plugins": sorted(self.plugins), "interventions": identity(self.interventions)}
 

@@ -48,7 +48,10 @@ _DATA: Rules = {
 _OPTIONS = {
     "measure": ("performance", "batch", "chance"),
     "interventions": ("draws", "init", "layers"),
-    "metrics": ("spectral", "activations", "degeneracy", "learning_coefficient", "metrics", "samples"),
+    "metrics": (
+        *("spectral", "htsr", "activations", "degeneracy"),
+        *("learning_coefficient", "metrics", "samples"),
+    ),
 }
 """The options of :class:`StudyConfig` that a section holds."""
 _SECTIONS = ("network", "data", "train", *_OPTIONS)
