@@ -237,8 +237,7 @@ def _answer(audit: Audit, verdicts: list[Verdict], points: list[Any]) -> list[st
         size = f"{len(points)} points, {networks} network{_s(networks)}, {layers} layer{_s(layers)}"
         more = f"About {max(needed, len(points) + LEAST)} points are needed: raise draws, or study several networks."
         return [f"Too few measurements to judge any metric ({size}).", more]
-    rhos = {r.metric: r for r in audit.metrics if r.layer is None and r.intervention is None}
-    parts = [f"Use: {_with_rho(groups['use'], rhos)}." if groups["use"] else "No metric can be recommended."]
+    parts = [f"Use: {_with_rho(groups['use'])}." if groups["use"] else "No metric can be recommended."]
     if groups["use-with-care"]:
         parts.append(f"Use with care: {_names(groups['use-with-care'])}.")
     if groups["distinguish-only"]:
@@ -254,11 +253,11 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def _with_rho(verdicts: list[Verdict], rhos: Any) -> str:
-    named = sorted(verdicts, key=lambda v: -abs(rhos[v.metric].spearman or 0.0))
+def _with_rho(verdicts: list[Verdict]) -> str:
+    named = sorted(verdicts, key=lambda v: -abs(v.spearman_within_interventions or 0.0))
     words: list[str] = []
     for verdict in named:
-        word = f"{verdict.metric} (rho {rhos[verdict.metric].spearman or 0.0:.2f})"
+        word = f"{verdict.metric} (rho {_number(verdict.spearman_within_interventions)})"
         if words and len(", ".join([*words, word])) > _LONGEST:
             break
         words.append(word)
@@ -276,19 +275,22 @@ def _metric_table(audit: Audit, verdicts: list[Verdict]) -> Any:
         Column("metric", keep=True),
         Column("verdict", keep=True),
         Column("rho", right=True, keep=True),
+        Column("all points", right=True),
         Column("interval", right=True),
         Column("within layers", right=True),
     )
     ordered = sorted(
-        verdicts, key=lambda v: (_ORDER.index(v.recommendation), -abs(rhos[v.metric].spearman or 0.0))
+        verdicts,
+        key=lambda v: (_ORDER.index(v.recommendation), -abs(v.spearman_within_interventions or 0.0)),
     )
-    cells = [
-        (v.metric, v.recommendation, *map(_number, (row.spearman, row.spearman_ci, row.spearman_within)))
-        for v, row in ((v, rhos[v.metric]) for v in ordered)
-    ]
-    coverage = f"{100 * audit.config.confidence:g} %"
-    name = audit.study.performance["name"]
-    return table(columns, cells, title=f"rank correlation with {name}, interval of {coverage} coverage")
+    cells = []
+    for v in ordered:
+        row = rhos[v.metric]
+        numbers = (v.spearman_within_interventions, row.spearman, row.spearman_ci, row.spearman_within)
+        cells.append((v.metric, v.recommendation, *map(_number, numbers)))
+    name, coverage = audit.study.performance["name"], f"{100 * audit.config.confidence:g} %"
+    title = f"rank correlation with {name}; rho: the strongest within one intervention, on which the verdict rests"
+    return table(columns, cells, title=f"{title}; interval: of all points, {coverage} coverage")
 
 
 def _layer_table(audit: Audit) -> Any:

@@ -36,7 +36,9 @@ WORSENS = (
 class Verdict:
     """Answers about one metric; ``None`` where the study cannot tell.
 
-    ``intervention`` is the one whose points were judged, ``None`` for all of them together.
+    ``intervention`` is the one whose points were judged, ``None`` for all of them together. The recommendation rests on
+    ``spearman_within_interventions``, the strongest rank correlation among layers that were changed in the same way
+    (``None``: too few points within one intervention, so that only all points together were judged).
     """
 
     metric: str
@@ -57,6 +59,7 @@ class Verdict:
     spearman_within_layers_ci: tuple[float, float] | None
     spearman_within_types: float | None
     unexpected_sign: bool
+    spearman_within_interventions: float | None
     correlates_within_interventions: bool | None
     failed_in: tuple[str, ...] = ()
 
@@ -106,7 +109,7 @@ def verdict_of(case: MetricCase, intervention: str | None) -> Verdict:
         *(advice, intervention, evidence.n, case.change),
         *(evidence.robust_auc, evidence.robust_auc_ci, evidence.kinds_auc, evidence.kinds_auc_ci),
         *(evidence.within, evidence.within_ci, case.within_types, odd),
-        inside,
+        *(_within_interventions(case, inside), inside),
         tuple(name for name, _ in _failures(case)) if advice in ("use", "use-with-care") else (),
     )
 
@@ -199,6 +202,18 @@ def _unexpected(case: MetricCase) -> bool:
         return False
     better = 1.0 if case.performance["higher_is_better"] else -1.0
     return _effect(case) * better > 0
+
+
+def _within_interventions(case: MetricCase, inside: bool | None) -> float | None:
+    """The strongest correlation among layers changed in the same way; ``None`` where the points cannot tell."""
+    if case.interventions < 2:
+        return _effect(case) if case.pooled.spearman is not None else None
+    if inside is None:
+        return None
+    sign = float(np.sign(_effect(case)))
+    kinds = case.significant_in if inside else case.by_intervention
+    rhos = [rho for kind in kinds for rho in case.by_intervention.get(kind, ())]
+    return max(rhos, key=lambda rho: sign * rho, default=None)
 
 
 def _correlates_within(case: MetricCase) -> bool | None:
