@@ -443,7 +443,8 @@ def _quadrature(
     full: list[_Nodes] = []
     shallow: list[_Nodes] = []
     for start in range(0, probes, together):
-        vectors = products.random_signs(min(together, probes - start), generator)
+        number = min(together, probes - start)
+        vectors = torch.cat([products.random_signs(1, generator) for _ in range(number)], dim=1)
         basis, diagonal, beside = [vectors / math.sqrt(products.size)], [], []
         for step in range(depth):
             image = products.block(basis[-1])

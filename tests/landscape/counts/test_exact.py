@@ -7,6 +7,7 @@ import torch
 from degenerate_nets import exact_free, mlp, random_network
 from torch import nn
 
+import strati
 from strati.landscape.counts.exact import affordable, chain_rows, exact_ranks, module_rows
 from strati.landscape.mlp.sequential import as_chain
 
@@ -64,3 +65,21 @@ def test_what_is_affordable() -> None:
     assert not affordable(10**6, 10**5)
     assert not affordable(2400, 10**7)
     assert not affordable(10**6, 500)  # the Jacobian itself would take gigabytes
+
+
+def test_beyond_the_exact_rank_the_first_data_give_an_upper_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The range holds the exact count; where one datum is already too much, nothing is said."""
+    from strati.landscape.counts import exact
+
+    model = mlp([6, 10, 8, 3], seed=4)
+    x = torch.randn(200, 6, dtype=torch.float64)
+    truth = strati.degeneracy(model, x)
+    assert truth.method == "exact"
+    monkeypatch.setattr(exact, "affordable", lambda parameters, values: False)
+    monkeypatch.setattr(exact, "MOST_DIMENSIONS", 60)
+    ranges = strati.degeneracy(model, x)
+    assert ranges.method == "structural" and ranges.free_at_most == ranges.parameters - 30
+    assert ranges.free <= truth.free <= ranges.free_at_most
+    assert strati.degeneracy(model, x, exact=False).free_at_most is None
+    monkeypatch.setattr(exact, "MOST_DIMENSIONS", 4)
+    assert strati.degeneracy(model, x).free_at_most is None

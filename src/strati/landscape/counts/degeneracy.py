@@ -138,6 +138,14 @@ def _count_chain(chain: Chain, x: Tensor, unused: int, config: DegeneracyConfig,
         )
         if not ranks.total.decided and digits.affordable(sum(sizes), values):
             ranks = exactly.settled(ranks, digits.chain_ranks(chain, x, places))
-    size = ProblemSize(sum(sizes) + unused, unused, statistics.data, values)
+    least = None
+    if config.exact is None and ranks is None:
+        least = exactly.least_rank(
+            sum(sizes),
+            chain.widths[-1],
+            statistics.data,
+            lambda count: exactly.chain_rows(chain, x[:count], places),
+        )
+    size = ProblemSize(sum(sizes) + unused, unused, statistics.data, values, least)
     skipped = [("(unused)", f"{unused:,} parameters that no output depends on")] if unused else []
     return assemble(layers, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped)

@@ -138,6 +138,25 @@ def exact_ranks(
     return ExactRanks(tuple(ranges[::-1]), above, weak, spread, even.hidden, min(edges[-1], values))
 
 
+def least_rank(parameters: int, outputs: int, data: int, first_rows: Callable[[int], Rows]) -> int | None:
+    """A rank that is certain, where the exact one takes too long: that on the first data, as many as seconds allow.
+
+    Args:
+        parameters: Number of parameters.
+        outputs: Values per datum.
+        data: Number of data.
+        first_rows: The Jacobian on so many of the first data.
+
+    Returns:
+        ``None`` where already one datum takes too long: nothing can be told.
+    """
+    values = min(MOST_DIMENSIONS / 2, MOST_ENTRIES / 2 / parameters, (MOST_FLOPS / 20 / parameters) ** 0.5)
+    count = min(int(values) // outputs, data)
+    if count < 1:
+        return None
+    return exact_ranks(first_rows(count), [parameters], count * outputs, count).total.low
+
+
 def settled(ranks: ExactRanks, ranges: tuple[RankRange, ...] | None) -> ExactRanks:
     """The ranks with what more digits decided, where they did; what doubles took for certain stands.
 

@@ -8,9 +8,9 @@ Weights that are tied are not analysed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ from strati.landscape.mlp.statistics_pass import MOST_OUTPUTS
 from strati.landscape.mlp.structure import AtEpsilon, LayerCount
 from strati.landscape.objective import FlatModel, run
 
+T = TypeVar("T")
 PROBES = 8
 BATCH_VALUES = 4_000_000
 NOISE_ROWS = 4
@@ -103,13 +104,26 @@ def count_module(
         warnings.append(probed(uncertain))
     if open_ones := [w.name for w in layers if not w.decided]:
         warnings.append(undecided(open_ones))
-    ranks = None
-    total = values * int(inputs.shape[0])
-    if (is_subset or flat.size == parameters) and wanted(config.exact, parameters, total):
+    ranks = least = None
+    data = int(inputs.shape[0])
+    total = values * data
+    complete = is_subset or flat.size == parameters
+    if complete and wanted(config.exact, parameters, total):
         ranks = _exact(
             flat, inputs, layers, warnings, step, epsilon, required=config.exact is True, rest=not is_subset
         )
-    size = ProblemSize(parameters, 0, int(inputs.shape[0]), total)
+    elif flat.size == parameters and config.exact is None:
+        least = _or_reason(
+            lambda: exactly.least_rank(
+                parameters,
+                values,
+                data,
+                lambda n: exactly.module_rows(flat.module, inputs[:n], [list(flat.names)], step=step)[0],
+            ),
+            warnings,
+            required=False,
+        )
+    size = ProblemSize(parameters, 0, data, total, least)
     return assemble(
         rows, size, ranks, epsilon=epsilon, warnings=warnings, skipped=skipped, elsewhere=symmetries.elsewhere
     )
@@ -331,9 +345,18 @@ def _exact(
         del parts[None]
     named = dict(flat.module.named_parameters())
     sizes = [sum(named[n].numel() for n in part) for part in parts.values()]
-    try:
+
+    def ranks() -> exactly.ExactRanks:
         rows, values, data = exactly.module_rows(flat.module, x, list(parts.values()), step=step)
         return exactly.exact_ranks(rows, sizes, values, data, epsilon=epsilon)
+
+    return _or_reason(ranks, warnings, required=required)
+
+
+def _or_reason(compute: Callable[[], T | None], warnings: list[Flag], *, required: bool) -> T | None:
+    """What needs the Jacobian, or ``None`` with a warning where that cannot be taken."""
+    try:
+        return compute()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if required:

@@ -70,7 +70,8 @@ class Degeneracy(Result):
         free_by_structure: What activations, Jacobians, firing, synchrony and unused parameters leave free, whatever
             the number of data.
         free_at_most: No more can be free; ``None`` where no upper bound is known. Where the rank was computed but
-            rounding leaves it open, ``free`` is the structural lower bound and this the other end.
+            rounding leaves it open, ``free`` is the structural lower bound and this the other end. Where it takes too
+            long, it is computed on as many of the data as seconds allow, and this is what they rule out.
         weakly_used: Directions that are used but move the outputs by less than 1e-6 of the strongest, which float32
             rounding would hide; ``None`` where the rank was not computed.
         data: Number of data.
@@ -223,12 +224,16 @@ def wanted(exact: bool | None, parameters: int, values: int) -> bool:
 
 @dataclass(frozen=True)
 class ProblemSize:
-    """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs)."""
+    """How large the problem is: parameters (of them unused by the network), data, and values (data times outputs).
+
+    ``least_rank`` is what the rank is at least, where the exact one was not computed and that much can be told.
+    """
 
     parameters: int
     unused: int
     data: int
     values: int
+    least_rank: int | None = None
 
 
 def assemble(
@@ -271,6 +276,7 @@ def assemble(
         free_from_few_data=structural - by_layers,
         free_by_structure=min(by_layers, structural),
         free_elsewhere=size.unused + elsewhere,
+        free_at_most=None if size.least_rank is None else size.parameters - size.least_rank,
         data=size.data,
         epsilon=epsilon,
         effective_at_epsilon=effective,
@@ -431,4 +437,4 @@ def _how(result: Degeneracy) -> str:
         return "exact: N - rank of the Hessian"
     if result.free_at_most is not None:
         return f"a lower bound; at most {result.free_at_most:,}"
-    return "by structure, a lower bound"
+    return "by structure, a lower bound; how many more cannot be told"
