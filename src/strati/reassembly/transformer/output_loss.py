@@ -10,7 +10,6 @@ import difflib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,45 +34,18 @@ _FAR = 12
 """Vectors are exchanged up to so many blocks apart."""
 
 
-@dataclass(frozen=True)
-class Move:
-    """Sockets, each with the one whose piece it gets; all others keep theirs."""
-
-    source: Mapping[Socket, Socket]
-
-    @property
-    def start(self) -> int:
-        """The first block that changes."""
-        return min(block for _, block in self.source)
-
-    def inverse(self) -> Move:
-        """The move that undoes it."""
-        return Move({old: new for new, old in self.source.items()})
+Move = Mapping[Socket, Socket]
+"""Sockets, each with the one whose piece it gets; all others keep theirs."""
 
 
-def permuted(orders: Mapping[str, Sequence[int]]) -> Move:
-    """Role to the old block of each block's new piece, as a move."""
-    return Move(
-        {
-            (role, k): (role, int(old))
-            for role, order in orders.items()
-            for k, old in enumerate(order)
-            if old != k
-        }
-    )
-
-
-def exchanged(pairs: Iterable[tuple[Socket, Socket]]) -> Move:
-    """Sockets that exchange their pieces, two by two."""
-    source: dict[Socket, Socket] = {}
-    for socket_a, socket_b in pairs:
-        source[socket_a], source[socket_b] = socket_b, socket_a
-    return Move(source)
+def permuted(roles: Sequence[str], order: Sequence[int]) -> Move:
+    """The move that gives each block the pieces of some roles of the block that ``order`` names for it."""
+    return {(role, k): (role, int(old)) for role in roles for k, old in enumerate(order) if old != k}
 
 
 def swap(roles: Sequence[str], i: int, j: int) -> Move:
     """Two blocks exchange their pieces of some roles."""
-    return exchanged(((role, i), (role, j)) for role in roles)
+    return {(role, a): (role, b) for role in roles for a, b in ((i, j), (j, i))}
 
 
 def all_moves(blueprint: Blueprint, *, matrices: bool) -> Iterator[tuple[bool, list[Move]]]:
@@ -88,7 +60,7 @@ def all_moves(blueprint: Blueprint, *, matrices: bool) -> Iterator[tuple[bool, l
     n = blueprint.blocks
     if matrices:
         for group in _groups(blueprint):
-            yield True, [permuted(dict.fromkeys(group, order)) for order in _turned(n)]
+            yield True, [permuted(group, order) for order in _turned(n)]
     for slot in blueprint.block:
         if not slot.matrix:
             yield (
@@ -105,7 +77,7 @@ def all_moves(blueprint: Blueprint, *, matrices: bool) -> Iterator[tuple[bool, l
         for j in (*range(max(0, i - 4), i - 1), *range(i + 2, min(n, i + 5))):
             order = list(range(n))
             order.insert(j, order.pop(i))
-            moves.append(permuted(dict.fromkeys(every, order)))
+            moves.append(permuted(every, order))
     yield True, moves
     for group in _groups(blueprint):
         yield True, [swap(group, i, j) for i in range(n) for j in range(i + 1, min(n, i + 5))]
@@ -115,7 +87,7 @@ def reversal(blueprint: Blueprint) -> list[Move]:
     """All blocks in the reverse order, if there are several."""
     every = [slot.role for slot in blueprint.block]
     back = range(blueprint.blocks)[::-1]
-    return [permuted(dict.fromkeys(every, back))] if blueprint.blocks > 1 else []
+    return [permuted(every, back)] if blueprint.blocks > 1 else []
 
 
 def _groups(blueprint: Blueprint) -> list[list[str]]:
@@ -217,22 +189,27 @@ class OutputLoss:
             for socket, values in zip(sockets, previous, strict=True):
                 self.parameters[socket].data = values
 
-    def consider(self, move: Move) -> bool:
+    def consider(self, move: Move) -> None:
         """Make a move if the true error falls."""
-        if not move.source:
-            return False
-        self._apply(move)
-        new = self._losses(self.runner.output(move.start))
+        new = self._trial(move) if move else self.losses
         if bool(np.isfinite(new).all()) and float(new.mean()) < self.loss * (1 - 1e-6):
-            self.losses = self._losses(self.runner.keep())
-            return True
-        self._apply(move.inverse())
-        return False
+            self._make(move)
 
     def restore(self, numbers: Mapping[Socket, int]) -> None:
         """Put pieces back where they were at an earlier time: socket to piece number."""
         at = {number: socket for socket, number in self.numbers.items()}
-        self._apply(Move({socket: at[n] for socket, n in numbers.items() if at[n] != socket}))
+        self._make({socket: at[n] for socket, n in numbers.items() if at[n] != socket})
+
+    def _trial(self, move: Move) -> NDArray[np.float64]:
+        """The losses after a move, which is undone."""
+        self._apply(move)
+        try:
+            return self._losses(self.runner.output(min(block for _, block in move)))
+        finally:
+            self._apply({old: new for new, old in move.items()})
+
+    def _make(self, move: Move) -> None:
+        self._apply(move)
         self.losses = self._losses(self.runner.keep())
 
     def _losses(self, output: Any) -> NDArray[np.float64]:
@@ -248,11 +225,9 @@ class OutputLoss:
         return np.asarray(losses.numpy())
 
     def _apply(self, move: Move) -> None:
-        values = {old: self.parameters[old].data for old in move.source.values()}
-        numbers = {old: self.numbers[old] for old in move.source.values()}
-        for new, old in move.source.items():
-            self.parameters[new].data = values[old]
-            self.numbers[new] = numbers[old]
+        pieces = {old: (self.parameters[old].data, self.numbers[old]) for old in move.values()}
+        for new, old in move.items():
+            self.parameters[new].data, self.numbers[new] = pieces[old]
 
     def repair(self, late: Callable[[], bool], tick: Tick, *, matrices: bool = True) -> bool:
         """The best move of each kind while it gains; ``False`` if the time was over first."""
@@ -275,18 +250,15 @@ class OutputLoss:
         for move in moves:
             if late():
                 return None
-            if self._cannot(move):
-                continue
-            self._apply(move)
-            new = self._losses(self.runner.output(move.start))
-            self._apply(move.inverse())
+            if any(self.numbers[socket] in self.held for socket in move):
+                continue  # it touches a piece that must stay where the weights put it
+            new = self._trial(move)
             self._note(move, new)
             if self._better(new, clear) and (best is None or float(new.mean()) < best[0]):
                 best = (float(new.mean()), move)
         if best is None:
             return False
-        self._apply(best[1])
-        self.losses = self._losses(self.runner.keep())
+        self._make(best[1])
         return True
 
     def _better(self, new: NDArray[np.float64], clear: bool) -> bool:
@@ -305,14 +277,10 @@ class OutputLoss:
         spread = float(change.std()) / float(np.sqrt(len(change)))
         return float(change.mean()) / max(spread, 1e-30) if bool(np.isfinite(new).all()) else float("inf")
 
-    def _cannot(self, move: Move) -> bool:
-        """Whether a move touches a piece that must stay where the weights put it."""
-        return any(self.numbers[socket] in self.held for socket in move.source)
-
     def _note(self, move: Move, new: NDArray[np.float64]) -> None:
         """Remember, for each piece, how much the data mind the move of it that they mind least."""
         apart = self._errors_apart(new)
-        for socket in move.source:
+        for socket in move:
             number = self.numbers[socket]
             self.least[number] = min(apart, self.least.get(number, float("inf")))
 

@@ -342,13 +342,13 @@ def _proposals(output_loss: OutputLoss, entities: Sequence[Entity], doubtful: se
                 _joined([p for p, m in zip(parts, matrix, strict=True) if m is kind])
                 for kind in (True, False)
             ]
-            every += [Move(part) for part in parts]
-            moves |= {str(sorted(move.source.items())): move for move in every if move.source}
+            every += parts
+            moves |= {str(sorted(move.items())): move for move in every if move}
     return list(moves.values())
 
 
 def _joined(parts: Sequence[Mapping[Socket, Socket]]) -> Move:
-    return Move({new: old for part in parts for new, old in part.items()})
+    return {new: old for part in parts for new, old in part.items()}
 
 
 def _belief(output_loss: OutputLoss, entity: Entity, doubtful: set[int]) -> Matrix:
