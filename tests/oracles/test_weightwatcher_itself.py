@@ -6,9 +6,12 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
+from strati.spectra import htsr
 from strati.spectra.spectrum import spectrum
 
 pytestmark = pytest.mark.oracle
@@ -41,3 +44,36 @@ def test_strati_agrees_with_the_package(maker: ModuleType, name: str) -> None:
     theirs, ours = maker.analysed(name), spectrum(load("cases").make(name)).metrics()
     assert ours["alpha"] == pytest.approx(theirs["alpha"], rel=1e-6)
     assert ours["stable_rank"] == pytest.approx(theirs["stable_rank"], rel=1e-6)
+
+
+def analysed(name: str, **options: Any) -> Any:
+    """The columns of weightwatcher for one case, with further options, and the matrix as it was stored."""
+    torch, weightwatcher = pytest.importorskip("torch"), pytest.importorskip("weightwatcher")
+    matrix = load("cases").make(name).astype(np.float32)
+    layer = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(matrix))
+    np.random.seed(0)  # noqa: NPY002 - the seed of its shuffle
+    details = weightwatcher.WeightWatcher(model=torch.nn.Sequential(layer)).analyze(**options)
+    return details.iloc[0], matrix.astype(np.float64)
+
+
+@pytest.mark.parametrize("name", list(RECORD["cases"]))
+def test_the_trace_log_condition(name: str) -> None:
+    theirs, matrix = analysed(name, detX=True)
+    ours = spectrum(matrix, htsr=True).metrics()
+    assert ours["erg_size"] == theirs["detX_num"]
+    assert ours["erg_gap"] == theirs["ERG_gap"]
+
+
+@pytest.mark.parametrize("name", list(RECORD["cases"]))
+def test_eigenvalues_of_its_shuffled_matrix(name: str) -> None:
+    """``max_rand_eval``: the largest eigenvalue over the shuffles that its seed makes, one or five of them."""
+    theirs, matrix = analysed(name, randomize=True)
+    np.random.seed(0)  # noqa: NPY002
+    largest = []
+    for _ in range(5 if min(matrix.shape) < 100 else 1):
+        order = np.arange(matrix.size)
+        np.random.shuffle(order)  # noqa: NPY002
+        largest.append(htsr.permuted_eigenvalues(matrix, order)[0])
+    assert max(largest) == pytest.approx(theirs["max_rand_eval"], rel=1e-6)

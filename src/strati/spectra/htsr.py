@@ -190,10 +190,20 @@ def traps(matrix: FloatArray, *, level: float = 0.01, seed: int = 0) -> tuple[fl
     rng = stream(seed, "traps")
     counts, sizes = [], []
     for _ in range(_PERMUTATIONS):
-        values = np.linalg.svd(rng.permutation(matrix.ravel()).reshape(matrix.shape), compute_uv=False) ** 2
+        values = permuted_eigenvalues(matrix, rng.permutation(matrix.size))
         counts.append(int(np.count_nonzero(values > edge)))
         sizes.append(float(values[0]) / edge)
     return float(np.mean(counts)), float(np.std(counts, ddof=1) / np.sqrt(len(counts))), float(np.mean(sizes))
+
+
+def permuted_eigenvalues(matrix: FloatArray, order: NDArray[np.intp]) -> FloatArray:
+    """Eigenvalues of the matrix with its entries in another order, descending.
+
+    Examples:
+        >>> permuted_eigenvalues(np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([0, 2, 3, 1])).tolist()
+        [4.0, 1.0]
+    """
+    return np.asarray(np.linalg.svd(matrix.ravel()[order].reshape(matrix.shape), compute_uv=False) ** 2)
 
 
 def localisation(matrix: FloatArray, *, seed: int = 0) -> tuple[float, float]:
