@@ -96,9 +96,18 @@ oracles: .venv-oracles/ready.stamp
 	.venv-recipes/bin/python -m pip -q install -e . gguf hypothesis jsonschema pytest pytest-timeout
 	touch $@
 
-oracles-test: oracles .venv-recipes/ready.stamp  ## Compare with weightwatcher, curvlinops and LyCORIS themselves, and load plans in other tools (outside CI)
-	.venv-oracles/bin/python -m pytest -m oracle -W default tests/oracles --ignore tests/oracles/test_recipes.py
+# transformer-lens pins other versions of transformers and numpy as well.
+.venv-lens/ready.stamp:
+	$(PYTHON) -m venv .venv-lens
+	.venv-lens/bin/python -m pip -q install $(TORCH)
+	.venv-lens/bin/python -m pip -q install $(TORCH) transformer-lens==4.3.0
+	.venv-lens/bin/python -m pip -q install -e . hypothesis jsonschema pytest pytest-timeout
+	touch $@
+
+oracles-test: oracles .venv-recipes/ready.stamp .venv-lens/ready.stamp  ## Compare with weightwatcher, curvlinops, LyCORIS and TransformerLens themselves, and load plans in other tools (outside CI)
+	.venv-oracles/bin/python -m pytest -m oracle -W default tests/oracles --ignore tests/oracles/test_recipes.py --ignore tests/oracles/test_transformer_lens.py
 	.venv-recipes/bin/python -m pytest -m oracle -W default tests/oracles/test_recipes.py
+	.venv-lens/bin/python -m pytest -m oracle -W default tests/oracles/test_transformer_lens.py
 
 # The built wheel in clean environments: every Python that is there; oldest, newest and pinned versions; every extra alone.
 # Some of it: make matrix CELLS='--python 3.12 --cell plain-oldest'

@@ -183,3 +183,23 @@ def test_an_untrained_network_is_studied_with_a_warning() -> None:
         found = strati.study(model, evaluate=loss, interventions="zero", spectral=False)
     error = found.frame()["performance_stderr"].iloc[0]
     assert error == pytest.approx(loss(model).std(ddof=1) / np.sqrt(30), rel=1e-5) and not pd.isna(error)
+
+
+def test_numbers_of_heavy_tailed_self_regularisation_are_metrics_that_audit_judges() -> None:
+    from strati import embedded
+    from strati.spectra.htsr import FIELDS
+
+    studied = strati.study(
+        embedded.path("digits-mlp.safetensors"),
+        data=embedded.path("digits.npz"),
+        interventions=["rerandomise"],
+        draws=3,
+        htsr=True,
+        activations=False,
+        rows=200,
+    )
+    assert {"traps", "erg_gap", "alpha_hill", "alpha_farms", "localisation", "level_spacing"} <= set(
+        studied.metrics
+    )
+    judged = {verdict["metric"] for verdict in strati.audit(studied).to_dict()["verdicts"]}
+    assert set(FIELDS) & set(studied.metrics) <= judged and "erg_gap" in judged
