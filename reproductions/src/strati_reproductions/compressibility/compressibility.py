@@ -211,8 +211,8 @@ def _networks_row(points: Sequence[Measured], refused: int) -> Row:
     tolerances = ", ".join(f"{t:g}" for t in sorted({p.tolerance for p in points}))
     note = (
         f"{len(runs)} trainings; tolerances {tolerances} nats; gamma {GAMMA:g} everywhere; {refused} of {len(points)} "
-        "coefficients were refused because chains did not mix. The first step was chosen after looking at step 20, where "
-        "zeros in place of all weights keep the tolerance"
+        "coefficients were refused because chains did not mix. The first step was chosen after looking at step 20, "
+        "where zeros in place of all weights keep the tolerance"
     )
     return Row("networks measured", None, float(len({(p.run, p.step) for p in points})), note)
 

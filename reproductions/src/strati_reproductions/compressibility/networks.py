@@ -45,7 +45,7 @@ class Trainings:
 
 FULL = Trainings((8, 16, 32), 3, (60, 200, 2000), 0, 0, 480)
 """Step 60 was taken after step 20 had shown that zeros in place of the weights keep the tolerance there; modular
-addition, at least ten minutes of one core more, is left to a longer run."""
+addition is left to a longer run (set ``additions`` and ``checkpoints``, which continues the stored measurements)."""
 SMALL = Trainings((6,), 2, (60, 300), 0, 0, 100)
 
 
