@@ -205,14 +205,17 @@ def main() -> None:
         except StratiError as error:
             print(f"{name}: {error}", file=sys.stderr)
     small = {name: network for name, network in networks.items() if name not in LARGE}
-    print(f"| fault | code | {' | '.join(small)} |")
-    print("| --- " * (len(small) + 2) + "|")
+    columns = {name: [network] for name, network in small.items() if _in_blocks(network)}
+    columns["others"] = [network for name, network in small.items() if name not in columns]
+    print(f"| fault | code | {' | '.join(columns)} |")
+    print("| --- " * (len(columns) + 2) + "|")
     for fault in (*FAULTS, *NAMES_ONLY):
         cells, code = [], ""
-        for network in small.values():
-            hits = [(code := case[1], found(*case))[1] for case in cases(network, fault)]
+        for group in columns.values():
+            hits = [(code := case[1], found(*case))[1] for network in group for case in cases(network, fault)]
             cells.append(f"{sum(hits)}/{len(hits)}" if hits else "")
         print(f"| {fault} | `{code}` | {' | '.join(cells)} |", flush=True)
+    print(f"\nOthers: {', '.join(name for name in small if name not in columns)}.")
     alarms, count = [], 0
     extra = {
         p.name: strati.open(p)

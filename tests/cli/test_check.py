@@ -249,6 +249,23 @@ def test_the_recommended_recipes_pass_the_embedded_network() -> None:
         assert done.returncode == 0, (recipe, done.stdout)
 
 
+def test_the_documented_workflow_and_hook_run(tmp_path: Path, broken: Path) -> None:
+    """The `run:` step and the hook's entry of docs/check.md, as the runner and pre-commit would call them."""
+    import shlex
+    import shutil
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "check.md").read_text()
+    (step,) = re.findall(r"- run: strati (check .+)", page)
+    (entry,) = re.findall(r"entry: strati (check)\n", page)
+    shutil.copy(TRAINED, tmp_path / "model.safetensors")
+    done = run_strati(*shlex.split(step), cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "check.json").is_file()
+    assert run_strati(entry, "model.safetensors", broken, cwd=tmp_path).returncode == 3
+    (tmp_path / "model.safetensors").write_bytes(broken.read_bytes())
+    failed = run_strati(*shlex.split(step), cwd=tmp_path)
+    assert failed.returncode == 3 and "\n::error file=model.safetensors,title=not-finite::" in failed.stdout
+
+
 def test_every_code_of_networks_and_spectra_can_be_asked_for() -> None:
     """The codes are read from the source: a new one must be registered."""
     missing = set()

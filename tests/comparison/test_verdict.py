@@ -534,3 +534,23 @@ def test_norms_folded_into_the_layers_behind_them_are_undone() -> None:
     assert strati.check(folded, base, workers=1).passed
     wrong = folded | {"model.layers.1.input_layernorm.weight": np.full(WIDTH, 1.5, np.float32)}
     assert not strati.check(wrong, base, workers=1).passed
+
+
+def test_interference_of_two_fine_tunes_of_one_base_names_the_layer_that_a_merge_would_damage() -> None:
+    base = trained_model()
+    rng = np.random.default_rng(4)
+    opposed = "model.layers.1.mlp.up_proj.weight"
+    first, second = dict(base), dict(base)
+    for name in (name for name, w in base.items() if "layers" in name and w.ndim == 2):
+        steps = [0.05 * base[name].std() * rng.standard_normal(base[name].shape) for _ in range(2)]
+        first[name] = (base[name] + steps[0]).astype(np.float32)
+        second[name] = (base[name] + (-0.8 * steps[0] if name == opposed else steps[1])).astype(np.float32)
+    result = strati.compare(base, first, second)
+    by_name = {layer.name: layer.interference for layer in result.layers if layer.interference is not None}
+    assert len(by_name) == 14
+    assert [name for name, pair in by_name.items() if pair.opposed] == [opposed]
+    assert by_name[opposed].sign_conflicts > 0.99 and by_name[opposed].cosine == pytest.approx(-1, abs=1e-3)
+    others = [pair for name, pair in by_name.items() if name != opposed]
+    assert all(abs(pair.sign_conflicts - 0.5) < 0.05 and abs(pair.zscore) < 5 for pair in others)
+    assert all(pair.networks == (1, 2) for pair in by_name.values())
+    assert "A merge would damage" in result.text() and "1.mlp.up_proj" in result.text()
