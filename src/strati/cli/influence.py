@@ -48,6 +48,9 @@ from strati.landscape.llc.config import LLCConfig
     show_default=True,
     help="One column per row or per token.",
 )
+@click.option(
+    "--losses", metavar="FILE", help="Write the loss of every row at every draw to a .parquet file."
+)
 @loss_option
 @rows_option
 @sampling_options
@@ -65,6 +68,7 @@ def command(
     parts: str | None,
     queries: str | None,
     by: str,
+    losses: str | None,
     loss: str | None,
     rows: int | None,
     layers: tuple[str, ...],
@@ -99,6 +103,7 @@ def command(
             queries=others,
             by=by,
             layers=layers or None,
+            losses_file=losses,
             config=config,
             tick=tick,
         )

@@ -238,10 +238,47 @@ def test_chains_that_have_not_mixed_give_no_value_and_a_reason():
     assert result.plot() is not None
 
 
+@pytest.mark.parametrize(("sampler", "draws"), [("hmc", 80), ("sgld", 400)])
+def test_losses_on_disk_give_the_same_covariances(tmp_path, sampler, draws):
+    """Every observed draw is in the file, with the losses themselves; nothing else is left in its folder."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    case = Gaussian()
+    place = tmp_path / "losses.parquet"
+    options = {**OPTIONS, "chains": 4, "draws": draws, "sampler": sampler}
+    result = strati.influence(case.model, "mse", case.data(), losses_file=place, **options)
+    table = parquet.read_table(place)
+    losses = np.stack(table["losses"].to_pylist())
+    assert losses.shape == (4 * 80, ROWS) and (losses >= 0).all()
+    assert sorted(set(zip(table["chain"].to_pylist(), table["draw"].to_pylist(), strict=True))) == [
+        (chain, draw) for chain in range(4) for draw in range(80)
+    ]
+    assert table.schema.metadata[b"rows"].decode().split("\n") == [str(row) for row in range(ROWS)]
+    # The estimate corrects for the error of the means, which is a part of the standard error.
+    assert (np.abs(np.cov(losses.T, bias=True) - result.values) <= 0.5 * np.asarray(result.stderr)).all()
+    assert [file.name for file in tmp_path.iterdir()] == ["losses.parquet"]
+
+
+def test_losses_of_a_run_that_fails_leave_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    from strati.landscape.influence import influence as module
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.Recorder, "observe", fail)
+    case = Gaussian()
+    with pytest.raises(KeyboardInterrupt):
+        strati.influence(case.model, "mse", case.data(), losses_file=tmp_path / "l.parquet", **OPTIONS)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"kind": "bif"}, "kind"),
+        ({"losses_file": "losses.csv"}, "parquet"),
+        ({"losses_file": "nowhere/losses.parquet"}, "does not exist"),
+        ({"losses_file": "l.parquet", "kind": "susceptibility"}, "influence and kernel"),
         ({"kind": "susceptibility", "parts": "nothing*"}, "nothing"),
         ({"kind": "susceptibility", "parts": {"none": {"weight": torch.zeros(1, 3)}}}, "selects nothing"),
         ({"kind": "susceptibility", "parts": {"odd": {"weight": torch.ones(2, 2)}}}, "shape"),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
@@ -28,6 +30,7 @@ from strati.landscape.influence.covariances import (
     correlation_of_batches,
     split_rhat,
 )
+from strati.landscape.influence.loss_file import LossFile
 from strati.landscape.influence.result import Influence
 from strati.landscape.influence.row_losses import RowLosses
 from strati.landscape.llc.config import FULL_DATA, LLCConfig
@@ -73,6 +76,7 @@ def influence(
     groups: Any = None,
     by: str = "row",
     layers: str | Sequence[str] | None = None,
+    losses_file: str | Path | None = None,
     config: LLCConfig | None = None,
     tick: Tick = silent,
     **options: Unpack[LLCOptions],
@@ -95,6 +99,7 @@ def influence(
         groups: One label per row: the columns are means over groups of rows.
         by: ``"row"``, or ``"token"`` for one column per prediction of a sequence.
         layers: Vary only these weights.
+        losses_file: Write the loss of every column at every observed draw to this Parquet file, draw by draw.
         config: All settings of the sampler.
         tick: Called after each stage.
         **options: Fields of :class:`LLCConfig`, e.g. ``nbeta=100, gamma=1, seed=3``, on top of ``config``.
@@ -129,6 +134,10 @@ def influence(
         settings, gamma=settings.gamma or default_gamma(FlatModel(network).theta), ladder=False
     )
     if quantity is InfluenceKind.SUSCEPTIBILITY:
+        if losses_file is not None:
+            raise BadInputError(
+                "losses_file", "belongs to influence and kernel, which have one run of chains"
+            )
         return _susceptibilities(network, loss, data, parts, layers, settings, (by, groups), tick, clock)
     function = local_objective(network, loss, data, layers)
     losses = RowLosses(function, by=by, groups=groups)
@@ -148,8 +157,13 @@ def influence(
             f"{len(labels):,} x {len(losses.labels):,} entries are too many; give queries, groups or fewer rows",
         )
     kernel = quantity is InfluenceKind.KERNEL
-    recorder = Recorder(losses, settings, kernel=kernel, queries=left, rows=row_numbers)
-    traces = draw(function, function.flat.theta, settings, tick, clock, recorder)
+    with ExitStack() as stack:
+        file = None
+        if losses_file is not None:
+            baseline = losses.columns(losses.baseline[None] * losses.labelled)
+            file = stack.enter_context(LossFile(losses_file, losses.labels, baseline))
+        recorder = Recorder(losses, settings, kernel=kernel, queries=left, rows=row_numbers, file=file)
+        traces = draw(function, function.flat.theta, settings, tick, clock, recorder)
     estimates = recorder.estimates(traces, settings)
     return Influence(
         kind=str(quantity),
@@ -242,6 +256,7 @@ class Recorder:
         queries: Losses of other rows, for the left side; by default the columns themselves.
         rows: Numbers of the columns that are the left side.
         mean: The left side is the mean loss.
+        file: Where the losses of the columns are written.
     """
 
     def __init__(
@@ -253,7 +268,9 @@ class Recorder:
         queries: RowLosses | None = None,
         rows: Sequence[int] | None = None,
         mean: bool = False,
+        file: LossFile | None = None,
     ) -> None:
+        self.file = file
         self.losses, self.queries, self.rows, self.mean, self.kernel = losses, queries, rows, mean, kernel
         self.length = _LENGTH
         if settings.draws is not None:
@@ -264,6 +281,8 @@ class Recorder:
 
     def restart(self) -> None:
         """Forget all draws so far."""
+        if self.file is not None:
+            self.file.restart()
         self.sums = Covariances(self.length, kernel=self.kernel)
         self.terms = BatchMoments(self.length, (torch.clone, torch.square, lambda excess: torch.exp(-excess)))
 
@@ -277,6 +296,8 @@ class Recorder:
             left = self.queries.columns(self.queries.terms(offsets))
         elif self.rows is not None:
             left = right[:, self.rows]
+        if self.file is not None:
+            self.file.write(first, right)
         self.sums.add(first, left, right)
         self.terms.add(first, terms)
 
