@@ -15,7 +15,6 @@ from strati.core.errors import BadInputError
 from strati.core.results import Flag
 from strati.io import in_memory
 from strati.io import layers as _layers
-from strati.io import network as _ties
 from strati.io.adapters.recognise import updates
 from strati.io.checkpoint_file import RawCheckpoint, Skipped, Tensor
 from strati.io.file_formats import file_contents
@@ -222,7 +221,7 @@ class Network:
     @cached_property
     def ties(self) -> Mapping[str, str]:
         """Tensors that repeat another one: name -> the tensor that counts."""
-        return _ties.ties(self)
+        return find_ties(self)
 
     @cached_property
     def parameters(self) -> int:
@@ -261,7 +260,7 @@ class Network:
         return self._plans[key]
 
 
-def ties(network: Network) -> Mapping[str, str]:
+def find_ties(network: Network) -> Mapping[str, str]:
     """Tensors that repeat another one: by shared storage, or embeddings and heads with equal bytes."""
     names = network.names
     tied = dict(network.contents.ties)

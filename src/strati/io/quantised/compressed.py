@@ -64,7 +64,9 @@ def find(
     if "weight_scale" not in parts:
         raise SchemeMismatchError("its weight_scale is missing")
     if parts["weight_packed"].dtype in ("uint8", "int8"):
-        return _floats(prefix, parts, configured_bits(config))
+        if "weight_global_scale" not in parts and parts["weight_scale"].dtype.startswith("float8_e4"):
+            raise SchemeMismatchError("its weight_global_scale is missing")
+        return small_floats(prefix, parts, WORDS, configured_bits(config))
     return _integers(prefix, parts, config, read)
 
 
@@ -134,7 +136,7 @@ def _integers(
         "compressed-tensors",
         bits,
         None if groups == 1 else inputs // groups,
-        _members(prefix, parts),
+        tuple(parts[word].name for word in WORDS if word in parts),
         decode,
     )
 
@@ -164,36 +166,22 @@ def _shape(
     return lead, (int(sides[0, -2]), int(sides[0, -1]))
 
 
-def _floats(prefix: str, parts: Mapping[str, Tensor], configured: set[int]) -> Packed:
-    tensor_scale = parts.get("weight_global_scale")
-    if tensor_scale is None and parts["weight_scale"].dtype.startswith("float8_e4"):
-        raise SchemeMismatchError("its weight_global_scale is missing")
-    return _small_floats(
-        prefix, parts["weight_packed"], parts["weight_scale"], tensor_scale, configured, WORDS, parts
-    )
+def small_floats(
+    prefix: str, parts: Mapping[str, Tensor], words: tuple[str, ...], configured: set[int]
+) -> Packed:
+    """A weight of E2M1 or E2M3 codes, unbroken, with a scale per 16 or 32 inputs and perhaps one of the whole tensor.
 
-
-def find_modelopt(prefix: str, parts: Mapping[str, Tensor]) -> Packed:
-    """The weight behind ``prefix.weight`` as NVIDIA's modelopt stores NVFP4: the scale of all is multiplied.
+    Args:
+        prefix: The module's name.
+        parts: Its tensors by their last word.
+        words: The words of its tensors: codes first, then scales; the scale of the whole tensor last. That of
+            compressed-tensors divides, that of NVIDIA's modelopt multiplies.
+        configured: The numbers of bits that the configuration names, if any.
 
     Raises:
         SchemeMismatchError: The shapes do not fit together.
     """
-    return _small_floats(
-        prefix, parts["weight"], parts["weight_scale"], parts["weight_scale_2"], {4}, MODELOPT, parts
-    )
-
-
-def _small_floats(
-    prefix: str,
-    codes: Tensor,
-    scale: Tensor,
-    tensor_scale: Tensor | None,
-    configured: set[int],
-    words: tuple[str, ...],
-    parts: Mapping[str, Tensor],
-) -> Packed:
-    """E2M1 or E2M3 codes, unbroken, with a scale per 16 or 32 inputs and perhaps one of the whole tensor."""
+    codes, scale, tensor_scale = parts[words[0]], parts[words[1]], parts.get(words[-1])
     packed, scales = codes.shape, scale.shape
     if len(packed) < 2 or scales[:-1] != packed[:-1] or 0 in packed or not scales[-1]:
         raise SchemeMismatchError("its scales do not fit its codes")
@@ -204,10 +192,7 @@ def _small_floats(
     group = shape[-1] // scales[-1]
     if tensor_scale is not None and tensor_scale.size not in (1, *packed[:1]):
         raise SchemeMismatchError("its scale of the whole tensor is not one number")
-    book, divided = (
-        (FP4 if bits == 4 else FP6),
-        tensor_scale is not None and tensor_scale.name.endswith("global_scale"),
-    )
+    book, divided = FP4 if bits == 4 else FP6, words[-1] == "weight_global_scale"
 
     def decode(get: Get) -> Decoded:
         octets = get(codes.name).view(np.uint8)
@@ -225,10 +210,6 @@ def _small_floats(
     scheme = "nvfp4" if tensor_scale is not None else f"mxfp{bits}"
     members = tuple(parts[word].name for word in words if word in parts)
     return Packed(f"{prefix}.weight", shape, scheme, bits, group, members, decode)
-
-
-def _members(prefix: str, parts: Mapping[str, Tensor]) -> tuple[str, ...]:
-    return tuple(f"{prefix}.{word}" for word in WORDS if word in parts)
 
 
 def _bits(inputs: int, words: int, configured: set[int]) -> tuple[int, bool]:

@@ -23,25 +23,14 @@ from strati.io.quantised.codes import Decoded, Packed, SchemeMismatchError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DECODED = frozenset(
-    {
-        "gptq",
-        "awq",
-        "bitsandbytes",
-        "fp8",
-        "finegrained-fp8",
-        "fbgemm-fp8",
-        "compressed-tensors",
-        "mxfp4",
-        "modelopt",
-    }
-)
+_FLOAT8 = frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"})
+DECODED = _FLOAT8 | {"gptq", "awq", "bitsandbytes", "mxfp4"}
 """Values of ``quant_method`` (with hyphens) whose tensors are decoded; others are named and skipped."""
 
 _UNPACKED = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 _METHODS = {
-    "fp8": frozenset({"fp8", "finegrained-fp8", "fbgemm-fp8", "compressed-tensors", "modelopt"}),
+    "fp8": _FLOAT8,
     "int8": frozenset({"compressed-tensors", "modelopt"}),
 }
 """Values of ``quant_method`` for weights of a small type with a scale; any other scheme has its own name only."""
@@ -260,7 +249,7 @@ class _Search:
             packed = "weight" in parts and parts["weight"].dtype == "uint8"
             if packed and {"weight_scale", "weight_scale_2"} <= set(parts):
                 members = [parts[word].name for word in compressed.MODELOPT]
-                describe = partial(compressed.find_modelopt, prefix, parts)
+                describe = partial(compressed.small_floats, prefix, parts, compressed.MODELOPT, {4})
                 yield f"{prefix}.weight", "modelopt", members, describe
 
     def _mxfp4(self) -> Iterator[_Candidate]:
