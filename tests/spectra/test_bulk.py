@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strati.spectra.marchenko_pastur import fit_bulk, quasi_null
-from strati.spectra.signal_noise import split
+from strati.spectra.noise_model import split
 from strati.spectra.spectrum import spectrum
 from strati.spectra.verdicts import Phase, universality_exponent
 from strati_reproductions.eigenspectra.phases import draw

@@ -143,7 +143,7 @@ def command(
     networks = [open_network(m) for m in models]
     if estimate:
         from strati.io.layers import select
-        from strati.spectra.estimate import estimate_scan
+        from strati.spectra.layerwise import estimate_scan
 
         layer_lists = [select(n.layers(), layers) for n in networks]
         # Each network's own spectra, and those of what changed between the first and each of the others.

@@ -136,7 +136,7 @@ def command(
     network = open_network(model)
     selected, _ = select_matrices(network, config, layers)
     if estimate:
-        from strati.spectra.estimate import estimate_scan
+        from strati.spectra.layerwise import estimate_scan
 
         emit(estimate_scan(model, selected, workers=workers, resumable=out is not None), output)
         return

@@ -137,7 +137,9 @@ def _print_template(context: click.Context, _: click.Parameter, requested: bool)
     "hessian_trace or all. [default: fisher_gradient]",
 )
 @click.option(
-    "--htsr", is_flag=True, help="Record also what scan --htsr adds: traps, erg_gap, Hill and FARMS exponents."
+    "--htsr",
+    is_flag=True,
+    help="Record also what scan --htsr adds: traps, erg_gap, Hill and FARMS exponents.",
 )
 @work_options()
 @export_option

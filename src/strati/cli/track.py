@@ -117,7 +117,7 @@ def command(
     if estimate:
         from strati.io.layers import select
         from strati.io.network import open as open_network
-        from strati.spectra.estimate import estimate_scan
+        from strati.spectra.layerwise import estimate_scan
         from strati.tracking.checkpoints import in_order
 
         ordered = in_order(source, numbers)

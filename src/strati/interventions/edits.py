@@ -136,15 +136,15 @@ def remove_large(directions: Directions, k: int) -> FloatArray:
 
 
 def signal_part(matrix: NDArray[Any]) -> FloatArray:
-    """What lies above the Tracy-Widom edge of the random bulk (:mod:`strati.spectra.signal_noise`)."""
-    from strati.spectra.signal_noise import split
+    """What lies above the Tracy-Widom edge of the random bulk (:mod:`strati.spectra.noise_model`)."""
+    from strati.spectra.noise_model import split
 
     return split(matrix).signal
 
 
 def noise_part(matrix: NDArray[Any]) -> FloatArray:
     """What lies below it."""
-    from strati.spectra.signal_noise import split
+    from strati.spectra.noise_model import split
 
     return split(matrix).noise
 

@@ -446,9 +446,7 @@ def _of_block(evaluator: Evaluator, name: str, config: StudyConfig) -> Metrics:
     for layer in layers:
         weight = values_of(evaluator.model, layer)[0]
         matrices = as_matrices(weight, layer.kind)
-        spectral = (
-            spectral_metrics(matrices, htsr=config.htsr, seed=config.seed) if config.spectral else {}
-        )
+        spectral = spectral_metrics(matrices, htsr=config.htsr, seed=config.seed) if config.spectral else {}
         parts.append(spectral | dict(counts.get(layer.name, {})))
     return mean_metrics(parts) | _coefficient(evaluator, f"{name}.*", config)
 

@@ -15,7 +15,7 @@ from strati.interventions.measure_layer import measure_layer
 from strati.interventions.study_job import make_job
 from strati.interventions.study_spec import StudyCall
 from strati.jobs.engine import cores, one_thread
-from strati.spectra.estimate import ScanEstimate, rates
+from strati.spectra.layerwise import ScanEstimate, rates
 
 if TYPE_CHECKING:
     from strati.interventions.targets import Target

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.core.errors import BadInputError
-from strati.spectra import solvers
+from strati.core.errors import BadInputError, require
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -218,7 +218,8 @@ def _gram(matrix: NDArray[Any], device: str | None = None) -> Any:
     for start in range(0, rows, strip):
         part = _double(tall[start : start + strip])
         if device is not None:
-            upper = solvers.add_gram(upper, part, device)
+            tensor = _on_device(part, device)
+            upper = tensor.T @ tensor if upper is None else upper.addmm_(tensor.T, tensor)
         elif part.flags.c_contiguous:
             upper = dsyrk(1.0, part.T, beta=1.0, c=upper, overwrite_c=1)
         else:
@@ -252,7 +253,7 @@ def _solve(matrix: NDArray[Any], epsilon: float, device: str | None) -> _Solutio
         # Finite weights whose squares leave float64's range (only float64 weights can do that).
         if not np.isfinite(trace) or np.any(matrix):
             return _Solution(sides, epsilon, np.empty(0), "out-of-range")
-    values = np.maximum(_gram_eigenvalues(matrix, square, device), 0.0)
+    values = np.maximum(_gram_eigenvalues(square, device), 0.0)
     if epsilon < 1e-12 and values[0] < _GRAM_FLOOR * values[-1]:
         values = _singular_values(_double(matrix), device)[::-1] ** 2
     low, high = float(np.sqrt(values[0])), float(np.sqrt(values[-1]))
@@ -265,21 +266,45 @@ def _solve(matrix: NDArray[Any], epsilon: float, device: str | None) -> _Solutio
     return _Solution(sides, epsilon, values, "", _constant(matrix), extent, empty)
 
 
-def _gram_eigenvalues(matrix: NDArray[Any], square: Any, device: str | None) -> FloatArray:
+def _gram_eigenvalues(square: Any, device: str | None) -> FloatArray:
     if device is not None:
-        return solvers.device_eigenvalues(square)
-    if square.shape[0] >= solvers.TWO_STAGE_COLUMNS:
-        try:
-            return solvers.symmetric_eigenvalues(square)
-        except np.linalg.LinAlgError:  # it did not converge, and has overwritten the Gram matrix
-            return np.asarray(np.linalg.eigvalsh(_gram(matrix)), dtype=np.float64)
+        return np.asarray(torch_on(device).linalg.eigvalsh(square).cpu().numpy(), dtype=np.float64)
     return np.asarray(np.linalg.eigvalsh(square), dtype=np.float64)
 
 
 def _singular_values(matrix: FloatArray, device: str | None) -> FloatArray:
     if device is not None:
-        return solvers.device_singular_values(matrix, device)
+        return np.asarray(torch_on(device).linalg.svdvals(_on_device(matrix, device)).cpu().numpy())
     return np.asarray(np.linalg.svd(matrix, compute_uv=False), dtype=np.float64)
+
+
+@lru_cache(maxsize=8)
+def torch_on(device: str) -> Any:
+    """The module torch, if it can compute in float64 on a device.
+
+    Raises:
+        BadInputError: There is no such device, or it has no float64.
+        MissingExtraError: torch is not installed.
+
+    Examples:
+        >>> torch_on("cpu").__name__
+        'torch'
+    """
+    torch = require("torch", "torch", "solving on a torch device")
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).sum().item()
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise BadInputError(
+            f"device {device}",
+            f"cannot compute in float64 here ({reason}); leave it out to use the processor",
+        ) from None
+    return torch
+
+
+def _on_device(matrix: FloatArray, device: str) -> Any:
+    torch = torch_on(device)
+    return torch.tensor(np.ascontiguousarray(matrix), dtype=torch.float64, device=device)
 
 
 def _extent(matrix: NDArray[Any]) -> float:

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from strati.spectra.eigenvalues import Eigenvalues, matrix_source, pooled, unresolved, widest_gap
+from strati.spectra.eigenvalues import Eigenvalues, gram, matrix_source, pooled, unresolved, widest_gap
+from strati.spectra.eigenvalues import eigenvalues as compute_eigenvalues
 from strati.spectra.marchenko_pastur import Bulk, fit_bulk, fit_random_part, fit_without_nulls, quasi_null
 from strati.spectra.noise_structure import SIGNIFICANT, Departure, NoiseMoments, Violation, shrink_sizes
 from strati.spectra.tails import EntrySizes, EntryTail
@@ -328,6 +329,55 @@ def _put_back(slices: list[NoiseMoments], eigenvalues: Eigenvalues, level: float
     return edge
 
 
+@dataclass(frozen=True)
+class Split:
+    r"""Signal and noise of a matrix, :math:`W = W_\mathrm{rand} + \Delta_\mathrm{sig}`.
+
+    Attributes:
+        noise: ``W_rand``.
+        signal: ``Delta_sig``, of rank ``rank``.
+        rank: Number of singular triplets in the signal.
+        edge: The eigenvalue above which they lie.
+    """
+
+    noise: FloatArray
+    signal: FloatArray
+    rank: int
+    edge: float
+
+
+def split(W: NDArray[Any], *, edge: float | None = None, level: float = 0.01) -> Split:
+    """Split a matrix at the edge of its random bulk.
+
+    The signal comes from the leading eigenvectors of the smaller Gram matrix, so that only they are computed.
+
+    Args:
+        W: The matrix.
+        edge: Eigenvalues of ``W.T @ W`` above this are signal; by default the Tracy-Widom edge of the
+            Marchenko-Pastur bulk fitted to ``W``.
+        level: Chance that the largest eigenvalue of pure noise passes for signal.
+
+    Returns:
+        Noise and signal in float64.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> W = rng.normal(size=(200, 100)) + 3 * np.outer(np.ones(200), np.ones(100)) / 10
+        >>> parts = split(W)
+        >>> parts.rank, bool(np.allclose(parts.noise + parts.signal, W))
+        (1, True)
+    """
+    double = np.asarray(W, dtype=np.float64)
+    if edge is None:
+        bulk = fit_random_part(compute_eigenvalues(W), level=level)
+        edge = bulk.edge if bulk is not None else float("inf")
+    values, vectors = np.linalg.eigh(gram(double))
+    leading = vectors[:, values > edge]
+    tall = double.shape[0] >= double.shape[1]
+    signal = (double @ leading) @ leading.T if tall else leading @ (leading.T @ double)
+    return Split(double - signal, signal, leading.shape[1], float(edge))
+
+
 def noise_entries(source: Source, model: NoiseModel, entries: EntryTail) -> EntryTail:
     """Decide whether the entries' power-law tail is that of independent entries.
 
@@ -343,8 +393,6 @@ def noise_entries(source: Source, model: NoiseModel, entries: EntryTail) -> Entr
     uneven = model.shows(Violation.ROW_SIZES, Violation.COLUMN_SIZES)
     if not few and not uneven and not model.shows(Violation.SLICE_SIZES):
         return entries
-    from strati.spectra.signal_noise import split
-
     sizes = EntrySizes()
     for matrix in scaled_slices(source, np.array(model.slice_variances or (1.0,)))():
         noise = split(matrix, edge=bulk.edge).noise if few else matrix

@@ -19,7 +19,7 @@ from strati.core.results import Flag, Result, Tick, silent
 from strati.io.inspection import adapter_fields
 from strati.io.roles import Role
 from strati.jobs.driver import Run
-from strati.spectra import solvers
+from strati.spectra.eigenvalues import torch_on
 from strati.spectra.layerwise import default_workers, spectra, stored_spectra
 from strati.spectra.spectrum import Spectrum, SpectrumConfig
 from strati.spectra.tokens import UnderTrainedToken, under_trained_tokens
@@ -320,7 +320,7 @@ def scan(
     if out is None and (engine != "local" or address is not None):
         raise BadInputError("engine", "other machines need a folder to keep results in; give out=")
     if settings.device is not None:
-        solvers.torch_on(settings.device)  # refuses a device that is not there before any work is done
+        torch_on(settings.device)  # refuses a device that is not there before any work is done
     opened = open_network(model)
     selected, heads = select_matrices(opened, settings, layers)
     if out is None:
